@@ -1,0 +1,1 @@
+"""The checkpointer: verified checkpoints of the global model, and their restoration."""

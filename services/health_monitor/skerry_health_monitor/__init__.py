@@ -1,0 +1,1 @@
+"""The health monitor: who is alive, how fast, how much useful work."""

@@ -1,0 +1,1 @@
+"""The syncer: opens rounds, merges what arrived, commits."""

@@ -1,0 +1,141 @@
+"""The log as Skerry needs it: a port with two adapters, NATS JetStream and memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Protocol, Self
+
+
+class Retention(StrEnum):
+    """What a stream keeps when it is asked for more room than it has."""
+
+    LAST_PER_SUBJECT = "last_per_subject"
+    EVERYTHING = "everything"
+    WINDOW = "window"
+
+
+class Storage(StrEnum):
+    FILE = "file"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """One stream, as it should be."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: Retention
+    storage: Storage
+    max_bytes: int = -1
+    max_age_s: float = 0.0
+    replicas: int = 1
+    duplicate_window_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Refuse the write unless the newest message on ``subject`` has sequence ``sequence`` (0: none)."""
+
+    subject: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The server's word that a message is stored."""
+
+    sequence: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One stored message; ``time_ns`` is the broker's clock."""
+
+    subject: str
+    sequence: int
+    time_ns: int
+    payload: bytes
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Start(StrEnum):
+    """Where a follower begins."""
+
+    ALL = "all"
+    NEW = "new"
+    LAST_PER_SUBJECT = "last_per_subject"
+
+
+class Bus(Protocol):
+    """A durable, ordered log of small records and payload chunks.
+
+    Every method raises BrokerUnavailable once its own deadline has passed without an answer;
+    ``follow`` alone waits for ever and heals by itself.
+    """
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The largest message this server takes, headers included."""
+        ...
+
+    async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
+        """Create what is missing, mend what can be mended, return each difference that was found.
+
+        Raises StreamDrift for a difference that cannot be changed in place, StorageFull when the
+        server has no room for the stream.
+        """
+        ...
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        """Store one message and return its sequence once the server has it.
+
+        A publish whose acknowledgement was lost is sent again under the same ``msg_id``; without
+        one it is not. Raises Conflict when ``expect`` does not hold (after a lost acknowledgement
+        that may be our own write: read back before concluding), StorageFull when there is no room.
+        """
+        ...
+
+    async def last(self, subject: str) -> Record | None:
+        """Return the newest message on exactly this subject, or None."""
+        ...
+
+    async def last_each(self, pattern: str) -> list[Record]:
+        """Return the newest message of every subject that matches, in sequence order."""
+        ...
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        """Return the message with that sequence, or None if it is gone."""
+        ...
+
+    def follow(
+        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        """Yield matching messages of one stream in order, without gap or repeat, for ever.
+
+        ``after`` > 0 begins behind that sequence and overrides ``start``. Survives a broker
+        restart: it goes on behind the last message it yielded. What retention dropped is skipped.
+        ``aclose()`` the iterator to end it.
+        """
+        ...

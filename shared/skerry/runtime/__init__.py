@@ -1,0 +1,1 @@
+"""The shell every service runs in: signals, drain, deadline, logs."""

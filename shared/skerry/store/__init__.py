@@ -1,0 +1,1 @@
+"""Where checkpoints live: the port and its adapters."""

@@ -1,0 +1,1 @@
+"""What tests need and users may too: a real nats-server, hypothesis strategies."""

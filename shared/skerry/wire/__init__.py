@@ -1,0 +1,1 @@
+"""What goes over the wire: subjects, envelopes, records, payload codec."""

@@ -1,0 +1,287 @@
+"""What the services say to each other, as plain values.
+
+``skerry.wire.records`` turns each of them into protobuf bytes and back; nothing else touches the
+generated code. Times are nanoseconds since the epoch by the sender's clock, for people to read:
+no decision depends on two machines agreeing about them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from skerry.core.fragments import LeafSpec
+
+
+class RunState(StrEnum):
+    """A run is open until the syncer has committed every learner's last contribution."""
+
+    OPEN = "open"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """``ledger.run``: the run as it was created; the newest record on the subject counts.
+
+    ``config_json`` is the resolved RunConfig; a service that joins takes it from here.
+    """
+
+    run: str
+    config_json: str
+    leaves: tuple[LeafSpec, ...]
+    fragments: int
+    plan_digest: int
+    created_ns: int
+    skerry_version: str
+    state: RunState = RunState.OPEN
+    restored_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """``ledger.member.<learner>``: one start of a learner's process.
+
+    The data shard of a learner is the rank of its name by first appearance in the ledger.
+    """
+
+    run: str
+    learner: str
+    incarnation: int
+    host: str
+    joined_ns: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """``round.<f>``: the syncer asks for contributions towards ``version`` of a fragment.
+
+    ``final`` rounds come after training has ended and collect what is left.
+    """
+
+    run: str
+    plan_digest: int
+    fragment: int
+    version: int
+    due_step: int
+    opened_ns: int
+    syncer: str
+    final: bool = False
+    trace_id: str = ""
+
+
+class LearnerPhase(StrEnum):
+    """What a learner is doing; ``FINISHED`` still answers rounds but takes no more steps."""
+
+    STARTING = "starting"
+    CATCHING_UP = "catching_up"
+    TRAINING = "training"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """``pulse.<learner>``: progress, so that a live network loop beside a dead trainer looks dead.
+
+    ``step`` is on the global clock (a learner that joins late starts at the run's step), ``steps``
+    and ``tokens`` count what this incarnation did, ``busy_s`` is time spent inside training steps
+    and ``alive_s`` time since the process started. ``bytes_up`` and ``bytes_down`` count payloads
+    of this incarnation; ``goodput`` is derived from ``busy_s / alive_s`` by the reader.
+    """
+
+    run: str
+    learner: str
+    incarnation: int
+    phase: LearnerPhase
+    sent_ns: int
+    step: int
+    steps: int
+    tokens: int
+    cursor: int
+    loss: float
+    step_time_s: float
+    busy_s: float
+    alive_s: float
+    bytes_up: int
+    bytes_down: int
+    contributions: int
+    versions: tuple[int, ...] = ()
+    max_staleness: int = 0
+    syncs_skipped: int = 0
+
+
+class ContributionKind(StrEnum):
+    """``GENESIS`` carries the freshly initialised parameters (negated) as version 1 of a fragment."""
+
+    OUTER_GRADIENT = "outer_gradient"
+    GENESIS = "genesis"
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionHeader:
+    """What a learner says about its contribution; travels with chunk 0.
+
+    ``norms`` are the L2 norms of the *decoded* outer gradient, one per slice of the fragment.
+    ``[cursor_from, cursor_to)`` is the data it was made from. ``identity`` is unique per
+    (learner, incarnation, fragment): learners count them from 1.
+    """
+
+    kind: ContributionKind
+    learner: str
+    incarnation: int
+    identity: int
+    fragment: int
+    base_version: int
+    round_version: int
+    step: int
+    steps: int
+    tokens: int
+    cursor_from: int
+    cursor_to: int
+    loss: float
+    captured_ns: int
+    norms: tuple[float, ...] = ()
+    trace_parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """One stored chunk: where it is and what it must be."""
+
+    sequence: int
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One vector of a fragment's state, whole: ``params`` (what learners read), ``master`` or ``outer.<name>``.
+
+    ``digest`` is xxh3-64 over the *decoded* f32 padded vector, so that it also checks the decoder.
+    """
+
+    name: str
+    scheme: str
+    digest: int
+    chunks: tuple[ChunkRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """One contribution that a commit merged, with the weight it had."""
+
+    learner: str
+    incarnation: int
+    identity: int
+    sequence_first: int
+    sequence_last: int
+    base_version: int
+    staleness: int
+    step: int
+    steps: int
+    tokens: int
+    cursor_from: int
+    cursor_to: int
+    weight: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerProgress:
+    """What the log has accepted from a learner up to and including this commit, for this fragment."""
+
+    learner: str
+    incarnation: int
+    identity: int
+    tokens: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """``ledger.commit.<f>``: fragment f went from version-1 to version, and why. Kept for ever."""
+
+    run: str
+    plan_digest: int
+    fragment: int
+    version: int
+    step: int
+    reason: str
+    syncer: str
+    fence: int
+    opened_ns: int
+    closed_ns: int
+    quorum_s: float
+    grace_s: float
+    consumed: tuple[Consumed, ...]
+    refused: tuple[str, ...]
+    contrib_floor: int
+    progress: tuple[LearnerProgress, ...]
+    params_digest: int
+    master_digest: int
+    final: bool = False
+    trace_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """``state.<f>.manifest``: the commit point. ``commit`` goes to the ledger as it stands here.
+
+    ``contrib_floor`` in the commit: every contribution to this fragment at or below that stream
+    sequence is resolved; above it, those in ``progress`` by identity are.
+    """
+
+    commit: Commit
+    slot: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """``state.fence.<shard>``: who may commit; the record's stream sequence is the fencing token."""
+
+    run: str
+    shard: int
+    holder: str
+    taken_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """``ledger.checkpoint``: a checkpoint was written and read back."""
+
+    run: str
+    path: str
+    digest: str
+    versions: tuple[int, ...]
+    step: int
+    tokens: int
+    written_ns: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """The envelope of one payload chunk; sizes in bytes, ``raw_bytes`` before blosc2.
+
+    ``version`` is the version a state chunk belongs to, or a contribution's base version.
+    """
+
+    run: str
+    plan_digest: int
+    fragment: int
+    version: int
+    sender: str
+    incarnation: int
+    index: int
+    count: int
+    scheme: str
+    first_block: int
+    blocks: int
+    raw_bytes: int
+    part: str = ""
+    identity: int = 0
+    contribution: ContributionHeader | None = None
+    extra: dict[str, str] = field(default_factory=dict[str, str])
