@@ -1,0 +1,212 @@
+"""The ledger: the run's own record, its members, its commits and its checkpoints, for ever."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from skerry.bus.base import Expect, Start
+from skerry.errors import BusError, Conflict, RunNotFound
+from skerry.wire.messages import CheckpointRecord, Commit, MemberRecord, RunRecord, RunState
+from skerry.wire.records import decode, encode
+from skerry.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from skerry.bus.base import Bus
+
+CAS_ATTEMPTS = 100
+
+
+async def create_run(bus: Bus, record: RunRecord) -> RunRecord:
+    """Create the run unless somebody has; return the record that the log holds."""
+    subject = Subjects(record.run).run_record()
+    try:
+        await bus.publish(
+            subject,
+            encode(record),
+            msg_id=f"run/{record.created_ns}",
+            expect=Expect(subject, 0),
+        )
+    except Conflict:
+        return await read_run(bus, record.run)
+    return record
+
+
+async def read_run(bus: Bus, run: str) -> RunRecord:
+    """Return the newest record of the run; RunNotFound if there is none."""
+    found = await bus.last(Subjects(run).run_record())
+    if found is None:
+        msg = f"There is no run {run!r} in this log: start it with `skerry up` or name another."
+        raise RunNotFound(msg)
+    return decode(RunRecord, found.payload, run=run)
+
+
+async def follow_run(bus: Bus, run: str) -> AsyncGenerator[RunRecord]:
+    """Yield the run's newest record once there is one, then each change of it."""
+    follower = bus.follow(Subjects(run).run_record(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            yield decode(RunRecord, record.payload, run=run)
+
+
+async def wait_run(bus: Bus, run: str) -> RunRecord:
+    """Return the run's record, waiting until somebody has created it."""
+    records = follow_run(bus, run)
+    async with aclosing(records):
+        async for record in records:
+            return record
+    msg = "The log ended while waiting for a run."
+    raise BusError(msg)
+
+
+async def wait_finished(bus: Bus, run: str) -> RunRecord:
+    """Return the run's record once it says FINISHED."""
+    records = follow_run(bus, run)
+    async with aclosing(records):
+        async for record in records:
+            if record.state is RunState.FINISHED:
+                return record
+    msg = "The log ended while waiting for a run's end."
+    raise BusError(msg)
+
+
+async def finish_run(bus: Bus, record: RunRecord) -> None:
+    """Mark the run as finished; doing it twice changes nothing."""
+    finished = replace(record, state=RunState.FINISHED)
+    subject = Subjects(record.run).run_record()
+    await bus.publish(subject, encode(finished), msg_id=f"run/{record.created_ns}/finished")
+
+
+async def list_runs(bus: Bus) -> list[RunRecord]:
+    """Return every run in this log, oldest first."""
+    suffix = "_LEDGER"
+    names = [s.name for s in await bus.streams() if s.name.startswith("SKERRY_")]
+    runs = [n.removeprefix("SKERRY_").removesuffix(suffix) for n in names if n.endswith(suffix)]
+    records: list[RunRecord] = []
+    for run in runs:
+        try:
+            records.append(await read_run(bus, run))
+        except RunNotFound:
+            continue
+    return sorted(records, key=lambda r: r.created_ns)
+
+
+async def members(bus: Bus, run: str) -> dict[str, MemberRecord]:
+    """Return the newest incarnation of every learner that ever joined, by name."""
+    records = await bus.last_each(Subjects(run).members())
+    found = [decode(MemberRecord, r.payload, run=run) for r in records]
+    return {m.learner: m for m in found}
+
+
+async def join(bus: Bus, run: str, learner: str, host: str, now_ns: int) -> MemberRecord:
+    """Register a start of ``learner`` and return it with its incarnation and data shard.
+
+    A name keeps its shard for ever; a new name takes the next number. The whole member table is
+    compared-and-set through a count kept on the newest record, so two learners that join at the
+    same instant get different shards.
+    """
+    subjects = Subjects(run)
+    subject = subjects.member(learner)
+    for _ in range(CAS_ATTEMPTS):
+        records = await bus.last_each(subjects.members())
+        known = {
+            m.learner: (m, r.sequence)
+            for r in records
+            for m in [decode(MemberRecord, r.payload, run=run)]
+        }
+        mine = known.get(learner)
+        member = MemberRecord(
+            run=run,
+            learner=learner,
+            incarnation=mine[0].incarnation + 1 if mine else 1,
+            host=host,
+            joined_ns=now_ns,
+            shard=mine[0].shard if mine else len(known),
+        )
+        # A known name competes with itself only; a new one with every other new one.
+        expect = Expect(subject, mine[1]) if mine else Expect(subjects.members(), _newest(known))
+        try:
+            await bus.publish(
+                subject,
+                encode(member),
+                msg_id=f"member/{learner}/{member.incarnation}/{now_ns}",
+                expect=expect,
+            )
+        except Conflict:
+            continue
+        return member
+    msg = f"Learner {learner!r} could not join: others joined {CAS_ATTEMPTS} times meanwhile."
+    raise BusError(msg)
+
+
+def _newest(known: dict[str, tuple[MemberRecord, int]]) -> int:
+    return max((sequence for _, sequence in known.values()), default=0)
+
+
+async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
+    """Yield the newest incarnation of every learner, then each new one."""
+    follower = bus.follow(Subjects(run).members(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            yield decode(MemberRecord, record.payload, run=run)
+
+
+async def append_commit(bus: Bus, commit: Commit) -> None:
+    """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest."""
+    subject = Subjects(commit.run).commit(commit.fragment)
+    for _ in range(CAS_ATTEMPTS):
+        newest = await bus.last(subject)
+        if newest is not None:
+            held = decode(Commit, newest.payload, run=commit.run)
+            if held.version >= commit.version:
+                return
+        try:
+            await bus.publish(
+                subject,
+                encode(commit),
+                msg_id=f"{commit.fragment}/{commit.version}",
+                expect=Expect(subject, newest.sequence if newest else 0),
+            )
+        except Conflict:
+            continue
+        return
+    msg = f"The ledger of fragment {commit.fragment} kept changing under {CAS_ATTEMPTS} attempts."
+    raise BusError(msg)
+
+
+async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:
+    """Return the newest commit of every fragment that has one."""
+    records = await bus.last_each(Subjects(run).commits())
+    commits = [decode(Commit, r.payload, run=run) for r in records]
+    return {c.fragment: c for c in commits}
+
+
+async def follow_commits(bus: Bus, run: str, after: int = 0) -> AsyncGenerator[tuple[int, Commit]]:
+    """Yield (ledger sequence, commit) from the beginning or behind ``after``, for ever."""
+    follower = bus.follow(Subjects(run).commits(), start=Start.ALL, after=after)
+    async with aclosing(follower):
+        async for record in follower:
+            yield record.sequence, decode(Commit, record.payload, run=run)
+
+
+async def record_checkpoint(bus: Bus, record: CheckpointRecord) -> None:
+    """Note in the ledger that a checkpoint was written and read back."""
+    subject = Subjects(record.run).checkpoint()
+    await bus.publish(subject, encode(record), msg_id=f"checkpoint/{record.path}/{record.digest}")
+
+
+async def last_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
+    """Return the newest checkpoint of the run, or None."""
+    found = await bus.last(Subjects(run).checkpoint())
+    return decode(CheckpointRecord, found.payload, run=run) if found else None
+
+
+async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRecord]:
+    """Yield every checkpoint of the run, then each new one."""
+    follower = bus.follow(Subjects(run).checkpoint(), start=Start.ALL)
+    async with aclosing(follower):
+        async for record in follower:
+            yield decode(CheckpointRecord, record.payload, run=run)

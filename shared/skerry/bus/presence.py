@@ -1,0 +1,61 @@
+"""Pulses and open rounds: small, in memory, only the newest of each counts."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from skerry.bus.base import Start
+from skerry.errors import WireError
+from skerry.wire.messages import Pulse, Round
+from skerry.wire.records import decode, encode
+from skerry.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from skerry.bus.base import Bus, Record
+
+
+async def publish_pulse(bus: Bus, pulse: Pulse) -> None:
+    """Say how far this learner is; replaces its previous pulse."""
+    await bus.publish(Subjects(pulse.run).pulse(pulse.learner), encode(pulse))
+
+
+async def last_pulses(bus: Bus, run: str) -> dict[str, Pulse]:
+    """Return the newest pulse of every learner by name; unreadable ones are left out."""
+    records = await bus.last_each(Subjects(run).pulses())
+    pulses = (_pulse(record, run) for record in records)
+    return {pulse.learner: pulse for pulse in pulses if pulse is not None}
+
+
+async def follow_pulses(bus: Bus, run: str) -> AsyncGenerator[Pulse]:
+    """Yield the newest pulse of every learner, then each new one."""
+    follower = bus.follow(Subjects(run).pulses(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            if (pulse := _pulse(record, run)) is not None:
+                yield pulse
+
+
+async def open_round(bus: Bus, opened: Round) -> None:
+    """Ask the learners for contributions; replaces the fragment's previous round."""
+    await bus.publish(Subjects(opened.run).round(opened.fragment), encode(opened))
+
+
+async def follow_rounds(bus: Bus, run: str, plan_digest: int) -> AsyncGenerator[Round]:
+    """Yield the newest round of every fragment, then each new one; foreign ones are left out."""
+    follower = bus.follow(Subjects(run).rounds(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            try:
+                yield decode(Round, record.payload, run=run, plan_digest=plan_digest)
+            except WireError:
+                continue
+
+
+def _pulse(record: Record, run: str) -> Pulse | None:
+    try:
+        return decode(Pulse, record.payload, run=run)
+    except WireError:
+        return None

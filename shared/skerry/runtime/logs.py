@@ -1,0 +1,31 @@
+"""Structured logs: JSON where a machine reads, coloured lines where a person does."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure(level: str, *, service: str) -> None:
+    """Send every structlog event of this process to stderr, at ``level`` and above."""
+    person = sys.stderr.isatty()
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)

@@ -1,0 +1,74 @@
+"""The shell every service runs in: named loops, one stop, ordered drain, bounded exit."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+
+from skerry.errors import SkerryError
+
+Loop = Callable[[], Awaitable[None]]
+
+
+class ShutdownTimeout(SkerryError, TimeoutError):
+    """Draining took longer than the deadline; what was not acknowledged is sent again on restart."""
+
+
+async def serve(
+    loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdown_s: float
+) -> None:
+    """Run every loop until a signal comes or one of them returns, then cancel the rest and drain.
+
+    A loop that returns says that the service's work is done; one that raises ends the service with
+    that error. Raises ShutdownTimeout when cancelling and draining take longer than ``shutdown_s``;
+    a second signal skips the drain.
+    """
+    stop = asyncio.Event()
+    hurry = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            hurry.set()
+        stop.set()
+
+    running = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running.add_signal_handler(number, on_signal)
+    try:
+        await _run(loops, stop)
+        if drain is not None:
+            await _bounded(drain, hurry, shutdown_s)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            running.remove_signal_handler(number)
+
+
+async def _run(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:
+    async def guarded(loop: Loop) -> None:
+        await loop()
+        stop.set()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(guarded(loop), name=name) for name, loop in loops.items()]
+        await stop.wait()
+        for task in tasks:
+            task.cancel()
+
+
+async def _bounded(drain: Loop, hurry: asyncio.Event, shutdown_s: float) -> None:
+    draining = asyncio.ensure_future(drain())
+    hurried = asyncio.ensure_future(hurry.wait())
+    try:
+        await asyncio.wait(
+            {draining, hurried}, timeout=shutdown_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if draining.done():
+            draining.result()
+        elif not hurried.done():
+            msg = f"The service could not finish its work within {shutdown_s:g} s of being stopped."
+            raise ShutdownTimeout(msg)
+    finally:
+        draining.cancel()
+        hurried.cancel()
+        await asyncio.gather(draining, hurried, return_exceptions=True)
