@@ -1,0 +1,66 @@
+# Needs python3 (3.11 or newer), pip and make. uv goes into .tools, everything else into .venv;
+# nothing is installed outside this folder, and a second run finds both ready.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+UV := .tools/bin/uv
+BIN := .venv/bin
+
+# An interpreter that is already here, never a downloaded one; and this folder's environment, even
+# where another one is active.
+export UV_PYTHON_PREFERENCE ?= only-system
+export UV_PROJECT_ENVIRONMENT := .venv
+unexport VIRTUAL_ENV
+
+.PHONY: help setup demo test lint format proto bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: .venv/.ready ## install everything that development and tests need
+
+demo: .venv/.runtime ## train a model on this machine, kill a learner, watch it come back (ARGS=...)
+	$(BIN)/skerry demo $(ARGS)
+
+test: lint ## lint, then every test, the built wheel included (ARGS=...)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.ready ## style, types, import contracts, generated code
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/python proto/generate.py --check
+
+format: .venv/.ready ## rewrite the sources in the house style
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+proto: .venv/.ready ## regenerate shared/skerry/wire/v1 from proto/
+	$(BIN)/python proto/generate.py
+
+bench: .venv/.ready ## measure what the README quotes (ARGS=...)
+	$(BIN)/python -m tests.bench $(ARGS)
+
+clean: ## remove environments, builds and caches; runs in .skerry stay
+	rm -rf .venv .tools build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian's pip refuses to install into the system and its python3 has no ensurepip, so that neither
+# `pip install --user` nor `python3 -m venv` works there; `--target` does everywhere.
+$(UV):
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target .tools "uv==$(UV_VERSION)"
+
+# The two stamps only ever add packages (--inexact): going from `make demo` to `make test` and back
+# reinstalls nothing.
+.venv/.runtime: pyproject.toml uv.lock | $(UV)
+	$(UV) sync --frozen --inexact --no-dev --extra all
+	@touch $@
+
+.venv/.ready: pyproject.toml uv.lock | $(UV)
+	$(UV) sync --frozen --inexact
+	@touch .venv/.runtime $@
