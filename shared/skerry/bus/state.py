@@ -1,0 +1,355 @@
+"""The global state: a fenced double buffer per fragment, with the manifest as its commit point.
+
+Chunks go to the slot that the current manifest does not use; every write of a syncer expects the
+shard's fence to be its own; readers start from the manifest, so that they see all of a version or
+none of it (DESIGN section 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from skerry.bus.base import Expect, Start
+from skerry.bus.ledger import append_commit, last_commits
+from skerry.core.backend import cpu
+from skerry.core.fragments import BLOCK
+from skerry.errors import BusError, Conflict, Corrupt, Fenced, Overtaken, WireError
+from skerry.wire.codec import PlaneAssembler, encode_vector, vector_digest
+from skerry.wire.envelope import seal, unseal
+from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Fence, Manifest, Part
+from skerry.wire.records import decode, encode
+from skerry.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from skerry.bus.base import Bus, Receipt, Record
+    from skerry.core.fragments import Fragment, Plan
+    from skerry.wire.codec import Chunk
+
+    Vector = NDArray[np.float32]
+
+PARAMS = "params"
+MASTER = "master"
+READ_WINDOW = 8
+TAKEOVER_ATTEMPTS = 20
+OVERTAKEN_ATTEMPTS = 50
+
+
+class NewPart(NamedTuple):
+    """One vector to store: f32, padded to whole blocks, and the scheme it is stored in."""
+
+    name: str
+    scheme: str
+    vector: Vector
+
+
+@dataclass(slots=True)
+class StateWriter:
+    """The one writer of a shard's fragments, as long as its fence holds.
+
+    Every method raises Fenced once another writer has taken the shard.
+    """
+
+    bus: Bus
+    run: str
+    plan: Plan
+    shard: int
+    holder: str
+    token: int
+    chunk_bytes: int
+    window: int
+    attempts: Iterator[int]
+
+    @classmethod
+    async def acquire(
+        cls,
+        bus: Bus,
+        run: str,
+        plan: Plan,
+        *,
+        holder: str,
+        now_ns: int,
+        shard: int = 0,
+        chunk_bytes: int = 524_288,
+        window: int = 6,
+    ) -> StateWriter:
+        """Take the shard's fence from whoever holds it; its stream sequence is the token."""
+        subject = Subjects(run).fence(shard)
+        fence = encode(Fence(run=run, shard=shard, holder=holder, taken_ns=now_ns))
+        for _ in range(TAKEOVER_ATTEMPTS):
+            held = await bus.last(subject)
+            expect = Expect(subject, held.sequence if held else 0)
+            try:
+                receipt = await bus.publish(
+                    subject, fence, msg_id=f"fence/{shard}/{holder}/{now_ns}", expect=expect
+                )
+            except Conflict:
+                continue
+            return cls(
+                bus, run, plan, shard, holder, receipt.sequence, chunk_bytes, window, count(1)
+            )
+        msg = f"Shard {shard} was taken by another syncer {TAKEOVER_ATTEMPTS} times in a row."
+        raise Fenced(msg)
+
+    async def recover(self) -> dict[int, Manifest]:
+        """Append to the ledger what a syncer that died after a commit point left out.
+
+        Returns the manifest of every fragment that has one.
+        """
+        manifests = await read_manifests(self.bus, self.run, self.plan)
+        commits = await last_commits(self.bus, self.run)
+        for fragment, manifest in manifests.items():
+            held = commits.get(fragment)
+            if held is None or held.version < manifest.commit.version:
+                await append_commit(self.bus, manifest.commit)
+        return manifests
+
+    async def commit(
+        self, commit: Commit, parts: Sequence[NewPart], previous: Manifest | None
+    ) -> Manifest:
+        """Store a new version of a fragment whole: chunks, manifest (commit point), ledger.
+
+        ``commit`` comes without digests and fence; they are filled in here. On BrokerUnavailable
+        it is unknown whether the commit happened: recover before anything else.
+        """
+        slot = 1 - previous.slot if previous else 0
+        attempt = f"{self.token}.{next(self.attempts)}"
+        stored: list[Part] = []
+        first = 0
+        for part in parts:
+            done = await self._store(commit, part, slot, first, attempt)
+            first += len(done.chunks)
+            stored.append(done)
+        digests = {part.name: part.digest for part in stored}
+        whole = replace(
+            commit,
+            fence=self.token,
+            syncer=self.holder,
+            params_digest=digests[PARAMS],
+            master_digest=digests[MASTER],
+        )
+        manifest = Manifest(commit=whole, slot=slot, parts=tuple(stored))
+        subject = Subjects(self.run).manifest(commit.fragment)
+        await self._publish(subject, encode(manifest), f"manifest/{commit.fragment}/{attempt}")
+        await append_commit(self.bus, whole)
+        return manifest
+
+    async def _store(
+        self, commit: Commit, part: NewPart, slot: int, first: int, attempt: str
+    ) -> Part:
+        """Publish one vector's chunks, a window at a time, and return where they are."""
+        chunks = encode_vector(part.scheme, part.vector, self.chunk_bytes)
+        fragment = self.plan.fragments[commit.fragment]
+        assembler = PlaneAssembler(part.scheme, fragment.padded_size // BLOCK)
+        refs: list[ChunkRef] = []
+        while batch := await asyncio.to_thread(_take, chunks, self.window):
+            headers = [self._header(commit, part, chunk) for chunk in batch]
+            for header, chunk in zip(headers, batch, strict=True):
+                assembler.add(header, memoryview(chunk.packed))
+            sealed = [seal(h, c.packed) for h, c in zip(headers, batch, strict=True)]
+            refs += await self._publish_chunks(
+                commit.fragment, slot, first + len(refs), sealed, attempt
+            )
+        decoded = await asyncio.to_thread(cpu().dequantise, part.scheme, assembler.planes)
+        digest = await asyncio.to_thread(vector_digest, decoded)
+        return Part(part.name, part.scheme, digest, tuple(refs))
+
+    def _header(self, commit: Commit, part: NewPart, chunk: Chunk) -> ChunkHeader:
+        return ChunkHeader(
+            run=self.run,
+            plan_digest=self.plan.digest,
+            fragment=commit.fragment,
+            version=commit.version,
+            sender=self.holder,
+            incarnation=self.token,
+            index=chunk.index,
+            count=chunk.count,
+            scheme=chunk.scheme,
+            first_block=chunk.first_block,
+            blocks=chunk.blocks,
+            raw_bytes=chunk.raw_bytes,
+            part=part.name,
+        )
+
+    async def _publish_chunks(
+        self, fragment: int, slot: int, first: int, sealed: Sequence[bytes], attempt: str
+    ) -> list[ChunkRef]:
+        subjects = Subjects(self.run)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    self._publish(
+                        subjects.chunk(fragment, slot, index),
+                        data,
+                        f"chunk/{fragment}/{index}/{attempt}",
+                    )
+                )
+                for index, data in enumerate(sealed, first)
+            ]
+        return [
+            ChunkRef(task.result().sequence, len(data), xxhash.xxh3_64_intdigest(data))
+            for task, data in zip(tasks, sealed, strict=True)
+        ]
+
+    async def _publish(self, subject: str, payload: bytes, msg_id: str) -> Receipt:
+        fence = Subjects(self.run).fence(self.shard)
+        try:
+            return await self.bus.publish(
+                subject, payload, msg_id=msg_id, expect=Expect(fence, self.token)
+            )
+        except Conflict as error:
+            msg = (
+                f"Another syncer has taken shard {self.shard} of run {self.run!r}: "
+                f"{self.holder!r} steps down; nothing is lost."
+            )
+            raise Fenced(msg) from error
+
+
+def _take(chunks: Iterator[Chunk], number: int) -> list[Chunk]:
+    return [chunk for _, chunk in zip(range(number), chunks, strict=False)]
+
+
+async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
+    """Return the manifest of every fragment that has been committed."""
+    records = await bus.last_each(Subjects(run).manifests())
+    found = [decode(Manifest, r.payload, run=run, plan_digest=plan.digest) for r in records]
+    return {m.commit.fragment: m for m in found}
+
+
+async def read_manifest(bus: Bus, run: str, plan: Plan, fragment: int) -> Manifest | None:
+    """Return the manifest of one fragment, or None before its first commit."""
+    record = await bus.last(Subjects(run).manifest(fragment))
+    if record is None:
+        return None
+    return decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+
+
+async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Manifest]:
+    """Yield the newest manifest of every fragment, then each new one."""
+    follower = bus.follow(Subjects(run).manifests(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            yield decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+
+
+async def read_part(
+    bus: Bus,
+    run: str,
+    plan: Plan,
+    manifest: Manifest,
+    name: str,
+    *,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Vector:
+    """Return one part of a fragment as an f32 padded vector, verified chunk by chunk and whole.
+
+    Raises Overtaken when a newer commit has replaced a chunk meanwhile, Corrupt when the bytes are
+    not what the manifest says.
+    """
+    part = _part(manifest, name)
+    fragment = plan.fragments[manifest.commit.fragment]
+    assembler = PlaneAssembler(part.scheme, fragment.padded_size // BLOCK)
+    stream = Subjects(run).stream("STATE")
+    window = asyncio.Semaphore(READ_WINDOW)
+
+    async def fetch(ref: ChunkRef) -> None:
+        async with window:
+            record = await bus.get(stream, ref.sequence)
+            if record is None:
+                msg = f"Fragment {fragment.index} has moved on from version {manifest.commit.version}."
+                raise Overtaken(msg)
+            if on_bytes is not None:
+                on_bytes(len(record.payload))
+            await asyncio.to_thread(_accept, record, ref, manifest, part, plan, assembler)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for ref in part.chunks:
+                group.create_task(fetch(ref))
+    except* BusError as errors:
+        raise _first(errors) from None
+    except* WireError as errors:
+        raise _first(errors) from None
+    vector = await asyncio.to_thread(cpu().dequantise, part.scheme, assembler.planes)
+    if await asyncio.to_thread(vector_digest, vector) != part.digest:
+        msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
+        raise Corrupt(msg)
+    return vector
+
+
+def _accept(  # noqa: PLR0913, PLR0917  one chunk is checked against everything that names it
+    record: Record,
+    ref: ChunkRef,
+    manifest: Manifest,
+    part: Part,
+    plan: Plan,
+    assembler: PlaneAssembler,
+) -> None:
+    if len(record.payload) != ref.size or xxhash.xxh3_64_intdigest(record.payload) != ref.checksum:
+        msg = f"Chunk at sequence {ref.sequence} does not match the manifest that names it."
+        raise Corrupt(msg)
+    commit = manifest.commit
+    header, packed = unseal(record.payload, run=commit.run, plan=plan)
+    if (header.fragment, header.version, header.part) != (
+        commit.fragment,
+        commit.version,
+        part.name,
+    ):
+        msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
+        raise Corrupt(msg)
+    assembler.add(header, packed)
+
+
+def _part(manifest: Manifest, name: str) -> Part:
+    for part in manifest.parts:
+        if part.name == name:
+            return part
+    msg = f"The manifest of fragment {manifest.commit.fragment} has no part {name!r}."
+    raise Corrupt(msg)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def read_latest(
+    bus: Bus,
+    run: str,
+    plan: Plan,
+    fragment: Fragment,
+    names: Sequence[str] | None = None,
+    *,
+    on_bytes: Callable[[int], None] | None = None,
+) -> tuple[Manifest, Mapping[str, Vector]] | None:
+    """Return the newest whole version of a fragment with the named parts (None: all of them).
+
+    Reads the manifest again when a commit overtakes it; None before the fragment's first commit.
+    """
+    for _ in range(OVERTAKEN_ATTEMPTS):
+        manifest = await read_manifest(bus, run, plan, fragment.index)
+        if manifest is None:
+            return None
+        wanted = names if names is not None else [part.name for part in manifest.parts]
+        try:
+            parts = {
+                name: await read_part(bus, run, plan, manifest, name, on_bytes=on_bytes)
+                for name in wanted
+            }
+        except Overtaken:
+            continue
+        return manifest, parts
+    msg = f"Fragment {fragment.index} is committed faster than this link can read it."
+    raise Overtaken(msg)
