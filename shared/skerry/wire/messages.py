@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from skerry.core.fragments import LeafSpec
+from skerry.core.fragments import LeafSpec  # noqa: TC001 (wire.proto resolves these hints)
 
 
 class RunState(StrEnum):
@@ -113,7 +113,7 @@ class Pulse:
 
 
 class ContributionKind(StrEnum):
-    """``GENESIS`` carries the freshly initialised parameters (negated) as version 1 of a fragment."""
+    """``GENESIS`` carries the fresh parameters (negated) as version 1 of a fragment."""
 
     OUTER_GRADIENT = "outer_gradient"
     GENESIS = "genesis"
@@ -157,9 +157,10 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One vector of a fragment's state, whole: ``params`` (what learners read), ``master`` or ``outer.<name>``.
+    """One vector of a fragment's state, whole.
 
-    ``digest`` is xxh3-64 over the *decoded* f32 padded vector, so that it also checks the decoder.
+    ``name`` is ``params`` (what learners read), ``master`` or ``outer.<name>``. ``digest`` is
+    xxh3-64 over the *decoded* f32 padded vector, so that it also checks the decoder.
     """
 
     name: str
@@ -190,7 +191,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class LearnerProgress:
-    """What the log has accepted from a learner up to and including this commit, for this fragment."""
+    """What the log has accepted from a learner up to this commit, for this fragment."""
 
     learner: str
     incarnation: int
@@ -240,7 +241,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """``state.fence.<shard>``: who may commit; the record's stream sequence is the fencing token."""
+    """``state.fence.<shard>``: who may commit; its stream sequence is the fencing token."""
 
     run: str
     shard: int

@@ -18,7 +18,10 @@ STREAM_KINDS: tuple[StreamKind, ...] = ("STATE", "LEDGER", "CONTRIB", "PULSE")
 def checked_token(value: str, what: str) -> str:
     """Return ``value`` if it may be one token of a subject; ConfigError says what may."""
     if not TOKEN.fullmatch(value):
-        msg = f"{what} {value!r} cannot be part of a subject: use 1 to 64 letters, digits, '_' or '-'."
+        msg = (
+            f"{what} {value!r} cannot be part of a subject: "
+            "use 1 to 64 letters, digits, '_' or '-'."
+        )
         raise ConfigError(msg, path=what)
     return value
 

@@ -1,0 +1,67 @@
+"""Generate the protobuf code under shared/skerry/wire/v1, or with --check fail on a difference.
+
+The generated files are committed, so that installing Skerry needs no compiler; CI runs this with
+``--check``. It needs grpcio-tools and mypy-protobuf of the dev group in the running interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROTO = Path(__file__).resolve().parent
+OUT = PROTO.parent / "shared"
+PACKAGE = Path("skerry", "wire", "v1")
+INIT = '"""Generated from proto/skerry/wire/v1 by proto/generate.py: do not edit."""\n'
+
+
+def compile_into(out: Path) -> None:
+    """Write ``*_pb2.py``, ``*_pb2.pyi`` and the package's ``__init__`` under ``out``."""
+    sources = sorted(str(path.relative_to(PROTO)) for path in (PROTO / PACKAGE).glob("*.proto"))
+    plugins = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={PROTO}"),
+            *(f"--python_out={out}", f"--mypy_out=quiet:{out}", *sources),
+        ],
+        check=True,
+        env={**os.environ, "PATH": plugins},
+    )
+    (out / PACKAGE / "__init__.py").write_text(INIT)
+
+
+def generated(root: Path) -> dict[str, bytes]:
+    """Return name and bytes of every generated file that lies under ``root``."""
+    folder = root / PACKAGE
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.py*")) if path.is_file()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on a diff")
+    check = bool(parser.parse_args().check)
+    with tempfile.TemporaryDirectory() as scratch:
+        compile_into(Path(scratch))
+        want, have = generated(Path(scratch)), generated(OUT)
+    stale = sorted(name for name in want.keys() | have.keys() if want.get(name) != have.get(name))
+    if check:
+        for name in stale:
+            print(f"{OUT / PACKAGE / name} is not what proto/ says: run python proto/generate.py")
+        return 1 if stale else 0
+    (OUT / PACKAGE).mkdir(parents=True, exist_ok=True)
+    for name in stale:
+        target = OUT / PACKAGE / name
+        if name in want:
+            target.write_bytes(want[name])
+        else:
+            target.unlink()
+        print(f"wrote {target}" if name in want else f"removed {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

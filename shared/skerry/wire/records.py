@@ -1,0 +1,78 @@
+"""Records on the wire: the small messages of the ledger, the state stream and the pulse stream.
+
+A record is protobuf in the frame of ``skerry.wire.frame``, without payload; damage is found by the
+frame's checksum before protobuf parses anything.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from skerry.errors import WrongPlan, WrongRun
+from skerry.wire import frame, proto
+from skerry.wire.frame import Kind
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Fence,
+    Manifest,
+    MemberRecord,
+    Pulse,
+    Round,
+    RunRecord,
+)
+
+Record = RunRecord | MemberRecord | Round | Pulse | Manifest | Commit | Fence | CheckpointRecord
+T = TypeVar("T", bound=Record)
+
+KINDS: dict[type[object], Kind] = {
+    RunRecord: Kind.RUN,
+    MemberRecord: Kind.MEMBER,
+    Round: Kind.ROUND,
+    Pulse: Kind.PULSE,
+    Manifest: Kind.MANIFEST,
+    Commit: Kind.COMMIT,
+    Fence: Kind.FENCE,
+    CheckpointRecord: Kind.CHECKPOINT,
+}
+
+
+def encode(record: Record) -> bytes:
+    """Return the message for a record; equal records give equal bytes.
+
+    Raises Oversized above 1 MiB, ValueError for a value its field cannot hold (a negative count).
+    """
+    return frame.write(KINDS[type(record)], proto.encode(record))
+
+
+def decode(
+    kind: type[T], data: bytes | memoryview, *, run: str, plan_digest: int | None = None
+) -> T:
+    """Return the record of that kind that ``data`` holds, or raise the WireError that says why not.
+
+    Args:
+        kind: the dataclass that the subject calls for.
+        data: one whole message.
+        run: the run whose subject it came from; another run's record is WrongRun.
+        plan_digest: where given, a record that was made under another plan is WrongPlan.
+    """
+    record = proto.decode(kind, frame.read(KINDS[kind], data).header)
+    origin = record.commit if isinstance(record, Manifest) else record
+    check_run(origin.run, run)
+    if plan_digest is not None and isinstance(origin, RunRecord | Round | Commit):
+        check_plan(origin.plan_digest, plan_digest)
+    return record
+
+
+def check_run(found: str, run: str) -> None:
+    """Raise WrongRun unless a message belongs to ``run``."""
+    if found != run:
+        msg = f"The message belongs to run {found!r} and not to {run!r}."
+        raise WrongRun(msg)
+
+
+def check_plan(found: int, plan_digest: int) -> None:
+    """Raise WrongPlan unless a message was made under the plan with that digest."""
+    if found != plan_digest:
+        msg = f"The message was cut by plan {found:016x} and not by {plan_digest:016x}."
+        raise WrongPlan(msg)
