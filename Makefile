@@ -15,7 +15,7 @@ export UV_PYTHON_PREFERENCE ?= only-system
 export UV_PROJECT_ENVIRONMENT := .venv
 unexport VIRTUAL_ENV
 
-.PHONY: help setup demo test lint format proto bench clean
+.PHONY: help setup demo test lint format proto bench secrets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,8 @@ proto: .venv/.ready ## regenerate shared/skerry/wire/v1 from proto/
 bench: .venv/.ready ## measure what the README quotes (ARGS=...)
 	$(BIN)/python -m tests.bench $(ARGS)
 
+secrets: infra/secrets/nats_password ## write the broker's password for docker compose
+
 clean: ## remove environments, builds and caches; runs in .skerry stay
 	rm -rf .venv .tools build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -64,3 +66,10 @@ $(UV):
 .venv/.ready: pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --inexact
 	@touch .venv/.runtime $@
+
+# The folder keeps other users out; the file itself is readable because containers see it under
+# another user id.
+infra/secrets/nats_password:
+	@mkdir -p -m 700 $(@D)
+	$(PYTHON) -c "import secrets; print(secrets.token_urlsafe(24))" > $@
+	@chmod 644 $@
