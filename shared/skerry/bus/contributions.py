@@ -90,6 +90,7 @@ class Refusal:
 @dataclass(slots=True)
 class _Partial:
     assembler: PlaneAssembler
+    base_version: int
     first: int
     last: int
     header: ContributionHeader | None = None
@@ -115,6 +116,17 @@ class Inbox:
             return self._take(record)
         except WireError as error:
             return Refusal(error.cause, str(error), record.sequence, record.subject)
+
+    def expire(self, fragment: int, oldest_base: int) -> list[str]:
+        """Give up unfinished contributions whose base is older; return their learners."""
+        old = [
+            key
+            for key, (_, partial) in self.open.items()
+            if key[0] == fragment and partial.base_version < oldest_base
+        ]
+        for key in old:
+            del self.open[key]
+        return [learner for _, learner in old]
 
     def unfinished_from(self, fragment: int) -> int | None:
         """Return the lowest sequence of an unfinished contribution to ``fragment``, or None."""
@@ -153,7 +165,8 @@ class Inbox:
             return None
         if held is None or held[0] < mark:
             blocks = self.plan.fragments[header.fragment].padded_size // BLOCK
-            held = (mark, _Partial(PlaneAssembler(header.scheme, blocks), sequence, sequence))
+            assembler = PlaneAssembler(header.scheme, blocks)
+            held = (mark, _Partial(assembler, header.version, sequence, sequence))
             self.open[key] = held
         return held[1]
 

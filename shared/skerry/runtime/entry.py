@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 
 from skerry.errors import SkerryError
 
@@ -17,13 +18,14 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def run_service(main: Coroutine[object, object, None]) -> None:
-    """Run ``main`` to its end; a SkerryError is one sentence on stderr and a non-zero exit.
+@contextmanager
+def exit_on_error() -> Generator[None]:
+    """Turn a SkerryError into one sentence on stderr and its exit code.
 
     Anything else is a defect and keeps its traceback.
     """
     try:
-        asyncio.run(main)
+        yield
     except KeyboardInterrupt:
         sys.exit(130)
     except (SkerryError, BaseExceptionGroup) as error:
@@ -32,3 +34,9 @@ def run_service(main: Coroutine[object, object, None]) -> None:
             raise
         print(f"error: {cause}", file=sys.stderr)
         sys.exit(cause.exit_code)
+
+
+def run_service(main: Coroutine[object, object, None]) -> None:
+    """Run ``main`` to its end under ``exit_on_error``."""
+    with exit_on_error():
+        asyncio.run(main)

@@ -1,0 +1,46 @@
+"""Command line of the syncer: parse first, import what is heavy afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    nats: Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")] = None,
+    run: Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.")] = "main",
+    name: Annotated[str | None, typer.Option(help="Name of this syncer.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file.", metavar="FILE")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
+    ] = None,
+) -> None:
+    """Open rounds, merge what arrives, commit. Takes the run's config from the ledger."""
+    import os
+    import socket
+
+    from skerry import settings
+    from skerry.runtime.connect import bus_from
+    from skerry.runtime.entry import exit_on_error, run_service
+    from skerry.runtime.logs import configure
+    from skerry_syncer.service import syncer
+
+    holder = name or f"syncer-{socket.gethostname()}-{os.getpid()}"
+    overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
+    with exit_on_error():
+        local = settings.load(config, overrides).local
+        configure(local.log_level, service="syncer")
+    run_service(syncer(bus_from(local.nats, holder), run, holder, local.shutdown_s))
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

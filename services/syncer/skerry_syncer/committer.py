@@ -1,0 +1,233 @@
+"""From the contributions of a round to a commit: weigh, merge, step the outer optimizer, write."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from skerry.bus.state import MASTER, PARAMS, NewPart
+from skerry.core import fragments, merge, staleness, weights
+from skerry.core.backend import cpu
+from skerry.core.quantise import finite
+from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
+from skerry_syncer.shard import OUTER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from skerry.bus.contributions import Contribution
+    from skerry.bus.state import StateWriter
+    from skerry.core.outer import Outer
+    from skerry.settings import SyncConfig
+    from skerry.wire.messages import Manifest
+    from skerry_syncer.shard import FragmentState, Shard
+
+    Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Why and when a round closed, for the record."""
+
+    reason: str
+    step: int
+    opened_ns: int
+    closed_ns: int
+    quorum_s: float
+    grace_s: float
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that waits for a fragment at one instant, and the floor once it is resolved.
+
+    Taken in one go: what arrives while the batch is merged belongs to the next round.
+    """
+
+    pending: tuple[Contribution, ...]
+    floor: int
+    outdated: tuple[str, ...]
+
+    @classmethod
+    def take(cls, shard: Shard, state: FragmentState) -> Batch:
+        index = state.fragment.index
+        oldest_base = max(1, state.version - shard.config.max_staleness)
+        outdated = shard.inbox.expire(index, oldest_base) if state.version else []
+        floor = max(state.floor, shard.floor_of(index))
+        return cls(tuple(state.pending), floor, tuple(f"incomplete {name}" for name in outdated))
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A contribution with its part of the merge."""
+
+    contribution: Contribution
+    staleness: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """Merges and commits; one at a time, so that memory holds one fragment in hand."""
+
+    writer: StateWriter
+    config: SyncConfig
+    outer: Outer
+
+    async def genesis(self, shard: Shard, state: FragmentState, closing: Closing) -> Manifest:
+        """Commit version 1: the negated gradient of the first GENESIS contribution, as it is."""
+        batch = Batch.take(shard, state)
+        first = min(batch.pending, key=lambda c: c.sequence_last)
+        negated = await asyncio.to_thread(cpu().dequantise, first.scheme, first.planes)
+        master = np.negative(negated)
+        weighed = [Weighed(first, 0, 1.0)]
+        return await self._write(batch, state, weighed, master, self.outer.init(master), closing)
+
+    async def merge(
+        self, shard: Shard, state: FragmentState, closing: Closing
+    ) -> Manifest | None:
+        """Commit the next version from all that is pending; None when nothing of it counts."""
+        batch = Batch.take(shard, state)
+        weighed = self._weigh(batch, state)
+        if not weighed or state.master is None:
+            return None
+        plan = self.writer.plan
+        inputs = [
+            merge.Input(w.contribution.scheme, w.contribution.planes, w.contribution.header.norms)
+            for w in weighed
+        ]
+        master, outer_state, _ = await asyncio.to_thread(
+            merge.merge_and_apply,
+            self.outer,
+            state.master,
+            state.outer,
+            inputs,
+            [w.weight for w in weighed],
+            self.config.merge,
+            state.fragment,
+            fragments.averaged(plan, state.fragment),
+        )
+        return await self._write(batch, state, weighed, master, outer_state, closing)
+
+    def _weigh(self, batch: Batch, state: FragmentState) -> list[Weighed]:
+        """Return what counts, in an order that depends on nothing but the contributions.
+
+        Contributions with non-finite values are refused here and named in the commit.
+        """
+        kept: list[Contribution] = []
+        for contribution in sorted(batch.pending, key=_order):
+            if finite(contribution.scheme, contribution.planes):
+                kept.append(contribution)
+            else:
+                state.refused.append(f"diverged {contribution.header.learner}")
+        ages = [state.version - c.header.base_version for c in kept]
+        discounts = [
+            staleness.judge(
+                c.header.base_version,
+                state.version,
+                max_staleness=self.config.max_staleness,
+                discount=self.config.staleness_discount,
+            )[0]
+            or 0.0
+            for c in kept
+        ]
+        raw = [
+            weights.weight(c.header.tokens, c.header.steps) * discount
+            for c, discount in zip(kept, discounts, strict=True)
+        ]
+        shares = weights.normalised(raw)
+        return [Weighed(c, age, share) for c, age, share in zip(kept, ages, shares, strict=True)]
+
+    async def _write(  # noqa: PLR0913, PLR0917  a commit is these six things
+        self,
+        batch: Batch,
+        state: FragmentState,
+        weighed: Sequence[Weighed],
+        master: Vector,
+        outer_state: object,
+        closing: Closing,
+    ) -> Manifest:
+        commit = Commit(
+            run=self.writer.run,
+            plan_digest=self.writer.plan.digest,
+            fragment=state.fragment.index,
+            version=state.version + 1,
+            step=closing.step,
+            reason=closing.reason,
+            syncer=self.writer.holder,
+            fence=self.writer.token,
+            opened_ns=closing.opened_ns,
+            closed_ns=closing.closed_ns,
+            quorum_s=closing.quorum_s,
+            grace_s=closing.grace_s,
+            consumed=tuple(_consumed(w) for w in weighed),
+            refused=(*state.refused, *batch.outdated),
+            contrib_floor=batch.floor,
+            progress=_progress(state, weighed),
+            params_digest=0,
+            master_digest=0,
+            final=closing.final,
+        )
+        leaves = self.outer.leaves(outer_state)
+        parts = [
+            NewPart(PARAMS, self.config.global_scheme, master),
+            NewPart(MASTER, "f32", master),
+            *(NewPart(OUTER + name, "f32", vector) for name, vector in sorted(leaves.items())),
+        ]
+        told = len(state.refused)
+        manifest = await self.writer.commit(commit, parts, state.manifest)
+        state.manifest, state.master, state.outer = manifest, master, outer_state
+        state.pending = state.pending[len(batch.pending) :]
+        state.arrived_s = {
+            c.header.learner: state.arrived_s[c.header.learner] for c in state.pending
+        }
+        del state.refused[:told]
+        return manifest
+
+
+def _order(contribution: Contribution) -> tuple[str, int, int]:
+    told = contribution.header
+    return told.learner, told.incarnation, told.identity
+
+
+def _consumed(weighed: Weighed) -> Consumed:
+    told = weighed.contribution.header
+    return Consumed(
+        learner=told.learner,
+        incarnation=told.incarnation,
+        identity=told.identity,
+        sequence_first=weighed.contribution.sequence_first,
+        sequence_last=weighed.contribution.sequence_last,
+        base_version=told.base_version,
+        staleness=weighed.staleness,
+        step=told.step,
+        steps=told.steps,
+        tokens=told.tokens,
+        cursor_from=told.cursor_from,
+        cursor_to=told.cursor_to,
+        weight=weighed.weight,
+        loss=told.loss,
+    )
+
+
+def _progress(state: FragmentState, weighed: Sequence[Weighed]) -> tuple[LearnerProgress, ...]:
+    """Return the table of what the log has accepted from each learner, this commit included."""
+    rows = state.progress
+    for item in weighed:
+        told = item.contribution.header
+        genesis = told.kind is ContributionKind.GENESIS
+        before = rows.get(told.learner)
+        rows[told.learner] = LearnerProgress(
+            learner=told.learner,
+            incarnation=told.incarnation,
+            identity=told.identity,
+            tokens=(before.tokens if before else 0) + (0 if genesis else told.tokens),
+            cursor=max(before.cursor if before else 0, told.cursor_to),
+        )
+    return tuple(rows[name] for name in sorted(rows))

@@ -1,0 +1,346 @@
+"""The syncer: a session over the log that opens rounds, merges and commits.
+
+All it knows can be rebuilt from the log, so every trouble with the broker ends the session and
+begins a new one: the same path as after kill -9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.bus import ledger, presence
+from skerry.bus.contributions import Contribution, Refusal
+from skerry.bus.state import StateWriter
+from skerry.bus.streams import specs
+from skerry.core import liveness, rounds, schedule
+from skerry.core.fragments import plan as plan_of
+from skerry.core.outer import make_outer
+from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull
+from skerry.runtime.entry import first_cause
+from skerry.runtime.service import serve
+from skerry.settings import RunConfig
+from skerry.wire.messages import Round, RunState
+from skerry.wire.subjects import Subjects
+from skerry_syncer.committer import Closing, Committer
+from skerry_syncer.fleet import Fleet
+from skerry_syncer.shard import Shard
+
+if TYPE_CHECKING:
+    from skerry.bus.base import Bus
+    from skerry.core.fragments import Plan
+    from skerry.wire.messages import RunRecord
+    from skerry_syncer.shard import FragmentState
+
+log = structlog.get_logger()
+
+REPUBLISH_S = 2.0
+RETRY_S = 1.0
+EMA_FACTOR = 0.2
+
+
+@dataclass(slots=True)
+class Open:
+    """A round in the air."""
+
+    record: Round
+    opened_s: float
+    published_s: float
+
+
+@dataclass(slots=True)
+class Conductor:
+    """One session: decides by the core, does by the ports."""
+
+    bus: Bus
+    run: RunRecord
+    config: RunConfig
+    plan: Plan
+    committer: Committer
+    shard: Shard
+    fleet: Fleet
+    schedule: schedule.Schedule
+    policy: rounds.Policy
+    timings: rounds.Timings = field(default_factory=rounds.Timings)
+    open: dict[int, Open] = field(default_factory=dict[int, Open])
+    finals: set[int] = field(default_factory=set[int])
+    launched_s: float = float("-inf")
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def follow_contributions(self) -> None:
+        """Take every contribution behind what the manifests have resolved."""
+        subjects = Subjects(self.run.run)
+        after = self.shard.resume_after
+        async for record in self.bus.follow(subjects.contributions(), after=after):
+            got = self.shard.take(record, time.monotonic())
+            if isinstance(got, Contribution):
+                self.wake.set()
+            elif isinstance(got, Refusal):
+                log.warning("contribution_refused", cause=got.cause, detail=got.detail)
+
+    async def follow_pulses(self) -> None:
+        async for pulse in presence.follow_pulses(self.bus, self.run.run):
+            self.fleet.observe(pulse, time.monotonic())
+            self.wake.set()
+
+    async def conduct(self) -> None:
+        """Open, close and commit until the run is finished."""
+        while True:
+            self.wake.clear()
+            await self._genesis()
+            await self._close_due()
+            if await self._finish():
+                return
+            await self._open_due()
+            await self._republish()
+            try:
+                async with asyncio.timeout(self._idle_s()):
+                    await self.wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _genesis(self) -> None:
+        for state in self.shard.fragments.values():
+            if state.version == 0 and state.pending:
+                now_ns = time.time_ns()
+                closing = Closing("genesis", 0, now_ns, now_ns, 0.0, 0.0, final=False)
+                await self.committer.genesis(self.shard, state, closing)
+                log.info("genesis", fragment=state.fragment.index)
+
+    async def _close_due(self) -> None:
+        for index, opened in list(self.open.items()):
+            state = self.shard.fragments[index]
+            now = time.monotonic()
+            view = self._view(state, opened, now)
+            decision, reason = rounds.decide(now, view, self.policy, self.timings)
+            if decision is rounds.Decision.CLOSE:
+                await self._close(state, opened, view, reason)
+            elif decision is rounds.Decision.REOPEN:
+                log.warning("round_reopened", fragment=index, reason=reason)
+                await self._launch(index, final=opened.record.final)
+
+    def _view(self, state: FragmentState, opened: Open, now: float) -> rounds.View:
+        return rounds.View(
+            opened_s=opened.opened_s,
+            arrived=dict(state.arrived_s),
+            expected=frozenset(self.fleet.working(now)),
+        )
+
+    async def _close(
+        self, state: FragmentState, opened: Open, view: rounds.View, reason: str
+    ) -> None:
+        closed_s = time.monotonic()
+        quorum_at = rounds.quorum_at_s(view, self.policy)
+        quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
+        closing = Closing(
+            reason=reason,
+            step=self._clock(closed_s),
+            opened_ns=opened.record.opened_ns,
+            closed_ns=time.time_ns(),
+            quorum_s=quorum_s,
+            grace_s=max(0.0, closed_s - opened.opened_s - quorum_s),
+            final=opened.record.final,
+        )
+        manifest = await self.committer.merge(self.shard, state, closing)
+        if manifest is None:
+            state.pending.clear()
+            state.arrived_s.clear()
+            await self._launch(state.fragment.index, final=opened.record.final)
+            return
+        del self.open[state.fragment.index]
+        if closing.final:
+            self.finals.add(state.fragment.index)
+        sync_s = time.monotonic() - closed_s
+        self.timings = rounds.Timings(
+            step_s=self.fleet.step_time_s(closed_s),
+            quorum_s=rounds.ema(self.timings.quorum_s, quorum_s, EMA_FACTOR),
+            sync_s=rounds.ema(self.timings.sync_s, sync_s, EMA_FACTOR),
+        )
+        commit = manifest.commit
+        log.info(
+            "round_committed",
+            fragment=commit.fragment,
+            version=commit.version,
+            step=commit.step,
+            reason=reason,
+            learners=[c.learner for c in commit.consumed],
+            staleness=[c.staleness for c in commit.consumed],
+            quorum_s=round(quorum_s, 4),
+            grace_s=round(closing.grace_s, 4),
+            sync_s=round(sync_s, 4),
+            refused=list(commit.refused),
+        )
+
+    async def _open_due(self) -> None:
+        now = time.monotonic()
+        if self.fleet.finished(now):
+            return
+        states = [
+            schedule.FragmentState(s.fragment.index, s.version, s.last_due_step, index in self.open)
+            for index, s in self.shard.fragments.items()
+            if s.version > 0
+        ]
+        launch, _ = schedule.next_round(
+            self.schedule,
+            self._clock(now),
+            now,
+            self.launched_s,
+            self.fleet.step_time_s(now),
+            states,
+            schedule.max_in_flight(self.schedule),
+        )
+        if launch is not None:
+            await self._launch(launch.fragment, final=False)
+            self.wake.set()
+
+    async def _launch(self, fragment: int, *, final: bool) -> None:
+        state = self.shard.fragments[fragment]
+        now = time.monotonic()
+        record = Round(
+            run=self.run.run,
+            plan_digest=self.plan.digest,
+            fragment=fragment,
+            version=state.version + 1,
+            due_step=self._clock(now),
+            opened_ns=time.time_ns(),
+            syncer=self.committer.writer.holder,
+            final=final,
+        )
+        await presence.open_round(self.bus, record)
+        self.open[fragment] = Open(record, now, now)
+        self.launched_s = now
+
+    async def _republish(self) -> None:
+        """Say open rounds again now and then: rounds live in memory and a broker may restart."""
+        now = time.monotonic()
+        for opened in self.open.values():
+            if now - opened.published_s >= REPUBLISH_S:
+                await presence.open_round(self.bus, opened.record)
+                opened.published_s = now
+
+    async def _finish(self) -> bool:
+        """Collect what is left once training is over; True when the run has been closed."""
+        now = time.monotonic()
+        if not self.fleet.finished(now):
+            return False
+        left = [i for i in self.shard.fragments if i not in self.finals]
+        if not left:
+            await ledger.finish_run(self.bus, self.run)
+            log.info("run_finished", run=self.run.run)
+            return True
+        for index in left[: schedule.max_in_flight(self.schedule)]:
+            opened = self.open.get(index)
+            if opened is None or not opened.record.final:
+                await self._launch(index, final=True)
+        return False
+
+    def _clock(self, now: float) -> int:
+        committed = max((s.last_due_step for s in self.shard.fragments.values()), default=0)
+        return max(committed, self.fleet.clock(now, self.config.sync.quorum))
+
+    def _idle_s(self) -> float:
+        """Return how long nothing can happen unless something arrives."""
+        now = time.monotonic()
+        waits = [REPUBLISH_S, self.fleet.step_time_s(now) or REPUBLISH_S]
+        for index, opened in self.open.items():
+            view = self._view(self.shard.fragments[index], opened, now)
+            wake = rounds.next_wake_s(now, view, self.policy, self.timings)
+            if wake is not None:
+                waits.append(max(0.0, wake - now))
+        return min(waits)
+
+
+async def session(bus: Bus, run: str, holder: str) -> None:
+    """Take the shard, rebuild it from the log and conduct until the run is finished."""
+    record = await ledger.wait_run(bus, run)
+    if record.state is RunState.FINISHED:
+        log.info("run_already_finished", run=run)
+        return
+    config = RunConfig.model_validate_json(record.config_json)
+    await bus.declare(
+        specs(
+            run,
+            replicas=config.log.replicas,
+            window_bytes=config.log.window_bytes,
+            window_s=config.log.window_s,
+        )
+    )
+    conductor = await _conductor(bus, record, config, holder)
+    async with asyncio.TaskGroup() as group:
+        followers = [
+            group.create_task(conductor.follow_contributions(), name="contributions"),
+            group.create_task(conductor.follow_pulses(), name="pulses"),
+        ]
+        await group.create_task(conductor.conduct(), name="conduct")
+        for task in followers:
+            task.cancel()
+
+
+async def _conductor(bus: Bus, record: RunRecord, config: RunConfig, holder: str) -> Conductor:
+    plan = plan_of(record.leaves, record.fragments)
+    if plan.digest != record.plan_digest:
+        msg = (
+            f"Run {record.run!r} was cut by another release of Skerry ({record.skerry_version}): "
+            "use that release."
+        )
+        raise RunMismatch(msg)
+    sync = config.sync
+    outer = make_outer(
+        config.outer.preset,
+        lr=config.outer.lr,
+        momentum=config.outer.momentum,
+        h_steps=sync.h_steps,
+    )
+    writer = await StateWriter.acquire(
+        bus, record.run, plan, holder=holder, now_ns=time.time_ns(), chunk_bytes=sync.chunk_bytes
+    )
+    shard = await Shard.load(bus, writer, plan, sync, outer)
+    finals = {
+        i for i, s in shard.fragments.items() if s.manifest is not None and s.manifest.commit.final
+    }
+    log.info(
+        "shard_taken",
+        run=record.run,
+        fence=writer.token,
+        versions=[s.version for s in shard.fragments.values()],
+    )
+    return Conductor(
+        bus=bus,
+        run=record,
+        config=config,
+        plan=plan,
+        committer=Committer(writer, sync, outer),
+        shard=shard,
+        fleet=Fleet(liveness.policy_from(**config.liveness.model_dump())),
+        schedule=schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps),
+        policy=rounds.Policy(
+            sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.round_timeout_s
+        ),
+        finals=finals,
+    )
+
+
+async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
+    """Serve one run until it is finished, across broker restarts; Fenced ends it."""
+
+    async def sessions() -> None:
+        while True:
+            try:
+                await session(bus, run, holder)
+            except BaseExceptionGroup as errors:
+                cause = first_cause(errors)
+                if not isinstance(cause, BrokerUnavailable | StorageFull):
+                    raise cause from errors
+            except (BrokerUnavailable, StorageFull) as error:
+                cause = error
+            else:
+                return
+            log.warning("session_restarts", cause=str(cause))
+            await asyncio.sleep(RETRY_S)
+
+    async with bus:
+        await serve({"syncer": sessions}, shutdown_s=shutdown_s)

@@ -1,0 +1,146 @@
+"""What a syncer holds in memory: its fragments as last committed, and what waits to be merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.bus.contributions import Contribution, Inbox, Refusal
+from skerry.bus.state import MASTER, StateWriter, read_part
+from skerry.core import staleness
+from skerry.wire.messages import ContributionKind, LearnerProgress
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from skerry.bus.base import Bus, Record
+    from skerry.core.fragments import Fragment, Plan
+    from skerry.core.outer import Outer
+    from skerry.settings import SyncConfig
+    from skerry.wire.messages import Manifest
+
+OUTER = "outer."
+
+
+@dataclass(slots=True)
+class FragmentState:
+    """One fragment: its committed state and the contributions that wait for its next round."""
+
+    fragment: Fragment
+    manifest: Manifest | None = None
+    master: NDArray[np.float32] | None = None
+    outer: object = None
+    pending: list[Contribution] = field(default_factory=list[Contribution])
+    arrived_s: dict[str, float] = field(default_factory=dict[str, float])
+    refused: list[str] = field(default_factory=list[str])
+
+    @property
+    def version(self) -> int:
+        return self.manifest.commit.version if self.manifest else 0
+
+    @property
+    def last_due_step(self) -> int:
+        return self.manifest.commit.step if self.manifest else 0
+
+    @property
+    def floor(self) -> int:
+        return self.manifest.commit.contrib_floor if self.manifest else 0
+
+    @property
+    def progress(self) -> dict[str, LearnerProgress]:
+        rows = self.manifest.commit.progress if self.manifest else ()
+        return {row.learner: row for row in rows}
+
+    def resolved(self, contribution: Contribution) -> bool:
+        """Tell whether a commit has consumed or refused this contribution already."""
+        told = contribution.header
+        row = self.progress.get(told.learner)
+        counted = row is not None and (told.incarnation, told.identity) <= (
+            row.incarnation,
+            row.identity,
+        )
+        return counted or contribution.sequence_last <= self.floor
+
+
+@dataclass(slots=True)
+class Shard:
+    """All fragments of a shard; the log can rebuild it at any instant."""
+
+    run: str
+    plan: Plan
+    config: SyncConfig
+    fragments: dict[int, FragmentState]
+    inbox: Inbox
+    seen_sequence: int = 0
+
+    @classmethod
+    async def load(
+        cls, bus: Bus, writer: StateWriter, plan: Plan, config: SyncConfig, outer: Outer
+    ) -> Shard:
+        """Rebuild the shard from manifests and slots, mending the ledger on the way."""
+        manifests = await writer.recover()
+        fragments: dict[int, FragmentState] = {}
+        for fragment in plan.fragments:
+            state = FragmentState(fragment, manifests.get(fragment.index))
+            if state.manifest is not None:
+                await _restore(bus, writer.run, plan, state, outer)
+            fragments[fragment.index] = state
+        return cls(writer.run, plan, config, fragments, Inbox(writer.run, plan))
+
+    @property
+    def resume_after(self) -> int:
+        """The CONTRIB sequence up to which every fragment's contributions are resolved."""
+        return min(state.floor for state in self.fragments.values())
+
+    def take(self, record: Record, now_s: float) -> Refusal | Contribution | None:
+        """Feed one record; a contribution that is new waits in its fragment afterwards."""
+        self.seen_sequence = max(self.seen_sequence, record.sequence)
+        got = self.inbox.feed(record)
+        if not isinstance(got, Contribution):
+            return got
+        state = self.fragments[got.header.fragment]
+        if state.resolved(got):
+            return None
+        cause = self._unfit(got, state)
+        if cause is not None:
+            state.refused.append(f"{cause} {got.header.learner}")
+            return Refusal(cause, f"from {got.header.learner}", record.sequence, record.subject)
+        state.pending.append(got)
+        state.arrived_s.setdefault(got.header.learner, now_s)
+        return got
+
+    def floor_of(self, fragment: int) -> int:
+        """Return up to where this fragment's contributions are resolved once all pending are."""
+        unfinished = self.inbox.unfinished_from(fragment)
+        return self.seen_sequence if unfinished is None else unfinished - 1
+
+    def _unfit(self, got: Contribution, state: FragmentState) -> str | None:
+        """Return why a contribution can never be merged, or None."""
+        genesis = got.header.kind is ContributionKind.GENESIS
+        if genesis or state.version == 0:
+            fits = genesis and state.version == 0 and got.scheme == "f32"
+            return None if fits else "genesis"
+        discount, reason = staleness.judge(
+            got.header.base_version,
+            state.version,
+            max_staleness=self.config.max_staleness,
+            discount=self.config.staleness_discount,
+        )
+        return reason if discount is None else None
+
+
+async def _restore(
+    bus: Bus, run: str, plan: Plan, state: FragmentState, outer: Outer
+) -> None:
+    manifest = state.manifest
+    if manifest is None:
+        return
+    vectors = {
+        part.name: await read_part(bus, run, plan, manifest, part.name)
+        for part in manifest.parts
+        if part.name == MASTER or part.name.startswith(OUTER)
+    }
+    state.master = vectors.pop(MASTER)
+    leaves = {name.removeprefix(OUTER): vector for name, vector in vectors.items()}
+    state.outer = outer.restore(state.master, leaves)
