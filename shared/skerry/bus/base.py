@@ -8,6 +8,9 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
+MSG_ID = "Nats-Msg-Id"
+"""The one broker header that records keep: the ``msg_id`` they were published with."""
+
 
 class Retention(StrEnum):
     """What a stream keeps when it is asked for more room than it has."""
@@ -37,8 +40,20 @@ class StreamSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """One stream, as it is; ``spec`` is what its settings amount to."""
+
+    name: str
+    messages: int
+    bytes: int
+    first_seq: int
+    last_seq: int
+    spec: StreamSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Expect:
-    """Refuse the write unless the newest message on ``subject`` has sequence ``sequence`` (0: none)."""
+    """Refuse the write unless ``subject``'s newest message has sequence ``sequence`` (0: none)."""
 
     subject: str
     sequence: int
@@ -54,7 +69,10 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One stored message; ``time_ns`` is the broker's clock."""
+    """One stored message; ``time_ns`` is the broker's clock.
+
+    ``headers`` are those it was published with, and its ``MSG_ID`` if it had one.
+    """
 
     subject: str
     sequence: int
@@ -100,6 +118,10 @@ class Bus(Protocol):
         """
         ...
 
+    async def streams(self) -> list[StreamInfo]:
+        """Return every Skerry stream in this log, by name."""
+        ...
+
     async def publish(
         self,
         subject: str,
@@ -134,8 +156,10 @@ class Bus(Protocol):
     ) -> AsyncGenerator[Record]:
         """Yield matching messages of one stream in order, without gap or repeat, for ever.
 
-        ``after`` > 0 begins behind that sequence and overrides ``start``. Survives a broker
-        restart: it goes on behind the last message it yielded. What retention dropped is skipped.
-        ``aclose()`` the iterator to end it.
+        ``after`` > 0 begins behind that sequence and overrides ``start``; ``Start.NEW`` means new
+        since the first ``anext``. Waits for a stream that is not there yet. Survives a broker
+        restart: it goes on behind the last message it yielded, or from the beginning of a stream
+        that began anew (memory storage loses its messages and counts from 1 again). What
+        retention dropped is skipped. ``aclose()`` the iterator to end it.
         """
         ...

@@ -1,0 +1,270 @@
+"""The log in memory: the broker's rules without a broker, for tests and simulation.
+
+One ``MemoryBroker`` stands for the server; every ``connect()`` is one client of it. All of it
+lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from skerry.bus.base import (
+    MSG_ID,
+    Expect,
+    Receipt,
+    Record,
+    Retention,
+    Start,
+    StreamInfo,
+    StreamSpec,
+)
+from skerry.bus.streams import STREAM_PREFIX, mend, normal, stream_of
+from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull
+
+RECORD_OVERHEAD = 30
+"""Bytes a stored message takes beside its subject, headers and payload."""
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Tell whether a subject matches a pattern with ``*`` (one token) and ``>`` (the rest)."""
+    wants, has = pattern.split("."), subject.split(".")
+    for i, part in enumerate(wants):
+        if part == ">":
+            return len(has) > i
+        if i >= len(has) or part not in ("*", has[i]):
+            return False
+    return len(wants) == len(has)
+
+
+def stored_bytes(record: Record) -> int:
+    """Return the room a record takes in its stream."""
+    headers = sum(len(k) + len(v) + 4 for k, v in record.headers.items())
+    return len(record.subject) + headers + len(record.payload) + RECORD_OVERHEAD
+
+
+@dataclass(slots=True)
+class MemoryStream:
+    """One stream: its messages by sequence, and the newest sequence of each subject."""
+
+    spec: StreamSpec
+    records: dict[int, Record] = field(default_factory=dict[int, Record])
+    newest: dict[str, int] = field(default_factory=dict[str, int])
+    seen: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    last_seq: int = 0
+    bytes: int = 0
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def drop(self, sequence: int) -> None:
+        record = self.records.pop(sequence)
+        self.bytes -= stored_bytes(record)
+        if self.newest.get(record.subject) == sequence:
+            del self.newest[record.subject]
+
+    def age(self, now_ns: int) -> None:
+        """Forget what is older than the window and message ids older than theirs."""
+        if self.spec.max_age_s > 0:
+            floor = now_ns - int(self.spec.max_age_s * 1e9)
+            while self.records and (oldest := next(iter(self.records))):
+                if self.records[oldest].time_ns > floor:
+                    break
+                self.drop(oldest)
+        floor = now_ns - int(self.spec.duplicate_window_s * 1e9)
+        while self.seen and self.seen[oldest_id := next(iter(self.seen))][1] <= floor:
+            del self.seen[oldest_id]
+
+    def last(self, subject: str) -> Record | None:
+        sequence = self.newest.get(subject)
+        return None if sequence is None else self.records[sequence]
+
+    def store(self, record: Record) -> None:
+        """Append a record and let retention make room; StorageFull if it may not."""
+        size, spec = stored_bytes(record), self.spec
+        previous = self.newest.get(record.subject)
+        replaces = previous is not None and spec.retention is Retention.LAST_PER_SUBJECT
+        freed = stored_bytes(self.records[previous]) if previous and replaces else 0
+        if 0 < spec.max_bytes < self.bytes + size - freed:
+            if spec.retention is not Retention.WINDOW or size > spec.max_bytes:
+                msg = f"Stream {spec.name} is full ({spec.max_bytes} bytes): raise its max_bytes."
+                raise StorageFull(msg)
+            while spec.max_bytes < self.bytes + size:
+                self.drop(next(iter(self.records)))
+        if previous and replaces:
+            self.drop(previous)
+        self.records[record.sequence] = record
+        self.newest[record.subject] = self.last_seq = record.sequence
+        self.bytes += size
+        self.grown.set()
+        self.grown = asyncio.Event()
+
+    def info(self) -> StreamInfo:
+        first = next(iter(self.records), self.last_seq + 1 if self.last_seq else 0)
+        return StreamInfo(
+            self.spec.name, len(self.records), self.bytes, first, self.last_seq, self.spec
+        )
+
+
+class MemoryBroker:
+    """The server: streams that all its clients share. ``clock_ns`` stamps records and ages them."""
+
+    def __init__(
+        self, *, clock_ns: Callable[[], int] = time.time_ns, max_payload_bytes: int = 1024**2
+    ) -> None:
+        self.clock_ns = clock_ns
+        self.max_payload_bytes = max_payload_bytes
+        self.streams: dict[str, MemoryStream] = {}
+        self.declared = asyncio.Event()
+
+    def connect(self) -> MemoryBus:
+        """Return a client of this broker."""
+        return MemoryBus(self)
+
+    def stream(self, name: str) -> MemoryStream | None:
+        """Return a stream with everything expired forgotten, or None."""
+        stream = self.streams.get(name)
+        if stream is not None:
+            stream.age(self.clock_ns())
+        return stream
+
+    def declare(self, spec: StreamSpec) -> tuple[str, ...]:
+        """Create or mend one stream and return its differences; StreamDrift as the port says."""
+        found = self.streams.get(spec.name)
+        if found is None:
+            self.streams[spec.name] = MemoryStream(normal(spec))
+            self.declared.set()
+            self.declared = asyncio.Event()
+            return ()
+        changes = mend(spec, found.spec)
+        found.spec = normal(spec)
+        return changes
+
+    def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str | None,
+        expect: Expect | None,
+        headers: Mapping[str, str],
+    ) -> Receipt:
+        """Store one message, the expectation checked before the message id, as the server does."""
+        stream = self.stream(stream_of(subject))
+        if stream is None or not any(matches(p, subject) for p in stream.spec.subjects):
+            msg = f"No stream takes {subject}: declare the run's streams first."
+            raise BusError(msg)
+        if expect is not None and stream.newest.get(expect.subject, 0) != expect.sequence:
+            msg = f"{expect.subject} is no longer at sequence {expect.sequence}."
+            raise Conflict(msg, subject=expect.subject, expected=expect.sequence)
+        if msg_id is not None and msg_id in stream.seen:
+            return Receipt(stream.seen[msg_id][0], duplicate=True)
+        kept = dict(headers) if msg_id is None else {**headers, MSG_ID: msg_id}
+        record = Record(subject, stream.last_seq + 1, self.clock_ns(), bytes(payload), kept)
+        stream.store(record)
+        if msg_id is not None:
+            stream.seen[msg_id] = (record.sequence, record.time_ns)
+        return Receipt(record.sequence)
+
+
+class MemoryBus:
+    """One client of a MemoryBroker; implements ``skerry.bus.base.Bus``."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self.broker.max_payload_bytes
+
+    async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
+        await asyncio.sleep(0)
+        return tuple(change for spec in specs for change in self.broker.declare(spec))
+
+    async def streams(self) -> list[StreamInfo]:
+        await asyncio.sleep(0)
+        names = sorted(name for name in self.broker.streams if name.startswith(STREAM_PREFIX))
+        return [stream.info() for name in names if (stream := self.broker.stream(name))]
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        await asyncio.sleep(0)
+        if len(payload) > self.max_payload_bytes:
+            msg = (
+                f"A message of {len(payload)} bytes does not fit the broker's max_payload of"
+                f" {self.max_payload_bytes}: lower sync.chunk_bytes."
+            )
+            raise BrokerUnfit(msg)
+        return self.broker.append(
+            subject, payload, msg_id=msg_id, expect=expect, headers=headers or {}
+        )
+
+    async def last(self, subject: str) -> Record | None:
+        await asyncio.sleep(0)
+        stream = self.broker.stream(stream_of(subject))
+        return None if stream is None else stream.last(subject)
+
+    async def last_each(self, pattern: str) -> list[Record]:
+        await asyncio.sleep(0)
+        stream = self.broker.stream(stream_of(pattern))
+        if stream is None:
+            return []
+        found = sorted(seq for subject, seq in stream.newest.items() if matches(pattern, subject))
+        return [stream.records[seq] for seq in found]
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        await asyncio.sleep(0)
+        found = self.broker.stream(stream)
+        return None if found is None else found.records.get(sequence)
+
+    def follow(
+        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
+        return self._follow(patterns, start, after)
+
+    async def _follow(
+        self, patterns: tuple[str, ...], start: Start, after: int
+    ) -> AsyncGenerator[Record]:
+        name = stream_of(patterns[0])
+        while (stream := self.broker.stream(name)) is None:
+            await self.broker.declared.wait()
+        if 0 < after > stream.last_seq:
+            start, after = Start.ALL, 0
+        position, first = after, list[int]()
+        if not after and start is not Start.ALL:
+            position = stream.last_seq
+        if not after and start is Start.LAST_PER_SUBJECT:
+            wanted = [(seq, s) for s, seq in stream.newest.items()]
+            first = sorted(seq for seq, s in wanted if any(matches(p, s) for p in patterns))
+        for sequence in first:
+            if (record := stream.records.get(sequence)) is not None:
+                yield record
+        while True:
+            while position < stream.last_seq:
+                position += 1
+                record = stream.records.get(position)
+                if record is not None and any(matches(p, record.subject) for p in patterns):
+                    yield record
+                stream.age(self.broker.clock_ns())
+            await stream.grown.wait()
