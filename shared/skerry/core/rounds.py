@@ -1,0 +1,170 @@
+"""When an open round closes: quorum, and an adaptive grace window on top of it.
+
+Source: Decoupled DiLoCo (arXiv 2604.21428), on the syncer's minimum quorum and adaptive grace
+window. In its ablation K = 1 alone costs quality and K = M costs goodput; K = 1 with the grace
+window costs neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Decision(StrEnum):
+    """What becomes of an open round now."""
+
+    WAIT = "wait"
+    CLOSE = "close"
+    REOPEN = "reopen"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """K, gamma, tau, and how long a round may stay without its quorum."""
+
+    quorum: int
+    grace_gamma: float
+    overlap_steps: int
+    round_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Exponential moving averages in seconds; None until measured.
+
+    ``step_s``: one training step of a learner. ``quorum_s``: from opening a round to its K-th
+    contribution. ``sync_s``: from closing a round to its commit being readable.
+    """
+
+    step_s: float | None = None
+    quorum_s: float | None = None
+    sync_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One open round, as the syncer sees it; all times on one clock, in seconds.
+
+    ``arrived`` maps a learner to the time its contribution was complete, ``expected`` holds the
+    learners that are alive and have not refused. ``short_since_s`` is since when fewer than K
+    learners have been alive, None while there are enough. A ``final`` round comes after training.
+    """
+
+    opened_s: float
+    arrived: Mapping[str, float]
+    expected: frozenset[str]
+    short_since_s: float | None = None
+    final: bool = False
+
+
+def ema(old: float | None, new: float, factor: float) -> float:
+    """Return the moving average ``old + factor * (new - old)``; the first value as it is."""
+    return new if old is None else old + factor * (new - old)
+
+
+def measured(
+    timings: Timings,
+    factor: float,
+    *,
+    step_s: float | None = None,
+    quorum_s: float | None = None,
+    sync_s: float | None = None,
+) -> Timings:
+    """Return the timings with what was measured folded in."""
+    if step_s is not None:
+        timings = replace(timings, step_s=ema(timings.step_s, step_s, factor))
+    if quorum_s is not None:
+        timings = replace(timings, quorum_s=ema(timings.quorum_s, quorum_s, factor))
+    if sync_s is not None:
+        timings = replace(timings, sync_s=ema(timings.sync_s, sync_s, factor))
+    return timings
+
+
+def grace_s(policy: Policy, timings: Timings) -> float:
+    """Return how long a round may wait beyond its quorum, in seconds.
+
+    ``gamma * max(0, tau * step - (quorum + sync))``, at most one step: a learner goes on for tau
+    steps before it needs the result, so what collecting and committing leave of that time costs no
+    goodput. Decoupled DiLoCo (arXiv 2604.21428), on the adaptive grace window. The cap is ours:
+    learners answer at their next step boundary, so one of equal speed is at most a step behind the
+    first; one that is later is slower or gone, and waiting for it only ages the others' work.
+
+    Without a measured step time nothing says that waiting is free, so there is no grace; quorum and
+    sync times that are not measured yet count as nothing, which the cap keeps to a step.
+    """
+    if timings.step_s is None:
+        return 0.0
+    spent = (timings.quorum_s or 0.0) + (timings.sync_s or 0.0)
+    slack = policy.overlap_steps * timings.step_s - spent
+    return min(policy.grace_gamma * max(0.0, slack), timings.step_s)
+
+
+def decide(now: float, view: View, policy: Policy, timings: Timings) -> tuple[Decision, str]:
+    """Say what becomes of a round now, and why.
+
+    ============ ================ ==================================================================
+    CLOSE        all_arrived      at least K contributed, and so has everyone who is expected
+    CLOSE        grace_over       K contributed, and the grace window since the K-th has passed
+    CLOSE        short_handed     fewer than K are alive, for a timeout now, and all of them are in
+    CLOSE        timeout          open for a timeout with at least one contribution
+    CLOSE        final_empty      a final round to which nobody came: there is nothing to merge
+    REOPEN       nobody_came      open for a timeout without any contribution
+    WAIT         quorum, grace    before and after the K-th contribution
+    WAIT         final            a final round waits for everyone; training is over, so it is free
+    ============ ================ ==================================================================
+
+    K is a minimum, but not one that may stop a run for ever: where learners have gone for good,
+    the rest would wait on them in every round. The first round pays one timeout, and from then on
+    (``short_since_s`` is older than a timeout) a round closes as soon as all the living are in.
+    """
+    count, missing = len(view.arrived), view.expected - view.arrived.keys()
+    enough = count >= (1 if view.final else policy.quorum)
+    if enough and not missing:
+        return Decision.CLOSE, "all_arrived"
+    if enough and not view.final:
+        over = now >= _grace_end_s(view, policy, timings)
+        return (Decision.CLOSE, "grace_over") if over else (Decision.WAIT, "grace")
+    if count and not missing and now >= _short_end_s(view, policy):
+        return Decision.CLOSE, "short_handed"
+    if now < view.opened_s + policy.round_timeout_s:
+        return Decision.WAIT, "final" if view.final else "quorum"
+    if count:
+        return Decision.CLOSE, "timeout"
+    return (Decision.CLOSE, "final_empty") if view.final else (Decision.REOPEN, "nobody_came")
+
+
+def next_wake_s(now: float, view: View, policy: Policy, timings: Timings) -> float:
+    """Return after how many seconds time alone changes the decision; 0 if it is not to wait.
+
+    Until then only an event can: a contribution, or a learner that comes or goes.
+    """
+    decision, reason = decide(now, view, policy, timings)
+    if decision is not Decision.WAIT:
+        return 0.0
+    if reason == "grace":
+        return _grace_end_s(view, policy, timings) - now
+    ends = [view.opened_s + policy.round_timeout_s]
+    if view.arrived and view.expected <= view.arrived.keys():
+        ends.append(_short_end_s(view, policy))
+    return min(ends) - now
+
+
+def quorum_at_s(view: View, quorum: int) -> float | None:
+    """Return when the K-th contribution arrived, None if it has not."""
+    times = sorted(view.arrived.values())
+    return times[quorum - 1] if len(times) >= quorum else None
+
+
+def _grace_end_s(view: View, policy: Policy, timings: Timings) -> float:
+    reached = quorum_at_s(view, policy.quorum)
+    return float("inf") if reached is None else reached + grace_s(policy, timings)
+
+
+def _short_end_s(view: View, policy: Policy) -> float:
+    since = view.short_since_s
+    return float("inf") if since is None else since + policy.round_timeout_s

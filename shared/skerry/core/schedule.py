@@ -1,0 +1,169 @@
+"""When which fragment is synchronised.
+
+Fragment p is due each H steps of the global clock, at an offset of its own, so that the fragments
+take turns and the link is used evenly. Sources: Streaming DiLoCo (arXiv 2501.18512), sections on
+streaming partial updates (offsets) and on overlapping communication (tau); Decoupled DiLoCo
+(arXiv 2604.21428), on the syncer (global clock by the K-th fastest learner). The launch floor is
+ours: on a fast link rounds would otherwise follow each other far more often than H steps apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """P fragments, each due once per H steps, each in the air for tau steps."""
+
+    fragments: int
+    h_steps: int
+    overlap_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentState:
+    """Where a fragment stands; ``last_due_step`` is that of its newest round, 0 at genesis."""
+
+    fragment: int
+    version: int
+    last_due_step: int
+    in_flight: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A round to open: towards ``version`` of ``fragment``, due at ``due_step``."""
+
+    fragment: int
+    version: int
+    due_step: int
+
+
+def offset(schedule: Schedule, fragment: int) -> int:
+    """Return the first step of a period at which the fragment is due: ``p * H // P``."""
+    return fragment * schedule.h_steps // schedule.fragments
+
+
+def due_step(schedule: Schedule, fragment: int, after_step: int) -> int:
+    """Return the first step strictly after ``after_step`` at which the fragment is due."""
+    start = offset(schedule, fragment)
+    periods = (after_step - start) // schedule.h_steps + 1
+    return start + max(0, periods) * schedule.h_steps
+
+
+def latest_due_step(schedule: Schedule, fragment: int, clock: int) -> int:
+    """Return the last step <= ``clock`` at which the fragment was due; below 0 if it never was."""
+    start = offset(schedule, fragment)
+    return start + (clock - start) // schedule.h_steps * schedule.h_steps
+
+
+def global_clock(steps: Iterable[int], quorum: int) -> int:
+    """Return the step of the K-th fastest learner; of the slowest if there are fewer, 0 if none.
+
+    Decoupled DiLoCo (arXiv 2604.21428), on the syncer: a round can only be answered by a quorum
+    that has got there, so the K-th fastest learner, not the fastest, tells the time.
+    """
+    fastest = sorted(steps, reverse=True)
+    return fastest[min(max(quorum, 1), len(fastest)) - 1] if fastest else 0
+
+
+def extrapolated_step(step: int, age_s: float, step_time_s: float, limit: int) -> int:
+    """Estimate where a learner is now from a report ``age_s`` seconds old.
+
+    At most ``limit`` steps are added, so that the clock does not run away with a learner that
+    died; none if its step time is not known yet.
+    """
+    if step_time_s <= 0 or age_s <= 0:
+        return step
+    return step + int(min(age_s / step_time_s, float(max(limit, 0))))
+
+
+def launch_floor_s(schedule: Schedule, step_time_s: float) -> float:
+    """Return the least time between two launches in seconds: ``H * step_time / P``."""
+    return schedule.h_steps * step_time_s / schedule.fragments
+
+
+def max_in_flight(schedule: Schedule) -> int:
+    """Return how many rounds may be open at once.
+
+    A round lives for tau steps and P / H rounds start per step, so ``tau * P / H`` overlap; what
+    is due at one and the same step comes on top: one fragment, or P / H where P exceeds H.
+    """
+    per_step = schedule.fragments / schedule.h_steps
+    room = math.ceil(schedule.overlap_steps * per_step) + math.ceil(per_step)
+    return min(room, schedule.fragments)
+
+
+def next_round(  # noqa: PLR0913, PLR0917 - a pure decision takes the whole situation as arguments
+    schedule: Schedule,
+    clock: int,
+    now_s: float,
+    last_launch_s: float | None,
+    step_time_s: float,
+    states: Sequence[FragmentState],
+    max_in_flight: int,
+) -> tuple[Launch | None, str]:
+    """Choose the fragment whose round should be opened now, if any, and say why.
+
+    The most overdue fragment goes first, the lowest number among equals. A fragment that missed
+    several periods gets one round, at its latest due step, not one per period. Reasons: ``due``;
+    without a launch ``in_flight``, ``not_due`` and ``launch_floor``.
+    """
+    if sum(state.in_flight for state in states) >= max_in_flight:
+        return None, "in_flight"
+    waiting = _overdue(schedule, clock, states)
+    if not waiting:
+        return None, "not_due"
+    if _floor_left_s(schedule, now_s, last_launch_s, step_time_s) > 0:
+        return None, "launch_floor"
+    _, fragment, version = waiting[0]
+    return Launch(fragment, version + 1, latest_due_step(schedule, fragment, clock)), "due"
+
+
+def next_launch_s(  # noqa: PLR0913, PLR0917 - mirrors next_round
+    schedule: Schedule,
+    clock: int,
+    now_s: float,
+    last_launch_s: float | None,
+    step_time_s: float,
+    states: Sequence[FragmentState],
+    max_in_flight: int,
+) -> float | None:
+    """Return in how many seconds time alone could make ``next_round`` launch; 0: now.
+
+    None if only an event can: a round that closes, or a first measurement of the step time.
+    """
+    idle = [state for state in states if not state.in_flight]
+    if len(states) - len(idle) >= max_in_flight or not idle:
+        return None
+    floor_s = _floor_left_s(schedule, now_s, last_launch_s, step_time_s)
+    due = min(due_step(schedule, s.fragment, s.last_due_step) for s in idle)
+    if due <= clock:
+        return floor_s
+    return max(floor_s, (due - clock) * step_time_s) if step_time_s > 0 else None
+
+
+def _overdue(
+    schedule: Schedule, clock: int, states: Sequence[FragmentState]
+) -> list[tuple[int, int, int]]:
+    """Return (first missed due step, fragment, version) of what is due, most overdue first."""
+    missed = (
+        (due_step(schedule, s.fragment, s.last_due_step), s.fragment, s.version)
+        for s in states
+        if not s.in_flight
+    )
+    return sorted(entry for entry in missed if entry[0] <= clock)
+
+
+def _floor_left_s(
+    schedule: Schedule, now_s: float, last_launch_s: float | None, step_time_s: float
+) -> float:
+    if last_launch_s is None:
+        return 0.0
+    return max(0.0, last_launch_s + launch_floor_s(schedule, step_time_s) - now_s)

@@ -1,0 +1,190 @@
+"""When a round closes, and why; and that the syncer can sleep until it might."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.core.rounds import (
+    Decision,
+    Policy,
+    Timings,
+    View,
+    decide,
+    ema,
+    grace_s,
+    measured,
+    next_wake_s,
+    quorum_at_s,
+)
+
+quick = settings(max_examples=150, deadline=None)
+POLICY = Policy(quorum=2, grace_gamma=0.5, overlap_steps=3, round_timeout_s=60.0)
+TIMINGS = Timings(step_s=1.0, quorum_s=0.4, sync_s=1.0)  # grace: 0.5 * (3 - 1.4) = 0.8 s
+ALL = frozenset("abc")
+
+times = st.floats(0, 100, allow_nan=False)
+policies = st.builds(
+    Policy, st.integers(1, 4), st.floats(0, 0.99), st.integers(0, 5), st.floats(0.1, 50)
+)
+measurements = st.none() | st.floats(0.001, 10)
+timings_ = st.builds(Timings, measurements, measurements, measurements)
+views = st.builds(
+    View,
+    opened_s=times,
+    arrived=st.dictionaries(st.sampled_from("abcd"), times),
+    expected=st.frozensets(st.sampled_from("abcd")),
+    short_since_s=st.none() | times,
+    final=st.booleans(),
+)
+
+
+def view(
+    arrived: dict[str, float],
+    expected: frozenset[str] = ALL,
+    short_since_s: float | None = None,
+    *,
+    final: bool = False,
+) -> View:
+    return View(0.0, arrived, expected, short_since_s, final)
+
+
+CASES = {
+    "nobody yet": (1.0, view({}), Decision.WAIT, "quorum"),
+    "below quorum": (1.0, view({"a": 0.5}), Decision.WAIT, "quorum"),
+    "quorum, in grace": (2.0, view({"a": 0.5, "b": 1.5}), Decision.WAIT, "grace"),
+    "quorum, grace over": (2.31, view({"a": 0.5, "b": 1.5}), Decision.CLOSE, "grace_over"),
+    "everyone": (0.6, view({"a": 0.5, "b": 0.5, "c": 0.6}), Decision.CLOSE, "all_arrived"),
+    "everyone alive": (
+        0.6,
+        view({"a": 0.5, "b": 0.5}, frozenset("ab")),
+        Decision.CLOSE,
+        "all_arrived",
+    ),
+    "one that died after it contributed": (
+        0.6,
+        view({"a": 0.5, "b": 0.5}, frozenset("a")),
+        Decision.CLOSE,
+        "all_arrived",
+    ),
+    "too few alive": (59.0, view({"a": 0.5}, frozenset("a"), 0.0), Decision.WAIT, "quorum"),
+    "too few alive for long": (
+        1.0,
+        view({"a": 0.5}, frozenset("a"), -60.0),
+        Decision.CLOSE,
+        "short_handed",
+    ),
+    "too few alive for long, not all in": (
+        1.0,
+        view({"a": 0.5}, frozenset("ab"), -60.0),
+        Decision.WAIT,
+        "quorum",
+    ),
+    "timeout with one": (60.0, view({"a": 0.5}), Decision.CLOSE, "timeout"),
+    "timeout with none": (60.0, view({}), Decision.REOPEN, "nobody_came"),
+    "final waits for all": (30.0, view({"a": 1, "b": 1}, final=True), Decision.WAIT, "final"),
+    "final with all": (1.0, view({"a": 1, "b": 1, "c": 1}, final=True), "close", "all_arrived"),
+    "final with all one": (1.0, view({"a": 1}, frozenset("a"), final=True), "close", "all_arrived"),
+    "final timeout": (60.0, view({"a": 1}, final=True), Decision.CLOSE, "timeout"),
+    "final with none": (60.0, view({}, final=True), Decision.CLOSE, "final_empty"),
+}
+
+
+@pytest.mark.parametrize(("now", "seen", "decision", "reason"), CASES.values(), ids=CASES.keys())
+def test_decisions(now: float, seen: View, decision: Decision, reason: str) -> None:
+    assert decide(now, seen, POLICY, TIMINGS) == (decision, reason)
+
+
+def test_grace_is_the_share_of_the_slack() -> None:
+    assert grace_s(POLICY, TIMINGS) == pytest.approx(0.8)
+
+
+def test_there_is_no_grace_without_slack() -> None:
+    assert grace_s(POLICY, Timings(1.0, 2.0, 1.5)) == 0.0
+
+
+def test_there_is_no_grace_in_a_blocking_mode() -> None:
+    assert grace_s(Policy(1, 0.9, 0, 60.0), Timings(1.0, 0.0, 0.0)) == 0.0
+
+
+def test_there_is_no_grace_before_the_first_measured_step() -> None:
+    assert grace_s(POLICY, Timings()) == 0.0
+
+
+@quick
+@given(policy=policies, timings=timings_)
+def test_grace_is_at_most_one_step_and_less_than_the_slack(
+    policy: Policy, timings: Timings
+) -> None:
+    grace = grace_s(policy, timings)
+    step = timings.step_s or 0.0
+    spent = (timings.quorum_s or 0.0) + (timings.sync_s or 0.0)
+    assert 0.0 <= grace <= step
+    assert grace <= max(0.0, policy.overlap_steps * step - spent)
+
+
+@quick
+@given(seen=views, policy=policies, timings=timings_, now=times, later=times)
+def test_a_round_that_closed_stays_closed_as_time_passes(
+    seen: View, policy: Policy, timings: Timings, now: float, later: float
+) -> None:
+    first, _ = decide(min(now, later), seen, policy, timings)
+    second, _ = decide(max(now, later), seen, policy, timings)
+    assert first is not Decision.CLOSE or second is Decision.CLOSE
+
+
+@quick
+@given(seen=views, policy=policies, timings=timings_, now=times)
+def test_only_an_empty_final_round_closes_without_a_contribution(
+    seen: View, policy: Policy, timings: Timings, now: float
+) -> None:
+    decision, reason = decide(now, seen, policy, timings)
+    if decision is Decision.CLOSE and not seen.arrived:
+        assert (seen.final, reason) == (True, "final_empty")
+
+
+@quick
+@given(seen=views, policy=policies, timings=timings_)
+def test_no_round_waits_for_ever(seen: View, policy: Policy, timings: Timings) -> None:
+    end = max([seen.opened_s, *seen.arrived.values()]) + policy.round_timeout_s + 11.0
+    assert decide(end, seen, policy, timings)[0] is not Decision.WAIT
+
+
+@quick
+@given(seen=views, policy=policies, timings=timings_, now=times, share=st.floats(0, 0.999))
+def test_nothing_changes_before_the_next_wake_and_something_does_then(
+    seen: View, policy: Policy, timings: Timings, now: float, share: float
+) -> None:
+    before = decide(now, seen, policy, timings)
+    wake_s = next_wake_s(now, seen, policy, timings)
+    if before[0] is Decision.WAIT:
+        assert wake_s > 0
+        assert decide(now + share * wake_s, seen, policy, timings) == before
+        assert decide(now + wake_s + 1e-6, seen, policy, timings)[0] is not Decision.WAIT
+    else:
+        assert wake_s == 0
+
+
+def test_the_quorum_is_reached_at_the_kth_arrival() -> None:
+    seen = view({"a": 5.0, "b": 1.0, "c": 3.0})
+    assert [quorum_at_s(seen, k) for k in (1, 2, 3, 4)] == [1.0, 3.0, 5.0, None]
+
+
+@quick
+@given(old=st.floats(0, 1e6), new=st.floats(0, 1e6), factor=st.floats(0, 1))
+def test_an_average_lies_between_old_and_new(old: float, new: float, factor: float) -> None:
+    low, high = min(old, new), max(old, new)
+    assert low - 1e-6 <= ema(old, new, factor) <= high + 1e-6
+
+
+def test_the_first_measurement_is_taken_as_it_is() -> None:
+    assert measured(Timings(), 0.1, step_s=2.0, sync_s=0.5) == Timings(2.0, None, 0.5)
+
+
+def test_measurements_are_averaged_each_on_its_own() -> None:
+    timings = measured(Timings(1.0, 1.0, 1.0), 0.5, quorum_s=3.0)
+    assert timings == Timings(1.0, 2.0, 1.0)
+    assert math.isclose(grace_s(POLICY, timings), 0.0)
