@@ -96,6 +96,7 @@ class Committer:
         batch = Batch.take(shard, state)
         weighed = self._weigh(batch, state)
         if not weighed or state.master is None:
+            state.drop(batch.pending)
             return None
         plan = self.writer.plan
         inputs = [
@@ -183,10 +184,7 @@ class Committer:
         told = len(state.refused)
         manifest = await self.writer.commit(commit, parts, state.manifest)
         state.manifest, state.master, state.outer = manifest, master, outer_state
-        state.pending = state.pending[len(batch.pending) :]
-        state.arrived_s = {
-            c.header.learner: state.arrived_s[c.header.learner] for c in state.pending
-        }
+        state.drop(batch.pending)
         del state.refused[:told]
         return manifest
 

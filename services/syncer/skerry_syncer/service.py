@@ -68,7 +68,8 @@ class Conductor:
     timings: rounds.Timings = field(default_factory=rounds.Timings)
     open: dict[int, Open] = field(default_factory=dict[int, Open])
     finals: set[int] = field(default_factory=set[int])
-    launched_s: float = float("-inf")
+    launched_s: float | None = None
+    short_since_s: float | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def follow_contributions(self) -> None:
@@ -91,6 +92,7 @@ class Conductor:
         """Open, close and commit until the run is finished."""
         while True:
             self.wake.clear()
+            self._count_hands()
             await self._genesis()
             await self._close_due()
             if await self._finish():
@@ -111,6 +113,14 @@ class Conductor:
                 await self.committer.genesis(self.shard, state, closing)
                 log.info("genesis", fragment=state.fragment.index)
 
+    def _count_hands(self) -> None:
+        """Remember since when fewer than K learners work."""
+        now = time.monotonic()
+        if len(self.fleet.working(now)) >= self.policy.quorum:
+            self.short_since_s = None
+        elif self.short_since_s is None:
+            self.short_since_s = now
+
     async def _close_due(self) -> None:
         for index, opened in list(self.open.items()):
             state = self.shard.fragments[index]
@@ -128,13 +138,15 @@ class Conductor:
             opened_s=opened.opened_s,
             arrived=dict(state.arrived_s),
             expected=frozenset(self.fleet.working(now)),
+            short_since_s=self.short_since_s,
+            final=opened.record.final,
         )
 
     async def _close(
         self, state: FragmentState, opened: Open, view: rounds.View, reason: str
     ) -> None:
         closed_s = time.monotonic()
-        quorum_at = rounds.quorum_at_s(view, self.policy)
+        quorum_at = rounds.quorum_at_s(view, self.policy.quorum)
         quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
         closing = Closing(
             reason=reason,
@@ -146,19 +158,18 @@ class Conductor:
             final=opened.record.final,
         )
         manifest = await self.committer.merge(self.shard, state, closing)
-        if manifest is None:
-            state.pending.clear()
-            state.arrived_s.clear()
-            await self._launch(state.fragment.index, final=opened.record.final)
-            return
         del self.open[state.fragment.index]
-        if closing.final:
-            self.finals.add(state.fragment.index)
+        (self.finals.add if closing.final else self.finals.discard)(state.fragment.index)
+        if manifest is None:
+            log.info("round_empty", fragment=state.fragment.index, reason=reason)
+            return
         sync_s = time.monotonic() - closed_s
-        self.timings = rounds.Timings(
-            step_s=self.fleet.step_time_s(closed_s),
-            quorum_s=rounds.ema(self.timings.quorum_s, quorum_s, EMA_FACTOR),
-            sync_s=rounds.ema(self.timings.sync_s, sync_s, EMA_FACTOR),
+        self.timings = rounds.measured(
+            self.timings,
+            EMA_FACTOR,
+            step_s=self.fleet.step_time_s(closed_s) or None,
+            quorum_s=quorum_s,
+            sync_s=sync_s,
         )
         commit = manifest.commit
         log.info(
@@ -179,12 +190,28 @@ class Conductor:
         now = time.monotonic()
         if self.fleet.finished(now):
             return
+        launch, _ = schedule.next_round(*self._schedule_view(now))
+        if launch is not None:
+            await self._launch(launch.fragment, final=False)
+            self.wake.set()
+
+    def _schedule_view(
+        self, now: float
+    ) -> tuple[
+        schedule.Schedule,
+        int,
+        float,
+        float | None,
+        float,
+        list[schedule.FragmentState],
+        int,
+    ]:
         states = [
-            schedule.FragmentState(s.fragment.index, s.version, s.last_due_step, index in self.open)
+            schedule.FragmentState(index, s.version, s.last_due_step, index in self.open)
             for index, s in self.shard.fragments.items()
             if s.version > 0
         ]
-        launch, _ = schedule.next_round(
+        return (
             self.schedule,
             self._clock(now),
             now,
@@ -193,9 +220,6 @@ class Conductor:
             states,
             schedule.max_in_flight(self.schedule),
         )
-        if launch is not None:
-            await self._launch(launch.fragment, final=False)
-            self.wake.set()
 
     async def _launch(self, fragment: int, *, final: bool) -> None:
         state = self.shard.fragments[fragment]
@@ -245,12 +269,16 @@ class Conductor:
     def _idle_s(self) -> float:
         """Return how long nothing can happen unless something arrives."""
         now = time.monotonic()
-        waits = [REPUBLISH_S, self.fleet.step_time_s(now) or REPUBLISH_S]
-        for index, opened in self.open.items():
-            view = self._view(self.shard.fragments[index], opened, now)
-            wake = rounds.next_wake_s(now, view, self.policy, self.timings)
-            if wake is not None:
-                waits.append(max(0.0, wake - now))
+        waits = [REPUBLISH_S]
+        launch_s = schedule.next_launch_s(*self._schedule_view(now))
+        if launch_s is not None and not self.fleet.finished(now):
+            waits.append(launch_s)
+        waits += [
+            rounds.next_wake_s(
+                now, self._view(self.shard.fragments[i], opened, now), self.policy, self.timings
+            )
+            for i, opened in self.open.items()
+        ]
         return min(waits)
 
 

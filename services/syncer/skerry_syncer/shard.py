@@ -11,6 +11,8 @@ from skerry.core import staleness
 from skerry.wire.messages import ContributionKind, LearnerProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -51,6 +53,15 @@ class FragmentState:
     def progress(self) -> dict[str, LearnerProgress]:
         rows = self.manifest.commit.progress if self.manifest else ()
         return {row.learner: row for row in rows}
+
+    def drop(self, done: Sequence[Contribution]) -> None:
+        """Forget the oldest waiting contributions: ``done``, which a batch took.
+
+        What came meanwhile was made for the round that has closed: it will be merged as a late
+        one and says nothing about who has answered the next round.
+        """
+        self.pending = self.pending[len(done) :]
+        self.arrived_s = {}
 
     def resolved(self, contribution: Contribution) -> bool:
         """Tell whether a commit has consumed or refused this contribution already."""
@@ -107,7 +118,8 @@ class Shard:
             state.refused.append(f"{cause} {got.header.learner}")
             return Refusal(cause, f"from {got.header.learner}", record.sequence, record.subject)
         state.pending.append(got)
-        state.arrived_s.setdefault(got.header.learner, now_s)
+        if got.header.round_version == state.version + 1:
+            state.arrived_s.setdefault(got.header.learner, now_s)
         return got
 
     def floor_of(self, fragment: int) -> int:
