@@ -1,0 +1,33 @@
+"""What packaging tests share: the checkout, its uv, and the five import packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def uv() -> str:
+    """The uv that ``make setup`` put into the checkout, or one on PATH."""
+    places = os.pathsep.join([str(ROOT / ".tools" / "bin"), os.environ.get("PATH", "")])
+    found = shutil.which("uv", path=places)
+    assert found is not None, "no uv: run `make setup` first"
+    return found
+
+
+@pytest.fixture(scope="session")
+def plain_environ() -> dict[str, str]:
+    """The environment of a user who has neither activated nor configured anything of ours."""
+    ours = ("SKERRY_", "UV_", "VIRTUAL_ENV", "PYTHON", "PYTEST_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    return {**kept, "UV_PYTHON_PREFERENCE": "only-system", "PYTHONDONTWRITEBYTECODE": "1"}

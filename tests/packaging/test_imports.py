@@ -1,0 +1,89 @@
+"""Every module imports, light services stay light, and packages hide nothing behind __init__."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {
+    "skerry": "shared/skerry",
+    "skerry_learner": "services/learner/skerry_learner",
+    "skerry_syncer": "services/syncer/skerry_syncer",
+    "skerry_checkpointer": "services/checkpointer/skerry_checkpointer",
+    "skerry_health_monitor": "services/health_monitor/skerry_health_monitor",
+}
+HEAVY = ("jax", "jaxlib", "numba", "optax")
+
+# Run in a fresh interpreter: argv is the package, then the modules that are not installed there.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+
+package, *absent = sys.argv[1:]
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
+
+sys.meta_path.insert(0, Absent())
+top = importlib.import_module(package)
+for module in pkgutil.walk_packages(top.__path__, package + "."):
+    importlib.import_module(module.name)
+"""
+
+
+def import_all(package: str, *absent: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORT_ALL, package, *absent],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("package", ["skerry", "skerry_learner", "skerry_syncer"])
+def test_every_module_imports(package: str) -> None:
+    import_all(package)
+
+
+@pytest.mark.parametrize("package", ["skerry_checkpointer", "skerry_health_monitor"])
+def test_every_module_of_a_light_service_imports_where_jax_and_numba_are_missing(
+    package: str,
+) -> None:
+    import_all(package, *HEAVY)
+
+
+def test_the_absence_of_a_module_is_noticed() -> None:
+    """Guards the test above: the learner cannot do without JAX."""
+    with pytest.raises(AssertionError, match="jax"):
+        import_all("skerry_learner", *HEAVY)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_init_files_hold_a_docstring_only(root: Path, package: str) -> None:
+    loud: list[Path] = []
+    for path in sorted((root / PACKAGES[package]).rglob("__init__.py")):
+        if "v1" in path.parts:
+            continue
+        body = ast.parse(path.read_text()).body
+        silent = len(body) == 1 and isinstance(body[0], ast.Expr)
+        if not (silent and isinstance(ast.literal_eval(ast.unparse(body[0])), str)):
+            loud.append(path)
+    assert loud == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_of_modules_is_a_package(root: Path, package: str) -> None:
+    top = root / PACKAGES[package]
+    folders = {path.parent for path in top.rglob("*.py")}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_are_marked_as_typed(root: Path, package: str) -> None:
+    assert (root / PACKAGES[package] / "py.typed").is_file()

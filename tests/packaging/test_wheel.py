@@ -1,0 +1,88 @@
+"""The wheel, built from this tree and tried away from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PACKAGES = (
+    "skerry",
+    "skerry_learner",
+    "skerry_syncer",
+    "skerry_checkpointer",
+    "skerry_health_monitor",
+)
+
+
+def call(command: list[str], *, cwd: Path, env: dict[str, str]) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(
+    root: Path, uv: str, plain_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    call([uv, "build", "--wheel", "--out-dir", str(out), str(root)], cwd=out, env=plain_environ)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(root: Path, uv: str, wheel: Path, plain_environ: dict[str, str]) -> Path:
+    """A fresh environment with the wheel and the locked versions of what it needs."""
+    venv = wheel.parent / "venv"
+    pins = wheel.parent / "pins.txt"
+    frozen = ["--frozen", "--no-dev", "--extra", "all", "--no-emit-project", "--no-hashes"]
+    call([uv, "export", *frozen, "--quiet", "-o", str(pins)], cwd=root, env=plain_environ)
+    call([uv, "venv", "--python", sys.executable, str(venv)], cwd=wheel.parent, env=plain_environ)
+    into = ["--python", str(venv / "bin" / "python"), "--constraints", str(pins)]
+    call(
+        [uv, "pip", "install", *into, f"skerry[all] @ {wheel.as_uri()}"],
+        cwd=wheel.parent,
+        env=plain_environ,
+    )
+    return venv / "bin"
+
+
+def test_the_wheel_carries_every_package_with_its_type_marker(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+
+
+def test_the_wheel_carries_nothing_but_packages_and_metadata(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("command", [["skerry", "--help"], ["skerry", "doctor"]])
+def test_the_installed_command_works_in_any_folder(
+    installed: Path, command: list[str], plain_environ: dict[str, str], tmp_path: Path
+) -> None:
+    call([str(installed / command[0]), *command[1:]], cwd=tmp_path, env=plain_environ)
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_each_installed_service_explains_itself(
+    installed: Path, package: str, plain_environ: dict[str, str], tmp_path: Path
+) -> None:
+    python = str(installed / "python")
+    told = call([python, "-m", package, "--help"], cwd=tmp_path, env=plain_environ)
+    assert "--nats" in told
+    assert "--run" in told
+
+
+def test_the_installed_package_is_not_the_checkout(
+    installed: Path, root: Path, plain_environ: dict[str, str], tmp_path: Path
+) -> None:
+    told = "import skerry; print(skerry.__file__)"
+    path = call([str(installed / "python"), "-c", told], cwd=tmp_path, env=plain_environ)
+    assert not Path(path).is_relative_to(root)
