@@ -1,0 +1,137 @@
+"""A checkpoint's ``manifest.json``: all that a run needs to go on, and a digest over every byte.
+
+The file is JSON whose last line holds the SHA-256 of everything before it, so that one flipped bit
+anywhere in it, white space included, is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from skerry.core.fragments import LeafSpec  # noqa: TC001  pydantic reads the annotations
+from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.store.base import StoredFile  # noqa: TC001  pydantic reads the annotations
+from skerry.wire.messages import Commit  # noqa: TC001  pydantic reads the annotations
+
+FORMAT = 1
+PARAMS_FILE = "params.safetensors"
+OUTER_FILE = "outer.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """One vector of a fragment: its name and its xxh3-64 as in ``skerry.wire.messages.Part``."""
+
+    name: str
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFragment:
+    """A fragment's last commit (version, step, progress of every learner) and its vectors."""
+
+    commit: Commit
+    parts: tuple[SavedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLearner:
+    """A learner that has been part of the run and the data shard its name owns."""
+
+    learner: str
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What ``manifest.json`` says; ``index`` counts a store's checkpoints from 0.
+
+    ``config`` is the run's RunConfig, ``tokens`` what all learners together have contributed,
+    ``step`` the global clock. ``state`` holds the fragments in order.
+    """
+
+    format: int
+    run: str
+    index: int
+    step: int
+    tokens: int
+    created_ns: int
+    skerry_version: str
+    config: dict[str, Any]
+    plan_digest: int
+    fragments: int
+    leaves: tuple[LeafSpec, ...]
+    learners: tuple[SavedLearner, ...]
+    state: tuple[SavedFragment, ...]
+    files: tuple[StoredFile, ...]
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment, in order."""
+        return tuple(saved.commit.version for saved in self.state)
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of all files but the manifest."""
+        return sum(file.size for file in self.files)
+
+
+def step_of(commits: list[Commit]) -> int:
+    """Return the global clock: the newest step that any fragment's last commit has seen."""
+    return max((c.step for c in commits), default=0)
+
+
+def tokens_of(commits: list[Commit]) -> int:
+    """Return the tokens that all learners have contributed.
+
+    Fragments are committed one after another, so each counts a learner's tokens up to another
+    instant: the fragment that is furthest along counts.
+    """
+    furthest: dict[str, int] = {}
+    for commit in commits:
+        for progress in commit.progress:
+            furthest[progress.learner] = max(furthest.get(progress.learner, 0), progress.tokens)
+    return sum(furthest.values())
+
+
+def dump(checkpoint: Checkpoint) -> tuple[bytes, str]:
+    """Return the file's bytes and its digest."""
+    body = json.dumps(asdict(checkpoint), indent=1).removesuffix("\n}").encode()
+    digest = hashlib.sha256(body).hexdigest()
+    return body + _trailer(digest), digest
+
+
+def load(data: bytes, path: str) -> Checkpoint:
+    """Return what the file says; CheckpointCorrupt naming ``path`` if a single bit is off.
+
+    Raises StoreError for a format that this release does not read.
+    """
+    size = len(_trailer("0" * 64))
+    body = data[:-size]
+    if len(data) <= size or data[-size:] != _trailer(hashlib.sha256(body).hexdigest()):
+        raise _corrupt(path)
+    values = cast("dict[str, Any]", json.loads(data))
+    if values.get("format") != FORMAT:
+        msg = (
+            f"{path} has checkpoint format {values.get('format')!r}, this release reads {FORMAT}: "
+            f"use skerry {values.get('skerry_version')}."
+        )
+        raise StoreError(msg)
+    try:
+        return TypeAdapter(Checkpoint).validate_python(values)
+    except ValidationError as error:
+        raise _corrupt(path) from error
+
+
+def _trailer(digest: str) -> bytes:
+    return f',\n "digest": "{digest}"\n}}\n'.encode()
+
+
+def _corrupt(path: str) -> CheckpointCorrupt:
+    msg = f"{path} is damaged (its digest does not match): use another checkpoint."
+    return CheckpointCorrupt(msg, path=path)
