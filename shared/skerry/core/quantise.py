@@ -4,7 +4,7 @@ Every backend (numpy here, numba in ``kernels``, jax in ``device``) follows the 
 that codes and decoded values are equal to the last bit:
 
 - ``peak = max |x|`` over a block of 256, taken on the integer bits, so that NaN is seen too.
-- ``scale = peak * f32(1/levels)`` as bf16 *rounded up* (so the peak is never clipped: no bias), held
+- ``scale = peak * f32(1/levels)`` as bf16 *rounded up* (the peak is never clipped: no bias), held
   between 2**-120 and the largest bf16 whose full code stays finite. A block whose peak is at most
   2**-121 has scale 0 and codes 0: subnormals never enter, since XLA flushes them.
 - ``code = rint(x * (f32(1)/scale))``, half to even; decoding is ``f32(scale) * f32(code)``, which
@@ -168,9 +168,9 @@ def check_planes(scheme: str, planes: Planes, out: NDArray[np.float32] | None) -
     kind = scheme_of(scheme)
     codes, scales = planes
     blocks = codes.shape[0]
-    right = (blocks, kind.code_bytes), (blocks * kind.has_scales,), np.uint8, np.uint16
-    found = codes.shape, scales.shape, codes.dtype, scales.dtype
-    if found != right or not (codes.flags.c_contiguous and scales.flags.c_contiguous):
+    shaped = codes.shape[1:] == (kind.code_bytes,) and scales.shape == (blocks * kind.has_scales,)
+    typed = codes.dtype == np.uint8 and scales.dtype == np.uint16
+    if not (shaped and typed and codes.flags.c_contiguous and scales.flags.c_contiguous):
         msg = (
             f"codes {codes.dtype} {codes.shape}, scales {scales.dtype} {scales.shape}: no {scheme}"
         )
