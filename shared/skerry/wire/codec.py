@@ -1,0 +1,279 @@
+"""The payload codec: quantised planes to chunks of packed bytes and back.
+
+A fragment's planes are cut into chunks of whole blocks that stand alone, so that any of them can be
+decoded in any order and memory stays flat. The packed bytes of a chunk are its sections, one after
+another, each a little-endian u32 length and that many bytes; which sections a scheme has is fixed
+in ``SECTIONS``. Measured bits per parameter, on Gaussian blocks and chunks of 512 KiB: int4 3.34,
+int8 7.51, bf16 11.04, f32 27.0.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from skerry.core.backend import cpu
+from skerry.core.fragments import BLOCK
+from skerry.core.quantise import Planes, allocate, raw_bytes, scheme_of
+from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme
+from skerry.wire.lossless import STORED, compress, decompress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from skerry.wire.messages import ChunkHeader
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Chunk ``index`` of ``count``: blocks ``[first_block, first_block + blocks)``, packed."""
+
+    index: int
+    count: int
+    first_block: int
+    blocks: int
+    scheme: str
+    raw_bytes: int
+    packed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of every block: bytes ``[start, stop)`` of its codes, or its scale.
+
+    ``typesize`` is the width by which bytes are shuffled before zstd; 1: not; STORED: no zstd.
+    """
+
+    start: int
+    stop: int
+    typesize: int
+    scale: bool = False
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.stop - self.start
+
+    def of(self, planes: Planes) -> NDArray[np.uint8]:
+        """Return the section as a view u8 (blocks, bytes_per_block) of the planes."""
+        if self.scale:
+            return planes.scales.view(np.uint8).reshape(-1, 2)
+        return planes.codes[:, self.start : self.stop]
+
+
+_SCALES = Section(0, 2, 2, scale=True)
+SECTIONS: Mapping[str, tuple[Section, ...]] = {
+    "f32": (Section(0, 4 * BLOCK, 4),),
+    "bf16": (Section(0, 2 * BLOCK, 2),),
+    "int8": (_SCALES, Section(0, BLOCK // 2, 1), Section(BLOCK // 2, BLOCK, STORED)),
+    "int4": (_SCALES, Section(0, BLOCK // 2, 1)),
+}
+"""How each scheme is laid out on the wire; int8's low nibbles are noise, so zstd skips them."""
+
+
+def packed_bound(scheme: str, blocks: int) -> int:
+    """Return the most bytes that packing ``blocks`` blocks can take; raises UnknownScheme."""
+    return raw_bytes(scheme, blocks) + _LENGTH.size * len(_sections(scheme))
+
+
+def blocks_per_chunk(scheme: str, chunk_bytes: int) -> int:
+    """Return how many blocks fit a chunk of ``chunk_bytes`` packed, even if nothing shrinks.
+
+    Raises ValueError if not even one does.
+    """
+    blocks = (chunk_bytes - packed_bound(scheme, 0)) // raw_bytes(scheme, 1)
+    if blocks < 1:
+        msg = f"a chunk of {chunk_bytes} bytes does not hold one block of {scheme}"
+        raise ValueError(msg)
+    return blocks
+
+
+def pack(scheme: str, planes: Planes, chunk_bytes: int) -> Iterator[Chunk]:
+    """Yield the chunks of quantised planes, each made when it is asked for."""
+
+    def cut(first: int, stop: int) -> Planes:
+        scales = planes.scales[first:stop] if planes.scales.size else planes.scales
+        return Planes(planes.codes[first:stop], scales)
+
+    return _chunks(scheme, planes.codes.shape[0], chunk_bytes, cut)
+
+
+def encode_vector(scheme: str, x: NDArray[np.float32], chunk_bytes: int) -> Iterator[Chunk]:
+    """Quantise and pack a padded vector f32 (blocks*256,), chunk by chunk.
+
+    Raises Diverged at the first chunk that is not finite.
+    """
+
+    def cut(first: int, stop: int) -> Planes:
+        return cpu().quantise(scheme, x[first * BLOCK : stop * BLOCK])
+
+    return _chunks(scheme, x.size // BLOCK, chunk_bytes, cut)
+
+
+def unpack(header: ChunkHeader, packed: bytes | memoryview) -> Planes:
+    """Return the planes of one chunk; raises Truncated, Oversized, Corrupt or UnknownScheme.
+
+    ``header.blocks`` decides what is allocated: check it against the plan first, as
+    ``envelope.unseal`` does.
+    """
+    sections = _split(header, packed)
+    planes = allocate(header.scheme, header.blocks)
+    _unpack_into(header.scheme, sections, planes)
+    return planes
+
+
+def vector_digest(x: NDArray[np.float32]) -> int:
+    """Return xxh3-64 of the little-endian f32 bytes of a vector."""
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(x, np.dtype("<f4")).data)
+
+
+class PlaneAssembler:
+    """Puts the chunks of one vector together, in whatever order they come.
+
+    Memory is one set of planes for ``blocks`` blocks, taken from the plan and not from a message;
+    chunks are decompressed straight into it.
+    """
+
+    def __init__(self, scheme: str, blocks: int) -> None:
+        self._scheme = scheme
+        self._blocks = blocks
+        self._planes = allocate(scheme, blocks)
+        self._count = 0
+        self._seen: dict[int, tuple[int, int, int]] = {}
+        self._starts: list[tuple[int, int]] = []
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self._count == len(self._seen)
+
+    @property
+    def planes(self) -> Planes:
+        """The planes (blocks, ...); raises Truncated while chunks are missing."""
+        if not self.complete:
+            msg = f"{len(self._seen)} of {self._count or 'unknown'} chunks are here."
+            raise Truncated(msg)
+        return self._planes
+
+    def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
+        """Take in one chunk and return whether all are here; the same chunk again is no harm.
+
+        Raises a WireError, and forgets that chunk, if it is damaged, of another scheme, outside of
+        the vector, or in conflict with a chunk that is here.
+        """
+        identity = (header.first_block, header.blocks, xxhash.xxh3_64_intdigest(packed))
+        if self._known(header, identity):
+            return self.complete
+        self._check(header)
+        sections = _split(header, packed)
+        part = slice(header.first_block, header.first_block + header.blocks)
+        scales = self._planes.scales[part] if self._planes.scales.size else self._planes.scales
+        _unpack_into(self._scheme, sections, Planes(self._planes.codes[part], scales))
+        self._count = header.count
+        self._seen[header.index] = identity
+        self._starts.insert(
+            bisect_left(self._starts, identity[:2]), (header.first_block, header.blocks)
+        )
+        return self.complete
+
+    def _known(self, header: ChunkHeader, identity: tuple[int, int, int]) -> bool:
+        before = self._seen.get(header.index)
+        if before is None:
+            return False
+        if before != identity or header.scheme != self._scheme or header.count != self._count:
+            msg = f"Chunk {header.index} came twice, with different contents."
+            raise Corrupt(msg)
+        return True
+
+    def _check(self, header: ChunkHeader) -> None:
+        if header.scheme != self._scheme:
+            msg = f"Chunk {header.index} is {header.scheme!r} in a vector of {self._scheme!r}."
+            raise UnknownScheme(msg)
+        if header.index >= header.count or header.count != (self._count or header.count):
+            msg = f"Chunk {header.index} of {header.count} is in a vector of {self._count} chunks."
+            raise Corrupt(msg)
+        stop = header.first_block + header.blocks
+        place = bisect_left(self._starts, (header.first_block, header.blocks))
+        before = sum(self._starts[place - 1]) if place else 0
+        after = self._starts[place][0] if place < len(self._starts) else self._blocks
+        missing = self._blocks - sum(blocks for _, blocks in self._starts) - header.blocks
+        if header.blocks < 1 or header.first_block < before or stop > after:
+            msg = f"Blocks {header.first_block} to {stop} do not fit into {self._blocks} blocks."
+            raise Corrupt(msg)
+        if (len(self._seen) + 1 == header.count) != (missing == 0):
+            msg = f"The {header.count} chunks do not cover the {self._blocks} blocks."
+            raise Corrupt(msg)
+
+
+def _sections(scheme: str) -> tuple[Section, ...]:
+    return SECTIONS[scheme_of(scheme).name]
+
+
+def _chunks(
+    scheme: str, blocks: int, chunk_bytes: int, cut: Callable[[int, int], Planes]
+) -> Iterator[Chunk]:
+    size = blocks_per_chunk(scheme, chunk_bytes)
+    count = -(-blocks // size)
+    for index in range(count):
+        first, stop = index * size, min((index + 1) * size, blocks)
+        packed = _pack(scheme, cut(first, stop))
+        raw = raw_bytes(scheme, stop - first)
+        yield Chunk(index, count, first, stop - first, scheme, raw, packed)
+
+
+def _pack(scheme: str, planes: Planes) -> bytes:
+    parts: list[bytes] = []
+    for section in _sections(scheme):
+        data = compress(np.ascontiguousarray(section.of(planes)), section.typesize)
+        parts += (_LENGTH.pack(len(data)), data)
+    return b"".join(parts)
+
+
+def _split(header: ChunkHeader, packed: bytes | memoryview) -> list[memoryview]:
+    """Return the sections of a chunk as views, once every size in it agrees with the others."""
+    sections = _sections(header.scheme)
+    if header.raw_bytes != raw_bytes(header.scheme, header.blocks):
+        msg = f"{header.raw_bytes} bytes are not {header.blocks} blocks of {header.scheme}."
+        raise Corrupt(msg)
+    if len(packed) > packed_bound(header.scheme, header.blocks):
+        msg = f"{len(packed)} bytes are more than {header.blocks} blocks can take."
+        raise Oversized(msg)
+    rest, found = memoryview(packed), list[memoryview]()
+    for section in sections:
+        if len(rest) < _LENGTH.size:
+            msg = "The payload ends before its last section."
+            raise Truncated(msg)
+        (size,) = _LENGTH.unpack_from(rest)
+        rest = rest[_LENGTH.size :]
+        if size > min(len(rest), section.bytes_per_block * header.blocks):
+            msg = f"A section of {size} bytes is longer than what is left of the payload."
+            raise Truncated(msg)
+        found.append(rest[:size])
+        rest = rest[size:]
+    if rest:
+        msg = f"{len(rest)} bytes follow the last section."
+        raise Corrupt(msg)
+    return found
+
+
+def _unpack_into(scheme: str, packed: list[memoryview], out: Planes) -> None:
+    """Decompress the sections of a chunk into planes of exactly its blocks."""
+    for section, data in zip(_sections(scheme), packed, strict=True):
+        target = section.of(out)
+        if target.flags.c_contiguous:
+            decompress(data, section.typesize, target)
+            continue
+        whole = np.empty(target.shape, np.uint8)
+        decompress(data, section.typesize, whole)
+        target[:] = whole
+    kind = scheme_of(scheme)
+    if kind.has_scales and int(out.scales.max(initial=0)) > kind.scale_ceiling:
+        msg = "A scale is negative, not finite, or too large to decode."
+        raise Corrupt(msg)

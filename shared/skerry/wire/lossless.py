@@ -1,0 +1,99 @@
+# pyright: basic
+"""The lossless stage: the one place that calls blosc2, and that never believes what it reads.
+
+blosc2 writes as many bytes as a compressed buffer's own header says, whatever the destination
+holds, and lets that header choose the codec and the filters. So a buffer is decompressed only if
+its 32-byte header is, byte for byte, one that ``compress`` itself makes for that size; the rest of
+it is bounds-checked by blosc2 against that header. What does not shrink is stored as it is, which
+its length tells.
+
+zstd at level 1 gains 17 % on packed nibbles without a filter, and 31 % on bf16 parameters after a
+byte shuffle; higher levels only cost time, lz4 and blosclz gain nothing, bitshuffle loses it all.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, cast
+
+import blosc2
+
+from skerry.errors import Corrupt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+STORED = 0
+"""The ``typesize`` of bytes that are never worth compressing."""
+
+_BLOCKSIZE = 128 * 1024
+"""Pinned, because blosc2 would choose it by this machine's cache: equal input, equal bytes."""
+_HEADER = struct.Struct("<4B3I6B2B6B2B")
+_FORMAT, _ZSTD_FORMAT, _ZSTD, _SHUFFLE = 5, 1, 5, 1
+_FLAGS_SPLIT, _FLAGS_WHOLE, _ALL_ZERO = 0x85, 0x95, 0x10
+
+blosc2.set_releasegil(True)
+
+
+def compress(data: NDArray[np.uint8], typesize: int) -> bytes:
+    """Return ``data`` (contiguous u8) compressed, or as it is where that is not smaller.
+
+    ``typesize`` is the width that bytes are shuffled by; 1 means no shuffle, STORED no attempt.
+    Runs on the calling thread alone and releases the GIL.
+    """
+    if typesize == STORED or data.nbytes <= _HEADER.size:
+        return data.tobytes()
+    split = blosc2.SplitMode.ALWAYS_SPLIT if typesize > 1 else blosc2.SplitMode.NEVER_SPLIT
+    shuffle = blosc2.Filter.SHUFFLE if typesize > 1 else blosc2.Filter.NOFILTER
+    settings: dict[str, Any] = {
+        "typesize": typesize,
+        "clevel": 1,
+        "codec": blosc2.Codec.ZSTD,
+        "filters": [*[blosc2.Filter.NOFILTER] * 5, shuffle],
+        "filters_meta": [0] * 6,
+        "splitmode": split,
+        "blocksize": _BLOCKSIZE,
+        "nthreads": 1,
+    }
+    packed = cast("bytes", blosc2.compress2(data, cparams=settings))
+    if len(packed) >= data.nbytes or not _is_ours(packed, typesize, data.nbytes):
+        return data.tobytes()
+    return packed
+
+
+def decompress(packed: memoryview, typesize: int, out: NDArray[np.uint8]) -> None:
+    """Fill ``out`` (contiguous u8) exactly; raises Corrupt, and never writes outside of it."""
+    if len(packed) == out.nbytes:
+        out.data.cast("B")[:] = packed
+        return
+    if typesize == STORED or not _is_ours(packed, typesize, out.nbytes):
+        msg = f"A payload of {len(packed)} bytes cannot be unpacked to {out.nbytes} bytes."
+        raise Corrupt(msg)
+    try:
+        blosc2.decompress2(packed, dst=out, dparams={"nthreads": 1})
+    except (ValueError, RuntimeError) as error:
+        msg = "The payload does not decompress."
+        raise Corrupt(msg) from error
+
+
+def _is_ours(packed: bytes | memoryview, typesize: int, nbytes: int) -> bool:
+    """Whether the header of ``packed`` is one that ``compress`` makes for ``nbytes`` bytes."""
+    if not _HEADER.size <= len(packed) < nbytes:
+        return False
+    head = bytes(packed[: _HEADER.size])
+    return head == _header(typesize, nbytes, len(packed), 0) or (
+        len(packed) == _HEADER.size and head == _header(typesize, nbytes, len(packed), _ALL_ZERO)
+    )
+
+
+def _header(typesize: int, nbytes: int, cbytes: int, special: int) -> bytes:
+    shuffled = typesize > 1
+    return _HEADER.pack(
+        *(_FORMAT, _ZSTD_FORMAT, _FLAGS_SPLIT if shuffled else _FLAGS_WHOLE, typesize),
+        *(nbytes, min(_BLOCKSIZE, nbytes), cbytes),
+        *(0, 0, 0, 0, 0, _SHUFFLE if shuffled else 0),
+        *(_ZSTD, 0),
+        *(0, 0, 0, 0, 0, 0),
+        *(0, special),
+    )
