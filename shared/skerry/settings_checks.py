@@ -13,7 +13,13 @@ from skerry.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.settings import DataConfig, LocalSettings, ModelConfig, OuterConfig, RunConfig
+    from skerry.settings_models import (
+        DataConfig,
+        LocalSettings,
+        ModelConfig,
+        OuterConfig,
+        RunConfig,
+    )
 
 OUTER_PRESETS = ("auto", "nesterov", "direct")
 

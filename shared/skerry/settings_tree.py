@@ -53,12 +53,10 @@ class Tree:
     def merge(self, values: Mapping[str, object], origin: str, prefix: Keys = ()) -> None:
         """Set every leaf of a nested mapping."""
         for key, value in values.items():
-            if isinstance(value, Mapping):
+            if isinstance(value, Mapping) and value:
                 self.merge(cast("Mapping[str, object]", value), origin, (*prefix, key))
-                if not value:
-                    self.origins[(*prefix, key)] = origin
             else:
-                self.put((*prefix, key), value, origin)
+                self.put((*prefix, key), cast("object", value), origin)
 
     def origin(self, keys: Keys) -> str:
         """Return who set this path, or the nearest table above it; empty for a default."""
@@ -201,8 +199,8 @@ def _toml_value(value: object) -> str:
     """JSON's strings, numbers, booleans and arrays are TOML's; an inline table is not."""
     if isinstance(value, Mapping):
         inner = cast("Mapping[str, object]", value).items()
-        return f"{{ {', '.join(f'{json.dumps(k)} = {_toml_value(v)}' for k, v in inner)} }}"
-    return json.dumps(value).replace("\x7f", "\\u007f")
+        return f"{{ {', '.join(f'{_toml_value(k)} = {_toml_value(v)}' for k, v in inner)} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _wants(error: ErrorDetails) -> str:
