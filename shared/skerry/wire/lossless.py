@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 STORED = 0
 """The ``typesize`` of bytes that are never worth compressing."""
 
-_BLOCKSIZE = 128 * 1024
+_BLOCKSIZE = 1024 * 1024
 """Pinned, because blosc2 would choose it by this machine's cache: equal input, equal bytes."""
 _HEADER = struct.Struct("<4B3I6B2B6B2B")
 _FORMAT, _ZSTD_FORMAT, _ZSTD, _SHUFFLE = 5, 1, 5, 1
-_FLAGS_SPLIT, _FLAGS_WHOLE, _ALL_ZERO = 0x85, 0x95, 0x10
+_FLAGS, _ALL_ZERO = 0x95, 0x10
 
 blosc2.set_releasegil(True)
 
@@ -44,7 +44,6 @@ def compress(data: NDArray[np.uint8], typesize: int) -> bytes:
     """
     if typesize == STORED or data.nbytes <= _HEADER.size:
         return data.tobytes()
-    split = blosc2.SplitMode.ALWAYS_SPLIT if typesize > 1 else blosc2.SplitMode.NEVER_SPLIT
     shuffle = blosc2.Filter.SHUFFLE if typesize > 1 else blosc2.Filter.NOFILTER
     settings: dict[str, Any] = {
         "typesize": typesize,
@@ -52,7 +51,7 @@ def compress(data: NDArray[np.uint8], typesize: int) -> bytes:
         "codec": blosc2.Codec.ZSTD,
         "filters": [*[blosc2.Filter.NOFILTER] * 5, shuffle],
         "filters_meta": [0] * 6,
-        "splitmode": split,
+        "splitmode": blosc2.SplitMode.NEVER_SPLIT,
         "blocksize": _BLOCKSIZE,
         "nthreads": 1,
     }
@@ -88,11 +87,10 @@ def _is_ours(packed: bytes | memoryview, typesize: int, nbytes: int) -> bool:
 
 
 def _header(typesize: int, nbytes: int, cbytes: int, special: int) -> bytes:
-    shuffled = typesize > 1
     return _HEADER.pack(
-        *(_FORMAT, _ZSTD_FORMAT, _FLAGS_SPLIT if shuffled else _FLAGS_WHOLE, typesize),
+        *(_FORMAT, _ZSTD_FORMAT, _FLAGS, typesize),
         *(nbytes, min(_BLOCKSIZE, nbytes), cbytes),
-        *(0, 0, 0, 0, 0, _SHUFFLE if shuffled else 0),
+        *(0, 0, 0, 0, 0, _SHUFFLE if typesize > 1 else 0),
         *(_ZSTD, 0),
         *(0, 0, 0, 0, 0, 0),
         *(0, special),
