@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from skerry.testing.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,3 +34,27 @@ def plain_environ() -> dict[str, str]:
     ours = ("SKERRY_", "UV_", "VIRTUAL_ENV", "PYTHON", "PYTEST_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return {**kept, "UV_PYTHON_PREFERENCE": "only-system", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.fixture
+def compose_broker(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], NatsServer]]:
+    """Start the broker with the config that Compose mounts and the password that is given.
+
+    Only the store's folder and the monitoring port are moved, to ones that are free here.
+    """
+    started: list[NatsServer] = []
+
+    def start(password: str) -> NatsServer:
+        monkeypatch.setenv("NATS_PASSWORD", f"'{password}'")
+        config = (root / "infra" / "nats" / "nats.conf").read_text()
+        moved = config.replace('"/data"', f'"{tmp_path}/data"').replace(":8222", ":-1")
+        server = NatsServer(tmp_path / "nats", settings=moved, jetstream=False)
+        started.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in started:
+        server.kill()

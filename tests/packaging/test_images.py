@@ -1,0 +1,233 @@
+"""Each image's own recipe, followed without a container engine, and a run of what it installs.
+
+A Dockerfile is read line by line: COPY picks the partial tree out of the checkout, the RUN lines
+of the build stage run in it as they stand, ENV and ENTRYPOINT of the last stage say how the service
+starts. Only the absolute folders are moved below a temporary one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from skerry.testing.nats_server import NatsServer
+
+SERVICES = ("learner", "syncer", "checkpointer", "health_monitor")
+LIGHT = ("checkpointer", "health_monitor")
+MOVED = ("/opt/skerry", "/var/lib/skerry", "/tmp/numba")  # noqa: S108 - names inside an image
+FASTER = {"UV_NO_CACHE", "UV_LINK_MODE", "UV_COMPILE_BYTECODE"}
+"""How files are fetched and stored, not which: left to the machine that tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image, unpacked below ``folder``: where its Python is and how its service starts."""
+
+    folder: Path
+    python: Path
+    env: dict[str, str]
+    entrypoint: tuple[str, ...]
+
+    def start(self, *args: str, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+        command = [str(self.python), *self.entrypoint[1:], *args]
+        with log.open("wb") as out:
+            return subprocess.Popen(
+                command, cwd=self.folder, env={**self.env, **env}, stdout=out, stderr=out
+            )
+
+    def call(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.python), *args],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@dataclass(slots=True)
+class Recipe:
+    """A Dockerfile in two stages, sorted by what its lines are for."""
+
+    args: dict[str, str] = field(default_factory=dict[str, str])
+    env: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    copies: list[list[str]] = field(default_factory=list[list[str]])
+    runs: list[str] = field(default_factory=list[str])
+    entrypoint: tuple[str, ...] = ()
+
+
+def read_recipe(path: Path) -> Recipe:
+    recipe = Recipe()
+    lines = path.read_text().replace("\\\n", " ").splitlines()
+    for line in lines:
+        word, _, rest = line.strip().partition(" ")
+        match word:
+            case "FROM":
+                recipe.env.append({})
+            case "ARG":
+                name, _, value = rest.partition("=")
+                recipe.args[name] = value
+            case "ENV":
+                pairs = (pair.partition("=") for pair in rest.split())
+                recipe.env[-1].update({name: value for name, _, value in pairs})
+            case "COPY" if len(recipe.env) == 1:
+                recipe.copies.append(rest.split())
+            case "RUN" if len(recipe.env) == 1 and not rest.startswith("python -m pip"):
+                recipe.runs.append(rest)
+            case "ENTRYPOINT":
+                recipe.entrypoint = tuple(json.loads(rest))
+            case _:
+                pass
+    return recipe
+
+
+def moved(value: str, folder: Path) -> str:
+    for name in MOVED:
+        value = value.replace(name, f"{folder}{name}")
+    return value
+
+
+def copy_context(root: Path, copies: Sequence[Sequence[str]], into: Path) -> None:
+    """Do what COPY does: files into the folder named last, a folder's content onto it."""
+    for *sources, target in copies:
+        for source in sources:
+            if (root / source).is_dir():
+                shutil.copytree(
+                    root / source,
+                    into / target,
+                    ignore=shutil.ignore_patterns("__pycache__"),
+                    dirs_exist_ok=True,
+                )
+            else:
+                shutil.copy2(root / source, into / target)
+
+
+def build(root: Path, service: str, folder: Path, uv: str, env: Mapping[str, str]) -> Image:
+    recipe = read_recipe(root / "services" / service / "Dockerfile")
+    stage, last = recipe.env
+    source = folder / "src"
+    source.mkdir(parents=True)
+    copy_context(root, recipe.copies, source)
+    path = f"{Path(uv).parent}{os.pathsep}{env['PATH']}"
+    stage = {k: moved(v, folder) for k, v in stage.items() if k not in FASTER}
+    during = {**env, **recipe.args, **stage, "PATH": path, "UV_PYTHON": sys.executable}
+    for step in recipe.runs:
+        done = subprocess.run(
+            ["/bin/sh", "-c", step],
+            cwd=source,
+            env=during,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{step}\n{done.stderr}"
+    shutil.rmtree(source)
+    home = folder / "var" / "lib" / "skerry"
+    home.mkdir(parents=True)
+    python = folder / "opt" / "skerry" / "bin" / "python"
+    final = {k: moved(v, folder).replace("$PATH", env["PATH"]) for k, v in last.items()}
+    return Image(home, python, {**env, **final, "HOME": str(home)}, recipe.entrypoint)
+
+
+Build = Callable[[str], Image]
+
+
+@pytest.fixture(scope="module")
+def image(
+    root: Path, uv: str, plain_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Build:
+    """Build an image at its first use."""
+    built: dict[str, Image] = {}
+
+    def get(service: str) -> Image:
+        if service not in built:
+            folder = tmp_path_factory.mktemp(service)
+            built[service] = build(root, service, folder, uv, plain_environ)
+        return built[service]
+
+    return get
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_image_starts_its_service(image: Build, service: str) -> None:
+    built = image(service)
+    assert built.entrypoint == ("python", "-m", f"skerry_{service}")
+    done = built.call(*built.entrypoint[1:], "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--run" in done.stdout
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_image_holds_no_other_service(image: Build, service: str) -> None:
+    others = [f"skerry_{other}" for other in SERVICES if other != service]
+    ask = f"from importlib.util import find_spec as f; print([n for n in {others} if f(n)])"
+    assert image(service).call("-c", ask).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("service", LIGHT)
+def test_a_light_image_has_no_jax_and_no_compiler(image: Build, service: str) -> None:
+    heavy = ["jax", "jaxlib", "llvmlite", "numba", "optax", "scipy"]
+    ask = f"from importlib.util import find_spec as f; print([n for n in {heavy} if f(n)])"
+    assert image(service).call("-c", ask).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_build_context_holds_all_that_the_recipe_copies(root: Path, service: str) -> None:
+    """.dockerignore drops everything it does not name again."""
+    lines = (root / ".dockerignore").read_text().splitlines()
+    kept = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    recipe = read_recipe(root / "services" / service / "Dockerfile")
+    for *sources, _ in recipe.copies:
+        for source in sources:
+            assert any(Path(source).match(pattern) for pattern in kept), source
+
+
+@pytest.mark.nats
+def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
+    root: Path, tmp_path: Path, image: Build, compose_broker: Callable[[str], NatsServer]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a-secret\n")
+    env = {
+        "SKERRY_NATS__URL": compose_broker("a-secret").url,
+        "SKERRY_NATS__USER": "skerry",
+        "SKERRY_NATS__PASSWORD_FILE": str(secret),
+        "SKERRY_HEALTH__PORT": "0",
+    }
+    config = ["--config", str(root / "infra" / "skerry.toml"), "--set", "train.steps=20"]
+    options = {"learner": [*config, "--set", "sync.h_steps=8"]}
+    logs = {service: tmp_path / f"{service}.log" for service in SERVICES}
+    running = {
+        service: image(service).start(
+            "--run",
+            "images",
+            "--name",
+            service,
+            *options.get(service, []),
+            env=env,
+            log=logs[service],
+        )
+        for service in SERVICES
+    }
+    try:
+        for service in ("learner", "syncer", "checkpointer"):
+            code = running[service].wait(timeout=90)
+            assert code == 0, logs[service].read_text()
+        running["health_monitor"].send_signal(signal.SIGTERM)
+        assert running["health_monitor"].wait(timeout=15) == 0, logs["health_monitor"].read_text()
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    written = image("checkpointer").folder / "checkpoints" / "images"
+    assert any(written.rglob("*.safetensors"))
