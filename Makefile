@@ -55,6 +55,7 @@ clean: ## remove environments, builds and caches; runs in .skerry stay
 # Debian's pip refuses to install into the system and its python3 has no ensurepip, so that neither
 # `pip install --user` nor `python3 -m venv` works there; `--target` does everywhere.
 $(UV):
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "$(PYTHON) has no pip: apt install python3-pip"; exit 1; }
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target .tools "uv==$(UV_VERSION)"
 
 # The two stamps only ever add packages (--inexact): going from `make demo` to `make test` and back
