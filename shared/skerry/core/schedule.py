@@ -63,25 +63,25 @@ def latest_due_step(schedule: Schedule, fragment: int, clock: int) -> int:
     return start + (clock - start) // schedule.h_steps * schedule.h_steps
 
 
-def global_clock(steps: Iterable[int], quorum: int) -> int:
+def global_clock(steps: Iterable[float], quorum: int) -> int:
     """Return the step of the K-th fastest learner; of the slowest if there are fewer, 0 if none.
 
     Decoupled DiLoCo (arXiv 2604.21428), on the syncer: a round can only be answered by a quorum
     that has got there, so the K-th fastest learner, not the fastest, tells the time.
     """
     fastest = sorted(steps, reverse=True)
-    return fastest[min(max(quorum, 1), len(fastest)) - 1] if fastest else 0
+    return math.floor(fastest[min(max(quorum, 1), len(fastest)) - 1]) if fastest else 0
 
 
-def extrapolated_step(step: int, age_s: float, step_time_s: float, limit: int) -> int:
+def extrapolated_step(step: int, age_s: float, step_time_s: float, limit_s: float) -> float:
     """Estimate where a learner is now from a report ``age_s`` seconds old.
 
-    At most ``limit`` steps are added, so that the clock does not run away with a learner that
-    died; none if its step time is not known yet.
+    Nothing is added for what a report is older than ``limit_s``, so that the clock does not run
+    away with a learner that died, and nothing at all if its step time is not known yet.
     """
-    if step_time_s <= 0 or age_s <= 0:
-        return step
-    return step + int(min(age_s / step_time_s, float(max(limit, 0))))
+    if step_time_s <= 0:
+        return float(step)
+    return step + max(0.0, min(age_s, limit_s)) / step_time_s
 
 
 def launch_floor_s(schedule: Schedule, step_time_s: float) -> float:

@@ -1,0 +1,178 @@
+"""Who is alive, judged by each learner's own rhythm.
+
+Source: N. Hayashibara, X. Defago, R. Yared, T. Katayama, "The phi accrual failure detector",
+SRDS 2004: suspicion ``phi(t) = -log10(P_later(t))``, where ``P_later(t)`` is the chance that a
+pulse comes more than t after the last, under a normal law with the mean and variance of the
+intervals so far. phi = 3 is thus wrong once in a thousand pauses, phi = 8 once in 10^8.
+
+What we add: the variance is never taken to be below that of a memoryless sender, whose standard
+deviation is its mean, the least one may assume of an interval of which only the mean is known;
+and a learner whose pulses go on while its steps do not is judged by its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+WINDOW = 100
+"""Intervals that are remembered: enough to know a variance to sqrt(2 / 100), 14 %."""
+
+OUTAGE_SIGMAS = 6.0
+"""An interval this far out has a chance below 1e-9: an outage, learnt from only up to here."""
+
+
+class Liveness(StrEnum):
+    """How a learner looks from here."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    GONE = "gone"
+
+
+class Activity(StrEnum):
+    """What a learner says it is doing, as far as it matters here: must its steps advance?"""
+
+    WAITING = "waiting"
+    TRAINING = "training"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How often a learner means to pulse, and at which suspicion it is suspect and gone."""
+
+    pulse_s: float
+    suspect_phi: float
+    gone_phi: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """When the last pulse came, and mean and variance of ``count`` intervals, in seconds."""
+
+    last_s: float
+    mean_s: float
+    variance: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The newest step, when it was first seen, and how long one takes (0: not measured yet)."""
+
+    step: int
+    advanced_s: float
+    step_time_s: float
+
+
+def policy_from(*, pulse_s: float, suspect_phi: float, gone_phi: float) -> Policy:
+    """Return the policy that a run's ``[liveness]`` table says."""
+    return Policy(pulse_s, suspect_phi, gone_phi)
+
+
+def first_heartbeat(now_s: float, policy: Policy) -> Heartbeat:
+    """Return what is known at the first pulse: the interval the sender was told to keep."""
+    return Heartbeat(now_s, policy.pulse_s, 0.0, 0)
+
+
+def observe(heartbeat: Heartbeat, now_s: float) -> Heartbeat:
+    """Fold in a pulse that came at ``now_s``.
+
+    Means over all intervals until there are WINDOW, then exponential ones of that length; the
+    told interval counts as the first. An outage moves them no further than OUTAGE_SIGMAS.
+    """
+    longest = heartbeat.mean_s + OUTAGE_SIGMAS * _deviation_s(heartbeat, heartbeat.mean_s)
+    interval = min(max(0.0, now_s - heartbeat.last_s), longest)
+    share = 1.0 / min(heartbeat.count + 2, WINDOW)
+    off = interval - heartbeat.mean_s
+    return Heartbeat(
+        last_s=max(now_s, heartbeat.last_s),
+        mean_s=heartbeat.mean_s + share * off,
+        variance=(1.0 - share) * (heartbeat.variance + share * off * off),
+        count=heartbeat.count + 1,
+    )
+
+
+def first_progress(step: int, now_s: float, step_time_s: float) -> Progress:
+    """Return the progress at a learner's first pulse."""
+    return Progress(step, now_s, step_time_s)
+
+
+def advance(progress: Progress, step: int, now_s: float, step_time_s: float) -> Progress:
+    """Fold in the step of a pulse; only a higher one is an advance."""
+    if step > progress.step:
+        return Progress(step, now_s, step_time_s)
+    return replace(progress, step_time_s=step_time_s)
+
+
+def phi(heartbeat: Heartbeat, now_s: float, expected_s: float) -> float:
+    """Return the suspicion at ``now_s``: ``-log10`` of the chance of so long a silence.
+
+    ``expected_s`` is an interval known to be normal now, such as a step that has become longer;
+    the learnt mean counts where it is larger. 0 at the moment of a pulse; grows with silence.
+    """
+    mean_s = max(heartbeat.mean_s, expected_s)
+    silent_s = now_s - heartbeat.last_s
+    if silent_s <= 0:
+        return 0.0
+    return _tail_phi((silent_s - mean_s) / _deviation_s(heartbeat, mean_s))
+
+
+def stalled_phi(progress: Progress, now_s: float, expected_s: float) -> float:
+    """Return the suspicion that training has stopped although pulses go on.
+
+    Steps are seen only through pulses, too coarsely to learn their variance, so the law is the
+    memoryless one: ``t / mean * log10(e)``, with a mean of one step or ``expected_s``, the interval
+    of pulses, whichever is longer. A. Lakshman, P. Malik, "Cassandra", 2010, section on failure
+    detection, uses this law for phi. 0 until a step time is known.
+    """
+    if progress.step_time_s <= 0:
+        return 0.0
+    mean_s = max(progress.step_time_s, expected_s)
+    return max(0.0, now_s - progress.advanced_s) / mean_s * math.log10(math.e)
+
+
+def judge(
+    heartbeat: Heartbeat,
+    now_s: float,
+    policy: Policy,
+    *,
+    activity: Activity = Activity.WAITING,
+    progress: Progress | None = None,
+) -> tuple[Liveness, str]:
+    """Say whether a learner is alive, and why.
+
+    Reasons: ``pulsing``; ``silent`` for pulses that stay away, ``stalled`` for steps that do
+    although it says that it trains, ``stopped`` for one that said goodbye. One that has finished
+    training need not step, but must pulse.
+    """
+    if activity is Activity.STOPPED:
+        return Liveness.GONE, "stopped"
+    step_s = progress.step_time_s if progress is not None else 0.0
+    silent = phi(heartbeat, now_s, max(policy.pulse_s, step_s))
+    stalled = (
+        stalled_phi(progress, now_s, max(policy.pulse_s, heartbeat.mean_s))
+        if progress is not None and activity is Activity.TRAINING
+        else 0.0
+    )
+    for level, state in ((policy.gone_phi, Liveness.GONE), (policy.suspect_phi, Liveness.SUSPECT)):
+        if silent >= level:
+            return state, "silent"
+        if stalled >= level:
+            return state, "stalled"
+    return Liveness.ALIVE, "pulsing"
+
+
+def _deviation_s(heartbeat: Heartbeat, mean_s: float) -> float:
+    return max(math.sqrt(heartbeat.variance), mean_s)
+
+
+def _tail_phi(z: float) -> float:
+    """Return ``-log10`` of the standard normal's upper tail at z, also where that underflows."""
+    if z < 30.0:
+        return -math.log10(0.5 * math.erfc(z / math.sqrt(2.0)))
+    density = z * z / 2.0 + 0.5 * math.log(2.0 * math.pi)
+    return (density + math.log(z + 1.0 / z)) / math.log(10.0)

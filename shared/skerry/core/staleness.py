@@ -1,0 +1,44 @@
+"""Whether a late contribution still counts, and for how much.
+
+A contribution is an outer gradient relative to the sender's own anchor, so a late one is a delayed
+gradient: it is never a pull back to where the model was. Sources: Decoupled DiLoCo (arXiv
+2604.21428), on the syncer (late fragments join a later round); for weighing by staleness, C. Xie,
+S. Koyejo, I. Gupta, "Asynchronous federated optimization" (arXiv 1903.03934), whose polynomial and
+hinge functions are other choices for ``Discount``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Discount = Callable[[int], float]
+"""Maps staleness in versions, 1 or more, to a factor in (0, 1]."""
+
+
+def exponential(factor: float) -> Discount:
+    """Return the discount that multiplies by ``factor`` for each version behind."""
+
+    def discount(behind: int) -> float:
+        return factor**behind
+
+    return discount
+
+
+def judge(
+    base_version: int, version: int, max_staleness: int, discount: float | Discount
+) -> tuple[float | None, str]:
+    """Return the factor on a contribution's weight and why; None if it is refused.
+
+    ``version`` is the fragment's current one, which the round builds on; ``discount`` is a factor
+    per version behind or a function of how many. Reasons: ``fresh``, ``late``; refused:
+    ``too_stale``, and ``base_in_future`` for a base that this log has never committed.
+    """
+    behind = version - base_version
+    if behind < 0:
+        return None, "base_in_future"
+    if behind > max_staleness:
+        return None, "too_stale"
+    if behind == 0:
+        return 1.0, "fresh"
+    by_age = discount if callable(discount) else exponential(discount)
+    return by_age(behind), "late"
