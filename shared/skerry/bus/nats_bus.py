@@ -1,0 +1,364 @@
+# pyright: basic
+"""The log on NATS JetStream (nats-server 2.12 or newer)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from skerry.bus import nats_errors
+from skerry.bus.base import MSG_ID, Expect, Receipt, Record, Start, StreamInfo, StreamSpec
+from skerry.bus.nats_connection import Backoff, Connection, Event, Login
+from skerry.bus.nats_errors import ApiError, NoAnswer
+from skerry.bus.nats_follow import Cursor, follow
+from skerry.bus.nats_records import direct_record, status_of
+from skerry.bus.nats_streams import config_of, hidden_changes, info_of, spec_of
+from skerry.bus.streams import STREAM_PREFIX, mend, stream_of
+from skerry.errors import BrokerUnfit, BusError
+
+EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+MOST_SUBJECTS = 1024
+"""Subjects that one batch get may match; the server refuses more."""
+PAGE_BYTES = 16 * 1024**2
+ATTEMPTS_WORTH = 4
+"""Calls that are safe to repeat go on for this many request timeouts."""
+
+
+class NatsBus:
+    """One client of a NATS server; implements ``skerry.bus.base.Bus``.
+
+    A call that is safe to repeat is repeated for ``patience_s`` (four request timeouts unless
+    set). ``needed_payload_bytes`` is checked against the server's ``max_payload`` at connect.
+    ``on_event`` hears of lost and regained connections.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "skerry",
+        credentials: Path | None = None,
+        user: str = "",
+        password: str = "",
+        connect_timeout_s: float = 30.0,
+        request_timeout_s: float = 5.0,
+        publish_window: int = 6,
+        patience_s: float | None = None,
+        needed_payload_bytes: int = 0,
+        on_event: Event | None = None,
+    ) -> None:
+        self._connection = Connection(
+            Login(url, name, credentials, user, password),
+            connect_timeout_s=connect_timeout_s,
+            request_timeout_s=request_timeout_s,
+            needed_payload_bytes=needed_payload_bytes,
+            on_event=on_event,
+        )
+        self._patience_s = patience_s or ATTEMPTS_WORTH * request_timeout_s
+        self._window = asyncio.Semaphore(publish_window)
+
+    async def __aenter__(self) -> Self:
+        await self._connection.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._connection.close()
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self._connection.max_payload
+
+    async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
+        return tuple([change for spec in specs for change in await self._declare(spec)])
+
+    async def streams(self) -> list[StreamInfo]:
+        deadline, found, total = self._deadline(), list[dict[str, Any]](), 1
+        while len(found) < total:
+            reply = await self._api("STREAM.LIST", {"offset": len(found)}, "the list of streams")
+            total, page = reply["total"], reply.get("streams") or []
+            found += page
+            if not page or self._now() > deadline:
+                break
+        infos = (info_of(stream) for stream in found)
+        return sorted(
+            (info for info in infos if info.name.startswith(STREAM_PREFIX)), key=lambda i: i.name
+        )
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        sent = dict(headers or {})
+        if msg_id is not None:
+            sent[MSG_ID] = msg_id
+        if expect is not None:
+            sent[EXPECT_SEQUENCE] = str(expect.sequence)
+            if expect.subject != subject:
+                sent[EXPECT_SUBJECT] = expect.subject
+        self._check_size(subject, payload, sent)
+        deadline = self._deadline()
+        await self._acquire(deadline)
+        try:
+            return await self._publish(subject, payload, sent, deadline, expect)
+        finally:
+            self._window.release()
+
+    async def last(self, subject: str) -> Record | None:
+        stream = stream_of(subject)
+        return await self._direct(stream, f"{stream}.{subject}", b"")
+
+    async def last_each(self, pattern: str) -> list[Record]:
+        stream, deadline = stream_of(pattern), self._deadline()
+        found: dict[str, Record] = {}
+        complete = await self._last_of(stream, [pattern], found, deadline)
+        if not complete:
+            subjects = await self._subjects(stream, pattern, deadline)
+            for i in range(0, len(subjects), MOST_SUBJECTS):
+                page = subjects[i : i + MOST_SUBJECTS]
+                await self._last_of(stream, page, found, deadline)
+        return sorted(found.values(), key=lambda record: record.sequence)
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        if sequence < 1:
+            return None
+        return await self._direct(stream, stream, json.dumps({"seq": sequence}).encode())
+
+    def follow(
+        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
+        return follow(self._connection, stream_of(patterns[0]), patterns, Cursor(start, after))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _deadline(self) -> float:
+        return self._now() + self._patience_s
+
+    async def _acquire(self, deadline: float) -> None:
+        if not self._window.locked():
+            await self._window.acquire()
+            return
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._window.acquire()
+        except TimeoutError as e:
+            raise self._connection.unavailable(self._patience_s) from e
+
+    def _check_size(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Refuse what the server would close the connection for."""
+        size = len(payload) + sum(len(k) + len(v) + 4 for k, v in headers.items()) + 16
+        limit = self._connection.max_payload
+        if size > limit:
+            msg = (
+                f"A message of {size} bytes on {subject} does not fit the broker's max_payload of"
+                f" {limit}: put `max_payload: {size}` into its config file, or lower"
+                " sync.chunk_bytes."
+            )
+            raise BrokerUnfit(msg)
+
+    async def _publish(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str],
+        deadline: float,
+        expect: Expect | None,
+    ) -> Receipt:
+        backoff, doubt = Backoff(deadline), False
+        while True:
+            try:
+                answer = await self._connection.request(
+                    subject, payload, deadline=deadline, headers=headers or None
+                )
+                reply = json.loads(answer.data)
+                error = reply.get("error")
+                if error is None:
+                    return Receipt(reply["seq"], bool(reply.get("duplicate", False)))
+                code = error.get("err_code", 0)
+                if code in nats_errors.WRONG_SEQUENCE and expect is not None:
+                    return await self._lost_or_ours(subject, headers, expect, error, doubt=doubt)
+                if code not in nats_errors.TRANSIENT:
+                    raise self._refused(error, subject)
+            except NoAnswer as e:
+                doubt = doubt or e.sent
+                if e.sent and MSG_ID not in headers:
+                    raise self._connection.unavailable(self._patience_s) from e
+                if not e.sent:
+                    await self._check_stream(subject, deadline)
+            if not await backoff.pause():
+                raise self._connection.unavailable(self._patience_s)
+
+    def _refused(self, error: Mapping[str, Any], subject: str) -> BusError:
+        problem = ApiError(error["code"], error.get("err_code", 0), error.get("description", ""))
+        return nats_errors.translate(problem, f"a message on {subject}")
+
+    async def _lost_or_ours(
+        self,
+        subject: str,
+        headers: Mapping[str, str],
+        expect: Expect,
+        error: Mapping[str, Any],
+        *,
+        doubt: bool,
+    ) -> Receipt:
+        """Tell a lost compare-and-set from our own write whose acknowledgement was lost."""
+        if doubt:
+            record = await self.last(subject)
+            if record is not None and record.headers.get(MSG_ID) == headers.get(MSG_ID):
+                return Receipt(record.sequence, duplicate=True)
+        raise nats_errors.conflict(expect.subject, expect.sequence, error.get("description", ""))
+
+    async def _check_stream(self, subject: str, deadline: float) -> None:
+        """Raise BusError if nobody answers because the stream does not exist."""
+        if not await self._exists(stream_of(subject), deadline):
+            raise nats_errors.no_stream(subject, stream_of(subject))
+
+    async def _exists(self, stream: str, deadline: float) -> bool:
+        try:
+            await self._connection.api(f"STREAM.INFO.{stream}", deadline=deadline)
+        except ApiError as e:
+            if e.err_code == nats_errors.STREAM_NOT_FOUND:
+                return False
+            raise nats_errors.translate(e, f"a look at stream {stream}") from e
+        return True
+
+    async def _api(self, name: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+        try:
+            return await self._connection.api(name, body, deadline=self._deadline())
+        except ApiError as e:
+            raise nats_errors.translate(e, what) from e
+
+    async def _declare(self, spec: StreamSpec) -> tuple[str, ...]:
+        config = config_of(spec)
+        while True:
+            try:
+                reply = await self._connection.api(
+                    f"STREAM.INFO.{spec.name}", deadline=self._deadline()
+                )
+            except ApiError as e:
+                if e.err_code != nats_errors.STREAM_NOT_FOUND:
+                    raise nats_errors.translate(e, f"a look at stream {spec.name}") from e
+            else:
+                break
+            try:
+                await self._connection.api(
+                    f"STREAM.CREATE.{spec.name}", config, deadline=self._deadline()
+                )
+            except ApiError as e:
+                if e.err_code != nats_errors.STREAM_NAME_IN_USE:
+                    raise nats_errors.translate(e, f"stream {spec.name}") from e
+            else:
+                return ()
+        found = reply["config"]
+        changes = mend(spec, spec_of(found)) + hidden_changes(spec, found)
+        if changes:
+            await self._api(f"STREAM.UPDATE.{spec.name}", found | config, f"stream {spec.name}")
+        return changes
+
+    async def _direct(self, stream: str, path: str, body: bytes) -> Record | None:
+        deadline = self._deadline()
+        backoff = Backoff(deadline)
+        while True:
+            try:
+                answer = await self._connection.request(
+                    f"$JS.API.DIRECT.GET.{path}", body, deadline=deadline
+                )
+            except NoAnswer as e:
+                if not e.sent and not await self._exists(stream, deadline):
+                    return None
+                if not await backoff.pause():
+                    raise self._connection.unavailable(self._patience_s) from e
+                continue
+            status = status_of(answer)
+            if not status:
+                return direct_record(answer)
+            if status == "404":
+                return None
+            msg = f"The broker refused a read of {path} (status {status})."
+            raise BusError(msg)
+
+    async def _subjects(self, stream: str, pattern: str, deadline: float) -> list[str]:
+        """List the subjects that match in a stream."""
+        found: set[str] = set()
+        while True:
+            body = {"subjects_filter": pattern, "offset": len(found)}
+            reply = await self._connection.api(f"STREAM.INFO.{stream}", body, deadline=deadline)
+            page = reply["state"].get("subjects") or {}
+            before = len(found)
+            found |= page.keys()
+            if len(found) >= reply.get("total", 0) or len(found) == before:
+                return sorted(found)
+
+    async def _last_of(
+        self, stream: str, subjects: list[str], found: dict[str, Record], deadline: float
+    ) -> bool:
+        """Add the newest record of each subject; False if there are too many of them."""
+        backoff, sequence = Backoff(deadline), 0
+        while True:
+            try:
+                page, status = await self._page(stream, subjects, sequence, deadline)
+            except NoAnswer as e:
+                if not e.sent and not await self._exists(stream, deadline):
+                    return True
+                if not await backoff.pause():
+                    raise self._connection.unavailable(self._patience_s) from e
+                continue
+            for record in page:
+                found[record.subject] = record
+            if status.get("Status") == "413":
+                return False
+            if status.get("Status") != "204" or int(status.get("Nats-Num-Pending", 0)) == 0:
+                return True
+            sequence = int(status["Nats-Last-Sequence"]) + 1
+
+    async def _page(
+        self, stream: str, subjects: list[str], sequence: int, deadline: float
+    ) -> tuple[list[Record], dict[str, str]]:
+        """Run one batch get: its records and the headers of the status message that ends it."""
+        client = await self._connection.ready(deadline)
+        arrived: asyncio.Queue[Msg] = asyncio.Queue()
+        inbox = client.new_inbox()
+        body = {"multi_last": subjects, "batch": MOST_SUBJECTS, "max_bytes": PAGE_BYTES}
+        if sequence:
+            body["seq"] = sequence
+        page: list[Record] = []
+        try:
+            subscription = await client.subscribe(
+                inbox, cb=arrived.put, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+            try:
+                path = f"$JS.API.DIRECT.GET.{stream}"
+                await client.publish(path, json.dumps(body).encode(), inbox)
+                while True:
+                    async with asyncio.timeout(self._connection.request_timeout_s):
+                        msg = await arrived.get()
+                    if status := status_of(msg):
+                        headers = {str(k): v for k, v in (msg.headers or {}).items()}
+                        if status == "503":
+                            raise NoAnswer(status, sent=False)
+                        return page, headers
+                    page.append(direct_record(msg))
+            finally:
+                with contextlib.suppress(NatsError):
+                    await subscription.unsubscribe()
+        except (TimeoutError, NatsError) as e:
+            raise NoAnswer(str(e), sent=True) from e

