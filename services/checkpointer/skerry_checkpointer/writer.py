@@ -43,8 +43,6 @@ class Written:
 
     name: str
     checkpoint: Checkpoint
-    digest: str
-    size_bytes: int
 
 
 class CheckpointWriter:
@@ -113,6 +111,7 @@ class CheckpointWriter:
         checkpoint = Checkpoint(
             format=FORMAT,
             run=self._record.run,
+            run_created_ns=self._record.created_ns,
             index=index,
             step=step_of(commits),
             tokens=tokens_of(commits),
@@ -126,9 +125,8 @@ class CheckpointWriter:
             state=tuple(self._saved),
             files=self._draft.seal(),
         )
-        data, digest = dump(checkpoint)
-        name = self._draft.commit(data)
-        return Written(name, checkpoint, digest, checkpoint.size_bytes + len(data))
+        data, _ = dump(checkpoint)
+        return Written(self._draft.commit(data), checkpoint)
 
     def discard(self) -> None:
         """Throw away what was written; does nothing after ``finish``."""

@@ -45,7 +45,8 @@ class Draft(Protocol):
     def commit(self, manifest: bytes) -> str:
         """Write the manifest last, make the entry visible and return the name it got.
 
-        Seals the draft first where that was not done. A name that somebody else took meanwhile gets a suffix: ``name-2``, ``name-3``, …
+        Seals the draft first where that was not done. A name that somebody else took meanwhile
+        gets a suffix: ``name-2``, ``name-3``, …
         """
         ...
 

@@ -7,7 +7,6 @@ log's own digest of every vector is checked after the files have been cut into f
 from __future__ import annotations
 
 import hashlib
-import re
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -15,12 +14,10 @@ from skerry.core.fragments import gather, plan
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import tensorfile
 from skerry.store.base import MANIFEST
-from skerry.store.local import LocalStore
 from skerry.store.manifest import OUTER_FILE, PARAMS_FILE, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -33,34 +30,11 @@ if TYPE_CHECKING:
 
 MASTER = "master"
 READ_BYTES = 4 * 1024**2
-NAME = re.compile(r"step-(\d+)(?:-(\d+))?")
 
 
 def entry_name(step: int) -> str:
     """Return the name that a checkpoint at this step would like to have."""
     return f"step-{step:08d}"
-
-
-def order(name: str) -> tuple[int, int, str]:
-    """Return a key that sorts names by step, then by suffix; foreign names come first."""
-    found = NAME.fullmatch(name)
-    return (int(found[1]), int(found[2] or 1), name) if found else (-1, 0, name)
-
-
-def locate(path: Path) -> tuple[LocalStore, str]:
-    """Return store and name of a checkpoint folder, or of the newest one inside a run's folder."""
-    if (path / MANIFEST).is_file():
-        whole = path.resolve()
-        return LocalStore(whole.parent), whole.name
-    store = LocalStore(path)
-    names = sorted(store.names(), key=order)
-    if not names:
-        msg = (
-            f"There is no checkpoint at {path}: name a folder that holds {MANIFEST}; "
-            "`skerry checkpoints list` shows them."
-        )
-        raise StoreError(msg)
-    return store, names[-1]
 
 
 def read_manifest(store: Store, name: str) -> Checkpoint:

@@ -49,14 +49,16 @@ class SavedLearner:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What ``manifest.json`` says; ``index`` counts a store's checkpoints from 0.
+    """What ``manifest.json`` says; ``index`` counts the run's checkpoints from 0.
 
-    ``config`` is the run's RunConfig, ``tokens`` what all learners together have contributed,
-    ``step`` the global clock. ``state`` holds the fragments in order.
+    Name and creation time together tell a run from a later one of the same name. ``config`` is the
+    run's RunConfig, ``tokens`` what all learners together have contributed, ``step`` the global
+    clock. ``state`` holds the fragments in order.
     """
 
     format: int
     run: str
+    run_created_ns: int
     index: int
     step: int
     tokens: int
@@ -79,6 +81,11 @@ class Checkpoint:
     def size_bytes(self) -> int:
         """Length of all files but the manifest."""
         return sum(file.size for file in self.files)
+
+    @property
+    def content(self) -> tuple[tuple[int, int], ...]:
+        """What was saved: version and digest of each fragment."""
+        return tuple((saved.commit.version, saved.commit.master_digest) for saved in self.state)
 
 
 def step_of(commits: list[Commit]) -> int:

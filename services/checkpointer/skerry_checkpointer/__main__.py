@@ -1,0 +1,131 @@
+"""Command line of the checkpointer: parse first, import what is heavy afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from skerry.settings import LocalSettings
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+Nats = Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")]
+Run = Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.")]
+OneRun = Annotated[str | None, typer.Option(help="Only this run's.", metavar="ID")]
+Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file.", metavar="FILE")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
+Where = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Its folder, or a run's.")]
+
+
+@app.callback(invoke_without_command=True)
+def run_by_default(  # noqa: PLR0913, PLR0917  each is an option
+    context: typer.Context,
+    nats: Nats = None,
+    run: Run = "main",
+    name: Name = None,
+    config: Config = None,
+    set_: Sets = None,
+) -> None:
+    """Write verified checkpoints of a run until it is finished; restore, list and verify them."""
+    if context.invoked_subcommand is None:
+        _serve(nats, run, name, config, set_)
+
+
+@app.command("run")
+def run_command(
+    nats: Nats = None,
+    run: Run = "main",
+    name: Name = None,
+    config: Config = None,
+    set_: Sets = None,
+) -> None:
+    """Write checkpoints until the run is finished (what happens without a command)."""
+    _serve(nats, run, name, config, set_)
+
+
+@app.command()
+def restore(
+    checkpoint: Where,
+    nats: Nats = None,
+    run: Run = "main",
+    config: Config = None,
+    set_: Sets = None,
+) -> None:
+    """Verify a checkpoint and start a run from it in a broker that does not hold that run.
+
+    ``--set train.steps=…`` and ``--set train.duration_s=…`` say how long it goes on; all else is
+    as the checkpoint has it.
+    """
+    from skerry.runtime.connect import bus_from
+    from skerry.runtime.entry import exit_on_error, run_service
+    from skerry_checkpointer import commands
+
+    with exit_on_error():
+        extends, machine = commands.split_sets(set_ or [])
+        local = _local(nats, config, machine)
+    run_service(commands.restored(bus_from(local.nats, "restore"), checkpoint, run, extends))
+
+
+@app.command("list")
+def list_command(
+    run: OneRun = None, config: Config = None, set_: Sets = None, *, as_json: AsJson = False
+) -> None:
+    """List the checkpoints below store.path, oldest first."""
+    from skerry.runtime.entry import exit_on_error
+    from skerry_checkpointer import commands
+
+    with exit_on_error():
+        commands.listed(_local(None, config, set_).store.path, run, as_json=as_json)
+
+
+@app.command()
+def verify(checkpoint: Where, *, as_json: AsJson = False) -> None:
+    """Read a checkpoint whole and check every byte and every vector of it."""
+    from skerry.runtime.entry import exit_on_error
+    from skerry_checkpointer import commands
+
+    with exit_on_error():
+        commands.verified(checkpoint, as_json=as_json)
+
+
+def _serve(
+    nats: str | None, run: str, name: str | None, config: Path | None, sets: list[str] | None
+) -> None:
+    import os
+    import socket
+
+    from skerry.runtime.connect import bus_from
+    from skerry.runtime.entry import exit_on_error, run_service
+    from skerry.runtime.logs import configure
+    from skerry.store.local import LocalStore
+    from skerry.wire.subjects import checked_token
+    from skerry_checkpointer.service import checkpointer
+
+    holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"
+    with exit_on_error():
+        local = _local(nats, config, sets)
+        store = LocalStore(local.store.path.resolve() / checked_token(run, "run"))
+        configure(local.log_level, service="checkpointer")
+    run_service(checkpointer(bus_from(local.nats, holder), run, store, local.shutdown_s))
+
+
+def _local(nats: str | None, config: Path | None, sets: list[str] | None) -> LocalSettings:
+    from skerry import settings
+
+    overrides = [*(sets or []), *([f'nats.url="{nats}"'] if nats else [])]
+    return settings.load(config, overrides).local
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What the commands beside ``run`` print: tables and progress for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from skerry.errors import StoreError
+from skerry.store.checkpoint import read_manifest, verify
+from skerry.store.listing import all_summaries, locate
+from skerry_checkpointer.restore import restore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from pathlib import Path
+
+    from skerry.bus.base import Bus
+    from skerry.store.listing import Summary
+
+NANOSECONDS = 1e9
+
+
+def listed(root: Path, run: str | None, *, as_json: bool) -> None:
+    """Print the checkpoints below ``root``."""
+    found = all_summaries(root, run)
+    if as_json:
+        print(json.dumps([asdict(summary) for summary in found]))
+        return
+    if not found:
+        print(f"No checkpoints below {root}.")
+        return
+    table = Table("run", "checkpoint", "written", "step", "tokens", "MB", "versions", box=None)
+    for summary in found:
+        table.add_row(*_cells(summary))
+    Console().print(table)
+
+
+def verified(path: Path, *, as_json: bool) -> None:
+    """Check one checkpoint and print what it is; a damaged one exits with 1 either way."""
+    try:
+        store, name = locate(path)
+        total = read_manifest(store, name).size_bytes
+        with _progress("verifying", total) as on_bytes:
+            checkpoint = verify(store, name, on_bytes=on_bytes)
+    except StoreError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"ok": False, "path": str(path), "error": str(error)}))
+        sys.exit(error.exit_code)
+    where = store.where(name)
+    if as_json:
+        facts = {"run": checkpoint.run, "step": checkpoint.step, "tokens": checkpoint.tokens}
+        print(json.dumps({"ok": True, "path": where, **facts}))
+    else:
+        print(f"{where} is whole: run {checkpoint.run}, step {checkpoint.step}, {total} bytes.")
+
+
+async def restored(bus: Bus, path: Path, run: str, extends: Sequence[str]) -> None:
+    """Write a checkpoint into the log as ``run`` and say so."""
+    store, name = locate(path)
+    total = read_manifest(store, name).size_bytes
+    async with bus:
+        with _progress("verifying", total) as on_bytes:
+            record = await restore(bus, path, run, sets=extends, on_bytes=on_bytes)
+    print(f"Run {record.run} is restored from {record.restored_from}.")
+
+
+def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tell settings of the machine (``nats``, ``store``, …) from those of the run."""
+    from skerry.settings import LocalSettings
+    from skerry.settings_tree import split_assignment
+
+    machine = [s for s in sets if split_assignment(s)[0][0] in LocalSettings.model_fields]
+    return [s for s in sets if s not in machine], machine
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Generator[Callable[[int], None]]:
+    """Show a bar of bytes on a terminal's stderr, nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+
+        def on_bytes(count: int) -> None:
+            bar.update(task, advance=count)
+
+        yield on_bytes
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    if summary.error:
+        return (summary.run, summary.name, "unreadable", "", "", "", summary.error)
+    written = datetime.fromtimestamp(summary.created_ns / NANOSECONDS, UTC)
+    low, high = min(summary.versions), max(summary.versions)
+    return (
+        summary.run,
+        summary.name,
+        f"{written:%Y-%m-%d %H:%M:%S}",
+        str(summary.step),
+        str(summary.tokens),
+        f"{summary.size_bytes / 1e6:.1f}",
+        str(low) if low == high else f"{low}-{high}",
+    )

@@ -1,0 +1,262 @@
+"""The checkpointer: reads the newest global state from the log and writes it down.
+
+One checkpoint as soon as every fragment has a version, one every ``checkpoint.every_s`` in which
+something was committed, one when the run is finished. It holds no state of its own: what has been
+written is what the store holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import structlog
+
+from skerry.bus import ledger
+from skerry.bus.state import follow_manifests, read_latest, read_manifests
+from skerry.core.fragments import plan as plan_of
+from skerry.errors import BrokerUnavailable, Overtaken, RunMismatch, StoreError
+from skerry.runtime.entry import first_cause
+from skerry.runtime.service import serve
+from skerry.settings import RunConfig
+from skerry.store.checkpoint import MASTER, read_manifest
+from skerry.store.manifest import SavedLearner, dump, step_of
+from skerry.wire.messages import CheckpointRecord
+from skerry_checkpointer.retention import keep
+from skerry_checkpointer.writer import CheckpointWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from skerry.bus.base import Bus
+    from skerry.core.fragments import Plan
+    from skerry.settings import CheckpointConfig
+    from skerry.store.base import Store
+    from skerry.store.manifest import Checkpoint
+    from skerry.wire.messages import Manifest, RunRecord
+    from skerry_checkpointer.writer import Written
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+OUTER = "outer."
+RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class Checkpointer:
+    """One session with the log: writes checkpoints of one run into one store."""
+
+    bus: Bus
+    record: RunRecord
+    config: CheckpointConfig
+    plan: Plan
+    store: Store
+    known: dict[str, Checkpoint] = field(default_factory=dict[str, "Checkpoint"])
+
+    async def run(self) -> None:
+        """Write checkpoints until the run is finished and its last state is saved.
+
+        A store that refuses a checkpoint is logged and asked again at the next turn; at the end of
+        the run that raises StoreError.
+        """
+        await self._mend_ledger()
+        finished = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            end = group.create_task(self._watch_end(finished), name="end")
+            begin = group.create_task(self._complete(), name="begin")
+            await asyncio.wait({begin, end}, return_when=asyncio.FIRST_COMPLETED)
+            begin.cancel()
+            await self._every_turn(finished)
+            end.cancel()
+
+    async def _every_turn(self, finished: asyncio.Event) -> None:
+        while True:
+            last = finished.is_set()
+            try:
+                await self.save()
+            except (StoreError, Overtaken) as error:
+                if last:
+                    raise
+                log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
+            if last:
+                return
+            try:
+                async with asyncio.timeout(self.config.every_s):
+                    await finished.wait()
+            except TimeoutError:
+                continue
+
+    async def _watch_end(self, finished: asyncio.Event) -> None:
+        await ledger.wait_finished(self.bus, self.record.run)
+        finished.set()
+
+    async def _complete(self) -> None:
+        """Wait until every fragment has a version."""
+        missing = {fragment.index for fragment in self.plan.fragments}
+        manifests = follow_manifests(self.bus, self.record.run, self.plan)
+        async with aclosing(manifests):
+            async for manifest in manifests:
+                missing.discard(manifest.commit.fragment)
+                if not missing:
+                    return
+
+    async def save(self) -> Written | None:
+        """Write one checkpoint, note it in the ledger and thin out; None if nothing is new."""
+        manifests = await read_manifests(self.bus, self.record.run, self.plan)
+        if len(manifests) < len(self.plan.fragments):
+            return None
+        await _in_thread(self._look)
+        content = tuple(
+            (manifests[f.index].commit.version, manifests[f.index].commit.master_digest)
+            for f in self.plan.fragments
+        )
+        if content in {checkpoint.content for checkpoint in self.known.values()}:
+            return None
+        started = time.monotonic()
+        written = await self._write(manifests)
+        await self._note(written, time.monotonic() - started)
+        await _in_thread(self._thin_out)
+        return written
+
+    async def _write(self, manifests: Mapping[int, Manifest]) -> Written:
+        step = step_of([manifest.commit for manifest in manifests.values()])
+        names = [
+            part.name
+            for part in manifests[0].parts
+            if part.name == MASTER or part.name.startswith(OUTER)
+        ]
+        run = self.record.run
+        writer = await _in_thread(CheckpointWriter, self.store, self.record, self.plan, step)
+        try:
+            for fragment in self.plan.fragments:
+                latest = await read_latest(self.bus, run, self.plan, fragment, names)
+                if latest is None:
+                    msg = f"Fragment {fragment.index} of run {run!r} is gone from the log."
+                    raise RunMismatch(msg)
+                await _in_thread(writer.add, *latest)
+            members = await ledger.members(self.bus, run)
+            learners = [SavedLearner(m.learner, m.shard) for m in members.values()]
+            return await _in_thread(
+                writer.finish,
+                index=1 + max((c.index for c in self.known.values()), default=-1),
+                learners=sorted(learners, key=lambda learner: learner.shard),
+                now_ns=time.time_ns(),
+            )
+        finally:
+            await _in_thread(writer.discard)
+
+    async def _note(self, written: Written, took_s: float) -> None:
+        checkpoint = written.checkpoint
+        path = self.store.where(written.name)
+        self.known[written.name] = checkpoint
+        log.info(
+            "checkpoint_written",
+            run=checkpoint.run,
+            path=path,
+            step=checkpoint.step,
+            tokens=checkpoint.tokens,
+            versions=list(checkpoint.versions),
+            size_bytes=checkpoint.size_bytes,
+            took_s=round(took_s, 3),
+        )
+        await self._record(written.name, checkpoint)
+
+    async def _record(self, name: str, checkpoint: Checkpoint) -> None:
+        data, digest = dump(checkpoint)
+        record = CheckpointRecord(
+            run=checkpoint.run,
+            path=self.store.where(name),
+            digest=digest,
+            versions=checkpoint.versions,
+            step=checkpoint.step,
+            tokens=checkpoint.tokens,
+            written_ns=checkpoint.created_ns,
+            size_bytes=checkpoint.size_bytes + len(data),
+        )
+        await ledger.record_checkpoint(self.bus, record)
+
+    async def _mend_ledger(self) -> None:
+        """Note the newest checkpoint if its writer died, or lost the broker, before it could."""
+        await _in_thread(self._look)
+        if not self.known:
+            return
+        name, newest = max(self.known.items(), key=lambda item: item[1].created_ns)
+        noted = await ledger.last_checkpoint(self.bus, self.record.run)
+        if noted is None or noted.written_ns < newest.created_ns:
+            await self._record(name, newest)
+
+    def _look(self) -> None:
+        """Sweep what dead writers left and read the manifests that are new to us."""
+        for name in self.store.sweep():
+            log.info("leftover_removed", name=name)
+        names = self.store.names()
+        self.known = {name: held for name, held in self.known.items() if name in names}
+        for name in names:
+            if name in self.known:
+                continue
+            try:
+                found = read_manifest(self.store, name)
+            except StoreError as error:
+                log.warning("checkpoint_unreadable", error=str(error))
+                continue
+            if (found.run, found.run_created_ns) == (self.record.run, self.record.created_ns):
+                self.known[name] = found
+
+    def _thin_out(self) -> None:
+        """Delete what retention does not keep; what cannot be read or is not ours stays."""
+        indices = {name: checkpoint.index for name, checkpoint in self.known.items()}
+        kept = keep(indices, self.config.keep_newest, self.config.keep_every)
+        for name in sorted(indices.keys() - kept):
+            self.store.delete(name)
+            del self.known[name]
+            log.info("checkpoint_deleted", name=name)
+
+
+async def _in_thread(blocking: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking call in a thread; a cancellation waits for it, so that no two overlap."""
+    task = asyncio.ensure_future(asyncio.to_thread(blocking, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+async def session(bus: Bus, run: str, store: Store) -> None:
+    """Wait for the run, then write checkpoints until it is finished."""
+    record = await ledger.wait_run(bus, run)
+    plan = plan_of(record.leaves, record.fragments)
+    if plan.digest != record.plan_digest:
+        msg = (
+            f"Run {record.run!r} was cut by another release of Skerry ({record.skerry_version}): "
+            "use that release."
+        )
+        raise RunMismatch(msg)
+    config = RunConfig.model_validate_json(record.config_json).checkpoint
+    await Checkpointer(bus, record, config, plan, store).run()
+
+
+async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> None:
+    """Serve one run until it is finished, across broker restarts."""
+
+    async def sessions() -> None:
+        while True:
+            try:
+                await session(bus, run, store)
+            except (BrokerUnavailable, BaseExceptionGroup) as error:
+                cause = first_cause(error)
+                if not isinstance(cause, BrokerUnavailable):
+                    raise cause from error
+            else:
+                return
+            log.warning("session_restarts", cause=str(cause))
+            await asyncio.sleep(RETRY_S)
+
+    async with bus:
+        await serve({"checkpointer": sessions}, shutdown_s=shutdown_s)
