@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+
 from skerry.bus import nats_errors
 from skerry.bus.base import MSG_ID, Expect, Receipt, Record, Start, StreamInfo, StreamSpec
 from skerry.bus.nats_connection import Backoff, Connection, Event, Login

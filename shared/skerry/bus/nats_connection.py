@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, OutboundBufferLimitError
+
 from skerry.bus import nats_errors
 from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.errors import BrokerUnavailable, BrokerUnfit
@@ -43,7 +44,8 @@ class WideTransport(TcpTransport):
         await super().connect(uri, max(buffer_size, READ_BYTES), connect_timeout)
 
     async def read(self, buffer_size: int) -> bytes:
-        return await super().read(max(buffer_size, READ_BYTES))
+        data: bytes = await super().read(max(buffer_size, READ_BYTES))
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ class Connection:
         while True:
             client = Client()
             if not self.login.urls.startswith("ws"):
-                client._transport = WideTransport()  # noqa: SLF001 - the only way to set it
+                client._transport = WideTransport()  # type: ignore[no-untyped-call]  # noqa: SLF001
             try:
                 await self._connect(client)
                 await self._check(client)

@@ -21,6 +21,7 @@ from typing import Any
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
+
 from skerry.bus.base import Record, Start
 from skerry.bus.nats_connection import Backoff, Connection
 from skerry.bus.nats_errors import STREAM_NOT_FOUND, ApiError
@@ -112,7 +113,7 @@ class Puller:
         await self._pull()
 
     async def close(self) -> None:
-        """Give the consumer back; the server forgets it by itself when this does not get through."""
+        """Give the consumer back; when this does not get through, it expires by itself."""
         self._connection.lost.discard(self._lose)
         if self._subscription is None:
             return
@@ -207,10 +208,12 @@ async def stream_state(connection: Connection, stream: str) -> dict[str, Any]:
     backoff = Backoff(None)
     while True:
         try:
-            return (await connection.api(f"STREAM.INFO.{stream}"))["state"]
+            state: dict[str, Any] = (await connection.api(f"STREAM.INFO.{stream}"))["state"]
         except ApiError as e:
             if e.err_code != STREAM_NOT_FOUND:
                 raise
+        else:
+            return state
         await backoff.pause()
 
 

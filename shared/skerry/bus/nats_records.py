@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from nats.aio.msg import Msg
+
 from skerry.bus.base import MSG_ID, Record
 
 PLAIN_TOKENS = 9
