@@ -53,7 +53,9 @@ def rebase(
     next outer gradient is ``fresh - rebased = captured - local``. Exact where nothing was done
     since the capture; elsewhere rounded once per operation in f32.
     """
-    return fresh + (local - captured)
+    done: NDArray[np.float32] = np.subtract(local, captured)
+    done += fresh
+    return done
 
 
 def adopt(
