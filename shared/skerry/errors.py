@@ -168,3 +168,11 @@ class CheckpointCorrupt(StoreError):
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error to tell about: inside a group, a SkerryError before anything else."""
+    while isinstance(error, BaseExceptionGroup):
+        inner = [first_cause(e) for e in error.exceptions]
+        error = next((e for e in inner if isinstance(e, SkerryError)), inner[0])
+    return error

@@ -89,9 +89,7 @@ class Committer:
         weighed = [Weighed(first, 0, 1.0)]
         return await self._write(batch, state, weighed, master, self.outer.init(master), closing)
 
-    async def merge(
-        self, shard: Shard, state: FragmentState, closing: Closing
-    ) -> Manifest | None:
+    async def merge(self, shard: Shard, state: FragmentState, closing: Closing) -> Manifest | None:
         """Commit the next version from all that is pending; None when nothing of it counts."""
         batch = Batch.take(shard, state)
         weighed = self._weigh(batch, state)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from skerry.wire.messages import Pulse
 
 WORKING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
+ON_THE_WAY = frozenset({LearnerPhase.STARTING, LearnerPhase.CATCHING_UP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,15 @@ class Seen:
 
     pulse: Pulse
     heartbeat: liveness.Heartbeat
+    progress: liveness.Progress
+
+    def alive(self, now_s: float, policy: liveness.Policy) -> bool:
+        """Tell whether this learner is anything but gone."""
+        activity = activity_of(self.pulse.phase)
+        judged, _ = liveness.judge(
+            self.heartbeat, now_s, policy, activity=activity, progress=self.progress
+        )
+        return judged is not liveness.Liveness.GONE
 
 
 @dataclass(slots=True)
@@ -35,36 +45,26 @@ class Fleet:
         held = self.seen.get(pulse.learner)
         if held is not None and held.pulse.incarnation > pulse.incarnation:
             return
-        same = held is not None and held.pulse.incarnation == pulse.incarnation
-        heartbeat = (
-            liveness.observe(held.heartbeat, now_s)
-            if held is not None and same
-            else liveness.first_heartbeat(now_s, self.policy)
-        )
-        self.seen[pulse.learner] = Seen(pulse, heartbeat)
+        step, step_s = pulse.step, pulse.step_time_s
+        if held is None or held.pulse.incarnation != pulse.incarnation:
+            heartbeat = liveness.first_heartbeat(now_s, self.policy)
+            progress = liveness.first_progress(step, now_s, step_s)
+        else:
+            heartbeat = liveness.observe(held.heartbeat, now_s)
+            progress = liveness.advance(held.progress, step, now_s, step_s)
+        self.seen[pulse.learner] = Seen(pulse, heartbeat, progress)
 
     def working(self, now_s: float) -> dict[str, Seen]:
         """Return the learners that could contribute now: working, and not gone."""
         return {
             name: seen
             for name, seen in self.seen.items()
-            if seen.pulse.phase in WORKING
-            and liveness.judge(seen.heartbeat, now_s, self.policy)[0] is not liveness.Liveness.GONE
+            if seen.pulse.phase in WORKING and seen.alive(now_s, self.policy)
         }
 
     def clock(self, now_s: float, quorum: int) -> int:
         """Return the global clock: the step of the K-th fastest working learner."""
-        steps = [
-            schedule.extrapolated_step(
-                seen.pulse.step,
-                now_s - seen.heartbeat.last_s,
-                seen.pulse.step_time_s,
-                seen.heartbeat.mean_s,
-            )
-            if seen.pulse.phase is LearnerPhase.TRAINING
-            else float(seen.pulse.step)
-            for seen in self.working(now_s).values()
-        ]
+        steps = [_step_now(seen, now_s) for seen in self.working(now_s).values()]
         return schedule.global_clock(steps, quorum)
 
     def step_time_s(self, now_s: float) -> float:
@@ -76,12 +76,20 @@ class Fleet:
     def finished(self, now_s: float) -> bool:
         """Tell whether training is over: somebody finished and nobody still trains."""
         phases = [s.pulse.phase for s in self.working(now_s).values()]
-        starting = [
-            s
-            for s in self.seen.values()
-            if s.pulse.phase in {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
-            and liveness.judge(s.heartbeat, now_s, self.policy)[0] is not liveness.Liveness.GONE
-        ]
-        return (
-            bool(phases) and all(p is LearnerPhase.FINISHED for p in phases) and not starting
+        coming = any(
+            s.pulse.phase in ON_THE_WAY and s.alive(now_s, self.policy) for s in self.seen.values()
         )
+        return bool(phases) and set(phases) == {LearnerPhase.FINISHED} and not coming
+
+
+def _step_now(seen: Seen, now_s: float) -> int:
+    """Estimate where a learner is now; at most one pulse interval is extrapolated."""
+    pulse, heartbeat = seen.pulse, seen.heartbeat
+    if pulse.phase is not LearnerPhase.TRAINING or pulse.step_time_s <= 0:
+        return pulse.step
+    return schedule.extrapolated_step(
+        pulse.step,
+        now_s - heartbeat.last_s,
+        pulse.step_time_s,
+        int(heartbeat.mean_s / pulse.step_time_s),
+    )

@@ -20,8 +20,7 @@ from skerry.bus.streams import specs
 from skerry.core import liveness, rounds, schedule
 from skerry.core.fragments import plan as plan_of
 from skerry.core.outer import make_outer
-from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull
-from skerry.runtime.entry import first_cause
+from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.wire.messages import Round, RunState

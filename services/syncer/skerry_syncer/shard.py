@@ -142,9 +142,7 @@ class Shard:
         return reason if discount is None else None
 
 
-async def _restore(
-    bus: Bus, run: str, plan: Plan, state: FragmentState, outer: Outer
-) -> None:
+async def _restore(bus: Bus, run: str, plan: Plan, state: FragmentState, outer: Outer) -> None:
     manifest = state.manifest
     if manifest is None:
         return

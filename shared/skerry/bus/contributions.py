@@ -155,9 +155,7 @@ class Inbox:
             partial.header, header.scheme, partial.assembler.planes, partial.first, partial.last
         )
 
-    def _partial(
-        self, key: tuple[int, str], header: ChunkHeader, sequence: int
-    ) -> _Partial | None:
+    def _partial(self, key: tuple[int, str], header: ChunkHeader, sequence: int) -> _Partial | None:
         """Return the unfinished contribution this chunk belongs to; None if it is outdated."""
         mark = (header.incarnation, header.identity)
         held = self.open.get(key)

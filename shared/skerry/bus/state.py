@@ -19,7 +19,7 @@ from skerry.bus.base import Expect, Start
 from skerry.bus.ledger import append_commit, last_commits
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
-from skerry.errors import BusError, Conflict, Corrupt, Fenced, Overtaken, WireError
+from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, first_cause
 from skerry.wire.codec import PlaneAssembler, encode_vector, vector_digest
 from skerry.wire.envelope import seal, unseal
 from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Fence, Manifest, Part
@@ -149,8 +149,7 @@ class StateWriter:
     ) -> Part:
         """Publish one vector's chunks, a window at a time, and return where they are."""
         chunks = encode_vector(part.scheme, part.vector, self.chunk_bytes)
-        fragment = self.plan.fragments[commit.fragment]
-        assembler = PlaneAssembler(part.scheme, fragment.padded_size // BLOCK)
+        assembler = PlaneAssembler(part.scheme, part.vector.size // BLOCK)
         refs: list[ChunkRef] = []
         while batch := await asyncio.to_thread(_take, chunks, self.window):
             headers = [self._header(commit, part, chunk) for chunk in batch]
@@ -185,17 +184,20 @@ class StateWriter:
         self, fragment: int, slot: int, first: int, sealed: Sequence[bytes], attempt: str
     ) -> list[ChunkRef]:
         subjects = Subjects(self.run)
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    self._publish(
-                        subjects.chunk(fragment, slot, index),
-                        data,
-                        f"chunk/{fragment}/{index}/{attempt}",
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(
+                        self._publish(
+                            subjects.chunk(fragment, slot, index),
+                            data,
+                            f"chunk/{fragment}/{index}/{attempt}",
+                        )
                     )
-                )
-                for index, data in enumerate(sealed, first)
-            ]
+                    for index, data in enumerate(sealed, first)
+                ]
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
         return [
             ChunkRef(task.result().sequence, len(data), xxhash.xxh3_64_intdigest(data))
             for task, data in zip(tasks, sealed, strict=True)
@@ -276,10 +278,8 @@ async def read_part(
         async with asyncio.TaskGroup() as group:
             for ref in part.chunks:
                 group.create_task(fetch(ref))
-    except* BusError as errors:
-        raise _first(errors) from None
-    except* WireError as errors:
-        raise _first(errors) from None
+    except BaseExceptionGroup as errors:
+        raise first_cause(errors) from None
     vector = await asyncio.to_thread(cpu().dequantise, part.scheme, assembler.planes)
     if await asyncio.to_thread(vector_digest, vector) != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
@@ -316,13 +316,6 @@ def _part(manifest: Manifest, name: str) -> Part:
             return part
     msg = f"The manifest of fragment {manifest.commit.fragment} has no part {name!r}."
     raise Corrupt(msg)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def read_latest(

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from skerry.errors import SkerryError
+from skerry.errors import SkerryError, first_cause
 
-
-def first_cause(error: BaseException) -> BaseException:
-    """Return the error to tell about: inside a group, a SkerryError before anything else."""
-    while isinstance(error, BaseExceptionGroup):
-        ours = [e for e in error.exceptions if isinstance(first_cause(e), SkerryError)]
-        error = (ours or list(error.exceptions))[0]
-    return error
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator
 
 
 @contextmanager

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from skerry.errors import SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Loop = Callable[[], Awaitable[None]]
 
 
-class ShutdownTimeout(SkerryError, TimeoutError):
-    """Draining took longer than the deadline; what was not acknowledged is sent again on restart."""
+class ShutdownTimeoutError(SkerryError, TimeoutError):
+    """Draining took longer than the deadline; a restart sends what was not acknowledged."""
 
 
-async def serve(
-    loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdown_s: float
-) -> None:
+async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdown_s: float) -> None:
     """Run every loop until a signal comes or one of them returns, then cancel the rest and drain.
 
     A loop that returns says that the service's work is done; one that raises ends the service with
-    that error. Raises ShutdownTimeout when cancelling and draining take longer than ``shutdown_s``;
+    that error. Raises ShutdownTimeoutError when cancelling and draining take longer than ``shutdown_s``;
     a second signal skips the drain.
     """
     stop = asyncio.Event()
@@ -67,7 +69,7 @@ async def _bounded(drain: Loop, hurry: asyncio.Event, shutdown_s: float) -> None
             draining.result()
         elif not hurried.done():
             msg = f"The service could not finish its work within {shutdown_s:g} s of being stopped."
-            raise ShutdownTimeout(msg)
+            raise ShutdownTimeoutError(msg)
     finally:
         draining.cancel()
         hurried.cancel()

@@ -1,0 +1,128 @@
+"""Contributions: chunked, put together in any order, refused by cause."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from skerry.bus import contributions
+from skerry.bus.base import Record
+from skerry.bus.contributions import Contribution, Inbox, Refusal
+from skerry.bus.memory import MemoryBroker
+from skerry.bus.streams import specs
+from skerry.core.backend import cpu
+from skerry.core.fragments import LeafSpec, plan
+from skerry.core.merge import slice_norms
+from skerry.testing.puppet import walk
+from skerry.wire.codec import encode_vector
+from skerry.wire.messages import ContributionHeader, ContributionKind
+from skerry.wire.subjects import Subjects
+
+RUN = "t"
+PLAN = plan([LeafSpec("w", (64, 256))], 2)
+FRAGMENT = PLAN.fragments[0]
+
+
+def header(identity: int = 1, **changes: object) -> ContributionHeader:
+    told: dict[str, object] = {
+        "kind": ContributionKind.OUTER_GRADIENT,
+        "learner": "a",
+        "incarnation": 1,
+        "identity": identity,
+        "fragment": 0,
+        "base_version": 3,
+        "round_version": 4,
+        "step": 10,
+        "steps": 10,
+        "tokens": 1000,
+        "cursor_from": 5,
+        "cursor_to": 15,
+        "loss": 2.0,
+        "captured_ns": 1,
+        "norms": slice_norms(FRAGMENT, walk(FRAGMENT, identity)),
+    }
+    return ContributionHeader(**{**told, **changes})  # type: ignore[arg-type]
+
+
+async def sent(*headers: ContributionHeader, run: str = RUN) -> list[Record]:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(run))
+    for told in headers:
+        chunks = encode_vector("int4", walk(FRAGMENT, told.identity), 2048)
+        await contributions.send(bus, run, PLAN, told, chunks)
+    name = Subjects(run).stream("CONTRIB")
+    records = [await bus.get(name, sequence) for sequence in itertools.count(1) if sequence < 200]
+    return [record for record in records if record is not None]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_chunks_make_a_contribution_in_whatever_order(order: int) -> None:
+    records = await sent(header())
+    assert len(records) > 2
+    inbox = Inbox(RUN, PLAN)
+    results = [inbox.feed(record) for record in records[::order]]
+    whole = results[-1]
+    assert results[:-1] == [None] * (len(records) - 1)
+    assert isinstance(whole, Contribution)
+    assert whole.header == header()
+    assert (whole.sequence_first, whole.sequence_last) == (1, len(records))
+    want = cpu().quantise("int4", walk(FRAGMENT, 1))
+    np.testing.assert_array_equal(whole.planes.codes, want.codes)
+
+
+async def test_sending_again_stores_nothing_new() -> None:
+    once = await sent(header())
+    assert len(await sent(header(), header())) == len(once)
+
+
+async def test_newer_contribution_replaces_an_unfinished_one() -> None:
+    records = await sent(header(1), header(2))
+    half = len(records) // 2
+    inbox = Inbox(RUN, PLAN)
+    results = [inbox.feed(r) for r in [*records[: half - 1], *records[half:], records[half - 1]]]
+    assert isinstance(results[-2], Contribution)
+    assert results[-2].header.identity == 2
+    assert inbox.unfinished_from(0) is not None
+
+
+async def test_damaged_bytes_are_refused_and_named() -> None:
+    (first, *_) = await sent(header())
+    flipped = bytearray(first.payload)
+    flipped[-1] ^= 1
+    record = Record(first.subject, 1, 1, bytes(flipped))
+    got = Inbox(RUN, PLAN).feed(record)
+    assert isinstance(got, Refusal)
+    assert got.cause == "corrupt"
+
+
+async def test_message_of_another_run_is_refused() -> None:
+    (first, *_) = await sent(header(), run="other")
+    got = Inbox(RUN, PLAN).feed(first)
+    assert isinstance(got, Refusal)
+    assert got.cause == "wrong_run"
+
+
+async def test_contribution_on_somebody_elses_subject_is_refused() -> None:
+    (first, *_) = await sent(header())
+    moved = Record(Subjects(RUN).contribution(0, "b"), 1, 1, first.payload)
+    got = Inbox(RUN, PLAN).feed(moved)
+    assert isinstance(got, Refusal)
+    assert got.cause == "corrupt"
+
+
+async def test_cursor_that_runs_backwards_is_refused() -> None:
+    (first, *_) = await sent(header(cursor_from=9, cursor_to=8))
+    got = Inbox(RUN, PLAN).feed(first)
+    assert isinstance(got, Refusal)
+    assert got.cause == "corrupt"
+
+
+async def test_outdated_unfinished_contribution_is_given_up() -> None:
+    records = await sent(header())
+    inbox = Inbox(RUN, PLAN)
+    inbox.feed(records[0])
+    assert inbox.expire(0, 3) == []
+    assert inbox.expire(0, 4) == ["a"]
+    assert inbox.unfinished_from(0) is None

@@ -1,0 +1,73 @@
+"""The ledger: runs are created once, members keep their shard, commits are appended once."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from skerry.bus import ledger
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.errors import RunNotFound
+from skerry.testing.puppet import run_record
+from skerry.wire.messages import RunState
+
+RUN = "t"
+PLAN = plan([LeafSpec("w", (4, 4))], 1)
+
+
+async def connected() -> MemoryBus:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    return bus
+
+
+async def test_first_creator_wins_and_the_second_gets_its_record() -> None:
+    bus = await connected()
+    first = run_record(RUN, PLAN, '{"a": 1}')
+    assert await ledger.create_run(bus, first) == first
+    second = dataclasses.replace(first, config_json="{}", created_ns=first.created_ns + 1)
+    assert await ledger.create_run(bus, second) == first
+
+
+async def test_unknown_run_is_named() -> None:
+    with pytest.raises(RunNotFound, match="'t'"):
+        await ledger.read_run(await connected(), RUN)
+
+
+async def test_waiting_for_a_run_ends_when_it_is_created() -> None:
+    bus = await connected()
+    waiting = asyncio.create_task(ledger.wait_run(bus, RUN))
+    record = run_record(RUN, PLAN, "{}")
+    await ledger.create_run(bus, record)
+    assert await waiting == record
+
+
+async def test_finishing_twice_changes_the_record_once() -> None:
+    bus = await connected()
+    record = run_record(RUN, PLAN, "{}")
+    await ledger.create_run(bus, record)
+    await ledger.finish_run(bus, record)
+    await ledger.finish_run(bus, record)
+    assert (await ledger.wait_finished(bus, RUN)).state is RunState.FINISHED
+    assert [r.run for r in await ledger.list_runs(bus)] == [RUN]
+
+
+async def test_restarted_learner_gets_a_new_incarnation_and_its_old_shard() -> None:
+    bus = await connected()
+    await ledger.join(bus, RUN, "a", "h", 1)
+    await ledger.join(bus, RUN, "b", "h", 2)
+    again = await ledger.join(bus, RUN, "b", "h", 3)
+    assert (again.incarnation, again.shard) == (2, 1)
+
+
+async def test_learners_that_join_at_once_get_different_shards() -> None:
+    bus = await connected()
+    names = [f"l{i}" for i in range(8)]
+    joined = await asyncio.gather(
+        *(ledger.join(bus, RUN, name, "h", i) for i, name in enumerate(names))
+    )
+    assert sorted(m.shard for m in joined) == list(range(8))

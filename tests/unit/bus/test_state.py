@@ -1,0 +1,157 @@
+"""The fenced double-buffer commit and the reads that start from its manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from skerry.bus import ledger, state
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.state import MASTER, PARAMS, NewPart, StateWriter
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.errors import Corrupt, Fenced, Overtaken
+from skerry.testing.puppet import walk
+from skerry.wire.messages import Commit
+from skerry.wire.records import decode, encode
+from skerry.wire.subjects import Subjects
+
+RUN = "t"
+PLAN = plan([LeafSpec("w", (40, 100)), LeafSpec("b", (7,))], 2)
+
+
+def draft(fragment: int, version: int) -> Commit:
+    return Commit(
+        run=RUN,
+        plan_digest=PLAN.digest,
+        fragment=fragment,
+        version=version,
+        step=version * 10,
+        reason="test",
+        syncer="",
+        fence=0,
+        opened_ns=1,
+        closed_ns=2,
+        quorum_s=0.0,
+        grace_s=0.0,
+        consumed=(),
+        refused=(),
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+    )
+
+
+async def connected() -> MemoryBus:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    return bus
+
+
+async def writer(bus: MemoryBus, holder: str = "a", now_ns: int = 1) -> StateWriter:
+    return await StateWriter.acquire(bus, RUN, PLAN, holder=holder, now_ns=now_ns, chunk_bytes=4096)
+
+
+def parts(version: int, fragment: int = 0) -> list[NewPart]:
+    vector = walk(PLAN.fragments[fragment], version)
+    return [
+        NewPart(PARAMS, "bf16", vector),
+        NewPart(MASTER, "f32", vector),
+        NewPart("outer.count", "f32", np.zeros(256, np.float32)),
+    ]
+
+
+async def test_master_reads_back_bit_exact() -> None:
+    bus = await connected()
+    await (await writer(bus)).commit(draft(0, 1), parts(1), None)
+    found = await state.read_latest(bus, RUN, PLAN, PLAN.fragments[0])
+    assert found is not None
+    manifest, vectors = found
+    assert manifest.commit.version == 1
+    np.testing.assert_array_equal(vectors[MASTER], walk(PLAN.fragments[0], 1))
+    assert vectors["outer.count"].size == 256
+
+
+async def test_params_read_back_as_the_manifest_digests_them() -> None:
+    bus = await connected()
+    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
+    vector = await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
+    np.testing.assert_allclose(vector, walk(PLAN.fragments[0], 1), rtol=2**-8)
+    assert not np.array_equal(vector, walk(PLAN.fragments[0], 1))
+
+
+async def test_next_version_goes_to_the_spare_slot() -> None:
+    bus = await connected()
+    mine = await writer(bus)
+    first = await mine.commit(draft(0, 1), parts(1), None)
+    second = await mine.commit(draft(0, 2), parts(2), first)
+    assert (first.slot, second.slot) == (0, 1)
+    still = await state.read_part(bus, RUN, PLAN, first, MASTER)
+    np.testing.assert_array_equal(still, walk(PLAN.fragments[0], 1))
+
+
+async def test_reader_of_an_overwritten_slot_is_told_so() -> None:
+    bus = await connected()
+    mine = await writer(bus)
+    first = await mine.commit(draft(0, 1), parts(1), None)
+    second = await mine.commit(draft(0, 2), parts(2), first)
+    await mine.commit(draft(0, 3), parts(3), second)
+    with pytest.raises(Overtaken):
+        await state.read_part(bus, RUN, PLAN, first, MASTER)
+
+
+async def test_overtaken_writer_is_refused_and_changes_nothing() -> None:
+    bus = await connected()
+    late = await writer(bus, "late", 1)
+    first = await late.commit(draft(0, 1), parts(1), None)
+    await writer(bus, "new", 2)
+    with pytest.raises(Fenced, match="'late' steps down"):
+        await late.commit(draft(0, 2), parts(2), first)
+    manifests = await state.read_manifests(bus, RUN, PLAN)
+    assert manifests[0] == first
+
+
+async def test_recover_appends_a_commit_that_the_ledger_lacks() -> None:
+    bus = await connected()
+    mine = await writer(bus)
+    first = await mine.commit(draft(0, 1), parts(1), None)
+    manifest = dataclasses.replace(
+        first, commit=dataclasses.replace(first.commit, version=2, step=20)
+    )
+    await bus.publish(Subjects(RUN).manifest(0), encode(manifest))
+    assert (await ledger.last_commits(bus, RUN))[0].version == 1
+    await (await writer(bus, "next", 2)).recover()
+    assert (await ledger.last_commits(bus, RUN))[0] == manifest.commit
+
+
+async def test_recover_twice_appends_once() -> None:
+    bus = await connected()
+    mine = await writer(bus)
+    await mine.commit(draft(0, 1), parts(1), None)
+    await mine.recover()
+    await mine.recover()
+    info = {s.name: s for s in await bus.streams()}
+    assert info[Subjects(RUN).stream("LEDGER")].messages == 1
+
+
+async def test_foreign_chunk_under_a_manifest_is_corrupt() -> None:
+    bus = await connected()
+    mine = await writer(bus)
+    first = await mine.commit(draft(0, 1), parts(1), None)
+    second = await mine.commit(draft(0, 2), parts(2), first)
+    swapped = dataclasses.replace(second, commit=first.commit)
+    with pytest.raises(Corrupt, match="another fragment, version or part"):
+        await state.read_part(bus, RUN, PLAN, swapped, MASTER)
+
+
+async def test_manifest_names_digests_of_what_is_stored() -> None:
+    bus = await connected()
+    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
+    record = await bus.last(Subjects(RUN).commit(0))
+    assert record is not None
+    commit = decode(Commit, record.payload, run=RUN)
+    digests = {p.name: p.digest for p in manifest.parts}
+    assert (commit.params_digest, commit.master_digest) == (digests[PARAMS], digests[MASTER])
