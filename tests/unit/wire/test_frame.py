@@ -40,7 +40,7 @@ def test_every_bit_flip_is_refused() -> None:
         damaged = bytearray(message)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(WireError):
-            frame.read(Kind.PULSE, damaged)
+            frame.read(Kind.PULSE, bytes(damaged))
 
 
 def test_every_truncation_is_refused_as_truncated() -> None:
