@@ -89,9 +89,9 @@ def no_stream(subject: str, stream: str) -> BusError:
 
 def no_room(what: str, description: str) -> StorageFull:
     msg = (
-        f"The broker has no room for {what} ({description}): free its disk, or raise max_file_store"
-        " or max_memory_store in the jetstream block of its config file; what was acknowledged is"
-        " kept."
+        f"The broker has no room for {what} ({description}): free its disk, lower log.window_bytes"
+        " (reserved when a run is created), or raise max_file_store or max_memory_store in the"
+        " jetstream block of its config file. What was acknowledged is kept."
     )
     return StorageFull(msg)
 

@@ -24,7 +24,8 @@ def specs(
     """Return the streams of a run as DESIGN section 4 has them.
 
     STATE has no bound on its size: a bound that drops the oldest message of *any* subject would
-    drop live fragments, and one that refuses new messages would stop the run.
+    drop live fragments, and one that refuses new messages would stop the run. ``window_bytes``
+    is reserved by the broker when the stream is created, whether it is ever filled or not.
     """
     names = Subjects(run)
     return (

@@ -1,0 +1,378 @@
+"""What every bus must do, on the memory broker and on a real nats-server alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from skerry.bus.base import MSG_ID, Bus, Expect, Record, Retention, Start, Storage, StreamSpec
+from skerry.bus.memory import MemoryBroker
+from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs as specs_of_run
+from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull, StreamDrift
+from skerry.wire.subjects import Subjects
+
+DEADLINE_S = 10.0
+WINDOW_BYTES = 64 * 1024**2
+"""A stream's bound is taken out of the broker's room when it is created: a small one will do."""
+
+
+def specs(run: str, *, window_bytes: int = WINDOW_BYTES) -> tuple[StreamSpec, ...]:
+    return specs_of_run(run, window_bytes=window_bytes)
+
+
+@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.nats)])
+async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
+    if request.param == "memory":
+        async with MemoryBroker().connect() as memory:
+            yield memory
+        return
+    url: str = request.getfixturevalue("shared_nats").url
+    async with NatsBus(url, connect_timeout_s=5.0, request_timeout_s=5.0) as nats:
+        yield nats
+
+
+@pytest.fixture
+async def names(bus: Bus, run_id: str) -> Subjects:
+    """The subjects of a run whose streams are declared."""
+    await bus.declare(specs(run_id))
+    return Subjects(run_id)
+
+
+async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
+    async with asyncio.timeout(DEADLINE_S):
+        return [await anext(records) for _ in range(count)]
+
+
+def window(run: str, max_bytes: int) -> StreamSpec:
+    return next(
+        replace(spec, max_bytes=max_bytes)
+        for spec in specs(run)
+        if spec.retention is Retention.WINDOW
+    )
+
+
+async def test_sequences_of_a_stream_count_from_one(bus: Bus, names: Subjects) -> None:
+    receipts = [await bus.publish(names.commit(i), b"x") for i in range(3)]
+    assert [receipt.sequence for receipt in receipts] == [1, 2, 3]
+
+
+async def test_the_newest_record_comes_back_as_it_was_published(bus: Bus, names: Subjects) -> None:
+    await bus.publish(names.run_record(), b"old")
+    await bus.publish(names.run_record(), b"new\x00\xff", msg_id="id", headers={"trace": "abc"})
+    record = await bus.last(names.run_record())
+    assert record is not None
+    assert (record.subject, record.sequence) == (names.run_record(), 2)
+    assert record.payload == b"new\x00\xff"
+    assert record.headers == {"trace": "abc", MSG_ID: "id"}
+    assert record.time_ns > 1_600_000_000_000_000_000
+
+
+async def test_an_empty_payload_is_a_record(bus: Bus, names: Subjects) -> None:
+    await bus.publish(names.run_record(), b"")
+    record = await bus.last(names.run_record())
+    assert record is not None
+    assert record.payload == b""
+    assert await bus.last_each(names.run_record()) == [record]
+    assert await take(bus.follow(names.run_record()), 1) == [record]
+
+
+async def test_a_repeated_message_id_is_stored_once(bus: Bus, names: Subjects) -> None:
+    first = await bus.publish(names.commit(0), b"x", msg_id="0/1")
+    again = await bus.publish(names.commit(0), b"x", msg_id="0/1")
+    assert (again.sequence, again.duplicate) == (first.sequence, True)
+    assert await bus.get(names.stream("LEDGER"), first.sequence + 1) is None
+
+
+async def test_an_expectation_that_holds_lets_the_write_through(bus: Bus, names: Subjects) -> None:
+    subject = names.run_record()
+    first = await bus.publish(subject, b"a", expect=Expect(subject, 0))
+    second = await bus.publish(subject, b"b", expect=Expect(subject, first.sequence))
+    assert second.sequence == first.sequence + 1
+
+
+async def test_a_failed_expectation_leaves_the_log_unchanged(bus: Bus, names: Subjects) -> None:
+    subject = names.run_record()
+    await bus.publish(subject, b"a")
+    with pytest.raises(Conflict) as caught:
+        await bus.publish(subject, b"b", expect=Expect(subject, 0))
+    assert (caught.value.subject, caught.value.expected) == (subject, 0)
+    record = await bus.last(subject)
+    assert record is not None
+    assert record.payload == b"a"
+    assert await bus.get(names.stream("LEDGER"), 2) is None
+
+
+async def test_another_subject_can_fence_a_write(bus: Bus, names: Subjects) -> None:
+    fence = await bus.publish(names.fence(0), b"one")
+    held = Expect(names.fence(0), fence.sequence)
+    await bus.publish(names.chunk(0, 0, 0), b"chunk", expect=held)
+    await bus.publish(names.fence(0), b"two", expect=held)
+    with pytest.raises(Conflict):
+        await bus.publish(names.chunk(0, 0, 0), b"late", expect=held)
+    record = await bus.last(names.chunk(0, 0, 0))
+    assert record is not None
+    assert record.payload == b"chunk"
+
+
+async def test_an_expectation_is_checked_before_the_message_id(bus: Bus, names: Subjects) -> None:
+    subject = names.run_record()
+    await bus.publish(subject, b"a", msg_id="id", expect=Expect(subject, 0))
+    with pytest.raises(Conflict):
+        await bus.publish(subject, b"a", msg_id="id", expect=Expect(subject, 0))
+
+
+async def test_of_eight_racing_writers_exactly_one_wins(bus: Bus, names: Subjects) -> None:
+    async def race(i: int) -> bool:
+        try:
+            await bus.publish(names.fence(0), b"%d" % i, expect=Expect(names.fence(0), 0))
+        except Conflict:
+            return False
+        return True
+
+    wins = await asyncio.gather(*(race(i) for i in range(8)))
+    assert sum(wins) == 1
+    record = await bus.last(names.fence(0))
+    assert record is not None
+    assert record.payload == b"%d" % wins.index(True)
+
+
+async def test_what_is_not_there_is_none(bus: Bus, names: Subjects) -> None:
+    assert await bus.last(names.run_record()) is None
+    assert await bus.last_each(names.commits()) == []
+    assert await bus.get(names.stream("LEDGER"), 7) is None
+    assert await bus.get(names.stream("LEDGER"), 0) is None
+
+
+async def test_a_run_without_streams_reads_as_empty(bus: Bus, run_id: str) -> None:
+    names = Subjects(run_id)
+    assert await bus.last(names.run_record()) is None
+    assert await bus.last_each(names.commits()) == []
+    assert await bus.get(names.stream("LEDGER"), 1) is None
+
+
+async def test_publishing_into_no_stream_says_what_to_do(bus: Bus, run_id: str) -> None:
+    with pytest.raises(BusError, match="declare the run's streams first"):
+        await bus.publish(Subjects(run_id).run_record(), b"x")
+
+
+async def test_a_message_above_max_payload_is_refused_and_the_bus_lives_on(
+    bus: Bus, names: Subjects
+) -> None:
+    with pytest.raises(BrokerUnfit, match=r"max_payload.*sync\.chunk_bytes"):
+        await bus.publish(names.chunk(0, 0, 0), bytes(bus.max_payload_bytes + 1))
+    assert (await bus.publish(names.chunk(0, 0, 0), b"x")).sequence == 1
+
+
+async def test_get_finds_a_record_by_sequence(bus: Bus, names: Subjects) -> None:
+    await bus.publish(names.commit(0), b"a")
+    await bus.publish(names.commit(1), b"b")
+    record = await bus.get(names.stream("LEDGER"), 2)
+    assert record is not None
+    assert (record.subject, record.payload) == (names.commit(1), b"b")
+
+
+async def test_last_each_is_in_sequence_order(bus: Bus, names: Subjects) -> None:
+    for fragment in (3, 1, 2, 1):
+        await bus.publish(names.commit(fragment), b"%d" % fragment)
+    found = await bus.last_each(names.commits())
+    assert [(r.sequence, r.payload) for r in found] == [(1, b"3"), (3, b"2"), (4, b"1")]
+
+
+async def test_last_each_finds_more_subjects_than_one_request_may_ask_for(
+    bus: Bus, names: Subjects
+) -> None:
+    count = 1100
+    await asyncio.gather(*(bus.publish(names.manifest(i), b"%d" % i) for i in range(count)))
+    found = await bus.last_each(names.manifests())
+    assert {record.payload for record in found} == {b"%d" % i for i in range(count)}
+    assert [r.sequence for r in found] == sorted(r.sequence for r in found)
+
+
+async def test_last_each_finds_more_bytes_than_one_page_holds(bus: Bus, names: Subjects) -> None:
+    payload, count = bytes(900_000), 24
+    for i in range(count):
+        await bus.publish(names.chunk(0, 0, i), payload)
+    found = await bus.last_each(f"{names.root}.state.0.0.*")
+    assert [record.subject for record in found] == [names.chunk(0, 0, i) for i in range(count)]
+
+
+async def test_last_per_subject_keeps_only_the_newest(bus: Bus, names: Subjects) -> None:
+    for i in range(3):
+        await bus.publish(names.manifest(0), b"%d" % i)
+    await bus.publish(names.manifest(1), b"other")
+    assert await bus.get(names.stream("STATE"), 2) is None
+    assert [r.payload for r in await bus.last_each(names.manifests())] == [b"2", b"other"]
+
+
+async def test_a_window_drops_the_oldest_of_any_subject(bus: Bus, run_id: str) -> None:
+    names = Subjects(run_id)
+    await bus.declare((window(run_id, 10_000),))
+    for i in range(6):
+        await bus.publish(names.contribution(i, "a"), bytes(3_000))
+    kept = await bus.last_each(names.contributions())
+    assert [record.sequence for record in kept] == [4, 5, 6]
+
+
+async def test_a_stream_that_may_not_drop_says_that_it_is_full(bus: Bus, run_id: str) -> None:
+    names = Subjects(run_id)
+    ledger = next(s for s in specs(run_id) if s.retention is Retention.EVERYTHING)
+    await bus.declare((replace(ledger, max_bytes=5_000),))
+    await bus.publish(names.commit(0), bytes(3_000))
+    with pytest.raises(StorageFull):
+        await bus.publish(names.commit(1), bytes(3_000))
+    assert [r.sequence for r in await bus.last_each(names.commits())] == [1]
+
+
+async def test_declaring_twice_changes_nothing(bus: Bus, names: Subjects) -> None:
+    await bus.publish(names.run_record(), b"x")
+    assert await bus.declare(specs(names.run)) == ()
+    assert await bus.last(names.run_record()) is not None
+
+
+async def test_two_services_can_declare_at_once(bus: Bus, run_id: str) -> None:
+    both = await asyncio.gather(bus.declare(specs(run_id)), bus.declare(specs(run_id)))
+    assert both == [(), ()]
+
+
+async def test_a_difference_is_mended_and_reported(bus: Bus, names: Subjects) -> None:
+    wanted = specs(names.run, window_bytes=10_000_000)
+    (sentence,) = await bus.declare(wanted)
+    assert "max_bytes is 67108864, should be 10000000" in sentence
+    assert await bus.declare(wanted) == ()
+
+
+async def test_another_storage_is_drift_and_stays_as_it_is(bus: Bus, names: Subjects) -> None:
+    state = specs(names.run)[0]
+    with pytest.raises(StreamDrift, match="another run id") as caught:
+        await bus.declare((replace(state, storage=Storage.MEMORY),))
+    assert caught.value.drift == (f"stream {state.name}: storage is file, should be memory",)
+    assert await bus.declare((state,)) == ()
+
+
+async def test_another_retention_is_drift(bus: Bus, names: Subjects) -> None:
+    ledger = specs(names.run)[1]
+    with pytest.raises(StreamDrift, match="loses what it holds"):
+        await bus.declare((replace(ledger, retention=Retention.LAST_PER_SUBJECT),))
+
+
+async def test_streams_tells_what_is_in_the_log(bus: Bus, names: Subjects) -> None:
+    await bus.publish(names.commit(0), b"a")
+    await bus.publish(names.commit(0), b"b")
+    found = {i.name: i for i in await bus.streams() if f"_{names.run}_" in i.name}
+    assert sorted(found) == sorted(spec.name for spec in specs(names.run))
+    ledger = found[names.stream("LEDGER")]
+    assert (ledger.messages, ledger.first_seq, ledger.last_seq) == (2, 1, 2)
+    assert ledger.bytes > 2
+    assert ledger.spec == specs(names.run)[1]
+
+
+async def test_a_follower_sees_old_and_new_in_order(bus: Bus, names: Subjects) -> None:
+    for i in range(50):
+        await bus.publish(names.commit(i % 3), b"%d" % i)
+    async with aclosing(bus.follow(names.commits())) as records:
+        old = await take(records, 50)
+        for i in range(50, 100):
+            await bus.publish(names.commit(i % 3), b"%d" % i)
+        new = await take(records, 50)
+    assert [int(record.payload) for record in old + new] == list(range(100))
+
+
+async def test_a_waiting_follower_hears_of_a_new_message(bus: Bus, names: Subjects) -> None:
+    async with aclosing(bus.follow(names.pulses())) as records:
+        waiting = asyncio.ensure_future(take(records, 1))
+        await asyncio.sleep(0)
+        await bus.publish(names.pulse("a"), b"x")
+        assert [record.payload for record in await waiting] == [b"x"]
+
+
+async def test_a_follower_sees_only_its_subjects(bus: Bus, names: Subjects) -> None:
+    await bus.publish(names.run_record(), b"run")
+    await bus.publish(names.commit(0), b"commit")
+    await bus.publish(names.member("a"), b"member")
+    async with aclosing(bus.follow((names.run_record(), names.members()))) as records:
+        assert [record.payload for record in await take(records, 2)] == [b"run", b"member"]
+
+
+async def test_a_follower_of_the_new_skips_the_old(bus: Bus, names: Subjects) -> None:
+    await bus.publish(names.commit(0), b"old")
+    async with aclosing(bus.follow(names.commits(), start=Start.NEW)) as records:
+        waiting = asyncio.ensure_future(anext(records))
+        published = 0
+        async with asyncio.timeout(DEADLINE_S):
+            while not waiting.done():
+                published += 1
+                await bus.publish(names.commit(0), b"new %d" % published)
+                await asyncio.sleep(0.01)
+        assert (await waiting).payload.startswith(b"new")
+
+
+async def test_a_follower_of_the_newest_gets_one_per_subject_then_all(
+    bus: Bus, names: Subjects
+) -> None:
+    for i in range(4):
+        await bus.publish(names.commit(i % 2), b"%d" % i)
+    follower = bus.follow(names.commits(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower) as records:
+        first = await take(records, 2)
+        for i in range(4, 7):
+            await bus.publish(names.commit(0), b"%d" % i)
+        assert [int(r.payload) for r in first + await take(records, 3)] == [2, 3, 4, 5, 6]
+
+
+async def test_a_follower_goes_on_behind_a_sequence(bus: Bus, names: Subjects) -> None:
+    for i in range(5):
+        await bus.publish(names.commit(0), b"%d" % i)
+    async with aclosing(bus.follow(names.commits(), start=Start.NEW, after=3)) as records:
+        assert [record.sequence for record in await take(records, 2)] == [4, 5]
+
+
+async def test_a_follower_skips_what_retention_dropped(bus: Bus, run_id: str) -> None:
+    names = Subjects(run_id)
+    await bus.declare((window(run_id, 10_000),))
+    for _ in range(6):
+        await bus.publish(names.contribution(0, "a"), bytes(3_000))
+    async with aclosing(bus.follow(names.contributions(), after=1)) as records:
+        assert [record.sequence for record in await take(records, 3)] == [4, 5, 6]
+
+
+async def test_a_follower_waits_for_a_stream_that_is_not_there(bus: Bus, run_id: str) -> None:
+    names = Subjects(run_id)
+    async with aclosing(bus.follow(names.commits())) as records:
+        waiting = asyncio.ensure_future(take(records, 1))
+        await asyncio.sleep(0)
+        await bus.declare(specs(run_id))
+        await bus.publish(names.commit(0), b"x")
+        assert [record.payload for record in await waiting] == [b"x"]
+
+
+async def test_a_follower_behind_the_end_of_a_newer_stream_starts_over(
+    bus: Bus, names: Subjects
+) -> None:
+    await bus.publish(names.pulse("a"), b"x")
+    async with aclosing(bus.follow(names.pulses(), after=1_000)) as records:
+        assert [record.sequence for record in await take(records, 1)] == [1]
+
+
+async def test_a_follower_carries_large_messages_in_bulk(bus: Bus, names: Subjects) -> None:
+    count = 60
+    for i in range(count):
+        await bus.publish(names.contribution(i, "a"), bytes([i]) * 600_000)
+    async with aclosing(bus.follow(names.contributions())) as records:
+        found = await take(records, count)
+    assert [(r.sequence, r.payload[0], len(r.payload)) for r in found] == [
+        (i + 1, i, 600_000) for i in range(count)
+    ]
+
+
+async def test_two_followers_do_not_share_messages(bus: Bus, names: Subjects) -> None:
+    for i in range(10):
+        await bus.publish(names.commit(0), b"%d" % i)
+    one, two = bus.follow(names.commits()), bus.follow(names.commits())
+    async with aclosing(one), aclosing(two):
+        seen = await asyncio.gather(take(one, 10), take(two, 10))
+    assert seen[0] == seen[1]
