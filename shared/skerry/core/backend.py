@@ -1,4 +1,4 @@
-"""Which implementation of the codec runs on this CPU: numba where it is installed, else numpy.
+"""Which codec and merge run on this CPU: numba where it is installed, else numpy.
 
 The kernels are imported by name at the first use, so that importing the wire costs nothing and an
 image without numba (checkpointer, health monitor) works all the same.
@@ -11,12 +11,16 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, cast
 
+from skerry.core import fold
 from skerry.core import quantise as reference
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
+    from skerry.core.fold import Contribution, Spans
     from skerry.core.quantise import Planes
 
 
@@ -34,9 +38,49 @@ class Codec(Protocol):
         ...
 
 
+class Merger(Protocol):
+    """What every CPU backend offers for merging; ``skerry.core.fold`` documents the functions."""
+
+    def segment_squares(self, x: NDArray[np.float32], spans: Spans) -> NDArray[np.float64]:
+        """Sum the squares of f32 (blocks*256,) over each span."""
+        ...
+
+    def accumulate(
+        self,
+        contributions: Sequence[Contribution],
+        coefficients: NDArray[np.float32],
+        spans: Spans,
+        out: NDArray[np.float32],
+    ) -> NDArray[np.float64]:
+        """Write the weighted sum into the spans of ``out``; returns its squares per span."""
+        ...
+
+    def step(
+        self,
+        out: NDArray[np.float32],
+        gains: NDArray[np.float32],
+        spans: Spans,
+        master: NDArray[np.float32],
+        momentum: NDArray[np.float32] | None,
+        *,
+        lr: float,
+        decay: float,
+    ) -> NDArray[np.float32] | None:
+        """Turn ``out`` from a direction into new parameters; returns the new momentum."""
+        ...
+
+
 @cache
 def cpu() -> Codec:
     """Return the fastest codec this installation has."""
     if find_spec("numba") is None:
         return cast("Codec", reference)
     return cast("Codec", import_module("skerry.core.kernels"))
+
+
+@cache
+def merger() -> Merger:
+    """Return the fastest merge this installation has."""
+    if find_spec("numba") is None:
+        return cast("Merger", fold)
+    return cast("Merger", import_module("skerry.core.kernels_merge"))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., object]")
 
 u8, u16, u32, i32, i64 = types.uint8, types.uint16, types.uint32, types.int32, types.int64
-f32, f64 = types.float32, types.float64
+f32, f64, i1 = types.float32, types.float64, types.boolean
 
 _MAGNITUDE = np.int32(MAGNITUDE)
 _INF = np.int32(INF_BITS)
@@ -52,12 +52,17 @@ _BF16_MAX = np.uint32(BF16_MAX)
 _ROUND_UP = np.int32(0xFFFF)
 _ROUND = np.float32(12_582_912.0)
 """1.5 * 2**23: adding and subtracting it rounds a small f32 to an integer, half to even."""
-_N0, _N4, _N8, _N15, _N16 = np.int32(0), np.int32(4), np.int32(8), np.int32(15), np.int32(16)
+_N0, _N4, _N15, _N16, _N28 = np.int32(0), np.int32(4), np.int32(15), np.int32(16), np.int32(28)
 
 
 def array(scalar: types.Type, dims: int, *, written: bool = False) -> types.Type:
     """Return numba's type of a C-contiguous array; one that is only read may be read-only."""
     return types.Array(scalar, dims, "C", readonly=not written)
+
+
+def four(item: types.Type) -> types.Type:
+    """Return numba's type of a tuple of four."""
+    return types.UniTuple(item, 4)
 
 
 def compiled(*signature: types.Type, fastmath: bool | set[str] = False) -> Callable[[F], F]:
@@ -109,7 +114,7 @@ def _reciprocal(scale: np.int32) -> np.float32:
 
 
 @compiled(*_ENCODER)
-def _quantise_int4(  # noqa: PLR0913, PLR0917
+def _quantise_int4(
     x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
 ) -> bool:
     for b in range(x.shape[0]):
@@ -127,7 +132,7 @@ def _quantise_int4(  # noqa: PLR0913, PLR0917
 
 
 @compiled(*_ENCODER)
-def _quantise_int8(  # noqa: PLR0913, PLR0917
+def _quantise_int8(
     x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
 ) -> bool:
     high = np.int32(0xF0)
@@ -178,9 +183,9 @@ def _dequantise_int4(codes: U8s, scales: U16s, out: F32s) -> None:
     for b in range(codes.shape[0]):
         scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
         for i in range(HALF):
-            byte = np.int32(codes[b, i])
-            out[b, i] = scale * np.float32(((byte & _N15) ^ _N8) - _N8)
-            out[b, i + HALF] = scale * np.float32(((byte >> _N4) ^ _N8) - _N8)
+            byte = np.int32(np.int8(codes[b, i]))
+            out[b, i] = scale * np.float32(np.int32(np.int32(byte << _N28) >> _N28))
+            out[b, i + HALF] = scale * np.float32(np.int32(byte >> _N4))
 
 
 @compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
@@ -192,8 +197,8 @@ def _dequantise_int8(codes: U8s, scales: U16s, out: F32s) -> None:
             upper, lower = np.int32(codes[b, i]), np.int32(codes[b, i + HALF])
             first = ((upper & _N15) << _N4) | (lower & _N15)
             second = (upper & high) | (lower >> _N4)
-            out[b, i] = scale * np.float32((first ^ sign) - sign)
-            out[b, i + HALF] = scale * np.float32((second ^ sign) - sign)
+            out[b, i] = scale * np.float32(np.int32((first ^ sign) - sign))
+            out[b, i + HALF] = scale * np.float32(np.int32((second ^ sign) - sign))
 
 
 @compiled(array(u16, 2), array(u32, 2, written=True))
@@ -203,23 +208,14 @@ def _dequantise_bf16(words: U16s, out: U32s) -> None:
             out[b, i] = np.uint32(words[b, i]) << np.uint32(16)
 
 
-@compiled(array(f32, 1), i64, fastmath={"reassoc", "contract"})
-def sum_of_squares(row: F32s, start: int) -> float:
-    """Sum of squares of ``row[start : start + 256]`` in f64; LLVM picks the order of the sum."""
+@compiled(array(f32, 2), i64, fastmath={"reassoc", "contract"})
+def sum_of_squares(rows: F32s, b: int) -> float:
+    """Sum of squares of ``rows[b]`` in f64; LLVM picks the order of the sum."""
     total = 0.0
     for i in range(BLOCK):
-        value = np.float64(row[start + i])
+        value = np.float64(rows[b, i])
         total += value * value
     return total
-
-
-@compiled(array(f32, 1), array(i64, 1), array(f64, 1, written=True))
-def _segment_squares(x: F32s, offsets: NDArray[np.int64], squares: NDArray[np.float64]) -> None:
-    for s in range(squares.shape[0]):
-        total = 0.0
-        for b in range(offsets[s], offsets[s + 1]):
-            total += sum_of_squares(x, b * BLOCK)
-        squares[s] = total
 
 
 def quantise(scheme: str, x: NDArray[np.float32]) -> Planes:
@@ -257,10 +253,3 @@ def dequantise(
     else:
         _dequantise_int8(planes.codes, planes.scales, rows)
     return vector
-
-
-def segment_squares(x: NDArray[np.float32], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sum the squares of f32 (blocks*256,) per segment; ``offsets`` (segments+1,) in blocks."""
-    squares = np.empty(offsets.size - 1, np.float64)
-    _segment_squares(x, offsets, squares)
-    return squares

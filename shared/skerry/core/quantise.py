@@ -266,3 +266,12 @@ def reciprocal(scales: NDArray[np.uint16]) -> NDArray[np.float32]:
     values = (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
     zero = np.zeros_like(values)
     return np.divide(np.float32(1), values, out=zero, where=values > 0)
+
+
+def finite(scheme: str, planes: Planes) -> bool:
+    """Tell whether every value decodes to a finite number: infinity and NaN share one exponent."""
+    if scheme_of(scheme).has_scales:
+        return bool((planes.scales & 0x7F80 != 0x7F80).all())
+    if scheme == "bf16":
+        return bool((planes.codes.view(np.uint16) & 0x7F80 != 0x7F80).all())
+    return bool((planes.codes.view(np.uint32) & 0x7F800000 != 0x7F800000).all())

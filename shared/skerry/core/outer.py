@@ -1,0 +1,230 @@
+"""The outer optimizer: what the syncer does with a merged outer gradient.
+
+A contribution is ``anchor - local``, so the merged outer gradient is *subtracted*, like a gradient.
+Presets, following DiLoCo (arXiv 2311.08105: Nesterov, lr 0.7, momentum 0.9 at H = 500), Streaming
+DiLoCo (2501.18512: lr 0.4 at H = 100) and reports that momentum hurts when H is short:
+
+- ``nesterov``: lr 0.7, momentum 0.9;
+- ``direct``: lr 1, no momentum: the global model is the mean of the local ones;
+- ``auto``: ``direct`` below H = 100, else ``nesterov``, lr from 0.4 at H = 100 to 0.7 at H = 500;
+- ``module:function``: any optax transformation, built by your function.
+
+Decoupled DiLoCo (2604.21428) prints no outer learning rate; the quality benchmark is what refines
+these. The presets need neither jax nor optax and equal ``optax.sgd`` to the last bit.
+"""
+# pyright: basic
+
+from __future__ import annotations
+
+import math
+import re
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from skerry.core import backend
+from skerry.core.fold import whole
+from skerry.core.fragments import padded
+from skerry.core.merge import Method, direction, merge
+from skerry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from optax import GradientTransformation
+
+    from skerry.core.fold import Contribution
+    from skerry.core.fragments import Fragment
+
+    F32s = NDArray[np.float32]
+
+PRESETS = ("auto", "nesterov", "direct")
+SHORT_H = 100
+"""Below this many inner steps per round, momentum hurts."""
+LONG_H = 500
+MOMENTUM = "momentum"
+
+
+class Sgd(NamedTuple):
+    """Hyper-parameters of the fused path; ``momentum`` 0 keeps no state."""
+
+    lr: float
+    momentum: float
+
+
+class Outer(NamedTuple):
+    """An outer optimizer as pure functions over padded f32 vectors; state is opaque.
+
+    ``leaves`` turns a state into named f32 vectors of whole blocks, for storage; ``restore`` is its
+    inverse, given the master. ``fused`` is set where the merge and the step can share a pass.
+    """
+
+    name: str
+    init: Callable[[F32s], Any]
+    apply: Callable[[F32s, F32s, Any], tuple[F32s, Any]]
+    leaves: Callable[[Any], dict[str, F32s]]
+    restore: Callable[[F32s, Mapping[str, F32s]], Any]
+    fused: Sgd | None = None
+
+
+def make_outer(preset: str, *, lr: float | None, momentum: float | None, h_steps: int) -> Outer:
+    """Build the outer optimizer of a preset; ``lr`` and ``momentum`` override the preset's.
+
+    Raises ConfigError for an unknown preset (with the nearest one), a bad number, or a factory
+    that cannot be loaded or does not return an optax transformation.
+    """
+    if lr is not None and not (lr > 0 and math.isfinite(lr)):
+        msg = f"outer.lr is {lr}: give a positive number"
+        raise ConfigError(msg, path="outer.lr")
+    if momentum is not None and not 0 <= momentum < 1:
+        msg = f"outer.momentum is {momentum}: give a number from 0 up to, but not including, 1"
+        raise ConfigError(msg, path="outer.momentum")
+    if ":" in preset:
+        return from_optax(preset, _load(preset, {"lr": lr, "momentum": momentum}))
+    if preset not in PRESETS:
+        nearest = next(iter(get_close_matches(preset, PRESETS, n=1, cutoff=0.0)), "")
+        msg = (
+            f"outer.preset {preset!r} is not known: did you mean {nearest!r}? "
+            f"Use one of {', '.join(PRESETS)}, or module:function"
+        )
+        raise ConfigError(msg, path="outer.preset", nearest=nearest)
+    name, default = _preset(preset, h_steps)
+    sgd = Sgd(default.lr if lr is None else lr, default.momentum if momentum is None else momentum)
+    return _sgd_outer(name, sgd)
+
+
+def merge_and_apply(
+    outer: Outer,
+    master: F32s,
+    state: Any,
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    method: Method,
+    fragment: Fragment,
+    averaged: Sequence[bool],
+) -> tuple[F32s, Any, float]:
+    """Merge contributions and take one outer step; the syncer's only call.
+
+    Returns the new master f32 (padded_size,), the new state and the merged gradient's L2 norm; the
+    inputs are untouched. Presets decode, merge and step block by block without another vector.
+    Raises Diverged when the merge is not finite, ValueError when shapes or weights do not fit.
+    """
+    if outer.fused is None:
+        vector = merge(method, contributions, weights, fragment, averaged)
+        norm = float(np.sqrt(backend.merger().segment_squares(vector, whole(vector))[0]))
+        return (*outer.apply(master, vector, state), norm)
+    vector, gains, spans, norm = direction(method, contributions, weights, fragment, averaged)
+    lr, decay = outer.fused
+    fresh = backend.merger().step(vector, gains, spans, master, state, lr=lr, decay=decay)
+    return vector, fresh, norm
+
+
+def _preset(preset: str, h_steps: int) -> tuple[str, Sgd]:
+    if preset == "direct" or (preset == "auto" and h_steps < SHORT_H):
+        return "direct", Sgd(1.0, 0.0)
+    if preset == "nesterov":
+        return "nesterov", Sgd(0.7, 0.9)
+    share = math.log(min(h_steps, LONG_H) / SHORT_H) / math.log(LONG_H / SHORT_H)
+    return "nesterov", Sgd(0.4 + 0.3 * share, 0.9)
+
+
+def _sgd_outer(name: str, sgd: Sgd) -> Outer:
+    """Nesterov SGD whose state is the momentum vector, or None where momentum is 0."""
+
+    def init(master: F32s) -> F32s | None:
+        return np.zeros_like(master) if sgd.momentum else None
+
+    def apply(master: F32s, merged: F32s, state: F32s | None) -> tuple[F32s, F32s | None]:
+        out, one = merged.copy(), np.ones(1, np.float32)
+        step = backend.merger().step
+        fresh = step(out, one, whole(out), master, state, lr=sgd.lr, decay=sgd.momentum)
+        return out, fresh
+
+    def leaves(state: F32s | None) -> dict[str, F32s]:
+        return {} if state is None else {MOMENTUM: state}
+
+    def restore(master: F32s, stored: Mapping[str, F32s]) -> F32s | None:
+        if not sgd.momentum:
+            return None
+        return _fit(stored, MOMENTUM, master.size).copy()
+
+    return Outer(name, init, apply, leaves, restore, sgd)
+
+
+def from_optax(name: str, transformation: GradientTransformation) -> Outer:
+    """Wrap any optax transformation; it sees one f32 vector (padded_size,) per fragment."""
+    import jax
+    import optax
+
+    def _update(master: Any, merged: Any, state: Any) -> tuple[Any, Any]:
+        updates, fresh = transformation.update(merged, state, master)
+        return optax.apply_updates(master, updates), fresh
+
+    update = jax.jit(_update)
+
+    def init(master: F32s) -> Any:
+        return transformation.init(jax.numpy.array(master))
+
+    def apply(master: F32s, merged: F32s, state: Any) -> tuple[F32s, Any]:
+        fresh, state = update(jax.numpy.array(master), jax.numpy.array(merged), state)
+        return np.array(fresh), state
+
+    def named(state: Any) -> dict[str, Any]:
+        paths = jax.tree_util.tree_leaves_with_path(state)
+        clean = (re.sub(r"\W+", "_", jax.tree_util.keystr(path)).strip("_") for path, _ in paths)
+        return {f"{i}_{n}": leaf for i, (n, (_, leaf)) in enumerate(zip(clean, paths, strict=True))}
+
+    def leaves(state: Any) -> dict[str, F32s]:
+        return {key: _to_vector(np.asarray(leaf)) for key, leaf in named(state).items()}
+
+    def restore(master: F32s, stored: Mapping[str, F32s]) -> Any:
+        blank = init(master)
+        values = [
+            jax.numpy.array(_from_vector(stored, key, np.asarray(leaf)))
+            for key, leaf in named(blank).items()
+        ]
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(blank), values)
+
+    return Outer(name, init, apply, leaves, restore)
+
+
+def _load(path: str, options: Mapping[str, float | None]) -> GradientTransformation:
+    """Call the factory at ``module:function`` with the options that are set."""
+    module, _, function = path.partition(":")
+    try:
+        factory = getattr(import_module(module), function)
+        made = factory(**{key: value for key, value in options.items() if value is not None})
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        msg = f"outer.preset {path!r} cannot be loaded: {error}"
+        raise ConfigError(msg, path="outer.preset") from error
+    if not (callable(getattr(made, "init", None)) and callable(getattr(made, "update", None))):
+        msg = f"outer.preset {path!r} returned {type(made).__name__}, not an optax transformation"
+        raise ConfigError(msg, path="outer.preset")
+    return cast("GradientTransformation", made)
+
+
+def _fit(stored: Mapping[str, F32s], name: str, size: int) -> F32s:
+    found = stored.get(name)
+    if found is None or found.size != padded(size):
+        msg = f"the stored outer state has no {name!r} of {size} values: it is another optimizer's"
+        raise ConfigError(msg, path="outer.preset")
+    return found
+
+
+def _to_vector(leaf: NDArray[Any]) -> F32s:
+    """Store f32 as it is and anything else one byte per value, which f32 holds exactly."""
+    flat = leaf.ravel() if leaf.dtype == np.float32 else np.frombuffer(leaf.tobytes(), np.uint8)
+    vector = np.zeros(padded(flat.size), np.float32)
+    vector[: flat.size] = flat
+    return vector
+
+
+def _from_vector(stored: Mapping[str, F32s], name: str, like: NDArray[Any]) -> NDArray[Any]:
+    """Do the inverse of ``_to_vector`` for a leaf of the shape and dtype of ``like``."""
+    size = like.size if like.dtype == np.float32 else like.nbytes
+    flat = _fit(stored, name, size)[:size]
+    raw = flat.tobytes() if like.dtype == np.float32 else flat.astype(np.uint8).tobytes()
+    return np.frombuffer(raw, like.dtype).reshape(like.shape)
