@@ -1,0 +1,226 @@
+"""A view as rows for people and JSON for programs: who is alive, how far, how fast, how well."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from skerry.bus.view import ENDED, activity
+from skerry.core import liveness, schedule
+from skerry.core.goodput import Share, allocated_s, goodput
+from skerry.core.liveness import Liveness
+from skerry.wire.messages import LearnerPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.bus.view import LearnerView, RunView
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRow:
+    """One learner; ``tokens`` and bytes over all incarnations, ``seen_s_ago`` since its pulse."""
+
+    name: str
+    incarnation: int
+    liveness: Liveness
+    reason: str
+    phase: LearnerPhase
+    step: int
+    tokens: int
+    loss: float | None
+    step_time_s: float
+    tokens_per_s: float
+    goodput: float
+    bytes_up: int
+    bytes_down: int
+    contributions: int
+    staleness: int
+    syncs_skipped: int
+    seen_s_ago: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """The run: ``step`` is the global clock, ``versions`` one per fragment, 0 before genesis.
+
+    ``loss`` in nats per token, weighted by tokens/s. ``eta_s`` is None where nothing tells yet.
+    """
+
+    run: str
+    finished: bool
+    step: int
+    steps: int
+    tokens: int
+    loss: float | None
+    tokens_per_s: float
+    learners: int
+    alive: int
+    rounds: int
+    contributions: int
+    versions: tuple[int, ...]
+    goodput: float
+    staleness_mean: float
+    staleness_max: int
+    refused: dict[str, int]
+    bytes_up: int
+    bytes_down: int
+    last_round: str
+    checkpoint: str | None
+    checkpoint_step: int | None
+    checkpoint_s_ago: float | None
+    wall_s: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The run and its learners by name, at one moment."""
+
+    run: RunRow
+    learners: tuple[LearnerRow, ...]
+
+
+def report(view: RunView, now_s: float) -> Report:
+    """Return the rows of a view at ``now_s``, by the clock that gave ``fold`` its arrival times."""
+    held = [view.learners[name] for name in sorted(view.learners)]
+    rows = tuple(_learner_row(view, learner, now_s) for learner in held)
+    shares = [_share(view, h, row.liveness, now_s) for h, row in zip(held, rows, strict=True)]
+    return Report(_run_row(view, rows, goodput(shares), now_s), rows)
+
+
+def to_json(view: RunView, now_s: float) -> dict[str, object]:
+    """Return the report as plain types: no infinities, no NaN, enums as strings."""
+    told = report(view, now_s)
+    learners = [
+        {**asdict(row), "liveness": row.liveness.value, "phase": row.phase.value}
+        for row in told.learners
+    ]
+    run = {**asdict(told.run), "versions": list(told.run.versions)}
+    return {"run": run, "learners": learners}
+
+
+def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRow:
+    pulse, earlier = learner.pulse, learner.earlier
+    phase = LearnerPhase.STARTING if pulse is None else pulse.phase
+    accepted = view.accepted.get(learner.name, 0)
+    state, reason = liveness.judge(
+        learner.heartbeat,
+        now_s,
+        view.frame.liveness,
+        activity=activity(phase),
+        progress=learner.progress,
+    )
+    return LearnerRow(
+        name=learner.name,
+        incarnation=learner.incarnation,
+        liveness=state,
+        reason=reason,
+        phase=phase,
+        step=0 if pulse is None else pulse.step,
+        tokens=max(earlier.tokens + (0 if pulse is None else pulse.tokens), accepted),
+        loss=None if pulse is None or not pulse.steps else _finite(pulse.loss),
+        step_time_s=0.0 if pulse is None else pulse.step_time_s,
+        tokens_per_s=_speed(learner) if state is not Liveness.GONE else 0.0,
+        goodput=goodput([_share(view, learner, state, now_s)]),
+        bytes_up=earlier.bytes_up + (0 if pulse is None else pulse.bytes_up),
+        bytes_down=earlier.bytes_down + (0 if pulse is None else pulse.bytes_down),
+        contributions=earlier.contributions + (0 if pulse is None else pulse.contributions),
+        staleness=view.staleness.get(learner.name, 0),
+        syncs_skipped=0 if pulse is None else pulse.syncs_skipped,
+        seen_s_ago=max(0.0, now_s - learner.heartbeat.last_s),
+    )
+
+
+def _speed(learner: LearnerView) -> float:
+    """Return tokens per second while it trains: tokens per step over the time of a step."""
+    pulse = learner.pulse
+    if pulse is None or pulse.phase is not LearnerPhase.TRAINING:
+        return 0.0
+    if pulse.steps <= 0 or pulse.step_time_s <= 0:
+        return 0.0
+    return pulse.tokens / pulse.steps / pulse.step_time_s
+
+
+def _share(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -> Share:
+    """Return busy and allocated time.
+
+    While a learner is alive both are as of its last pulse, so that the time since does not look
+    idle; once it is not, the time since counts as lost, until the run is finished.
+    """
+    pulse = learner.pulse
+    busy_s = learner.earlier.busy_s + (0.0 if pulse is None else pulse.busy_s)
+    until_s = learner.heartbeat.last_s if state is Liveness.ALIVE else now_s
+    if view.finished and view.last_commit_s is not None:
+        until_s = min(until_s, view.last_commit_s)
+    return Share(busy_s, allocated_s(learner.joined_s, until_s, learner.ended_s))
+
+
+def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_s: float) -> RunRow:
+    checkpoint = view.checkpoint
+    began_s = view.started_s if view.started_s is not None else view.created_s
+    until_s = view.last_commit_s if view.finished and view.last_commit_s is not None else now_s
+    step = _clock(view, rows)
+    return RunRow(
+        run=view.frame.run,
+        finished=view.finished,
+        step=step,
+        steps=view.frame.steps,
+        tokens=sum(row.tokens for row in rows),
+        loss=_loss(rows),
+        tokens_per_s=sum(row.tokens_per_s for row in rows),
+        learners=len(rows),
+        alive=sum(row.liveness is Liveness.ALIVE for row in rows),
+        rounds=view.rounds,
+        contributions=view.merged,
+        versions=tuple(view.versions.get(f, 0) for f in range(view.frame.fragments)),
+        goodput=run_goodput,
+        staleness_mean=view.staleness_sum / view.merged if view.merged else 0.0,
+        staleness_max=view.staleness_max,
+        refused=dict(view.refused),
+        bytes_up=sum(row.bytes_up for row in rows),
+        bytes_down=sum(row.bytes_down for row in rows),
+        last_round="" if view.last_commit is None else view.last_commit.reason,
+        checkpoint=None if checkpoint is None else checkpoint.path,
+        checkpoint_step=None if checkpoint is None else checkpoint.step,
+        checkpoint_s_ago=(
+            None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
+        ),
+        wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
+        eta_s=_eta_s(view, rows, step, now_s),
+    )
+
+
+def _clock(view: RunView, rows: Sequence[LearnerRow]) -> int:
+    """Return the global clock: that of the learners at work, never behind the newest commit."""
+    at_work = {LearnerPhase.TRAINING, LearnerPhase.FINISHED}
+    steps = [r.step for r in rows if r.phase in at_work and r.liveness is not Liveness.GONE]
+    return max(view.step, schedule.global_clock(steps, view.frame.quorum))
+
+
+def _loss(rows: Sequence[LearnerRow]) -> float | None:
+    """Return the loss weighted by speed; over all that have one when nobody is training."""
+    told = [(r.loss, r.tokens_per_s) for r in rows if r.loss is not None]
+    speed = sum(weight for _, weight in told)
+    if speed > 0:
+        return sum(loss * weight for loss, weight in told) / speed
+    return sum(loss for loss, _ in told) / len(told) if told else None
+
+
+def _eta_s(view: RunView, rows: Sequence[LearnerRow], step: int, now_s: float) -> float | None:
+    """Return seconds until the run's steps are done or its time is up, whichever comes first."""
+    if view.finished or (rows and all(row.phase in ENDED for row in rows)):
+        return 0.0
+    ends: list[float] = []
+    times = [row.step_time_s for row in rows if row.tokens_per_s > 0]
+    if times:
+        ends.append((view.frame.steps - step) * median(times))
+    if view.frame.duration_s is not None and view.started_s is not None:
+        ends.append(view.started_s + view.frame.duration_s - now_s)
+    return max(0.0, min(ends)) if ends else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

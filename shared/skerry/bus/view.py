@@ -1,0 +1,237 @@
+"""A run as a reader of its log sees it: one pure fold over pulses and ledger records.
+
+``fold`` takes messages in any order between streams and in order within each, again or not: what
+it has seen already changes nothing. ``skerry.bus.report`` turns a view into rows and JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from skerry.core import liveness
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    LearnerPhase,
+    MemberRecord,
+    Pulse,
+    RunRecord,
+    RunState,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Message = Pulse | Commit | MemberRecord | CheckpointRecord | RunRecord
+
+GENESIS = "genesis"
+ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a view needs of a run's settings: P, K, when it ends, and how silence is judged."""
+
+    run: str
+    fragments: int
+    quorum: int
+    steps: int
+    duration_s: float | None
+    liveness: liveness.Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over a learner's earlier incarnations."""
+
+    tokens: int = 0
+    busy_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    contributions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerView:
+    """One learner by name, at its newest incarnation; times in seconds since the epoch.
+
+    ``joined_s`` is when the time allocated to it began: its first start of which the view knows
+    what became of it. ``ended_s`` is when it had finished or stopped.
+    """
+
+    name: str
+    incarnation: int
+    joined_s: float
+    heartbeat: liveness.Heartbeat
+    pulse: Pulse | None = None
+    progress: liveness.Progress | None = None
+    earlier: Totals = Totals()
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The whole run: learners by name, the newest version per fragment, and sums over commits.
+
+    ``accepted`` counts the tokens that commits have merged from a learner, all its incarnations
+    together; ``staleness`` is that of its newest merged contribution.
+    """
+
+    frame: Frame
+    learners: Mapping[str, LearnerView] = field(default_factory=dict[str, LearnerView])
+    accepted: Mapping[str, int] = field(default_factory=dict[str, int])
+    staleness: Mapping[str, int] = field(default_factory=dict[str, int])
+    versions: Mapping[int, int] = field(default_factory=dict[int, int])
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    rounds: int = 0
+    merged: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    step: int = 0
+    started_s: float | None = None
+    created_s: float | None = None
+    last_commit: Commit | None = None
+    checkpoint: CheckpointRecord | None = None
+    finished: bool = False
+
+    @property
+    def last_commit_s(self) -> float | None:
+        """When the newest commit closed, by the syncer's clock."""
+        return None if self.last_commit is None else self.last_commit.closed_ns / 1e9
+
+
+def fold(view: RunView, message: Message, at_s: float) -> RunView:
+    """Return the view after ``message``, which arrived at ``at_s`` (seconds since the epoch).
+
+    Silence is judged by arrival alone, so that no two clocks need to agree. Only the first pulse
+    of an incarnation may be an old one read back from the stream: it counts from its own date,
+    unless that lies in the future.
+    """
+    match message:
+        case Pulse():
+            return _with_learner(view, _pulsed(view, message, at_s))
+        case MemberRecord():
+            return _with_learner(view, _joined(view, message, at_s))
+        case Commit():
+            return _committed(view, message)
+        case CheckpointRecord():
+            newest = view.checkpoint is None or message.written_ns > view.checkpoint.written_ns
+            return replace(view, checkpoint=message) if newest else view
+        case RunRecord():
+            finished = view.finished or message.state is RunState.FINISHED
+            return replace(view, created_s=message.created_ns / 1e9, finished=finished)
+
+
+def activity(phase: LearnerPhase) -> liveness.Activity:
+    """Return what a phase means to whoever judges liveness."""
+    return {
+        LearnerPhase.TRAINING: liveness.Activity.TRAINING,
+        LearnerPhase.FINISHED: liveness.Activity.FINISHED,
+        LearnerPhase.STOPPED: liveness.Activity.STOPPED,
+    }.get(phase, liveness.Activity.WAITING)
+
+
+def _with_learner(view: RunView, learner: LearnerView | None) -> RunView:
+    if learner is None:
+        return view
+    return replace(view, learners={**view.learners, learner.name: learner})
+
+
+def _joined(view: RunView, member: MemberRecord, at_s: float) -> LearnerView | None:
+    held = view.learners.get(member.learner)
+    since_s = min(at_s, member.joined_ns / 1e9)
+    if held is None or member.incarnation > held.incarnation:
+        return _started(view, held, member.learner, member.incarnation, since_s)
+    return None
+
+
+def _started(
+    view: RunView, held: LearnerView | None, name: str, incarnation: int, since_s: float
+) -> LearnerView:
+    """Return a learner at a new incarnation, with what its earlier ones did added up."""
+    heartbeat = liveness.first_heartbeat(since_s, view.frame.liveness)
+    if held is None or held.pulse is None:
+        return LearnerView(name, incarnation, since_s, heartbeat)
+    before, last = held.earlier, held.pulse
+    return replace(
+        held,
+        incarnation=incarnation,
+        heartbeat=heartbeat,
+        pulse=None,
+        progress=None,
+        ended_s=None,
+        earlier=Totals(
+            before.tokens + last.tokens,
+            before.busy_s + last.busy_s,
+            before.bytes_up + last.bytes_up,
+            before.bytes_down + last.bytes_down,
+            before.contributions + last.contributions,
+        ),
+    )
+
+
+def _pulsed(view: RunView, pulse: Pulse, at_s: float) -> LearnerView | None:
+    held = view.learners.get(pulse.learner)
+    sent_s = min(at_s, pulse.sent_ns / 1e9)
+    if held is None or pulse.incarnation > held.incarnation:
+        since_s = max(0.0, sent_s - pulse.alive_s)
+        held = _started(view, held, pulse.learner, pulse.incarnation, since_s)
+    if pulse.incarnation < held.incarnation:
+        return None
+    if held.pulse is not None and pulse.sent_ns <= held.pulse.sent_ns:
+        return None
+    seen_s = sent_s if held.pulse is None else at_s
+    return replace(
+        held,
+        pulse=pulse,
+        heartbeat=(
+            liveness.first_heartbeat(seen_s, view.frame.liveness)
+            if held.pulse is None
+            else liveness.observe(held.heartbeat, seen_s)
+        ),
+        progress=(
+            liveness.first_progress(pulse.step, seen_s, pulse.step_time_s)
+            if held.progress is None
+            else liveness.advance(held.progress, pulse.step, seen_s, pulse.step_time_s)
+        ),
+        ended_s=(held.ended_s or seen_s) if pulse.phase in ENDED else None,
+    )
+
+
+def _committed(view: RunView, commit: Commit) -> RunView:
+    if commit.version <= view.versions.get(commit.fragment, 0):
+        return view
+    genesis, closed_s = commit.reason == GENESIS, commit.closed_ns / 1e9
+    ages = [] if genesis else [c.staleness for c in commit.consumed]
+    started = [s for s in (view.started_s, closed_s if genesis else None) if s is not None]
+    newest = view.last_commit is None or commit.closed_ns >= view.last_commit.closed_ns
+    return replace(
+        view,
+        accepted=_accepted(view.accepted, commit),
+        staleness={**view.staleness, **{c.learner: c.staleness for c in commit.consumed}},
+        versions={**view.versions, commit.fragment: commit.version},
+        refused=_counted(view.refused, commit.refused),
+        rounds=view.rounds + (not genesis),
+        merged=view.merged + len(ages),
+        staleness_sum=view.staleness_sum + sum(ages),
+        staleness_max=max([view.staleness_max, *ages]),
+        step=max(view.step, commit.step),
+        started_s=min(started, default=None),
+        last_commit=commit if newest else view.last_commit,
+    )
+
+
+def _accepted(accepted: Mapping[str, int], commit: Commit) -> Mapping[str, int]:
+    """Take the largest count over fragments: each counts the same tokens, some a round behind."""
+    told = {row.learner: max(row.tokens, accepted.get(row.learner, 0)) for row in commit.progress}
+    return {**accepted, **told}
+
+
+def _counted(counts: Mapping[str, int], refused: tuple[str, ...]) -> Mapping[str, int]:
+    """Count refusals by reason: the first word of ``"too_stale learner-3"``."""
+    added = dict(counts)
+    for entry in refused:
+        reason = entry.partition(" ")[0]
+        added[reason] = added.get(reason, 0) + 1
+    return added

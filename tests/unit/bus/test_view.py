@@ -1,0 +1,295 @@
+"""The fold over pulses and ledger records says who is alive, how far the run is, and how well."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.bus.report import report, to_json
+from skerry.bus.view import Frame, RunView, fold
+from skerry.core.liveness import Liveness, Policy
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Consumed,
+    LearnerPhase,
+    LearnerProgress,
+    MemberRecord,
+    Pulse,
+    RunRecord,
+    RunState,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from skerry.bus.view import Message
+
+T0 = 1_000_000.0
+EMPTY = RunView(Frame("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0)))
+
+
+def ns(at_s: float) -> int:
+    return round((T0 + at_s) * 1e9)
+
+
+def member(name: str = "a", incarnation: int = 1, at_s: float = 0.0) -> MemberRecord:
+    return MemberRecord("r", name, incarnation, "host", ns(at_s), 0)
+
+
+PULSE = Pulse(
+    run="r",
+    learner="a",
+    incarnation=1,
+    phase=LearnerPhase.TRAINING,
+    sent_ns=0,
+    step=0,
+    steps=0,
+    tokens=0,
+    cursor=0,
+    loss=2.0,
+    step_time_s=0.1,
+    busy_s=0.0,
+    alive_s=0.0,
+    bytes_up=0,
+    bytes_down=0,
+    contributions=0,
+)
+
+
+def pulse(at_s: float, steps: int, name: str = "a", incarnation: int = 1) -> Pulse:
+    """A learner that started at 0 with 0.1 s and 1000 tokens a step, busy all the time."""
+    return replace(
+        PULSE,
+        learner=name,
+        incarnation=incarnation,
+        sent_ns=ns(at_s),
+        step=steps,
+        steps=steps,
+        tokens=1000 * steps,
+        busy_s=0.1 * steps,
+        alive_s=at_s,
+        bytes_up=10 * steps,
+        bytes_down=20 * steps,
+    )
+
+
+def consumed(name: str, staleness: int) -> Consumed:
+    return Consumed(name, 1, 1, 1, 1, 1, staleness, 10, 10, 1000, 0, 8, 1.0, 2.0)
+
+
+def commit(
+    fragment: int,
+    version: int,
+    at_s: float,
+    *,
+    reason: str = "all_arrived",
+    by: Iterable[Consumed] = (),
+    refused: tuple[str, ...] = (),
+    tokens: int = 0,
+    step: int = 0,
+) -> Commit:
+    return Commit(
+        run="r",
+        plan_digest=1,
+        fragment=fragment,
+        version=version,
+        step=step,
+        reason=reason,
+        syncer="s",
+        fence=1,
+        opened_ns=ns(at_s),
+        closed_ns=ns(at_s),
+        quorum_s=0.0,
+        grace_s=0.0,
+        consumed=tuple(by),
+        refused=refused,
+        contrib_floor=0,
+        progress=(LearnerProgress("a", 1, 1, tokens, 8),) if tokens else (),
+        params_digest=0,
+        master_digest=0,
+    )
+
+
+def seen(*messages: tuple[float, Message]) -> RunView:
+    return reduce(lambda view, item: fold(view, item[1], T0 + item[0]), messages, EMPTY)
+
+
+def training(until_s: float, name: str = "a", incarnation: int = 1) -> list[tuple[float, Message]]:
+    """A pulse each half second, as it arrives."""
+    count = int(until_s / 0.5)
+    return [(0.5 * i, pulse(0.5 * i, 5 * i, name, incarnation)) for i in range(1, count + 1)]
+
+
+def test_a_learner_that_pulses_is_alive() -> None:
+    (row,) = report(seen((0, member()), *training(10)), T0 + 10.4).learners
+    assert (row.liveness, row.reason, row.step) == (Liveness.ALIVE, "pulsing", 100)
+
+
+def test_a_learner_that_fell_silent_is_suspect_and_then_gone() -> None:
+    view = seen((0, member()), *training(10))
+    states = [report(view, T0 + at_s).learners[0].liveness for at_s in (12.6, 15.0)]
+    assert states == [Liveness.SUSPECT, Liveness.GONE]
+
+
+def test_pulses_without_steps_give_a_dead_trainer_away() -> None:
+    stuck = [(10 + 0.5 * i, pulse(10 + 0.5 * i, 100)) for i in range(1, 41)]
+    (row,) = report(seen(*training(10), *stuck), T0 + 30.1).learners
+    assert (row.liveness, row.reason) == (Liveness.GONE, "stalled")
+
+
+def test_a_learner_that_joined_and_never_pulsed_is_gone_after_a_while() -> None:
+    view = seen((0, member()))
+    assert report(view, T0 + 1).learners[0].liveness is Liveness.ALIVE
+    assert report(view, T0 + 60).learners[0].liveness is Liveness.GONE
+
+
+def test_an_old_pulse_read_back_from_the_stream_proves_no_life() -> None:
+    (row,) = report(seen((3600, pulse(10, 100))), T0 + 3600).learners
+    assert row.liveness is Liveness.GONE
+
+
+def test_a_sender_whose_clock_is_behind_is_alive_from_its_second_pulse() -> None:
+    view = seen((500, pulse(0.5, 5)), (500.5, pulse(1.0, 10)))
+    assert report(view, T0 + 500.6).learners[0].liveness is Liveness.ALIVE
+
+
+def test_a_restart_adds_up_what_both_incarnations_did() -> None:
+    view = seen((0, member()), *training(10), (20, member(incarnation=2, at_s=20)))
+    view = fold(view, replace(pulse(1.0, 10, incarnation=2), sent_ns=ns(21)), T0 + 21)
+    (row,) = report(view, T0 + 21).learners
+    assert (row.incarnation, row.tokens, row.bytes_up, row.bytes_down) == (2, 110_000, 1100, 2200)
+
+
+def test_a_late_pulse_of_an_older_incarnation_changes_nothing() -> None:
+    view = seen((0, member()), *training(2), (3, member(incarnation=2, at_s=3)))
+    assert fold(view, pulse(3.5, 40, incarnation=1), T0 + 3.5) is view
+
+
+def test_down_time_after_joining_lowers_goodput() -> None:
+    view = seen((0, member()), *training(10))
+    assert report(view, T0 + 10.2).run.goodput == pytest.approx(1.0)
+    assert report(view, T0 + 20).run.goodput == pytest.approx(0.5)
+
+
+def test_time_after_a_learner_finished_is_not_allocated() -> None:
+    done = replace(pulse(10, 100), phase=LearnerPhase.FINISHED)
+    view = seen((0, member()), (10, done), (10.5, replace(done, sent_ns=ns(10.5))))
+    assert report(view, T0 + 500).learners[0].goodput == pytest.approx(1.0)
+
+
+def test_goodput_is_summed_over_learners() -> None:
+    idle = [(at_s, replace(p, busy_s=0.0)) for at_s, p in training(10, "b") if isinstance(p, Pulse)]
+    view = seen((0, member("a")), (0, member("b")), *training(10, "a"), *idle)
+    assert report(view, T0 + 10).run.goodput == pytest.approx(0.5)
+
+
+def test_genesis_is_no_round() -> None:
+    view = seen((0, commit(0, 1, 0, reason="genesis")), (5, commit(0, 2, 5)))
+    assert (view.rounds, view.started_s) == (1, T0)
+    assert report(view, T0 + 9).run.versions == (2, 0)
+
+
+def test_a_commit_that_was_seen_changes_nothing() -> None:
+    view = seen((5, commit(0, 2, 5, by=[consumed("a", 1)], refused=("too_stale b",))))
+    assert fold(view, commit(0, 2, 5), T0 + 6) is view
+
+
+def test_staleness_is_averaged_over_merged_contributions() -> None:
+    run = report(
+        seen(
+            (1, commit(0, 2, 1, by=[consumed("a", 0), consumed("b", 3)])),
+            (2, commit(1, 2, 2, by=[consumed("a", 0)])),
+        ),
+        T0 + 3,
+    ).run
+    assert (run.staleness_mean, run.staleness_max, run.contributions) == (1.0, 3, 3)
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    view = seen(
+        (1, commit(0, 2, 1, refused=("too_stale a", "diverged b"))),
+        (2, commit(0, 3, 2, refused=("too_stale b",))),
+    )
+    assert report(view, T0 + 3).run.refused == {"too_stale": 2, "diverged": 1}
+
+
+def test_merged_tokens_count_even_where_the_pulses_are_lost() -> None:
+    view = seen((1, commit(0, 2, 1, tokens=5000)), (2, member()))
+    assert report(view, T0 + 2).run.tokens == 5000
+
+
+def test_loss_and_speed_come_from_who_is_training() -> None:
+    fast = [(at_s, replace(p, loss=1.0)) for at_s, p in training(2, "a") if isinstance(p, Pulse)]
+    slow = [
+        (at_s, replace(p, loss=3.0, step_time_s=0.3))
+        for at_s, p in training(2, "b")
+        if isinstance(p, Pulse)
+    ]
+    run = report(seen(*fast, *slow), T0 + 2).run
+    assert run.loss == pytest.approx(1.5)
+    assert run.tokens_per_s == pytest.approx(10_000 + 10_000 / 3)
+
+
+def test_the_clock_is_that_of_the_quorum_and_never_behind_a_commit() -> None:
+    two = replace(EMPTY, frame=replace(EMPTY.frame, quorum=2))
+    both = [*training(2, "a"), (2.0, pulse(2, 12, "b"))]
+    view = reduce(lambda v, item: fold(v, item[1], T0 + item[0]), both, two)
+    assert report(view, T0 + 2).run.step == 12
+    assert report(fold(view, commit(0, 2, 2, step=18), T0 + 2), T0 + 2).run.step == 18
+
+
+def test_the_eta_is_what_ends_first() -> None:
+    view = seen((0, commit(0, 1, 0, reason="genesis")), *training(4))
+    assert report(view, T0 + 4).run.eta_s == pytest.approx(6.0)
+    timed = replace(view, frame=replace(view.frame, duration_s=5.0))
+    assert report(timed, T0 + 4).run.eta_s == pytest.approx(1.0)
+
+
+def test_the_eta_is_unknown_before_the_first_step() -> None:
+    assert report(seen((0, member())), T0 + 1).run.eta_s is None
+
+
+def test_a_finished_run_stands_still() -> None:
+    record = RunRecord("r", "{}", (), 2, 1, ns(0), "0", state=RunState.FINISHED)
+    view = seen((0, member()), *training(10), (10, commit(0, 2, 10)), (10, record))
+    run = report(view, T0 + 999).run
+    assert (run.finished, run.eta_s) == (True, 0.0)
+    assert run.wall_s == pytest.approx(10.0)
+    assert run.goodput == pytest.approx(1.0)
+
+
+def test_the_newest_checkpoint_is_told() -> None:
+    older, newer = (
+        CheckpointRecord("r", p, "d", (), 7, 1, ns(t), 9) for p, t in (("x", 1), ("y", 2))
+    )
+    run = report(seen((2, newer), (3, older)), T0 + 5).run
+    assert run.checkpoint == "y"
+    assert run.checkpoint_s_ago == pytest.approx(3.0)
+
+
+def test_json_is_strict_even_with_a_diverged_loss() -> None:
+    diverged = replace(pulse(2, 20), loss=math.nan)
+    told = to_json(seen((0, member()), (2, diverged)), T0 + 2)
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_seeing_messages_again_changes_nothing(data: st.DataObject) -> None:
+    messages: list[tuple[float, Message]] = [
+        (0, member()),
+        *training(3),
+        (1, commit(0, 2, 1, by=[consumed("a", 1)])),
+        (2, commit(1, 2, 2)),
+    ]
+    view = seen(*messages)
+    again = data.draw(st.lists(st.sampled_from(messages)))
+    assert reduce(lambda v, item: fold(v, item[1], T0 + 9), again, view) == view
