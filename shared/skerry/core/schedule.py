@@ -100,7 +100,7 @@ def max_in_flight(schedule: Schedule) -> int:
     return min(room, schedule.fragments)
 
 
-def next_round(  # noqa: PLR0913, PLR0917 - a pure decision takes the whole situation as arguments
+def next_round(
     schedule: Schedule,
     clock: int,
     now_s: float,
@@ -126,7 +126,7 @@ def next_round(  # noqa: PLR0913, PLR0917 - a pure decision takes the whole situ
     return Launch(fragment, version + 1, latest_due_step(schedule, fragment, clock)), "due"
 
 
-def next_launch_s(  # noqa: PLR0913, PLR0917 - mirrors next_round
+def next_launch_s(
     schedule: Schedule,
     clock: int,
     now_s: float,
