@@ -73,15 +73,15 @@ def global_clock(steps: Iterable[float], quorum: int) -> int:
     return math.floor(fastest[min(max(quorum, 1), len(fastest)) - 1]) if fastest else 0
 
 
-def extrapolated_step(step: int, age_s: float, step_time_s: float, limit_s: float) -> float:
-    """Estimate where a learner is now from a report ``age_s`` seconds old.
+def extrapolated_step(step: int, age_s: float, step_time_s: float, limit: int) -> int:
+    """Estimate where a learner is now from a report ``age_s`` seconds old, in whole steps.
 
-    Nothing is added for what a report is older than ``limit_s``, so that the clock does not run
-    away with a learner that died, and nothing at all if its step time is not known yet.
+    At most ``limit`` steps are added, so that the clock does not run away with a learner that
+    died, and none if its step time is not known yet.
     """
-    if step_time_s <= 0:
-        return float(step)
-    return step + max(0.0, min(age_s, limit_s)) / step_time_s
+    if step_time_s <= 0 or age_s <= 0:
+        return step
+    return step + int(min(age_s / step_time_s, float(max(limit, 0))))
 
 
 def launch_floor_s(schedule: Schedule, step_time_s: float) -> float:
