@@ -236,7 +236,7 @@ async def test_declaring_twice_changes_nothing(bus: Bus, names: Subjects) -> Non
 
 async def test_two_services_can_declare_at_once(bus: Bus, run_id: str) -> None:
     both = await asyncio.gather(bus.declare(specs(run_id)), bus.declare(specs(run_id)))
-    assert both == [(), ()]
+    assert list(both) == [(), ()]
 
 
 async def test_a_difference_is_mended_and_reported(bus: Bus, names: Subjects) -> None:

@@ -15,7 +15,16 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from skerry.bus import nats_errors
-from skerry.bus.base import MSG_ID, Expect, Receipt, Record, Start, StreamInfo, StreamSpec
+from skerry.bus.base import (
+    MSG_ID,
+    Expect,
+    Receipt,
+    Record,
+    Start,
+    Storage,
+    StreamInfo,
+    StreamSpec,
+)
 from skerry.bus.nats_connection import Backoff, Connection, Event, Login
 from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.bus.nats_follow import Cursor, follow
@@ -38,6 +47,7 @@ class NatsBus:
 
     A call that is safe to repeat is repeated for ``patience_s`` (four request timeouts unless
     set). ``needed_payload_bytes`` is checked against the server's ``max_payload`` at connect.
+    Memory streams that this bus has declared are made again when a restart has lost them.
     ``on_event`` hears of lost and regained connections.
     """
 
@@ -65,6 +75,7 @@ class NatsBus:
         )
         self._patience_s = patience_s or ATTEMPTS_WORTH * request_timeout_s
         self._window = asyncio.Semaphore(publish_window)
+        self._forgetful: dict[str, StreamSpec] = {}
 
     async def __aenter__(self) -> Self:
         await self._connection.open()
@@ -83,7 +94,9 @@ class NatsBus:
         return self._connection.max_payload
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-        return tuple([change for spec in specs for change in await self._declare(spec)])
+        changes = [change for spec in specs for change in await self._declare(spec)]
+        self._forgetful |= {s.name: s for s in specs if s.storage is Storage.MEMORY}
+        return tuple(changes)
 
     async def streams(self) -> list[StreamInfo]:
         deadline, found, total = self._deadline(), list[dict[str, Any]](), 1
@@ -229,9 +242,17 @@ class NatsBus:
         raise nats_errors.conflict(expect.subject, expect.sequence, error.get("description", ""))
 
     async def _check_stream(self, subject: str, deadline: float) -> None:
-        """Raise BusError if nobody answers because the stream does not exist."""
-        if not await self._exists(stream_of(subject), deadline):
-            raise nats_errors.no_stream(subject, stream_of(subject))
+        """Raise BusError if nobody answers because the stream does not exist.
+
+        A single server forgets a memory stream altogether when it restarts: one that this bus has
+        declared is made again.
+        """
+        stream = stream_of(subject)
+        if await self._exists(stream, deadline):
+            return
+        if stream not in self._forgetful:
+            raise nats_errors.no_stream(subject, stream)
+        await self._declare(self._forgetful[stream])
 
     async def _exists(self, stream: str, deadline: float) -> bool:
         try:

@@ -1,0 +1,226 @@
+"""The NATS bus while a real server dies, hangs, restarts and forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import nats
+import pytest
+
+from skerry.bus.base import Expect, Record, Start
+from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs
+from skerry.errors import BrokerUnavailable
+from skerry.testing.nats_server import NatsServer
+from skerry.wire.subjects import Subjects
+
+pytestmark = [pytest.mark.nats, pytest.mark.fault]
+
+DEADLINE_S = 30.0
+WINDOW_BYTES = 64 * 1024**2
+
+
+@pytest.fixture
+def names(run_id: str) -> Subjects:
+    return Subjects(run_id)
+
+
+@pytest.fixture
+async def bus(nats_server: NatsServer, run_id: str) -> AsyncIterator[NatsBus]:
+    """A bus on a server of its own, with the run's streams declared and short deadlines."""
+    async with NatsBus(
+        nats_server.url, connect_timeout_s=5.0, request_timeout_s=1.0, patience_s=20.0
+    ) as bus:
+        await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
+        yield bus
+
+
+async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
+    async with asyncio.timeout(DEADLINE_S):
+        return [await anext(records) for _ in range(count)]
+
+
+async def test_a_follower_has_no_gap_and_no_repeat_through_kill_9(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    total, rounds = 240, 3
+
+    async def write() -> None:
+        for i in range(total):
+            await bus.publish(names.commit(0), b"%d" % i, msg_id=f"0/{i}")
+            if i % (total // rounds) == total // rounds - 1:
+                nats_server.kill9()
+                nats_server.start()
+
+    async with aclosing(bus.follow(names.commits())) as records:
+        reading = asyncio.ensure_future(take(records, total))
+        async with asyncio.timeout(DEADLINE_S):
+            await write()
+        found = await reading
+    assert [int(record.payload) for record in found] == list(range(total))
+    assert [record.sequence for record in found] == list(range(1, total + 1))
+
+
+async def test_a_follower_that_lagged_goes_on_after_a_restart(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    for i in range(40):
+        await bus.publish(names.contribution(0, "a"), bytes([i]) * 500_000)
+    async with aclosing(bus.follow(names.contributions())) as records:
+        first = await take(records, 1)
+        nats_server.restart()
+        rest = await take(records, 39)
+    assert [r.payload[0] for r in first + rest] == list(range(40))
+
+
+async def test_a_publish_outlasts_a_server_that_hangs_for_3_s(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    nats_server.pause()
+    publishing = asyncio.ensure_future(bus.publish(names.commit(0), b"x", msg_id="0/1"))
+    await asyncio.sleep(3.0)
+    assert not publishing.done()
+    nats_server.resume()
+    async with asyncio.timeout(DEADLINE_S):
+        receipt = await publishing
+    assert receipt.sequence == 1
+    assert await bus.get(names.stream("LEDGER"), 2) is None
+
+
+async def test_a_compare_and_set_whose_answer_was_late_is_ours(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    subject = names.fence(0)
+    nats_server.pause()
+    writing = asyncio.ensure_future(
+        bus.publish(subject, b"me", msg_id="me/1", expect=Expect(subject, 0))
+    )
+    await asyncio.sleep(1.5)
+    nats_server.resume()
+    async with asyncio.timeout(DEADLINE_S):
+        receipt = await writing
+    record = await bus.last(subject)
+    assert record is not None
+    assert (record.payload, record.sequence) == (b"me", receipt.sequence)
+    assert receipt.duplicate
+
+
+async def test_a_publish_without_message_id_is_never_sent_twice(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    nats_server.pause()
+    with pytest.raises(BrokerUnavailable):
+        await bus.publish(names.commit(0), b"x")
+    nats_server.resume()
+    await bus.publish(names.commit(0), b"y", msg_id="0/2")
+    assert await bus.get(names.stream("LEDGER"), 3) is None
+
+
+async def test_calls_wait_for_a_server_that_comes_back(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    await bus.publish(names.commit(0), b"kept", msg_id="0/1")
+    nats_server.kill9()
+    calls = asyncio.gather(
+        bus.last(names.commit(0)),
+        bus.last_each(names.commits()),
+        bus.get(names.stream("LEDGER"), 1),
+        bus.publish(names.commit(1), b"new", msg_id="1/1"),
+    )
+    await asyncio.sleep(0.2)
+    assert not calls.done()
+    nats_server.start()
+    async with asyncio.timeout(DEADLINE_S):
+        last, each, got, receipt = await calls
+    assert last is not None
+    assert last == got
+    assert each[0] == last
+    assert receipt.sequence == 2
+
+
+async def test_a_call_gives_up_at_its_deadline(nats_server: NatsServer, names: Subjects) -> None:
+    async with NatsBus(nats_server.url, request_timeout_s=0.2, patience_s=0.5) as bus:
+        nats_server.kill9()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        with pytest.raises(BrokerUnavailable, match="skerry up"):
+            await bus.last(names.run_record())
+        assert loop.time() - started < 5.0
+
+
+async def test_a_deleted_consumer_is_made_again(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    async with aclosing(bus.follow(names.commits())) as records:
+        await bus.publish(names.commit(0), b"1")
+        await take(records, 1)
+        waiting = asyncio.ensure_future(take(records, 1))
+        assert await delete_consumers(nats_server.url, names.stream("LEDGER")) == 1
+        await bus.publish(names.commit(0), b"2")
+        assert [record.payload for record in await waiting] == [b"2"]
+
+
+async def test_a_missing_heartbeat_makes_a_new_consumer(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    async with aclosing(bus.follow(names.commits())) as records:
+        waiting = asyncio.ensure_future(take(records, 1))
+        await asyncio.sleep(0.2)
+        nats_server.pause()
+        await asyncio.sleep(7.0)
+        nats_server.resume()
+        await bus.publish(names.commit(0), b"x", msg_id="0/1")
+        assert [record.payload for record in await waiting] == [b"x"]
+
+
+async def test_a_memory_stream_that_began_anew_is_followed_from_its_start(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    for i in range(5):
+        await bus.publish(names.pulse("a"), b"old %d" % i)
+    follower = bus.follow((names.pulses(), names.rounds()), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower) as records:
+        assert [r.payload for r in await take(records, 1)] == [b"old 4"]
+        waiting = asyncio.ensure_future(take(records, 2))
+        nats_server.restart()
+        await bus.publish(names.pulse("a"), b"new a", msg_id="a")
+        await bus.publish(names.pulse("b"), b"new b", msg_id="b")
+        assert [r.payload for r in await waiting] == [b"new a", b"new b"]
+
+
+async def test_a_longer_memory_stream_that_began_anew_is_noticed_too(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    await bus.publish(names.pulse("a"), b"old")
+    async with aclosing(bus.follow(names.pulses())) as records:
+        await take(records, 1)
+        nats_server.restart()
+        for name in "abc":
+            await bus.publish(names.pulse(name), name.encode(), msg_id=name)
+        assert [r.payload for r in await take(records, 3)] == [b"a", b"b", b"c"]
+
+
+async def test_closing_the_bus_ends_its_followers(nats_server: NatsServer, run_id: str) -> None:
+    async with NatsBus(nats_server.url) as bus:
+        await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
+        waiting = asyncio.ensure_future(anext(bus.follow(Subjects(run_id).commits())))
+        await asyncio.sleep(0.1)
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+
+
+async def delete_consumers(url: str, stream: str) -> int:
+    """Delete every consumer of a stream behind the bus's back; returns how many there were."""
+    client = await nats.connect(url)
+    try:
+        answer = await client.request(f"$JS.API.CONSUMER.NAMES.{stream}", timeout=5)
+        names: list[str] = json.loads(answer.data)["consumers"]
+        for name in names:
+            await client.request(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", timeout=5)
+    finally:
+        await client.close()
+    return len(names)

