@@ -25,7 +25,7 @@ Where = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Its folder, o
 
 
 @app.callback(invoke_without_command=True)
-def run_by_default(  # noqa: PLR0913, PLR0917  each is an option
+def run_by_default(
     context: typer.Context,
     nats: Nats = None,
     run: Run = "main",

@@ -18,8 +18,7 @@ import structlog
 from skerry.bus import ledger
 from skerry.bus.state import follow_manifests, read_latest, read_manifests
 from skerry.core.fragments import plan as plan_of
-from skerry.errors import BrokerUnavailable, Overtaken, RunMismatch, StoreError
-from skerry.runtime.entry import first_cause
+from skerry.errors import BrokerUnavailable, Overtaken, RunMismatch, StoreError, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import MASTER, read_manifest
@@ -58,6 +57,19 @@ class Checkpointer:
     plan: Plan
     store: Store
     known: dict[str, Checkpoint] = field(default_factory=dict[str, "Checkpoint"])
+
+    @classmethod
+    def of(cls, bus: Bus, record: RunRecord, store: Store) -> Checkpointer:
+        """Take config and plan from the run's record; RunMismatch if we cut its leaves otherwise."""
+        plan = plan_of(record.leaves, record.fragments)
+        if plan.digest != record.plan_digest:
+            msg = (
+                f"Run {record.run!r} was cut by another release of Skerry "
+                f"({record.skerry_version}): use that release."
+            )
+            raise RunMismatch(msg)
+        config = RunConfig.model_validate_json(record.config_json).checkpoint
+        return cls(bus, record, config, plan, store)
 
     async def run(self) -> None:
         """Write checkpoints until the run is finished and its last state is saved.
@@ -230,16 +242,7 @@ async def _in_thread(blocking: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 async def session(bus: Bus, run: str, store: Store) -> None:
     """Wait for the run, then write checkpoints until it is finished."""
-    record = await ledger.wait_run(bus, run)
-    plan = plan_of(record.leaves, record.fragments)
-    if plan.digest != record.plan_digest:
-        msg = (
-            f"Run {record.run!r} was cut by another release of Skerry ({record.skerry_version}): "
-            "use that release."
-        )
-        raise RunMismatch(msg)
-    config = RunConfig.model_validate_json(record.config_json).checkpoint
-    await Checkpointer(bus, record, config, plan, store).run()
+    await Checkpointer.of(bus, await ledger.wait_run(bus, run), store).run()
 
 
 async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> None:

@@ -1,0 +1,109 @@
+"""A run without syncer and learners: the test commits each fragment by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.bus import ledger
+from skerry.bus.state import NewPart, StateWriter
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.settings import RunConfig
+from skerry.testing.puppet import run_record, walk
+from skerry.wire.messages import Commit, LearnerProgress, Manifest, RunRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from skerry.bus.base import Bus
+    from skerry.core.fragments import Plan
+
+    Vectors = dict[str, NDArray[np.float32]]
+
+LEAVES = (
+    LeafSpec("embed", (64, 16), embedding=True),
+    LeafSpec("block/w", (40, 33)),
+    LeafSpec("block/scale", ()),
+    LeafSpec("bias", (7,)),
+)
+"""A small model with an embedding, a scalar and sizes that need padding."""
+
+
+@dataclass(slots=True)
+class ScriptedRun:
+    """A run in the log; ``vectors`` holds what was committed last, by fragment and part."""
+
+    bus: Bus
+    record: RunRecord
+    plan: Plan
+    writer: StateWriter
+    manifests: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
+    vectors: dict[int, Vectors] = field(default_factory=dict[int, "Vectors"])
+
+    @classmethod
+    async def begin(
+        cls,
+        bus: Bus,
+        run: str = "run",
+        *,
+        leaves: tuple[LeafSpec, ...] = LEAVES,
+        config: RunConfig | None = None,
+    ) -> ScriptedRun:
+        """Declare the streams, create the run and take its fence."""
+        await bus.declare(specs(run))
+        cut = plan(leaves, 3)
+        text = (config or RunConfig()).model_dump_json()
+        record = await ledger.create_run(bus, run_record(run, cut, text))
+        writer = await StateWriter.acquire(bus, run, cut, holder="script", now_ns=1)
+        return cls(bus, record, cut, writer)
+
+    async def commit(self, index: int, *, step: int = 0, tokens: int = 0) -> Manifest:
+        """Commit the next version of one fragment with vectors that depend on it only."""
+        fragment = self.plan.fragments[index]
+        held = self.manifests.get(index)
+        version = held.commit.version + 1 if held else 1
+        vectors = {
+            "master": walk(fragment, "master", version),
+            "outer.momentum": walk(fragment, "momentum", version),
+        }
+        parts = [
+            NewPart("params", "bf16", vectors["master"]),
+            *(NewPart(name, "f32", vector) for name, vector in vectors.items()),
+        ]
+        manifest = await self.writer.commit(self._draft(index, version, step, tokens), parts, held)
+        self.manifests[index], self.vectors[index] = manifest, vectors
+        return manifest
+
+    async def commit_all(self, *, step: int = 0, tokens: int = 0) -> None:
+        """Commit the next version of every fragment."""
+        for fragment in self.plan.fragments:
+            await self.commit(fragment.index, step=step, tokens=tokens)
+
+    async def finish(self) -> None:
+        """Mark the run as finished."""
+        await ledger.finish_run(self.bus, self.record)
+
+    def _draft(self, index: int, version: int, step: int, tokens: int) -> Commit:
+        """Return a commit whose learner ``a`` is in its second incarnation."""
+        return Commit(
+            run=self.record.run,
+            plan_digest=self.plan.digest,
+            fragment=index,
+            version=version,
+            step=step,
+            reason="script",
+            syncer="",
+            fence=0,
+            opened_ns=1,
+            closed_ns=2,
+            quorum_s=0.5,
+            grace_s=0.25,
+            consumed=(),
+            refused=(),
+            contrib_floor=17,
+            progress=(LearnerProgress("a", 2, 5, tokens, 3 * step),),
+            params_digest=0,
+            master_digest=0,
+        )

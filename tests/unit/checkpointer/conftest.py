@@ -1,0 +1,27 @@
+"""A store for a run's checkpoints, and one checkpoint in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skerry.bus.memory import MemoryBroker
+from skerry.store.local import LocalStore
+from skerry.testing.scripted_run import ScriptedRun
+from skerry_checkpointer.service import Checkpointer
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "checkpoints" / "run")
+
+
+@pytest.fixture
+async def saved(store: LocalStore) -> Path:
+    """The folder of one checkpoint at step 7 with 70 tokens."""
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all(step=7, tokens=70)
+    written = await Checkpointer.of(scripted.bus, scripted.record, store).save()
+    assert written is not None
+    return Path(store.where(written.name))

@@ -1,0 +1,255 @@
+"""When the checkpointer writes, what it tells the log, and what it does when the disk refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skerry.bus import ledger
+from skerry.bus.memory import MemoryBroker
+from skerry.errors import BrokerUnavailable, RunMismatch, StoreError, first_cause
+from skerry.settings import RunConfig
+from skerry.store.checkpoint import read_manifest, verify
+from skerry.store.local import LocalDraft, LocalStore
+from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import CheckpointRecord
+from skerry_checkpointer.service import Checkpointer, checkpointer
+
+DEADLINE_S = 20.0
+SHUTDOWN_S = 5.0
+
+
+class FullStore(LocalStore):
+    """A disk that is full until ``freed``."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.refused = asyncio.Event()
+        self.freed = False
+        self.loop = asyncio.get_running_loop()
+
+    def draft(self, name: str) -> LocalDraft:
+        if not self.freed:
+            self.loop.call_soon_threadsafe(self.refused.set)
+            msg = "No room for a checkpoint: free some space."
+            raise StoreError(msg)
+        return super().draft(name)
+
+
+async def begun(**checkpoint: float) -> ScriptedRun:
+    config = RunConfig.model_validate({"checkpoint": {"every_s": 3600.0, **checkpoint}})
+    return await ScriptedRun.begin(MemoryBroker().connect(), config=config)
+
+
+def of(scripted: ScriptedRun, store: LocalStore) -> Checkpointer:
+    return Checkpointer.of(scripted.bus, scripted.record, store)
+
+
+def on_disk(path: str) -> tuple[int, str]:
+    """Return the size of a checkpoint's files and the text of its manifest."""
+    size_bytes = sum(file.stat().st_size for file in Path(path).iterdir())
+    return size_bytes, (Path(path) / "manifest.json").read_text()
+
+
+async def recorded(scripted: ScriptedRun, count: int) -> list[CheckpointRecord]:
+    """The run's first ``count`` checkpoints, waited for."""
+    found: list[CheckpointRecord] = []
+    records = ledger.follow_checkpoints(scripted.bus, scripted.record.run)
+    async with asyncio.timeout(DEADLINE_S), aclosing(records):
+        async for record in records:
+            found.append(record)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_nothing_is_written_before_every_fragment_has_a_version(store: LocalStore) -> None:
+    scripted = await begun()
+    await scripted.commit(0)
+    assert await of(scripted, store).save() is None
+    assert store.names() == []
+
+
+async def test_the_first_is_written_as_soon_as_the_model_is_whole(store: LocalStore) -> None:
+    scripted = await begun()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(of(scripted, store).run())
+        await scripted.commit_all(step=3)
+        (record,) = await recorded(scripted, 1)
+        running.cancel()
+    assert (record.path, record.versions) == (store.where("step-00000003"), (1, 1, 1))
+
+
+async def test_the_ledger_is_told_what_was_written(store: LocalStore) -> None:
+    scripted = await begun()
+    await scripted.commit_all(step=3, tokens=30)
+    written = await of(scripted, store).save()
+    record = await ledger.last_checkpoint(scripted.bus, scripted.record.run)
+    assert written is not None
+    assert record is not None
+    assert (record.step, record.tokens) == (3, 30)
+    size_bytes, manifest = on_disk(record.path)
+    assert record.size_bytes == size_bytes
+    assert f'"digest": "{record.digest}"' in manifest
+
+
+async def test_a_turn_without_a_commit_writes_nothing(store: LocalStore) -> None:
+    scripted = await begun()
+    await scripted.commit_all()
+    assert await of(scripted, store).save() is not None
+    assert await of(scripted, store).save() is None
+    assert len(store.names()) == 1
+
+
+async def test_one_is_written_every_turn_in_which_something_was_committed(
+    store: LocalStore,
+) -> None:
+    scripted = await begun(every_s=0.01)
+    await scripted.commit_all(step=1)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(of(scripted, store).run())
+        await recorded(scripted, 1)
+        await scripted.commit(1, step=2)
+        found = await recorded(scripted, 2)
+        running.cancel()
+    assert [record.versions for record in found] == [(1, 1, 1), (1, 2, 1)]
+
+
+async def test_the_last_state_is_written_at_the_end_and_the_service_ends(
+    store: LocalStore,
+) -> None:
+    scripted = await begun()
+    await scripted.commit_all(step=1)
+    running = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
+    await recorded(scripted, 1)
+    await scripted.commit(0, step=9)
+    await scripted.finish()
+    await asyncio.wait_for(running, DEADLINE_S)
+    assert store.names() == ["step-00000001", "step-00000009"]
+
+
+async def test_a_run_that_is_finished_and_saved_is_left_alone(store: LocalStore) -> None:
+    scripted = await begun()
+    await scripted.commit_all()
+    await scripted.finish()
+    for _ in range(2):
+        await asyncio.wait_for(checkpointer(scripted.bus, "run", store, SHUTDOWN_S), DEADLINE_S)
+    assert len(store.names()) == 1
+
+
+async def test_old_ones_are_thinned_out(store: LocalStore) -> None:
+    scripted = await begun(keep_newest=1, keep_every=3)
+    await scripted.commit_all()
+    service = of(scripted, store)
+    for step in range(1, 6):
+        await scripted.commit(0, step=step)
+        await service.save()
+    assert store.names() == ["step-00000001", "step-00000004", "step-00000005"]
+
+
+async def test_indices_go_on_after_a_restart(store: LocalStore) -> None:
+    scripted = await begun(keep_newest=1, keep_every=2)
+    await scripted.commit_all()
+    for step in range(1, 5):
+        await scripted.commit(0, step=step)
+        await of(scripted, store).save()
+    kept = [read_manifest(store, name).index for name in store.names()]
+    assert kept == [0, 2, 3]
+
+
+async def test_checkpoints_of_an_earlier_run_of_that_name_stay(store: LocalStore) -> None:
+    earlier, later = [await begun(keep_newest=1, keep_every=0) for _ in range(2)]
+    await earlier.commit_all(step=5)
+    await of(earlier, store).save()
+    await later.commit_all(step=5)
+    await of(later, store).save()
+    await later.commit(0, step=6)
+    await of(later, store).save()
+    assert store.names() == ["step-00000005", "step-00000006"]
+
+
+async def test_two_checkpointers_of_one_run_do_not_harm_each_other(store: LocalStore) -> None:
+    scripted = await begun(keep_newest=10)
+    await scripted.commit_all(step=4)
+    await asyncio.gather(*(of(scripted, LocalStore(store.root)).save() for _ in range(4)))
+    assert store.names()
+    for name in store.names():
+        assert verify(store, name).versions == (1, 1, 1)
+
+
+async def test_a_commit_in_the_middle_of_a_checkpoint_never_tears_a_fragment(
+    store: LocalStore,
+) -> None:
+    scripted = await begun(keep_newest=100)
+    await scripted.commit_all()
+    service = of(scripted, store)
+
+    async def commit() -> None:
+        for step in range(1, 20):
+            await scripted.commit(step % 3, step=step)
+
+    committing = asyncio.create_task(commit())
+    while not committing.done():
+        await service.save()
+    await committing
+    for name in store.names():
+        verify(store, name)
+
+
+async def test_a_full_disk_is_asked_again_at_the_next_turn(store: LocalStore) -> None:
+    scripted = await begun(every_s=0.01)
+    full = FullStore(store.root)
+    await scripted.commit_all()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(of(scripted, full).run())
+        await asyncio.wait_for(full.refused.wait(), DEADLINE_S)
+        full.freed = True
+        await recorded(scripted, 1)
+        running.cancel()
+    assert len(store.names()) == 1
+
+
+async def test_a_full_disk_at_the_end_of_the_run_is_an_error_with_the_fix(
+    store: LocalStore,
+) -> None:
+    scripted = await begun()
+    await scripted.commit_all()
+    await scripted.finish()
+    with pytest.raises(ExceptionGroup) as caught:
+        await checkpointer(scripted.bus, "run", FullStore(store.root), SHUTDOWN_S)
+    cause = first_cause(caught.value)
+    assert isinstance(cause, StoreError)
+    assert "free some space" in str(cause)
+
+
+async def test_a_checkpoint_that_its_writer_could_not_note_is_noted_later(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = await begun()
+    await scripted.commit_all()
+
+    async def unheard(*_: object) -> None:
+        msg = "The broker went away."
+        raise BrokerUnavailable(msg)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "_record", unheard)
+        with pytest.raises(BrokerUnavailable):
+            await of(scripted, store).save()
+    assert await ledger.last_checkpoint(scripted.bus, "run") is None
+    await scripted.finish()
+    await of(scripted, store).run()
+    record = await ledger.last_checkpoint(scripted.bus, "run")
+    assert record is not None
+    assert [record.path] == [store.where(name) for name in store.names()]
+
+
+async def test_a_run_cut_by_another_release_is_refused(store: LocalStore) -> None:
+    scripted = await begun()
+    foreign = replace(scripted.record, plan_digest=1)
+    with pytest.raises(RunMismatch, match="another release"):
+        Checkpointer.of(scripted.bus, foreign, store)
