@@ -1,0 +1,1 @@
+"""Training text: corpora, the held-out split, and each learner's own disjoint stream."""

@@ -1,0 +1,87 @@
+"""Where text comes from: the standard library, text files, or memory-mapped token shards."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.errors import CorpusError
+from skerry.settings import DataConfig
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""One dimension of uint8, uint16 or uint32 token ids; may be memory-mapped."""
+
+END_OF_FILE = b"\0"
+SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+
+
+def read_source(config: DataConfig) -> list[Tokens]:
+    """Return a corpus as documents, text files joined into one; CorpusError says what fails."""
+    if config.source == "stdlib":
+        return [_join(_stdlib_files())]
+    if not config.paths:
+        msg = f"data.source is {config.source!r} but data.paths is empty: name files or folders."
+        raise CorpusError(msg, path="data.paths")
+    if config.source == "text":
+        return [_join(_expand(config.paths, config.suffixes))]
+    shards = _expand(config.paths, (".bin", ".npy"))
+    return [_map(path, config.token_dtype) for path in shards]
+
+
+def _stdlib_files() -> list[Path]:
+    """List the standard library's sources, without its tests, which not every system installs."""
+    root = Path(sysconfig.get_path("stdlib"))
+    found = root.rglob("*.py")
+    return sorted(p for p in found if SKIPPED_FOLDERS.isdisjoint(p.relative_to(root).parts))
+
+
+def _expand(paths: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
+    """Return every named file, and the files with these suffixes below every named folder."""
+    files: list[Path] = []
+    for text in paths:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            files += sorted(p for p in path.rglob("*") if p.suffix in suffixes and p.is_file())
+        elif path.exists():
+            files.append(path)
+        else:
+            msg = f"Corpus path {text} does not exist: correct data.paths."
+            raise CorpusError(msg, path="data.paths")
+    if not files:
+        msg = f"No file below {', '.join(paths)} ends in {', '.join(suffixes)}:"
+        raise CorpusError(msg + " correct data.paths or data.suffixes.", path="data.paths")
+    return files
+
+
+def _join(files: Sequence[Path]) -> Tokens:
+    """Read files as bytes, each closed by a zero byte."""
+    try:
+        data = b"".join(part for path in files for part in (path.read_bytes(), END_OF_FILE))
+    except OSError as error:
+        msg = f"Cannot read {error.filename}: {error.strerror}. Make it readable or leave it out."
+        raise CorpusError(msg, path="data.paths") from error
+    if len(data) == len(files):
+        msg = "The corpus is empty: name files with text in data.paths."
+        raise CorpusError(msg, path="data.paths")
+    return np.frombuffer(data, np.uint8)
+
+
+def _map(path: Path, dtype: str) -> Tokens:
+    """Map one shard: ``.npy`` by its own header, anything else as raw little-endian ``dtype``."""
+    try:
+        if path.suffix == ".npy":
+            tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            tokens = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r")
+    except (OSError, ValueError) as error:
+        msg = f"Cannot map token shard {path}: {error}. It must be a non-empty array of {dtype}."
+        raise CorpusError(msg, path="data.paths") from error
+    if tokens.ndim != 1 or tokens.dtype.kind != "u" or not tokens.size:
+        msg = f"Token shard {path} is {tokens.dtype}{tokens.shape}, not one row of unsigned ids:"
+        raise CorpusError(msg + " rewrite it.", path="data.paths")
+    return tokens

@@ -1,0 +1,1 @@
+"""Models: the built-in transformer, and the protocol for bringing your own."""

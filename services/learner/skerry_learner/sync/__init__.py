@@ -1,0 +1,1 @@
+"""How a learner meets the log: rounds answered, fragments adopted, and never a step that waits."""

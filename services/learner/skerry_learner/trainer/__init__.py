@@ -1,0 +1,1 @@
+"""The inner loop: AdamW, the jitted step, and fragments on the device."""

@@ -1,0 +1,77 @@
+"""One optimizer step under ``jax.jit``, with its state donated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # pyright: ignore[reportMissingTypeStubs]
+
+from skerry.settings import TrainConfig
+from skerry_learner.models.base import Model, Params
+from skerry_learner.trainer.schedule import learning_rate
+
+
+class TrainState(NamedTuple):
+    """What one step turns into the next: f32 parameters and AdamW's moments."""
+
+    params: Params
+    optimizer: Any
+
+
+class StepResult(NamedTuple):
+    """f32 scalars of one step; ``finite`` is false when the update was skipped."""
+
+    loss: jax.Array
+    grad_norm: jax.Array
+    finite: jax.Array
+
+
+StepFunction: TypeAlias = Callable[
+    [TrainState, jax.Array, np.float32], tuple[TrainState, StepResult]
+]
+
+
+def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """Return AdamW (arXiv 1711.05101) without its learning rate; decay falls on matrices only."""
+
+    def matrices(params: Params) -> Any:
+        return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip),
+        optax.scale_by_adam(b1=config.b1, b2=config.b2),
+        optax.add_decayed_weights(config.weight_decay, mask=matrices),
+    )
+
+
+def global_norm(tree: Params) -> jax.Array:
+    """Return the L2 norm over all leaves, an f32 scalar."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def make_step(model: Model, config: TrainConfig) -> StepFunction:
+    """Return the jitted ``(state, tokens i32 [batch, seq + 1], progress f32) -> (state, result)``.
+
+    A step whose loss or gradient is not finite leaves the state as it was and says so.
+    """
+    optimizer = make_optimizer(config)
+
+    def step(
+        state: TrainState, tokens: jax.Array, done: jax.Array
+    ) -> tuple[TrainState, StepResult]:
+        loss, gradients = jax.value_and_grad(model.loss)(state.params, tokens)
+        norm = global_norm(gradients)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes in its int32 step count
+            updates, moments = optimizer.update(gradients, state.optimizer, state.params)
+        rate = learning_rate(config, done)
+        params = jax.tree.map(lambda leaf, update: leaf - rate * update, state.params, updates)
+        new = TrainState(params, moments)
+        kept = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+        return kept, StepResult(loss, norm, finite)
+
+    return jax.jit(step, donate_argnums=0)

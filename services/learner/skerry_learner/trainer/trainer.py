@@ -1,0 +1,132 @@
+"""The learner's training state: parameters, moments, and an anchor per fragment.
+
+Used by one thread. Every call only dispatches; nothing here waits for the device except ``warm``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.core.fragments import Plan
+from skerry.settings import RunConfig
+from skerry_learner.models.base import Model
+from skerry_learner.trainer.fragments import (
+    Leaves,
+    check_plan,
+    leaves_of,
+    make_adopt,
+    make_capture,
+)
+from skerry_learner.trainer.step import StepResult, TrainState, make_optimizer, make_step
+
+
+class Trainer:
+    """One model being trained, and the fragments through which it meets the others.
+
+    Memory: parameters, anchors, optimizer state, and for a fragment in flight what was captured
+    and the outer gradient until it is sent.
+    """
+
+    def __init__(self, model: Model, config: RunConfig, plan: Plan) -> None:
+        self._config = config
+        self._plan = plan
+        self._init = jax.jit(model.init)
+        self._init_moments = jax.jit(make_optimizer(config.train).init)
+        self._step = make_step(model, config.train)
+        sync = config.sync
+        self._capture = [make_capture(f) for f in plan.fragments]
+        self._adopt = [make_adopt(f, sync.adoption) for f in plan.fragments]
+        self._leaf_numbers = [leaves_of(f) for f in plan.fragments]
+        self._anchors: dict[int, jax.Array] = {}
+        self._captured: dict[int, jax.Array] = {}
+        self.state = self._fresh()
+        check_plan(jax.tree.leaves(self.state.params), plan.leaves)
+
+    def warm(self, tick: Callable[[], None]) -> None:
+        """Compile everything, calling ``tick`` in between, and leave the state as it began."""
+        data = self._config.data
+        for fragment in self._plan.fragments:
+            index = fragment.index
+            self._overwrite(index, self._zeros(index))
+            tick()
+        blank = jnp.zeros((data.batch, data.seq_len + 1), jnp.int32)
+        jax.block_until_ready(self.step(blank, 0.0))
+        self.state = self._fresh()
+        tick()
+
+    def step(self, tokens: jax.Array, done: float) -> StepResult:
+        """Dispatch one step on int32 [batch, seq + 1] at progress ``done`` in [0, 1]."""
+        self.state, result = self._step(self.state, tokens, np.float32(done))
+        return result
+
+    def genesis(self, fragment: int) -> jax.Array:
+        """Return the outer gradient of the parameters relative to zero: f32 [padded_size]."""
+        return self._capture[fragment](self._leaves(fragment), self._zeros(fragment))[1]
+
+    def capture(self, fragment: int) -> jax.Array:
+        """Return ``anchor - local``, f32 [padded_size], and remember local for the adoption."""
+        local, gradient = self._capture[fragment](self._leaves(fragment), self._anchors[fragment])
+        if self._config.sync.adoption == "rebase":
+            self._captured[fragment] = local
+        return gradient
+
+    def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
+        """Take in a decoded global fragment, f32 [padded_size]; it becomes the anchor bit by bit.
+
+        The first adoption of a fragment overwrites it. The array must not be written to
+        afterwards: on a CPU the anchor is this very memory.
+        """
+        new = jax.device_put(vector)
+        anchor = self._anchors.get(fragment)
+        if anchor is None:
+            self._overwrite(fragment, new)
+        else:
+            base = self._captured.pop(fragment, anchor)
+            keep = np.float32(self._config.sync.blend_alpha)
+            leaves = self._adopt[fragment](self._leaves(fragment), base, new, keep)
+            self._replace(fragment, leaves)
+        self._anchors[fragment] = new
+
+    def reset(self) -> None:
+        """Fall back to the anchors with fresh moments, after the loss has diverged.
+
+        What is in flight stays in flight: its progress comes back with the global state.
+        """
+        for fragment, anchor in self._anchors.items():
+            self._overwrite(fragment, anchor)
+            if fragment in self._captured:
+                self._captured[fragment] = anchor
+        self.state = TrainState(self.state.params, self._init_moments(self.state.params))
+
+    def anchor(self, fragment: int) -> NDArray[np.float32]:
+        """Return a copy of the fragment exactly as it was decoded."""
+        return np.array(self._anchors[fragment])
+
+    def _fresh(self) -> TrainState:
+        params = self._init(jax.random.key(self._config.train.seed))
+        return TrainState(params, self._init_moments(params))
+
+    def _overwrite(self, fragment: int, new: jax.Array) -> None:
+        local, _ = self._capture[fragment](self._leaves(fragment), new)
+        adopt = self._adopt[fragment]
+        self._replace(fragment, adopt(self._leaves(fragment), local, new, np.float32(0.0)))
+
+    def _zeros(self, fragment: int) -> jax.Array:
+        return jnp.zeros((self._plan.fragments[fragment].padded_size,), jnp.float32)
+
+    def _leaves(self, fragment: int) -> Leaves:
+        leaves = jax.tree.leaves(self.state.params)
+        return tuple(leaves[number] for number in self._leaf_numbers[fragment])
+
+    def _replace(self, fragment: int, new: Leaves) -> None:
+        leaves, tree = jax.tree.flatten(self.state.params)
+        for number, leaf in zip(self._leaf_numbers[fragment], new, strict=True):
+            leaves[number] = leaf
+        params: Any = jax.tree.unflatten(tree, leaves)
+        self.state = TrainState(params, self.state.optimizer)

@@ -1,0 +1,166 @@
+"""Corpora, the held-out split, and disjoint resumable streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from skerry.errors import CorpusError
+from skerry.settings import DataConfig
+from skerry_learner.data.corpus import Corpus, load_corpus, split
+from skerry_learner.data.permutation import Permutation
+from skerry_learner.data.prefetch import Prefetch
+from skerry_learner.data.stream import Stream
+
+
+def corpus_of(size: int, *, seq_len: int = 8, streams: int = 4, seed: int = 0) -> Corpus:
+    text = np.random.default_rng(0).integers(0, 2**32, size, dtype=np.uint32)
+    return split([text], DataConfig(seq_len=seq_len, streams=streams, seed=seed))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 3000), st.integers(0, 2**40))
+def test_a_permutation_visits_every_position_once(size: int, key: int) -> None:
+    image = Permutation(size, (key,))(np.arange(size))
+    np.testing.assert_array_equal(np.sort(image), np.arange(size))
+
+
+def test_other_keys_give_other_orders() -> None:
+    orders = [Permutation(1000, (0, epoch))(np.arange(1000)) for epoch in range(2)]
+    assert np.mean(orders[0] == orders[1]) < 0.02
+    assert np.mean(orders[0] == np.arange(1000)) < 0.02
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(300, 4000), st.integers(1, 6), st.integers(0, 5))
+def test_streams_of_one_epoch_are_disjoint(size: int, streams: int, seed: int) -> None:
+    corpus = corpus_of(size, streams=streams, seed=seed)
+    per_shard = corpus.sequences_per_shard
+    orders = [Stream(corpus, rank).order(0, per_shard) for rank in range(streams)]
+    together = np.concatenate(orders)
+    assert len(np.unique(together)) == streams * per_shard
+    assert len(corpus.train) - len(together) < streams
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 500), st.integers(1, 40), st.integers(0, 9))
+def test_a_cursor_resumes_exactly_where_it_was(cursor: int, count: int, rank: int) -> None:
+    stream = Stream(corpus_of(2000), rank)
+    whole = stream.read(0, cursor + count)
+    np.testing.assert_array_equal(stream.read(cursor, count), whole[cursor:])
+
+
+def test_ranks_beyond_the_streams_read_a_reshuffle() -> None:
+    corpus = corpus_of(4000)
+    first, again = Stream(corpus, 1).order(0, 50), Stream(corpus, 5).order(0, 50)
+    assert not np.array_equal(first, again)
+
+
+def test_the_next_epoch_reads_the_same_sequences_in_another_order() -> None:
+    corpus = corpus_of(4000, streams=1)
+    size = corpus.sequences_per_shard
+    one, two = Stream(corpus, 0).order(0, size), Stream(corpus, 0).order(size, size)
+    assert not np.array_equal(one, two)
+    np.testing.assert_array_equal(np.sort(one), np.sort(two))
+
+
+def test_sequences_share_one_token_and_cover_the_piece() -> None:
+    document = np.arange(81, dtype=np.uint32)
+    corpus = split([document, document + 100], DataConfig(seq_len=8, streams=1))
+    rows = corpus.train.read(np.arange(len(corpus.train)))
+    assert rows.dtype == np.int32
+    np.testing.assert_array_equal(rows[:, 1:] - rows[:, :-1], 1)
+
+
+def test_equal_pieces_land_on_the_same_side_wherever_they_are() -> None:
+    text = np.random.default_rng(1).integers(0, 256, 40 * 65536, dtype=np.uint8)
+    moved = np.concatenate([text[65536 * 7 :], text[: 65536 * 7]])
+    one = split([text], DataConfig(seq_len=512, held_out=0.3))
+    two = split([moved], DataConfig(seq_len=512, held_out=0.3))
+    assert _rows(one) == _rows(two)
+
+
+def _rows(corpus: Corpus) -> set[bytes]:
+    held_out = corpus.held_out
+    return {row.tobytes() for row in held_out.read(np.arange(len(held_out)))}
+
+
+def test_held_out_text_is_never_trained_on() -> None:
+    corpus = corpus_of(60_000, seq_len=16)
+    trained = corpus.train.read(np.arange(len(corpus.train)))
+    assert not _rows(corpus) & {row.tobytes() for row in trained}
+
+
+def test_held_out_batches_are_always_the_same() -> None:
+    corpus = corpus_of(60_000)
+    one, two = (list(corpus.held_out_batches(4, 5)) for _ in range(2))
+    assert 1 <= len(one) <= 5
+    np.testing.assert_array_equal(one, two)
+
+
+def test_the_standard_library_is_a_corpus() -> None:
+    corpus = load_corpus(DataConfig())
+    assert len(corpus.train) * 128 > 2_000_000
+    assert 0.001 < len(corpus.held_out) / len(corpus.train) < 0.1
+
+
+def test_text_folders_are_read_by_suffix(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("spam " * 200)
+    (tmp_path / "b.png").write_bytes(b"\xff" * 5000)
+    corpus = load_corpus(DataConfig(source="text", paths=(str(tmp_path),), seq_len=16))
+    assert corpus.train.read(np.arange(len(corpus.train))).max() < 128
+
+
+@pytest.mark.parametrize("name", ["shard.bin", "shard.npy"])
+def test_token_shards_are_mapped(tmp_path: Path, name: str) -> None:
+    tokens: NDArray[np.uint16] = np.arange(4000, dtype=np.uint16)
+    path = tmp_path / name
+    np.save(path, tokens) if name.endswith("npy") else tokens.tofile(path)
+    corpus = load_corpus(DataConfig(source="tokens", paths=(str(path),), seq_len=16))
+    assert corpus.train.read(np.arange(len(corpus.train))).max() > 3000
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("", {"seq_len": 16}),
+        ("short", {"seq_len": 16}),
+        ("x" * 40, {"seq_len": 16, "streams": 8}),
+        (None, {}),
+    ],
+)
+def test_a_corpus_that_cannot_be_used_is_one_clear_error(
+    tmp_path: Path, text: str | None, config: dict[str, int]
+) -> None:
+    path = tmp_path / "text.txt"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(CorpusError, match=r"data\."):
+        load_corpus(DataConfig.model_validate({"source": "text", "paths": [str(path)], **config}))
+
+
+def test_a_folder_in_place_of_a_token_shard_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="No file"):
+        load_corpus(DataConfig(source="tokens", paths=(str(tmp_path),)))
+
+
+def test_prefetched_batches_follow_the_stream() -> None:
+    stream = Stream(corpus_of(4000), 2)
+    with Prefetch(stream, cursor=12, batch=4, vocab=None) as batches:
+        first, second = next(batches), next(batches)
+    np.testing.assert_array_equal(first.tokens, stream.read(12, 4))
+    np.testing.assert_array_equal(second.tokens, stream.read(16, 4))
+    assert (first.cursor, second.cursor) == (16, 20)
+
+
+def test_a_token_out_of_range_reaches_the_trainer_as_an_error() -> None:
+    with (
+        Prefetch(Stream(corpus_of(4000), 0), cursor=0, batch=4, vocab=8) as batches,
+        pytest.raises(CorpusError, match=r"model\.vocab"),
+    ):
+        next(batches)

@@ -1,0 +1,139 @@
+"""The built-in transformer and the model protocol."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from skerry.core.fragments import LeafSpec
+from skerry.errors import ModelError
+from skerry.settings import ModelConfig, TrainConfig
+from skerry_learner.models.base import leaf_specs, specs_of
+from skerry_learner.models.factory import build_model, sizes_of
+from skerry_learner.models.transformer import Sizes, Transformer
+
+TINY = Sizes(layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48)
+
+
+def tokens(batch: int, seq: int, seed: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), (batch, seq), 0, TINY.vocab)
+
+
+def test_loss_of_fresh_parameters_is_that_of_a_uniform_guess() -> None:
+    model = Transformer(TINY)
+    loss = model.loss(model.init(jax.random.key(0)), tokens(4, 33))
+    assert loss.shape == ()
+    assert float(loss) == pytest.approx(math.log(256), rel=0.05)
+
+
+def test_a_later_token_does_not_change_earlier_scores() -> None:
+    model = Transformer(TINY)
+    params = model.init(jax.random.key(0))
+    text = tokens(1, 16)
+    before = model.logits(params, text)
+    after = model.logits(params, text.at[0, 10].set((text[0, 10] + 1) % 256))
+    np.testing.assert_array_equal(before[:, :10], after[:, :10])
+    assert not np.array_equal(before[:, 10:], after[:, 10:])
+
+
+def test_an_earlier_token_changes_later_scores() -> None:
+    model = Transformer(TINY)
+    params = model.init(jax.random.key(0))
+    text = tokens(1, 16)
+    other = text.at[0, 2].set((text[0, 2] + 1) % 256)
+    assert not np.allclose(model.logits(params, text)[0, 9], model.logits(params, other)[0, 9])
+
+
+def test_grouped_attention_equals_full_attention_with_its_keys_repeated() -> None:
+    grouped = Transformer(TINY)
+    full = Transformer(Sizes(layers=2, d_model=32, heads=4, kv_heads=4, d_ff=48))
+    params = grouped.init(jax.random.key(3))
+    repeated = jax.tree_util.tree_map_with_path(_repeat_heads, params)
+    text = tokens(2, 12)
+    np.testing.assert_allclose(
+        full.logits(repeated, text), grouped.logits(params, text), rtol=1e-4, atol=1e-5
+    )
+
+
+def _repeat_heads(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    if path[-1].key not in {"key", "value"}:
+        return leaf
+    heads = leaf.reshape(leaf.shape[0], TINY.kv_heads, TINY.head_dim)
+    return jnp.repeat(heads, TINY.heads // TINY.kv_heads, axis=1).reshape(leaf.shape[0], -1)
+
+
+def test_bfloat16_arithmetic_stays_close_and_keeps_float32_loss() -> None:
+    params = Transformer(TINY).init(jax.random.key(0))
+    exact = Transformer(TINY).loss(params, tokens(2, 17))
+    rough = Transformer(TINY, jnp.bfloat16).loss(params, tokens(2, 17))
+    assert rough.dtype == jnp.float32
+    assert float(rough) == pytest.approx(float(exact), rel=0.02)
+
+
+def test_leaf_specs_name_every_tensor_and_mark_the_embedding() -> None:
+    model = Transformer(TINY)
+    specs = specs_of(model)
+    leaves = jax.tree.leaves(model.init(jax.random.key(0)))
+    assert [s.shape for s in specs] == [leaf.shape for leaf in leaves]
+    assert [s for s in specs if s.embedding] == [LeafSpec("embed", (256, 32), embedding=True)]
+    assert specs[0].name == "blocks/000/gate"
+
+
+def test_overrides_replace_their_part_of_the_preset() -> None:
+    sizes = sizes_of(ModelConfig(preset="nano", layers=2, d_ff=64))
+    assert (sizes.layers, sizes.d_ff, sizes.d_model) == (2, 64, 128)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModelConfig(d_model=100, heads=3),
+        ModelConfig(heads=4, kv_heads=3),
+        ModelConfig(factory="no_such_module:build"),
+        ModelConfig(factory="json:no_such_function"),
+        ModelConfig(factory="builtins:dict"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_one_clear_error(config: ModelConfig) -> None:
+    with pytest.raises(ModelError, match="model"):
+        build_model(config, TrainConfig())
+
+
+class Scalars:
+    """The smallest model that follows the protocol."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self.start = start
+
+    def init(self, key: jax.Array) -> dict[str, jax.Array]:
+        del key
+        return {"a": jnp.float32(self.start), "emb": jnp.ones((3,), jnp.float32)}
+
+    def loss(self, params: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
+        return jnp.mean(tokens) * params["a"]
+
+
+def test_a_factory_of_your_own_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    import math as somewhere
+
+    monkeypatch.setattr(somewhere, "make_model", Scalars, raising=False)
+    config = ModelConfig(factory="math:make_model", options={"start": 2.0})
+    model = build_model(config, TrainConfig())
+    assert isinstance(model, Scalars)
+    assert model.start == 2.0
+    assert [s.shape for s in specs_of(model)] == [(), (3,)]
+
+
+def test_embedding_parts_are_the_models_own_choice() -> None:
+    specs = leaf_specs({"emb": jnp.ones((3,), jnp.float32)}, ("emb",))
+    assert specs[0].embedding
+
+
+def test_parameters_that_are_not_float32_are_refused() -> None:
+    with pytest.raises(ModelError, match="float32"):
+        leaf_specs({"a": jnp.ones((3,), jnp.int32)})

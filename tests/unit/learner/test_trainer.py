@@ -1,0 +1,161 @@
+"""The training step and fragments on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from skerry.core import adoption, fragments
+from skerry.core.fragments import Plan
+from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
+from skerry_learner.models.base import specs_of
+from skerry_learner.models.factory import build_model
+from skerry_learner.trainer.schedule import learning_rate, progress
+from skerry_learner.trainer.trainer import Trainer
+
+MODEL = ModelConfig(layers=1, d_model=32, heads=2, kv_heads=1, d_ff=40, vocab=256)
+
+
+def trainer_of(method: str = "rebase", fragment_count: int = 3) -> tuple[Trainer, Plan]:
+    config = RunConfig(
+        model=MODEL,
+        data=DataConfig(batch=2, seq_len=16),
+        train=TrainConfig(steps=30, lr=1e-2, warmup=0.0),
+        sync=SyncConfig.model_validate({"adoption": method, "blend_alpha": 0.25}),
+    )
+    model = build_model(MODEL, config.train)
+    plan = fragments.plan(specs_of(model), fragment_count)
+    return Trainer(model, config, plan), plan
+
+
+def batch(seed: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), (2, 17), 0, 256)
+
+
+def local(trainer: Trainer, plan: Plan, fragment: int) -> NDArray[np.float32]:
+    leaves = [np.array(leaf) for leaf in jax.tree.leaves(trainer.state.params)]
+    return fragments.gather(plan.fragments[fragment], leaves)
+
+
+def noise(plan: Plan, fragment: int, seed: int) -> NDArray[np.float32]:
+    """A global fragment: zeros in the padding, as the wire decodes it."""
+    draw = np.random.default_rng(seed)
+    leaves = [draw.normal(size=spec.shape).astype(np.float32) for spec in plan.leaves]
+    return fragments.gather(plan.fragments[fragment], leaves)
+
+
+def test_steps_lower_the_loss_on_one_batch() -> None:
+    trainer, _ = trainer_of()
+    losses = [float(trainer.step(batch(), step / 30).loss) for step in range(15)]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_says_so() -> None:
+    trainer, plan = trainer_of()
+    broken: Any = jax.tree.map(lambda leaf: leaf, trainer.state.params)
+    broken["norm"] = broken["norm"].at[0].set(jnp.inf)
+    trainer.state = trainer.state._replace(params=broken)
+    before = [local(trainer, plan, f) for f in range(3)]
+    result = trainer.step(batch(), 0.5)
+    assert not bool(result.finite)
+    for fragment in range(3):
+        np.testing.assert_array_equal(local(trainer, plan, fragment), before[fragment])
+
+
+def test_warming_leaves_a_fresh_state() -> None:
+    trainer, plan = trainer_of()
+    before = local(trainer, plan, 1)
+    ticks: list[None] = []
+    trainer.warm(lambda: ticks.append(None))
+    np.testing.assert_array_equal(local(trainer, plan, 1), before)
+    assert len(ticks) == 4
+
+
+def test_genesis_is_the_negated_initial_fragment() -> None:
+    trainer, plan = trainer_of()
+    np.testing.assert_array_equal(trainer.genesis(0), -local(trainer, plan, 0))
+
+
+@pytest.mark.parametrize("method", ["overwrite", "blend", "rebase"])
+@pytest.mark.parametrize("fragment_count", [1, 7])
+def test_the_first_adoption_takes_the_global_value_bit_by_bit(
+    method: str, fragment_count: int
+) -> None:
+    trainer, plan = trainer_of(method, fragment_count)
+    last = fragment_count - 1
+    vector = noise(plan, last, 1)
+    trainer.adopt(last, vector.copy())
+    np.testing.assert_array_equal(local(trainer, plan, last), vector)
+    np.testing.assert_array_equal(trainer.anchor(last), vector)
+
+
+def after_a_round(method: str, *, captured: bool) -> tuple[NDArray[np.float32], ...]:
+    """Adopt, train, perhaps capture, train, adopt: (anchor, at capture, before, global, after)."""
+    trainer, plan = trainer_of(method)
+    anchor, new = noise(plan, 1, 1) * np.float32(0.02), noise(plan, 1, 2)
+    trainer.adopt(1, anchor.copy())
+    trainer.step(batch(), 0.1)
+    at_capture = local(trainer, plan, 1)
+    if captured:
+        gradient = trainer.capture(1)
+        np.testing.assert_array_equal(gradient, anchor - at_capture)
+    trainer.step(batch(1), 0.2)
+    before = local(trainer, plan, 1)
+    trainer.adopt(1, new.copy())
+    np.testing.assert_array_equal(trainer.anchor(1), new)
+    return anchor, at_capture, before, new, local(trainer, plan, 1)
+
+
+def test_overwrite_takes_the_global_value() -> None:
+    *_, new, after = after_a_round("overwrite", captured=True)
+    np.testing.assert_array_equal(after, adoption.overwrite(new))
+
+
+def test_blend_mixes_local_and_global() -> None:
+    _, _, before, new, after = after_a_round("blend", captured=True)
+    expected = adoption.blend(before, new, 0.25)
+    np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_rebase_keeps_what_was_learnt_since_the_capture() -> None:
+    _, at_capture, before, new, after = after_a_round("rebase", captured=True)
+    np.testing.assert_array_equal(after, adoption.rebase(before, at_capture, new))
+
+
+def test_rebase_without_a_capture_keeps_all_local_progress() -> None:
+    anchor, _, before, new, after = after_a_round("rebase", captured=False)
+    np.testing.assert_array_equal(after, adoption.rebase(before, anchor, new))
+
+
+def test_a_reset_falls_back_to_the_anchors_and_loses_nothing_in_flight() -> None:
+    trainer, plan = trainer_of()
+    anchors = [noise(plan, f, f) * np.float32(0.02) for f in range(3)]
+    for fragment, anchor in enumerate(anchors):
+        trainer.adopt(fragment, anchor.copy())
+    trainer.step(batch(), 0.1)
+    trainer.capture(2)
+    trainer.reset()
+    for fragment, anchor in enumerate(anchors):
+        np.testing.assert_array_equal(local(trainer, plan, fragment), anchor)
+    new = noise(plan, 2, 9)
+    trainer.adopt(2, new.copy())
+    np.testing.assert_array_equal(local(trainer, plan, 2), new)
+
+
+def test_the_rate_warms_up_then_falls_to_its_last_share() -> None:
+    config = TrainConfig(lr=1.0, warmup=0.1, lr_final=0.2)
+    rates = [float(learning_rate(config, jnp.float32(at))) for at in (0, 0.05, 0.1, 0.55, 1)]
+    assert rates == pytest.approx([0.01, 0.5, 1.0, 0.6, 0.2], abs=1e-5)
+
+
+def test_progress_is_by_steps_or_by_time_whichever_is_further() -> None:
+    config = TrainConfig(steps=100, duration_s=50.0)
+    assert progress(config, 10, 20.0) == 0.4
+    assert progress(config, 90, 20.0) == 0.9
+    assert progress(config, 200, 1e9) == 1.0
+    assert progress(config, 0, -5.0) == 0.0
