@@ -69,6 +69,7 @@ __all__ = [
     "Table",
     "TrainConfig",
     "child_environment",
+    "control_variable",
     "differences",
     "load",
     "masked",
@@ -176,6 +177,14 @@ def child_environment(
     source = os.environ if environ is None else environ
     kept = {k: v for k, v in source.items() if not k.startswith(PREFIX) or k in CONTROL_VARIABLES}
     return {**extra, **kept}
+
+
+def control_variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Return one of CONTROL_VARIABLES, or None where it is unset or empty."""
+    if name not in CONTROL_VARIABLES:
+        msg = f"{name} is no control variable."
+        raise KeyError(msg)
+    return (os.environ if environ is None else environ).get(name) or None
 
 
 def _tables() -> dict[str, object]:

@@ -124,12 +124,15 @@ class Supervisor:
             await self._stop(keepers)
 
     def ask_stop(self) -> None:
-        """Stop everything in order; asked a second time, kill what is left."""
-        if self._stop_asked.is_set():
-            self._forced.set()
-            for slot in self._slots.values():
-                _signal(slot.process, signal.SIGKILL)
+        """Stop everything in order; asking twice changes nothing."""
         self._stop_asked.set()
+
+    def force(self) -> None:
+        """Stop everything at once: kill what is left."""
+        self._stop_asked.set()
+        self._forced.set()
+        for slot in self._slots.values():
+            _signal(slot.process, signal.SIGKILL)
 
     def kill(self, name: str, *, back_after_s: float) -> int:
         """SIGKILL one process and return its pid; it is started again after ``back_after_s``."""
@@ -148,10 +151,8 @@ class Supervisor:
     async def _stop_wanted(self) -> None:
         await self._stop_asked.wait()
 
-    async def _until_over(
-        self, keepers: list[asyncio.Future[None]], stop: asyncio.Future[bool]
-    ) -> None:
-        pending: set[asyncio.Future[None] | asyncio.Future[bool]] = {*keepers, stop}
+    async def _until_over(self, keepers: list[Task[None]], stop: Task[None]) -> None:
+        pending = {*keepers, stop}
         while pending - {stop} and stop in pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for future in done:

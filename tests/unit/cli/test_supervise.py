@@ -133,12 +133,12 @@ async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path
     assert watched.events[-1].code == -signal.SIGKILL
 
 
-async def test_a_second_stop_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+async def test_a_forced_stop_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     watched = Watched([command(tmp_path, "a", STUBBORN)], grace_s=600.0)
     running = asyncio.ensure_future(watched.supervisor.run())
     await until(lambda: (tmp_path / "a.log").exists() and bool((tmp_path / "a.log").read_text()))
     watched.supervisor.ask_stop()
-    watched.supervisor.ask_stop()
+    watched.supervisor.force()
     async with asyncio.timeout(20.0):
         await running
     assert not alive(watched.events[0].pid)

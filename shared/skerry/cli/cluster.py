@@ -1,0 +1,205 @@
+"""A cluster on this machine: a broker, the services, one stop for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.cli import child
+from skerry.cli.services import environment, require, stages
+from skerry.cli.supervise import Supervisor
+from skerry.errors import ConfigError, SkerryError
+from skerry.runtime.broker import LocalBroker, find_server
+from skerry.settings import NatsSettings, control_variable, to_toml
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from skerry.cli.place import Place
+    from skerry.cli.supervise import Event
+    from skerry.settings import Settings
+
+NEEDED = ("learner", "syncer", "checkpointer", "health-monitor")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Somebody asked this process to stop, and everything has been stopped."""
+
+
+class CallFailed(SkerryError):
+    """A program that was called once, and not kept running, ended with an error."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code if code > 0 else 1
+
+
+@dataclass(slots=True)
+class Stop:
+    """What a signal does: the first one stops in order, the second one at once."""
+
+    supervisor: Supervisor | None = None
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def on_signal(self) -> None:
+        again = self.asked.is_set()
+        self.asked.set()
+        if self.supervisor is None:
+            if self.task is not None:
+                self.task.cancel()
+        elif again:
+            self.supervisor.force()
+        else:
+            self.supervisor.ask_stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Everything a view or a script needs to know about a cluster that runs."""
+
+    place: Place
+    settings: Settings
+    url: str
+    stop: Stop
+
+    @property
+    def nats(self) -> NatsSettings:
+        return self.settings.local.nats
+
+
+def run_stoppable(main: Callable[[Stop], Awaitable[None]]) -> None:
+    """Run ``main`` with SIGINT and SIGTERM routed to its Stop; KeyboardInterrupt if one came."""
+
+    async def stoppable() -> None:
+        stop = Stop(task=asyncio.current_task())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.on_signal)
+        try:
+            await main(stop)
+        except asyncio.CancelledError:
+            if not stop.asked.is_set():
+                raise
+        if stop.asked.is_set():
+            raise Interrupted
+
+    asyncio.run(stoppable())
+
+
+@contextlib.asynccontextmanager
+async def broker(place: Place, settings: Settings, external: str | None) -> AsyncGenerator[str]:
+    """Yield the address of the broker: the one named, or our own for as long as this lasts."""
+    if external:
+        yield external
+        return
+    binary = find_server(control_variable("SKERRY_NATS_SERVER"))
+    ours = LocalBroker(place.broker, binary=binary)
+    ours.start()
+    keeper = asyncio.create_task(_keep(ours), name="broker")
+    try:
+        yield ours.url
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        ours.stop(settings.local.shutdown_s)
+
+
+def prepared(settings: Settings, url: str, place: Place) -> Settings:
+    """Write the settings that the services start with, the broker's address among them."""
+    for service in NEEDED:
+        require(service)
+    nats = settings.local.nats.model_copy(update={"url": url})
+    local = settings.local.model_copy(
+        update={
+            "nats": nats,
+            "store": settings.local.store.model_copy(
+                update={"path": settings.local.store.path.absolute()}
+            ),
+        }
+    )
+    full = settings.model_copy(update={"local": local})
+    place.folder.mkdir(parents=True, exist_ok=True)
+    place.settings.write_text(to_toml(full), encoding="utf-8")
+    return full
+
+
+def supervisor(cluster: Cluster, learners: int, on_event: Callable[[Event], None]) -> Supervisor:
+    """Return the supervisor of the cluster's services, bound to its stop."""
+    kept = Supervisor(
+        stages(cluster.place, cluster.url, learners),
+        on_event,
+        grace_s=cluster.settings.local.shutdown_s + 2.0,
+    )
+    cluster.stop.supervisor = kept
+    return kept
+
+
+async def call(place: Place, argv: Sequence[str], log_name: str) -> str:
+    """Run a program to its end and return its stdout; CallFailed tells its last words.
+
+    It is bound to this process like a service, and killed when the call is cancelled.
+    """
+    place.logs.mkdir(parents=True, exist_ok=True)
+    log = place.logs / f"{log_name}.log"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", child.__file__, str(os.getpid())),
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=environment(place),
+            start_new_session=True,
+        )
+    try:
+        out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        from skerry.cli.tail import last_sentence
+
+        words = last_sentence(log, 0) or f"It exited with {process.returncode}."
+        msg = f"{log_name} failed: {words} (its log: {log})"
+        raise CallFailed(msg, code=process.returncode)
+    return out.decode("utf-8", "replace")
+
+
+def refuse_state(place: Place) -> None:
+    """Raise ConfigError if a run's log already lies here: a restore needs an empty broker."""
+    if place.has_state:
+        msg = (
+            f"{place.broker} already holds a log of run {place.run!r}: add --fresh to discard it, "
+            "or take another name with --run."
+        )
+        raise ConfigError(msg, path="run")
+
+
+async def _keep(ours: LocalBroker) -> None:
+    """Start the broker again whenever it ends; everybody connected heals by itself.
+
+    ``start`` blocks, and has to run in the main thread: the kernel ends the server together with
+    the thread that started it.
+    """
+    while ours.pid is not None and hasattr(os, "pidfd_open"):
+        await _exited(ours.pid)
+        ours.start()
+
+
+async def _exited(pid: int) -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        loop.add_reader(handle, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)

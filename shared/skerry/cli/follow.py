@@ -1,0 +1,119 @@
+"""Follow a run through its log into a RunView: what status, up and the demo all show."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from skerry.bus import ledger, presence
+from skerry.bus.report import Report, report
+from skerry.bus.view import Frame, Message, RunView, fold
+from skerry.core.liveness import policy_from
+from skerry.settings import run_config_from_json
+from skerry.wire.messages import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from skerry.bus.base import Bus
+    from skerry.settings import RunConfig
+    from skerry.wire.messages import RunRecord
+
+
+def frame_of(run: str, config: RunConfig) -> Frame:
+    """Return what a view needs of a run's settings."""
+    return Frame(
+        run=run,
+        fragments=config.sync.fragments,
+        quorum=config.sync.quorum,
+        steps=config.train.steps,
+        duration_s=config.train.duration_s,
+        liveness=policy_from(
+            pulse_s=config.liveness.pulse_s,
+            suspect_phi=config.liveness.suspect_phi,
+            gone_phi=config.liveness.gone_phi,
+        ),
+    )
+
+
+class Feed:
+    """The newest view of one run; ``run`` keeps it new until it is cancelled."""
+
+    def __init__(
+        self, bus: Bus, run: str, *, on_message: Callable[[Message, float], None] | None = None
+    ) -> None:
+        self.bus = bus
+        self.name = run
+        self.view: RunView | None = None
+        self.record: RunRecord | None = None
+        self.finished = asyncio.Event()
+        self._on_message = on_message
+
+    async def run(self) -> None:
+        """Wait for the run, then fold in all that is said about it, for ever."""
+        self.record = await ledger.wait_run(self.bus, self.name)
+        config = run_config_from_json(self.record.config_json)
+        self.view = RunView(frame_of(self.name, config))
+        async with asyncio.TaskGroup() as group:
+            streams: dict[str, AsyncIterator[Message]] = {
+                "run": ledger.follow_run(self.bus, self.name),
+                "members": ledger.follow_members(self.bus, self.name),
+                "pulses": presence.follow_pulses(self.bus, self.name),
+                "checkpoints": ledger.follow_checkpoints(self.bus, self.name),
+                "commits": _commits(self.bus, self.name),
+            }
+            for name, messages in streams.items():
+                group.create_task(self._take(messages), name=name)
+
+    def report(self) -> Report | None:
+        """Return the rows as of now, or None before there is a run."""
+        return None if self.view is None else report(self.view, time.time())
+
+    async def _take(self, messages: AsyncIterator[Message]) -> None:
+        async for message in messages:
+            now_s = time.time()
+            if self.view is not None:
+                self.view = fold(self.view, message, now_s)
+                if self.view.finished:
+                    self.finished.set()
+            if self._on_message is not None:
+                self._on_message(message, now_s)
+
+
+async def snapshot(bus: Bus, run: str) -> RunView:
+    """Return a view of the run as it stands in the log; RunNotFound if there is none."""
+    record = await ledger.read_run(bus, run)
+    view = fold(
+        RunView(frame_of(run, run_config_from_json(record.config_json))), record, time.time()
+    )
+    messages: list[Message] = [*(await ledger.members(bus, run)).values()]
+    messages += (await presence.last_pulses(bus, run)).values()
+    checkpoint = await ledger.last_checkpoint(bus, run)
+    messages += [checkpoint] if checkpoint else []
+    newest = {f: c.version for f, c in (await ledger.last_commits(bus, run)).items()}
+    for message in messages:
+        view = fold(view, message, time.time())
+    async for commit in _commits(bus, run, until=newest):
+        view = fold(view, commit, time.time())
+    return view
+
+
+def is_finished(record: RunRecord) -> bool:
+    """Say whether a run takes no more contributions."""
+    return record.state is RunState.FINISHED
+
+
+async def _commits(
+    bus: Bus, run: str, until: dict[int, int] | None = None
+) -> AsyncIterator[Message]:
+    """Yield every commit; with ``until``, only up to these versions of each fragment."""
+    missing = None if until is None else set(until)
+    if missing is not None and not missing:
+        return
+    async for _, commit in ledger.follow_commits(bus, run):
+        yield commit
+        if until is not None and missing is not None and commit.version >= until[commit.fragment]:
+            missing.discard(commit.fragment)
+            if not missing:
+                return

@@ -1,0 +1,217 @@
+"""The live view: a table on a terminal, lines everywhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from skerry.core.liveness import Liveness
+from skerry.wire.messages import LearnerPhase
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from skerry.bus.report import LearnerRow, Report
+    from skerry.cli.follow import Feed
+
+LINE_S = 2.0
+FRAME_S = 0.5
+COLOURS = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.GONE: "red"}
+AT_REST = {LearnerPhase.FINISHED, LearnerPhase.STOPPED}
+
+
+class Screen(Protocol):
+    """Where a command shows how a run is going."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def say(self, text: str) -> None:
+        """Show one sentence that stays."""
+        ...
+
+    def show(self, now: Report) -> None:
+        """Show how the run is going now; replaces what was shown before where that is possible."""
+        ...
+
+
+class Terminal:
+    """A table that is drawn over and over, sentences scrolling by above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._live.console.print(escape(text), highlight=False)
+
+    def show(self, now: Report) -> None:
+        self._live.update(picture(now), refresh=True)
+
+
+class Lines:
+    """One line per couple of seconds, when something has changed."""
+
+    def __init__(self) -> None:
+        self._shown_s = float("-inf")
+        self._shown: tuple[object, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing is held."""
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def show(self, now: Report) -> None:
+        run = now.run
+        what = (run.step, run.rounds, run.alive, run.checkpoint, run.finished)
+        if what == self._shown or time.monotonic() - self._shown_s < LINE_S:
+            return
+        self._shown, self._shown_s = what, time.monotonic()
+        print(line(now), flush=True)
+
+
+def screen(console: Console | None = None) -> Screen:
+    """Return the view that fits stdout."""
+    console = console or Console()
+    return Terminal(console) if console.is_terminal else Lines()
+
+
+async def keep_showing(feed: Feed, on: Screen, every_s: float = FRAME_S) -> None:
+    """Show the feed's view until cancelled."""
+    while True:
+        now = feed.report()
+        if now is not None:
+            on.show(now)
+        await asyncio.sleep(every_s)
+
+
+def line(now: Report) -> str:
+    """Return the run in one line of plain text."""
+    run = now.run
+    parts = [
+        f"{clock(run.wall_s):>6}",
+        f"step {run.step}/{run.steps}",
+        f"loss {run.loss:.3f}" if run.loss is not None else "loss -",
+        f"{run.tokens_per_s:,.0f} tokens/s",
+        f"learners {run.alive}/{run.learners}",
+        f"rounds {run.rounds}",
+        f"staleness {run.staleness_mean:.2f}",
+        f"sent {size(run.bytes_up + run.bytes_down)}",
+        f"goodput {run.goodput:.0%}",
+        f"ETA {clock(run.eta_s)}",
+    ]
+    parts += [
+        f"{row.name} {row.liveness.value if row.phase not in AT_REST else row.phase.value}"
+        for row in now.learners
+        if row.liveness is not Liveness.ALIVE
+    ]
+    return "  ".join(parts)
+
+
+def picture(now: Report) -> RenderableType:
+    """Return the run as a table of facts and a table of learners."""
+    run = now.run
+    facts = Table.grid(padding=(0, 3))
+    loss = f"{run.loss:.3f}" if run.loss is not None else "-"
+    facts.add_row(
+        f"[bold]{escape(run.run)}[/]{' finished' if run.finished else ''}",
+        f"step [bold]{run.step}[/]/{run.steps}",
+        f"loss [bold]{loss}[/]",
+        f"{run.tokens_per_s:,.0f} tokens/s",
+        f"goodput {run.goodput:.0%}",
+    )
+    facts.add_row(
+        f"{clock(run.wall_s)} (ETA {clock(run.eta_s)})",
+        f"rounds {run.rounds}",
+        f"staleness {run.staleness_mean:.2f} (max {run.staleness_max})",
+        f"up {size(run.bytes_up)}, down {size(run.bytes_down)}",
+        f"checkpoint at step {run.checkpoint_step}" if run.checkpoint else "no checkpoint yet",
+    )
+    refused = ", ".join(f"{count} {cause}" for cause, count in run.refused.items())
+    last = Text(f"last round: {run.last_round or '-'}{f'; refused: {refused}' if refused else ''}")
+    return Group(facts, _learners(now), last)
+
+
+def _learners(now: Report) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name, justify in (
+        ("learner", "left"),
+        ("", "left"),
+        ("phase", "left"),
+        ("step", "right"),
+        ("loss", "right"),
+        ("tokens/s", "right"),
+        ("sent", "right"),
+        ("stale", "right"),
+        ("goodput", "right"),
+    ):
+        table.add_column(name, justify="right" if justify == "right" else "left")
+    for row in now.learners:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: LearnerRow) -> tuple[str, ...]:
+    colour = COLOURS[row.liveness]
+    return (
+        f"{escape(row.name)}#{row.incarnation}",
+        f"[{colour}]{row.liveness.value}[/]",
+        row.phase.value.replace("_", " "),
+        str(row.step),
+        f"{row.loss:.3f}" if row.loss is not None else "-",
+        f"{row.tokens_per_s:,.0f}",
+        size(row.bytes_up),
+        str(row.staleness),
+        f"{row.goodput:.0%}",
+    )
+
+
+def clock(seconds: float | None) -> str:
+    """Return seconds as 1:02 or 1:02:03."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(count: float) -> str:
+    """Return bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,214 @@
+"""``skerry``: the command line. Nothing heavy is imported until a command has been parsed.
+
+The services' own commands are handed on before anything is parsed at all, so that their ``--help``
+and their errors are theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skerry.cli.services import become
+from skerry.runtime.entry import exit_on_error
+
+HANDED_ON = {
+    "learner": ("learner", ()),
+    "syncer": ("syncer", ()),
+    "checkpointer": ("checkpointer", ()),
+    "health-monitor": ("health-monitor", ()),
+    "sample": ("learner", ("sample",)),
+    "eval": ("learner", ("eval",)),
+    "checkpoints": ("checkpointer", ()),
+}
+"""Commands that another program answers: which service's, and behind which words."""
+
+CHECKPOINT_COMMANDS = ("list", "verify", "restore", "--help")
+
+app = typer.Typer(
+    name="skerry",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train one model on many islands of compute, over a durable NATS JetStream log.",
+)
+
+Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file.", metavar="FILE")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
+]
+Nats = Annotated[str | None, typer.Option(help="A broker that runs already.", metavar="URL")]
+Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+FOR_OTHERS: dict[str, Any] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's callback
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"skerry {version('skerry')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Carry the options that stand before a command."""
+
+
+@app.command()
+def demo(
+    *,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write the results here as JSON.", metavar="FILE")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Go on, or start anew (default).")
+    ] = False,
+    duration_s: Annotated[
+        float | None, typer.Option(help="Seconds of training.", metavar="S")
+    ] = None,
+    set_: Sets = None,
+) -> None:
+    """Watch two learners train one model; one is killed half way and comes back."""
+    from skerry.cli.demo import run_demo
+
+    with exit_on_error():
+        run_demo(summary=summary, resume=resume, duration_s=duration_s, sets=set_ or [])
+
+
+@app.command()
+def up(
+    config: Config = None,
+    *,
+    set_: Sets = None,
+    run: Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.", metavar="ID")] = "main",
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="Start from this.", metavar="CHECKPOINT")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh/--resume", help="Discard the run's log, or go on (default).")
+    ] = False,
+    learners: Annotated[int | None, typer.Option(help="Learners to start.", min=1)] = None,
+    nats: Nats = None,
+) -> None:
+    """Run a whole cluster on this machine until its run is finished."""
+    from skerry.cli.up import run_up
+
+    with exit_on_error():
+        run_up(
+            config=config,
+            sets=set_ or [],
+            run=run,
+            checkpoint=from_,
+            fresh=fresh,
+            learners=learners,
+            nats=nats,
+        )
+
+
+@app.command(context_settings=FOR_OTHERS)
+def learner(context: typer.Context) -> None:
+    """Run one learner: `skerry learner --help`."""
+    _hand_on("learner", context.args)
+
+
+@app.command(context_settings=FOR_OTHERS)
+def syncer(context: typer.Context) -> None:
+    """Run a syncer, or a stand-by for one."""
+    _hand_on("syncer", context.args)
+
+
+@app.command(context_settings=FOR_OTHERS)
+def checkpointer(context: typer.Context) -> None:
+    """Run the checkpointer."""
+    _hand_on("checkpointer", context.args)
+
+
+@app.command(name="health-monitor", context_settings=FOR_OTHERS)
+def health_monitor(context: typer.Context) -> None:
+    """Run the health monitor."""
+    _hand_on("health-monitor", context.args)
+
+
+@app.command()
+def status(
+    *,
+    config: ConfigOption = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Show how a run is going: learners, rounds, loss, goodput."""
+    from skerry.cli.status import run_status
+
+    with exit_on_error():
+        run_status(config=config, sets=set_ or [], run=run, nats=nats, once=once, as_json=json)
+
+
+@app.command(context_settings=FOR_OTHERS)
+def checkpoints(context: typer.Context) -> None:
+    """List checkpoints, or `verify` or `restore` one."""
+    _hand_on("checkpoints", context.args)
+
+
+@app.command(context_settings=FOR_OTHERS)
+def sample(context: typer.Context) -> None:
+    """Let a checkpoint write on."""
+    _hand_on("sample", context.args)
+
+
+@app.command(name="eval", context_settings=FOR_OTHERS)
+def evaluate(context: typer.Context) -> None:
+    """Measure a checkpoint's loss on held-out text."""
+    _hand_on("eval", context.args)
+
+
+@app.command()
+def doctor(
+    *,
+    config: ConfigOption = None,
+    set_: Sets = None,
+    nats: Nats = None,
+    json: AsJson = False,
+) -> None:
+    """Check this machine; each line says how to mend it."""
+    from skerry.cli.doctor_report import run_doctor
+
+    with exit_on_error():
+        run_doctor(config=config, sets=set_ or [], nats=nats, as_json=json)
+
+
+def _hand_on(name: str, rest: list[str]) -> None:
+    service, words = HANDED_ON[name]
+    if name == "checkpoints" and not (rest and rest[0] in CHECKPOINT_COMMANDS):
+        words = ("list",)
+    become(service, [*words, *rest])
+
+
+def main() -> None:
+    """Answer the command line of this process."""
+    if len(sys.argv) > 1 and sys.argv[1] in HANDED_ON:
+        with exit_on_error():
+            _hand_on(sys.argv[1], sys.argv[2:])
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Where a run lives on this machine: everything below ``.skerry`` in the working folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from skerry.errors import ConfigError
+from skerry.wire.subjects import checked_token
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ROOT = Path(".skerry")
+CACHE = "cache"
+
+
+class RunInUse(ConfigError):
+    """Another process of this machine runs a cluster in the same folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folders of one run."""
+
+    run: str
+    root: Path = ROOT
+
+    def __post_init__(self) -> None:
+        checked_token(self.run, "run")
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.run
+
+    @property
+    def broker(self) -> Path:
+        return self.folder / "broker"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def settings(self) -> Path:
+        """The resolved settings that the services of this cluster are started with."""
+        return self.folder / "settings.toml"
+
+    @property
+    def cluster(self) -> Path:
+        """While a cluster runs: where its broker listens."""
+        return self.folder / "cluster.json"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / CACHE
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a broker has ever kept something here."""
+        return (self.broker / "jetstream").is_dir()
+
+    def clear(self) -> None:
+        """Remove the log of the run and what was written about it; checkpoints stay."""
+        for folder in (self.broker, self.logs):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Keep this run's folder for one cluster; RunInUse if somebody else has it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                lock.seek(0)
+                msg = (
+                    f"Process {lock.read().strip() or '?'} runs {self.run!r} in {self.folder} "
+                    "already: stop it, or take another name with --run."
+                )
+                raise RunInUse(msg, path="run") from error
+            lock.seek(0)
+            lock.truncate()
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            yield
+
+    @contextlib.contextmanager
+    def announced(self, url: str) -> Generator[None]:
+        """Tell other commands where the broker listens, for as long as the cluster runs."""
+        self.cluster.write_text(json.dumps({"run": self.run, "url": url, "pid": os.getpid()}))
+        try:
+            yield
+        finally:
+            self.cluster.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A cluster that runs on this machine."""
+
+    run: str
+    url: str
+    pid: int
+
+
+def running(root: Path = ROOT) -> list[Announced]:
+    """Return the clusters that were started in this folder and still run, newest first."""
+    found: list[tuple[float, Announced]] = []
+    for path in root.glob("*/cluster.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            told = cast("dict[str, Any]", json.loads(path.read_text()))
+            cluster = Announced(str(told["run"]), str(told["url"]), int(told["pid"]))
+            os.kill(cluster.pid, 0)
+            found.append((path.stat().st_mtime, cluster))
+    return [cluster for _, cluster in sorted(found, key=lambda pair: -pair[0])]

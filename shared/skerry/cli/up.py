@@ -1,0 +1,196 @@
+"""``skerry up``: a whole cluster on this machine, until its run is finished."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from skerry import settings
+from skerry.bus import ledger
+from skerry.cli.cluster import (
+    Cluster,
+    Stop,
+    broker,
+    call,
+    prepared,
+    refuse_state,
+    run_stoppable,
+    supervisor,
+)
+from skerry.cli.follow import Feed, is_finished
+from skerry.cli.live import keep_showing, screen
+from skerry.cli.place import Place
+from skerry.cli.services import argv
+from skerry.cli.supervise import Change, Event
+from skerry.errors import RunNotFound
+from skerry.runtime.connect import bus_from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from pathlib import Path
+
+    from skerry.bus.view import Message
+    from skerry.cli.live import Screen
+    from skerry.cli.supervise import Supervisor
+    from skerry.settings import RunConfig
+    from skerry.wire.messages import RunRecord
+
+
+def run_up(
+    *,
+    config: Path | None,
+    sets: Sequence[str],
+    run: str,
+    checkpoint: Path | None,
+    fresh: bool,
+    learners: int | None,
+    nats: str | None,
+) -> None:
+    """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
+    counted = [] if learners is None else [f"sync.learners={learners}"]
+    wanted = settings.load(config, [*sets, *counted])
+    place = Place(run)
+    with place.held(), screen() as on:
+        if fresh:
+            place.clear()
+        if checkpoint is not None and nats is None:
+            refuse_state(place)
+
+        async def main(stop: Stop) -> None:
+            async with broker(place, wanted, nats) as url:
+                cluster = Cluster(place, prepared(wanted, url, place), url, stop)
+                await _up(cluster, on, checkpoint)
+
+        run_stoppable(main)
+
+
+async def _up(cluster: Cluster, on: Screen, checkpoint: Path | None) -> None:
+    place = cluster.place
+    on.say(f"Run {place.run}: broker {cluster.url}, logs in {place.logs}")
+    if checkpoint is not None:
+        on.say((await restore(cluster, checkpoint)).strip())
+    record = await existing(cluster)
+    if record is not None and is_finished(record):
+        on.say(f"Run {place.run} is finished already: --fresh starts it anew.")
+        return
+    for sentence in ignored(record, cluster.settings.run):
+        on.say(sentence)
+    with place.announced(cluster.url):
+        feed = await conduct(cluster, on)
+    conclude(on, feed)
+
+
+async def conduct(
+    cluster: Cluster,
+    on: Screen,
+    *,
+    script: Callable[[Supervisor, Feed], Coroutine[object, object, None]] | None = None,
+    on_message: Callable[[Message, float], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> Feed:
+    """Run the services until all have finished, showing the run meanwhile.
+
+    ``script`` runs beside them and may interfere; it is cancelled at the end.
+    """
+
+    def told(event: Event) -> None:
+        sentence = tell(event)
+        if sentence:
+            on.say(sentence)
+        if on_event is not None:
+            on_event(event)
+
+    kept = supervisor(cluster, cluster.settings.run.sync.learners, told)
+    async with bus_from(cluster.nats, "view") as bus:
+        feed = Feed(bus, cluster.place.run, on_message=on_message)
+        beside = [
+            asyncio.create_task(feed.run(), name="feed"),
+            asyncio.create_task(keep_showing(feed, on), name="screen"),
+        ]
+        if script is not None:
+            beside.append(asyncio.create_task(_scripted(script, kept, feed), name="script"))
+        services = asyncio.create_task(kept.run(), name="services")
+        try:
+            await _first_failure(services, beside)
+        finally:
+            kept.ask_stop()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(services, *beside, return_exceptions=True)
+            cluster.stop.supervisor = None
+            now = feed.report()
+            if now is not None:
+                on.show(now)
+    return feed
+
+
+async def restore(cluster: Cluster, checkpoint: Path) -> str:
+    """Write a checkpoint into the empty log and return what the checkpointer says about it."""
+    given = (str(checkpoint), "--nats", cluster.url, "--run", cluster.place.run)
+    return await call(cluster.place, argv("checkpointer", "restore", *given), "restore")
+
+
+async def existing(cluster: Cluster) -> RunRecord | None:
+    """Return the run's record if the log holds one."""
+    async with bus_from(cluster.nats, "up") as bus:
+        try:
+            return await ledger.read_run(bus, cluster.place.run)
+        except RunNotFound:
+            return None
+
+
+def ignored(record: RunRecord | None, wanted: RunConfig) -> list[str]:
+    """Return a sentence if the log's config differs from what was asked for: the log's counts."""
+    if record is None:
+        return []
+    theirs = settings.run_config_from_json(record.config_json)
+    paths = settings.differences(theirs, wanted)
+    told = [f"Going on with run {record.run} as the log has it."]
+    if paths:
+        told.append(f"The run keeps its own {', '.join(paths)}: what you gave is not used.")
+    return told
+
+
+def tell(event: Event) -> str:
+    """Return the sentence for a change that a person should know about, or an empty string."""
+    match event.change:
+        case Change.CRASHED:
+            why = f" ({event.sentence})" if event.sentence and event.code > 0 else ""
+            return (
+                f"{event.name} (pid {event.pid}) ended with {event.code}{why}; "
+                f"it starts again in {event.delay_s:.0f} s."
+            )
+        case Change.REFUSED:
+            return f"{event.name} stopped for good: {event.sentence or event.code}"
+        case Change.STARTED | Change.FINISHED | Change.STOPPED:
+            return ""
+
+
+def conclude(on: Screen, feed: Feed) -> None:
+    """Say how it ended and what to do next."""
+    now = feed.report()
+    if now is None:
+        return
+    if now.run.finished:
+        on.say(f"Run {now.run.run} is finished after {now.run.step} steps.")
+    else:
+        on.say(f"Run {now.run.run} stopped at step {now.run.step}: the same command goes on.")
+    if now.run.checkpoint:
+        on.say(f"Checkpoint: {now.run.checkpoint}")
+
+
+async def _scripted(
+    script: Callable[[Supervisor, Feed], Coroutine[object, object, None]],
+    kept: Supervisor,
+    feed: Feed,
+) -> None:
+    await script(kept, feed)
+
+
+async def _first_failure(services: asyncio.Task[None], beside: list[asyncio.Task[None]]) -> None:
+    """Wait for the services; an error beside them ends the wait."""
+    pending = {services, *beside}
+    while services in pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
