@@ -1,0 +1,144 @@
+"""The codec on a device: jnp under ``jax.jit``, with the reference's arithmetic, so equal bits.
+
+Everything is a gather-free elementwise pass over (blocks, 256), which XLA fuses. Bits are moved by
+integer operations wherever a float operation could flush a subnormal. Nothing here waits for the
+device: callers decide when to copy.
+"""
+# pyright: basic
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from skerry.core.fragments import BLOCK
+from skerry.core.quantise import (
+    BF16_MAX,
+    HALF,
+    INF_BITS,
+    MAGNITUDE,
+    SCALE_FLOOR,
+    ZERO_PEAK,
+    Scheme,
+    scheme_of,
+)
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from skerry.core.fragments import Fragment
+
+
+class DevicePlanes(NamedTuple):
+    """``Planes`` on the device, and whether all of the input was finite (bool scalar)."""
+
+    codes: Array
+    scales: Array
+    finite: Array
+
+
+@partial(jax.jit, static_argnames="scheme")
+def quantise(scheme: str, x: Array) -> DevicePlanes:
+    """Quantise f32 (blocks*256,); codes mean nothing where ``finite`` is false."""
+    kind = scheme_of(scheme)
+    rows = x.reshape(-1, BLOCK)
+    bits = lax.bitcast_convert_type(rows, jnp.uint32)
+    peak = jnp.max(bits & np.uint32(MAGNITUDE), axis=1)
+    finite = jnp.all(peak < np.uint32(INF_BITS))
+    none = jnp.zeros((0,), jnp.uint16)
+    if kind.name == "f32":
+        return DevicePlanes(_bytes(bits), none, finite)
+    if kind.name == "bf16":
+        return DevicePlanes(_bytes(_bf16_words(bits)), none, finite)
+    scales = _scale_bits(kind, peak)
+    inverse = jnp.where(scales > 0, np.float32(1) / _widen(scales), np.float32(0))
+    whole = jnp.rint(rows * inverse[:, None]).astype(jnp.int8)
+    return DevicePlanes(_pack(kind, lax.bitcast_convert_type(whole, jnp.uint8)), scales, finite)
+
+
+@partial(jax.jit, static_argnames="scheme")
+def dequantise(scheme: str, codes: Array, scales: Array) -> Array:
+    """Decode u8 (blocks, code_bytes) and u16 (blocks,) or (0,) to f32 (blocks*256,)."""
+    kind = scheme_of(scheme)
+    if kind.name == "f32":
+        words = lax.bitcast_convert_type(codes.reshape(-1, BLOCK, 4), jnp.uint32)
+        return lax.bitcast_convert_type(words, jnp.float32).reshape(-1)
+    if kind.name == "bf16":
+        words = lax.bitcast_convert_type(codes.reshape(-1, BLOCK, 2), jnp.uint16)
+        return _widen(words).reshape(-1)
+    whole = lax.bitcast_convert_type(_unpack(kind, codes), jnp.int8)
+    return (_widen(scales)[:, None] * whole.astype(jnp.float32)).reshape(-1)
+
+
+@partial(jax.jit, static_argnames=("fragment",))
+def slice_norms(fragment: Fragment, x: Array) -> Array:
+    """Return the L2 norm of each slice of a padded vector, f32 (slices,)."""
+    spans = zip(fragment.offsets[:-1], fragment.offsets[1:], strict=True)
+    return jnp.stack([_norm(x[start:stop]) for start, stop in spans])
+
+
+@partial(jax.jit, static_argnames=("scheme", "fragment"))
+def encode(scheme: str, fragment: Fragment, x: Array) -> tuple[DevicePlanes, Array, Array]:
+    """Quantise, decode and measure in one program: planes, decoded f32, norms f32 (slices,).
+
+    ``norms`` are those of the decoded value, as a contribution's header carries them.
+    """
+    planes = quantise(scheme, x)
+    decoded = dequantise(scheme, planes.codes, planes.scales)
+    return planes, decoded, slice_norms(fragment, decoded)
+
+
+def _norm(x: Array) -> Array:
+    """L2 norm without overflow or underflow of the squares: scaled by the largest magnitude."""
+    top = jnp.max(jnp.abs(x))
+    safe = jnp.where(top > 0, top, np.float32(1))
+    return top * jnp.sqrt(jnp.sum(jnp.square(x / safe)))
+
+
+def _scale_bits(kind: Scheme, peak: Array) -> Array:
+    step = lax.bitcast_convert_type(peak, jnp.float32) * kind.step
+    raised = (lax.bitcast_convert_type(step, jnp.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)
+    held = jnp.clip(raised, np.uint32(SCALE_FLOOR), np.uint32(kind.scale_ceiling))
+    return jnp.where(peak <= np.uint32(ZERO_PEAK), np.uint32(0), held).astype(jnp.uint16)
+
+
+def _bf16_words(bits: Array) -> Array:
+    low = bits & np.uint32(MAGNITUDE)
+    even = (low >> np.uint32(16)) & np.uint32(1)
+    words = (low + np.uint32(0x7FFF) + even) >> np.uint32(16)
+    sign = (bits >> np.uint32(16)) & np.uint32(0x8000)
+    return (jnp.minimum(words, np.uint32(BF16_MAX)) | sign).astype(jnp.uint16)
+
+
+def _widen(words: Array) -> Array:
+    """Bf16 bits (u16) to f32 by moving bits."""
+    return lax.bitcast_convert_type(words.astype(jnp.uint32) << np.uint32(16), jnp.float32)
+
+
+def _bytes(words: Array) -> Array:
+    """Little-endian bytes of each row, u8 (blocks, bytes)."""
+    return lax.bitcast_convert_type(words, jnp.uint8).reshape(words.shape[0], -1)
+
+
+def _pack(kind: Scheme, codes: Array) -> Array:
+    four, low = np.uint8(4), np.uint8(15)
+    first, second = codes[:, :HALF], codes[:, HALF:]
+    lower = (first & low) | (second << four)
+    if kind.name == "int4":
+        return lower
+    return jnp.concatenate([(first >> four) | (second & np.uint8(0xF0)), lower], axis=1)
+
+
+def _unpack(kind: Scheme, codes: Array) -> Array:
+    four, low, high = np.uint8(4), np.uint8(15), np.uint8(0xF0)
+    if kind.name == "int4":
+        flipped = jnp.concatenate([codes & low, codes >> four], axis=1)
+        return (flipped ^ np.uint8(8)) - np.uint8(8)
+    upper, lower = codes[:, :HALF], codes[:, HALF:]
+    first = (upper << four) | (lower & low)
+    return jnp.concatenate([first, (upper & high) | (lower >> four)], axis=1)
