@@ -126,7 +126,7 @@ def examples() -> list[Record]:
             *(72.0, 80.0, 1_000_000, 2_000_000, 41, (7, 6, 7), 1, 2),
         ),
         commit(),
-        Manifest(commit(), 1, (Part("params", "bf16", 77, (ChunkRef(200, 5000, 2**63),)),)),
+        Manifest(commit(), 1, (Part("params", "bf16", 77, (ChunkRef(200, 5000, 2**63),), 9),)),
         Fence(RUN, 2, "syncer-a", 10),
         CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456),
     ]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from skerry.bus.state import MASTER, PARAMS, NewPart
-from skerry.core import fragments, merge, staleness, weights
+from skerry.core import fragments, staleness, weights
 from skerry.core.backend import cpu
+from skerry.core.fold import Contribution as Merged
+from skerry.core.outer import merge_and_apply
 from skerry.core.quantise import finite
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
 from skerry_syncer.shard import OUTER
@@ -98,11 +100,11 @@ class Committer:
             return None
         plan = self.writer.plan
         inputs = [
-            merge.Input(w.contribution.scheme, w.contribution.planes, w.contribution.header.norms)
+            Merged(w.contribution.scheme, w.contribution.planes, w.contribution.header.norms)
             for w in weighed
         ]
         master, outer_state, _ = await asyncio.to_thread(
-            merge.merge_and_apply,
+            merge_and_apply,
             self.outer,
             state.master,
             state.outer,
@@ -117,31 +119,30 @@ class Committer:
     def _weigh(self, batch: Batch, state: FragmentState) -> list[Weighed]:
         """Return what counts, in an order that depends on nothing but the contributions.
 
-        Contributions with non-finite values are refused here and named in the commit.
+        What became too stale while it waited and what is not finite is refused and named.
         """
-        kept: list[Contribution] = []
+        kept: list[tuple[Contribution, float]] = []
         for contribution in sorted(batch.pending, key=_order):
-            if finite(contribution.scheme, contribution.planes):
-                kept.append(contribution)
-            else:
-                state.refused.append(f"diverged {contribution.header.learner}")
-        ages = [state.version - c.header.base_version for c in kept]
-        discounts = [
-            staleness.judge(
-                c.header.base_version,
+            told = contribution.header
+            discount, reason = staleness.judge(
+                told.base_version,
                 state.version,
-                max_staleness=self.config.max_staleness,
-                discount=self.config.staleness_discount,
-            )[0]
-            or 0.0
-            for c in kept
+                self.config.max_staleness,
+                self.config.staleness_discount,
+            )
+            if discount is None:
+                state.refused.append(f"{reason} {told.learner}")
+            elif not finite(contribution.scheme, contribution.planes):
+                state.refused.append(f"diverged {told.learner}")
+            else:
+                kept.append((contribution, discount))
+        shares = weights.normalised(
+            [weights.weight(c.header.tokens, c.header.steps) * discount for c, discount in kept]
+        )
+        return [
+            Weighed(c, state.version - c.header.base_version, share)
+            for (c, _), share in zip(kept, shares, strict=True)
         ]
-        raw = [
-            weights.weight(c.header.tokens, c.header.steps) * discount
-            for c, discount in zip(kept, discounts, strict=True)
-        ]
-        shares = weights.normalised(raw)
-        return [Weighed(c, age, share) for c, age, share in zip(kept, ages, shares, strict=True)]
 
     async def _write(  # noqa: PLR0913, PLR0917  a commit is these six things
         self,

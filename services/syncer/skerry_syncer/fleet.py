@@ -26,7 +26,7 @@ class Seen:
 
     def alive(self, now_s: float, policy: liveness.Policy) -> bool:
         """Tell whether this learner is anything but gone."""
-        activity = activity_of(self.pulse.phase)
+        activity = self.pulse.phase.activity
         judged, _ = liveness.judge(
             self.heartbeat, now_s, policy, activity=activity, progress=self.progress
         )
@@ -71,7 +71,7 @@ class Fleet:
         """Return the median step time of working learners; 0 when none has measured one."""
         times = [s.pulse.step_time_s for s in self.working(now_s).values()]
         measured = [t for t in times if t > 0]
-        return median(measured) if measured else 0.0
+        return float(median(measured)) if measured else 0.0
 
     def finished(self, now_s: float) -> bool:
         """Tell whether training is over: somebody finished and nobody still trains."""

@@ -62,7 +62,7 @@ class Conductor:
     committer: Committer
     shard: Shard
     fleet: Fleet
-    schedule: schedule.Schedule
+    timetable: schedule.Schedule
     policy: rounds.Policy
     timings: rounds.Timings = field(default_factory=rounds.Timings)
     open: dict[int, Open] = field(default_factory=dict[int, Open])
@@ -211,13 +211,13 @@ class Conductor:
             if s.version > 0
         ]
         return (
-            self.schedule,
+            self.timetable,
             self._clock(now),
             now,
             self.launched_s,
             self.fleet.step_time_s(now),
             states,
-            schedule.max_in_flight(self.schedule),
+            schedule.max_in_flight(self.timetable),
         )
 
     async def _launch(self, fragment: int, *, final: bool) -> None:
@@ -255,7 +255,7 @@ class Conductor:
             await ledger.finish_run(self.bus, self.run)
             log.info("run_finished", run=self.run.run)
             return True
-        for index in left[: schedule.max_in_flight(self.schedule)]:
+        for index in left[: schedule.max_in_flight(self.timetable)]:
             opened = self.open.get(index)
             if opened is None or not opened.record.final:
                 await self._launch(index, final=True)
@@ -343,7 +343,7 @@ async def _conductor(bus: Bus, record: RunRecord, config: RunConfig, holder: str
         committer=Committer(writer, sync, outer),
         shard=shard,
         fleet=Fleet(liveness.policy_from(**config.liveness.model_dump())),
-        schedule=schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps),
+        timetable=schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps),
         policy=rounds.Policy(
             sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.round_timeout_s
         ),

@@ -53,7 +53,10 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Refuse the write unless ``subject``'s newest message has sequence ``sequence`` (0: none)."""
+    """Refuse the write unless ``subject``'s newest message has sequence ``sequence`` (0: none).
+
+    ``subject`` may be a pattern: then the newest of all messages that match counts.
+    """
 
     subject: str
     sequence: int

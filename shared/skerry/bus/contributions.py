@@ -142,6 +142,7 @@ class Inbox:
         partial = self._partial(key, header, record.sequence)
         if partial is None:
             return Refusal("incomplete", "A newer one has begun.", record.sequence, record.subject)
+        partial.first = min(partial.first, record.sequence)
         partial.last = max(partial.last, record.sequence)
         if header.contribution is not None:
             partial.header = _checked(header, self.plan)

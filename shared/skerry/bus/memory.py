@@ -81,6 +81,14 @@ class MemoryStream:
         sequence = self.newest.get(subject)
         return None if sequence is None else self.records[sequence]
 
+    def newest_of(self, pattern: str) -> int:
+        """Return the newest sequence on any subject that matches, 0 if there is none."""
+        if "*" not in pattern and ">" not in pattern:
+            return self.newest.get(pattern, 0)
+        return max(
+            (s for subject, s in self.newest.items() if matches(pattern, subject)), default=0
+        )
+
     def store(self, record: Record) -> None:
         """Append a record and let retention make room; StorageFull if it may not."""
         size, spec = stored_bytes(record), self.spec
@@ -156,7 +164,7 @@ class MemoryBroker:
         if stream is None or not any(matches(p, subject) for p in stream.spec.subjects):
             msg = f"No stream takes {subject}: declare the run's streams first."
             raise BusError(msg)
-        if expect is not None and stream.newest.get(expect.subject, 0) != expect.sequence:
+        if expect is not None and stream.newest_of(expect.subject) != expect.sequence:
             msg = f"{expect.subject} is no longer at sequence {expect.sequence}."
             raise Conflict(msg, subject=expect.subject, expected=expect.sequence)
         if msg_id is not None and msg_id in stream.seen:

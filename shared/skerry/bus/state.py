@@ -161,7 +161,8 @@ class StateWriter:
             )
         decoded = await asyncio.to_thread(cpu().dequantise, part.scheme, assembler.planes)
         digest = await asyncio.to_thread(vector_digest, decoded)
-        return Part(part.name, part.scheme, digest, tuple(refs))
+        blocks = part.vector.size // BLOCK
+        return Part(part.name, part.scheme, digest, tuple(refs), blocks)
 
     def _header(self, commit: Commit, part: NewPart, chunk: Chunk) -> ChunkHeader:
         return ChunkHeader(
@@ -260,7 +261,10 @@ async def read_part(
     """
     part = _part(manifest, name)
     fragment = plan.fragments[manifest.commit.fragment]
-    assembler = PlaneAssembler(part.scheme, fragment.padded_size // BLOCK)
+    if part.blocks > fragment.padded_size // BLOCK + 1:
+        msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
+        raise Corrupt(msg)
+    assembler = PlaneAssembler(part.scheme, part.blocks)
     stream = Subjects(run).stream("STATE")
     window = asyncio.Semaphore(READ_WINDOW)
 

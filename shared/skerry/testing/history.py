@@ -9,8 +9,10 @@ import numpy as np
 
 from skerry.bus import state
 from skerry.bus.contributions import Contribution, Inbox
-from skerry.core import fragments, merge
+from skerry.core import fragments
 from skerry.core.backend import cpu
+from skerry.core.fold import Contribution as Merged
+from skerry.core.outer import merge_and_apply
 from skerry.wire.codec import vector_digest
 from skerry.wire.messages import Commit, ContributionKind
 from skerry.wire.records import decode
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from skerry.bus.base import Bus, Record
     from skerry.core.fragments import Plan
+    from skerry.core.merge import Method
     from skerry.core.outer import Outer
 
 Key = tuple[int, str, int, int]
@@ -43,7 +46,7 @@ async def _records(bus: Bus, stream: str) -> list[Record]:
 
 
 async def read_history(
-    bus: Bus, run: str, plan: Plan, outer: Outer, method: str = "average"
+    bus: Bus, run: str, plan: Plan, outer: Outer, method: Method = "average"
 ) -> History:
     """Return the run's history with every violation found in it.
 
@@ -138,7 +141,7 @@ def _replay(
     whole: dict[Key, Contribution],
     plan: Plan,
     outer: Outer,
-    method: str,
+    method: Method,
 ) -> list[str]:
     masters: dict[int, NDArray[np.float32]] = {}
     states: dict[int, object] = {}
@@ -151,11 +154,11 @@ def _replay(
             states[index] = outer.init(masters[index])
         else:
             fragment = plan.fragments[index]
-            masters[index], states[index], _ = merge.merge_and_apply(
+            masters[index], states[index], _ = merge_and_apply(
                 outer,
                 masters[index],
                 states[index],
-                [merge.Input(c.scheme, c.planes, c.header.norms) for c in inputs],
+                [Merged(c.scheme, c.planes, c.header.norms) for c in inputs],
                 [c.weight for c in commit.consumed],
                 method,
                 fragment,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from skerry.core.fragments import LeafSpec  # noqa: TC001 (wire.proto resolves these hints)
+from skerry.core.liveness import Activity
 
 
 class RunState(StrEnum):
@@ -79,6 +80,13 @@ class LearnerPhase(StrEnum):
     TRAINING = "training"
     FINISHED = "finished"
     STOPPED = "stopped"
+
+    @property
+    def activity(self) -> Activity:
+        """What of this matters to whoever judges liveness."""
+        if self in {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}:
+            return Activity.WAITING
+        return Activity(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +175,7 @@ class Part:
     scheme: str
     digest: int
     chunks: tuple[ChunkRef, ...]
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -53,7 +51,7 @@ async def sent(*headers: ContributionHeader, run: str = RUN) -> list[Record]:
         chunks = encode_vector("int4", walk(FRAGMENT, told.identity), 2048)
         await contributions.send(bus, run, PLAN, told, chunks)
     name = Subjects(run).stream("CONTRIB")
-    records = [await bus.get(name, sequence) for sequence in itertools.count(1) if sequence < 200]
+    records = [await bus.get(name, sequence) for sequence in range(1, 200)]
     return [record for record in records if record is not None]
 
 

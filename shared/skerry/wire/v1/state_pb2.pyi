@@ -55,9 +55,12 @@ class Part(_message.Message):
     SCHEME_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     scheme: _builtins.str
     digest: _builtins.int
+    blocks: _builtins.int
+    """Length of the vector in blocks of 256; an outer optimizer's state has its own."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRef]: ...
     def __init__(
@@ -67,10 +70,11 @@ class Part(_message.Message):
         scheme: _builtins.str = ...,
         digest: _builtins.int = ...,
         chunks: _abc.Iterable[Global___ChunkRef] | None = ...,
+        blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "digest", b"digest", "name", b"name", "scheme", b"scheme"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "chunks", b"chunks", "digest", b"digest", "name", b"name", "scheme", b"scheme"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
