@@ -100,6 +100,8 @@ class LocalBroker:
         if self.running:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        for stale in self.folder.glob("nats-server_*.ports"):
+            stale.unlink()
         command = self._command()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -147,9 +149,9 @@ class LocalBroker:
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 break
-            if self.port == 0:
-                self.port = read_port(ports)
-            if self.port and answers(self.host, self.port):
+            port = read_port(ports)
+            if port and answers(self.host, port):
+                self.port = port
                 return
             time.sleep(0.01)
         words = self.log.read_text(errors="replace").strip().splitlines()[-1:]

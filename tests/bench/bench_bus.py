@@ -1,0 +1,141 @@
+# pyright: basic
+"""Our bus against bare nats-py at the same message size, in the same run: ``python bench_bus.py``.
+
+Both sides publish with the same window into a stream of the same settings on one local server
+(file storage) and read it back; bare nats-py the way its own documentation does: awaited
+``js.publish`` and ``pull_subscribe(...).fetch``. The rounds alternate, and the ratio is that of
+the medians, because the machine is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs
+from skerry.testing.nats_server import NatsServer
+from skerry.wire.subjects import Subjects
+
+WINDOW = 6
+WINDOW_BYTES = 1024**3
+FETCH_BYTES = 8 * 1024**2
+MIB = 1024**2
+
+
+async def windowed(publish: Callable[[int], Awaitable[object]], count: int) -> None:
+    """Call ``publish`` for 0..count-1 with WINDOW calls in flight."""
+    numbers = iter(range(count))
+
+    async def worker() -> None:
+        for i in numbers:
+            await publish(i)
+
+    await asyncio.gather(*(worker() for _ in range(WINDOW)))
+
+
+async def bare(url: str, names: Subjects, size: int, count: int) -> tuple[float, float]:
+    """Publish and consume with nats-py alone; returns seconds for each."""
+    client = await nats.connect(url)
+    js, payload, subject = client.jetstream(), bytes(size), names.contribution(0, "a")
+    start = time.perf_counter()
+    await windowed(lambda i: js.publish(subject, payload, headers={"Nats-Msg-Id": f"{i}"}), count)
+    published = time.perf_counter() - start
+    stream = names.stream("CONTRIB")
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+    reader = await js.pull_subscribe(subject, stream=stream, config=config)
+    start, seen = time.perf_counter(), 0
+    while seen < count:
+        seen += len(await reader.fetch(max(1, FETCH_BYTES // size), timeout=5))
+    consumed = time.perf_counter() - start
+    await client.close()
+    return published, consumed
+
+
+async def ours(url: str, names: Subjects, size: int, count: int) -> tuple[float, float]:
+    """Publish and consume through NatsBus; returns seconds for each."""
+    async with NatsBus(url, publish_window=WINDOW) as bus:
+        payload, subject = bytes(size), names.contribution(0, "a")
+        start = time.perf_counter()
+        await windowed(lambda i: bus.publish(subject, payload, msg_id=f"{i}"), count)
+        published = time.perf_counter() - start
+        records, seen = bus.follow(subject), 0
+        start = time.perf_counter()
+        async for _ in records:
+            seen += 1
+            if seen == count:
+                break
+        consumed = time.perf_counter() - start
+        await records.aclose()
+    return published, consumed
+
+
+async def one(server: NatsServer, side: str, size: int, count: int) -> tuple[float, float]:
+    """Run one side on a stream of its own, which is deleted afterwards."""
+    names = Subjects(f"b{time.time_ns()}")
+    wanted = [s for s in specs(names.run, window_bytes=WINDOW_BYTES) if s.max_bytes > 0]
+    async with NatsBus(server.url) as bus:
+        await bus.declare(wanted)
+    run = ours if side == "ours" else bare
+    try:
+        return await run(server.url, names, size, count)
+    finally:
+        client = await nats.connect(server.url)
+        await client.jetstream().delete_stream(names.stream("CONTRIB"))
+        await client.close()
+
+
+async def compare(server: NatsServer, size: int, total: int, rounds: int) -> dict[str, Any]:
+    """Alternate both sides; returns MiB/s of the median rounds and their ratios."""
+    count = max(32, total // size)
+    times: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
+    for i in range(rounds + 1):
+        for side in ("bare", "ours") if i % 2 else ("ours", "bare"):
+            seconds = await one(server, side, size, count)
+            if i:
+                times[side].append(seconds)
+    row: dict[str, Any] = {"bytes": size, "messages": count}
+    for at, what in enumerate(("publish", "consume")):
+        speed = {s: count * size / MIB / statistics.median(t[at] for t in times[s]) for s in times}
+        row |= {f"{what}_{side}_mib_s": round(speed[side]) for side in speed}
+        row[f"{what}_ratio"] = round(speed["ours"] / speed["bare"], 2)
+    return row
+
+
+async def bench(sizes: list[int], total: int, rounds: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = NatsServer(Path(folder))
+        server.start()
+        try:
+            return [await compare(server, size, total, rounds) for size in sizes]
+        finally:
+            server.kill()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[524_288, 65_536])
+    parser.add_argument("--total-mib", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--least", type=float, default=0.0, help="fail below this ratio")
+    wanted = parser.parse_args()
+    rows = asyncio.run(bench(wanted.sizes, wanted.total_mib * MIB, wanted.rounds))
+    for row in rows:
+        print(json.dumps(row))
+    ratios = [value for row in rows for key, value in row.items() if key.endswith("_ratio")]
+    return 0 if min(ratios) >= wanted.least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
