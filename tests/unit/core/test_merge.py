@@ -74,7 +74,9 @@ def test_a_permutation_of_contributions_changes_no_bit(
     pairs = [(contribution(vector(seed), s), share / total) for seed, s, share in group]
     shuffled = data.draw(st.permutations(pairs))
     first, second = (
-        merge.merge(method, *zip(*order, strict=True), FRAGMENT, (True, False, False))
+        merge.merge(
+            method, [i for i, _ in order], [w for _, w in order], FRAGMENT, (True, False, False)
+        )
         for order in (pairs, shuffled)
     )
     assert np.array_equal(first.view(np.uint32), second.view(np.uint32))
