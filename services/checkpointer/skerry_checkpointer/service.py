@@ -60,7 +60,7 @@ class Checkpointer:
 
     @classmethod
     def of(cls, bus: Bus, record: RunRecord, store: Store) -> Checkpointer:
-        """Take config and plan from the run's record; RunMismatch if we cut its leaves otherwise."""
+        """Take config and plan from the record; RunMismatch if we cut its leaves otherwise."""
         plan = plan_of(record.leaves, record.fragments)
         if plan.digest != record.plan_digest:
             msg = (

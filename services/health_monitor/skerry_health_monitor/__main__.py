@@ -1,0 +1,60 @@
+"""Command line of the health monitor: parse first, import what is heavy afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    *,
+    nats: Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")] = None,
+    run: Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.")] = "main",
+    name: Annotated[str | None, typer.Option(help="Name of this monitor.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file.", metavar="FILE")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
+    ] = None,
+    until_finished: Annotated[
+        bool, typer.Option("--until-finished", help="End when the run is finished.")
+    ] = False,
+) -> None:
+    """Say who is alive, slow or gone, and serve the run's state as JSON on health.port."""
+    import os
+    import socket
+
+    from skerry import settings
+    from skerry.runtime.connect import bus_from
+    from skerry.runtime.entry import exit_on_error, run_service
+    from skerry.runtime.logs import configure
+    from skerry_health_monitor.service import health_monitor
+    from skerry_health_monitor.web import listen
+
+    holder = name or f"health-monitor-{socket.gethostname()}-{os.getpid()}"
+    overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
+    with exit_on_error():
+        local = settings.load(config, overrides).local
+        configure(local.log_level, service="health-monitor")
+        listening = listen(local.health.host, local.health.port)
+    run_service(
+        health_monitor(
+            bus_from(local.nats, holder),
+            run,
+            listening,
+            until_finished=until_finished,
+            shutdown_s=local.shutdown_s,
+        )
+    )
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The health monitor: follows a run's log, tells who falls silent, and answers over HTTP.
+
+It keeps nothing: started again, it reads the ledger and the newest pulses and knows the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.bus import ledger, presence
+from skerry.errors import BrokerUnavailable, first_cause
+from skerry.runtime.service import serve
+from skerry.settings import RunConfig
+from skerry_health_monitor.watch import Watch
+from skerry_health_monitor.web import application, serve_http
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncGenerator
+
+    from skerry.bus.base import Bus
+    from skerry.bus.view import Message, RunView
+    from skerry.wire.messages import Commit
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+
+
+class Monitor:
+    """Follows one run across broker restarts."""
+
+    def __init__(self, bus: Bus, run: str, *, until_finished: bool) -> None:
+        self.bus = bus
+        self.run = run
+        self.until_finished = until_finished
+        self.watch: Watch | None = None
+
+    def view(self) -> RunView | None:
+        """Return what is known of the run, None before it is in the log."""
+        return self.watch.view if self.watch is not None else None
+
+    async def follow(self) -> None:
+        """Follow the run for ever, or until it is finished where that was asked for."""
+        while True:
+            try:
+                await self._session()
+            except (BrokerUnavailable, BaseExceptionGroup) as error:
+                cause = first_cause(error)
+                if not isinstance(cause, BrokerUnavailable):
+                    raise cause from error
+            else:
+                return
+            log.warning("session_restarts", cause=str(cause))
+            await asyncio.sleep(RETRY_S)
+
+    async def _session(self) -> None:
+        record = await ledger.wait_run(self.bus, self.run)
+        config = RunConfig.model_validate_json(record.config_json)
+        watch = Watch(record, config)
+        for known in (await ledger.members(self.bus, self.run)).values():
+            watch.take(known)
+        for pulse in (await presence.last_pulses(self.bus, self.run)).values():
+            watch.take(pulse)
+        self.watch = watch
+        async with asyncio.TaskGroup() as group:
+            followers = [
+                group.create_task(_fold(watch, messages), name=name)
+                for name, messages in self._sources().items()
+            ]
+            judging = group.create_task(_judge(watch, config.liveness.pulse_s), name="judge")
+            if self.until_finished:
+                await ledger.wait_finished(self.bus, self.run)
+                for task in (*followers, judging):
+                    task.cancel()
+
+    def _sources(self) -> dict[str, AsyncGenerator[Message]]:
+        return {
+            "run": ledger.follow_run(self.bus, self.run),
+            "members": ledger.follow_members(self.bus, self.run),
+            "commits": _commits(ledger.follow_commits(self.bus, self.run)),
+            "checkpoints": ledger.follow_checkpoints(self.bus, self.run),
+            "pulses": presence.follow_pulses(self.bus, self.run),
+        }
+
+
+async def _commits(numbered: AsyncGenerator[tuple[int, Commit]]) -> AsyncGenerator[Commit]:
+    async with aclosing(numbered):
+        async for _, commit in numbered:
+            yield commit
+
+
+async def _fold(watch: Watch, messages: AsyncGenerator[Message]) -> None:
+    async with aclosing(messages):
+        async for message in messages:
+            watch.take(message)
+
+
+async def _judge(watch: Watch, every_s: float) -> None:
+    """Look at every learner once per expected pulse: silence sends no message."""
+    while True:
+        watch.judge()
+        await asyncio.sleep(every_s)
+
+
+async def health_monitor(
+    bus: Bus, run: str, listening: socket.socket, *, until_finished: bool, shutdown_s: float
+) -> None:
+    """Serve one run's health until stopped, or until the run is finished where asked."""
+    monitor = Monitor(bus, run, until_finished=until_finished)
+    app = application(monitor.view, run)
+    async with bus:
+        await serve(
+            {"follow": monitor.follow, "http": lambda: serve_http(app, listening)},
+            shutdown_s=shutdown_s,
+        )

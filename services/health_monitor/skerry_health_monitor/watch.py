@@ -1,0 +1,88 @@
+"""What the monitor knows: a fold over the log, and who was last seen in which state."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.bus.report import report
+from skerry.bus.view import Frame, RunView, fold
+from skerry.core.liveness import Liveness, policy_from
+from skerry.wire.messages import MemberRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.bus.report import LearnerRow
+    from skerry.bus.view import Message
+    from skerry.settings import RunConfig
+    from skerry.wire.messages import RunRecord
+
+log = structlog.get_logger()
+
+EVENTS = {
+    Liveness.SUSPECT: "learner_suspect",
+    Liveness.GONE: "learner_gone",
+    Liveness.ALIVE: "learner_back",
+}
+
+
+class Watch:
+    """The newest view of one run and the liveness that was last told of each learner.
+
+    ``clock_s`` gives seconds since the epoch; silence is judged by arrivals on it.
+    """
+
+    def __init__(
+        self, record: RunRecord, config: RunConfig, clock_s: Callable[[], float] = time.time
+    ) -> None:
+        frame = Frame(
+            run=record.run,
+            fragments=record.fragments,
+            quorum=config.sync.quorum,
+            steps=config.train.steps,
+            duration_s=config.train.duration_s,
+            liveness=policy_from(**config.liveness.model_dump()),
+        )
+        self._clock_s = clock_s
+        self._told: dict[str, Liveness] = {}
+        self.view = fold(RunView(frame), record, clock_s())
+
+    def take(self, message: Message) -> None:
+        """Fold one message of the log in; what was seen before changes nothing.
+
+        Incarnation 0 is a name that a restored run keeps a data shard for: nobody to miss yet.
+        """
+        if isinstance(message, MemberRecord) and message.incarnation == 0:
+            return
+        self.view = fold(self.view, message, self._clock_s())
+
+    def judge(self) -> list[tuple[str, str]]:
+        """Log each learner that has become suspect, gone or alive again; return event and name.
+
+        A run that is finished falls silent by itself, which is nobody's trouble.
+        """
+        if self.view.finished:
+            return []
+        changed: list[tuple[str, str]] = []
+        for row in report(self.view, self._clock_s()).learners:
+            before = self._told.get(row.name, Liveness.ALIVE)
+            self._told[row.name] = row.liveness
+            if row.liveness is not before:
+                changed.append((EVENTS[row.liveness], row.name))
+                self._tell(row)
+        return changed
+
+    def _tell(self, row: LearnerRow) -> None:
+        expected = row.liveness is Liveness.ALIVE or row.reason == "stopped"
+        (log.info if expected else log.warning)(
+            EVENTS[row.liveness],
+            run=self.view.frame.run,
+            learner=row.name,
+            incarnation=row.incarnation,
+            reason=row.reason,
+            step=row.step,
+            seen_s_ago=round(row.seen_s_ago, 3),
+        )

@@ -1,0 +1,125 @@
+"""The monitor over a log in memory: what it answers, and that it forgets nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from skerry.bus import ledger, presence
+from skerry.bus.memory import MemoryBroker
+from skerry.errors import ConfigError
+from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import CheckpointRecord, LearnerPhase, Pulse
+from skerry_health_monitor.service import Monitor
+from skerry_health_monitor.web import application, listen
+
+DEADLINE_S = 20.0
+
+
+def pulse(step: int) -> Pulse:
+    return Pulse(
+        run="run",
+        learner="a",
+        incarnation=1,
+        phase=LearnerPhase.TRAINING,
+        sent_ns=time.time_ns(),
+        step=step,
+        steps=step,
+        tokens=step * 10,
+        cursor=step,
+        loss=2.0,
+        step_time_s=0.1,
+        busy_s=step * 0.1,
+        alive_s=step * 0.2,
+        bytes_up=5,
+        bytes_down=6,
+        contributions=1,
+    )
+
+
+async def asked(monitor: Monitor, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(application(monitor.view, monitor.run))
+    async with httpx.AsyncClient(transport=transport, base_url="http://monitor") as client:
+        return await client.get(path)
+
+
+async def seen(monitor: Monitor, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Follow until ``/api/run`` answers something that holds, and return it."""
+    following = asyncio.create_task(monitor.follow())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                answer = await asked(monitor, "/api/run")
+                if answer.status_code == 200 and holds(answer.json()):
+                    return answer.json()
+                await asyncio.sleep(0)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_it_answers_before_there_is_a_run() -> None:
+    monitor = Monitor(MemoryBroker().connect(), "run", until_finished=False)
+    healthy = await asked(monitor, "/healthz")
+    whole = await asked(monitor, "/api/run")
+    assert (healthy.status_code, healthy.json()["status"]) == (200, "waiting")
+    assert (whole.status_code, "no run 'run'" in whole.json()["error"]) == (503, True)
+    assert (await asked(monitor, "/api/learners")).status_code == 503
+
+
+async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await ledger.join(scripted.bus, "run", "a", "host", time.time_ns())
+    await scripted.commit_all(step=4)
+    await presence.publish_pulse(scripted.bus, pulse(5))
+    checkpoint = CheckpointRecord("run", "/there", "d", (1, 1, 1), 4, 40, 7, 100)
+    await ledger.record_checkpoint(scripted.bus, checkpoint)
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    told = await seen(monitor, lambda answer: answer["run"]["checkpoint"] == "/there")
+    assert (told["run"]["versions"], told["run"]["step"]) == ([1, 1, 1], 5)
+    assert [(row["name"], row["liveness"]) for row in told["learners"]] == [("a", "alive")]
+    assert (await asked(monitor, "/api/learners")).json()[0]["tokens"] == 50
+    assert (await asked(monitor, "/healthz")).json()["status"] == "following"
+
+
+async def test_a_monitor_that_is_started_again_knows_the_same() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    for step in range(3):
+        await scripted.commit_all(step=step)
+    await presence.publish_pulse(scripted.bus, pulse(5))
+
+    def whole(answer: dict[str, Any]) -> bool:
+        return answer["run"]["versions"] == [3, 3, 3] and bool(answer["learners"])
+
+    first, second = [
+        await seen(Monitor(scripted.bus, "run", until_finished=False), whole) for _ in range(2)
+    ]
+    for changing in ("wall_s", "eta_s", "goodput"):
+        del first["run"][changing], second["run"][changing]
+    assert first["run"] == second["run"]
+
+
+async def test_it_ends_with_the_run_where_asked() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    following = asyncio.create_task(Monitor(scripted.bus, "run", until_finished=True).follow())
+    await scripted.finish()
+    await asyncio.wait_for(following, DEADLINE_S)
+
+
+async def test_it_stays_after_the_end_of_the_run_otherwise() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.finish()
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    told = await seen(monitor, lambda answer: bool(answer["run"]["finished"]))
+    assert told["run"]["finished"]
+
+
+def test_a_port_in_use_is_one_sentence_with_the_fix() -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match=r"health\.port"):
+        listen("127.0.0.1", taken.getsockname()[1])

@@ -1,0 +1,120 @@
+"""Who is told to be suspect, gone or back, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from skerry.bus.report import report
+from skerry.core.fragments import LeafSpec, plan
+from skerry.settings import RunConfig
+from skerry.testing.puppet import run_record
+from skerry.wire.messages import LearnerPhase, MemberRecord, Pulse, RunRecord, RunState
+from skerry_health_monitor.watch import Watch
+
+PULSE_S = 0.5
+STARTED_S = 1_000_000.0
+
+
+@dataclass
+class Clock:
+    now_s: float = STARTED_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def record() -> RunRecord:
+    cut = plan((LeafSpec("w", (8, 8)),), 1)
+    return replace(run_record("run", cut, RunConfig().model_dump_json()), created_ns=1)
+
+
+def pulse(clock: Clock, step: int, phase: LearnerPhase = LearnerPhase.TRAINING) -> Pulse:
+    return Pulse(
+        run="run",
+        learner="a",
+        incarnation=1,
+        phase=phase,
+        sent_ns=int(clock.now_s * 1e9),
+        step=step,
+        steps=step,
+        tokens=step * 10,
+        cursor=step,
+        loss=2.0,
+        step_time_s=0.1,
+        busy_s=step * 0.1,
+        alive_s=clock.now_s - STARTED_S,
+        bytes_up=0,
+        bytes_down=0,
+        contributions=0,
+    )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock) -> Watch:
+    """A watch that has seen twenty regular pulses of learner ``a``."""
+    watch = Watch(record(), RunConfig(), clock)
+    for step in range(20):
+        clock.now_s += PULSE_S
+        watch.take(pulse(clock, step))
+        assert watch.judge() == []
+    return watch
+
+
+def until_told(watch: Watch, clock: Clock, limit_s: float = 60.0) -> list[str]:
+    """Let time pass until somebody is gone and return the events on the way."""
+    events: list[str] = []
+    end_s = clock.now_s + limit_s
+    while clock.now_s < end_s and "learner_gone" not in events:
+        clock.now_s += PULSE_S / 2
+        events += [event for event, _ in watch.judge()]
+    return events
+
+
+def test_a_learner_that_falls_silent_is_suspect_first_then_gone(watch: Watch, clock: Clock) -> None:
+    assert until_told(watch, clock) == ["learner_suspect", "learner_gone"]
+
+
+def test_a_pulse_brings_a_suspect_learner_back(watch: Watch, clock: Clock) -> None:
+    until_told(watch, clock)
+    watch.take(pulse(clock, 30))
+    assert watch.judge() == [("learner_back", "a")]
+
+
+def test_each_change_is_logged_once_with_what_is_known(watch: Watch, clock: Clock) -> None:
+    with capture_logs() as logs:
+        until_told(watch, clock)
+        watch.judge()
+    assert [line["event"] for line in logs] == ["learner_suspect", "learner_gone"]
+    assert {line["learner"] for line in logs} == {"a"}
+    assert logs[-1]["reason"] in {"silent", "stalled"}
+    assert logs[-1]["log_level"] == "warning"
+
+
+def test_a_learner_that_says_goodbye_is_no_warning(watch: Watch, clock: Clock) -> None:
+    watch.take(pulse(clock, 21, LearnerPhase.STOPPED))
+    clock.now_s += 0.001
+    watch.take(pulse(clock, 21, LearnerPhase.STOPPED))
+    with capture_logs() as logs:
+        watch.judge()
+    assert [(line["log_level"], line["reason"]) for line in logs] == [("info", "stopped")]
+
+
+def test_silence_after_the_end_of_the_run_is_nobodys_trouble(watch: Watch, clock: Clock) -> None:
+    watch.take(replace(record(), state=RunState.FINISHED))
+    assert until_told(watch, clock, limit_s=600.0) == []
+
+
+def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(
+    watch: Watch, clock: Clock
+) -> None:
+    watch.take(MemberRecord("run", "restored", 0, "", 1, 3))
+    assert watch.judge() == []
+    assert [row.name for row in report(watch.view, clock.now_s).learners] == ["a"]
