@@ -71,6 +71,10 @@ class Place:
         for folder in (self.broker, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
 
+    def discard(self, checkpoints: Path) -> None:
+        """Remove the checkpoints of the run too, for a command that owns them."""
+        shutil.rmtree(checkpoints, ignore_errors=True)
+
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
         """Keep this run's folder for one cluster; RunInUse if somebody else has it."""

@@ -102,7 +102,6 @@ class Supervisor:
     backoff: Backoff = Backoff()
     grace_s: float = 12.0
     _slots: dict[str, _Slot] = field(default_factory=dict[str, _Slot], init=False)
-    _stopping: bool = field(default=False, init=False)
     _stop_asked: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _forced: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -151,6 +150,9 @@ class Supervisor:
     async def _stop_wanted(self) -> None:
         await self._stop_asked.wait()
 
+    async def _force_wanted(self) -> None:
+        await self._forced.wait()
+
     async def _until_over(self, keepers: list[Task[None]], stop: Task[None]) -> None:
         pending = {*keepers, stop}
         while pending - {stop} and stop in pending:
@@ -159,11 +161,11 @@ class Supervisor:
                 future.result()
 
     async def _keep(self, slot: _Slot) -> None:
-        while not self._stopping:
+        while not self._stop_asked.is_set():
             began, offset = time.monotonic(), _size(slot.command.log)
             slot.process = process = await _spawn(slot.command)
             self.on_event(Event(slot.command.name, Change.STARTED, process.pid))
-            if self._stopping:  # began too late to be stopped with its stage
+            if self._stop_asked.is_set():  # began too late to be stopped with its stage
                 _signal(process, signal.SIGKILL)
             code = await process.wait()
             slot.process = None
@@ -177,8 +179,9 @@ class Supervisor:
     def _again(self, slot: _Slot, pid: int, code: int, sentence: str) -> bool:
         """Say whether a process that exited is started again; ServiceError if it had to live."""
         name = slot.command.name
-        if self._stopping or code == 0:
-            change = Change.FINISHED if code == 0 and not self._stopping else Change.STOPPED
+        stopping = self._stop_asked.is_set()
+        if stopping or code == 0:
+            change = Change.FINISHED if code == 0 and not stopping else Change.STOPPED
             self.on_event(Event(name, change, pid, code, sentence=sentence))
             return False
         slot.crashes += 1
@@ -205,7 +208,6 @@ class Supervisor:
             await asyncio.wait_for(self._stop_asked.wait(), delay_s)
 
     async def _stop(self, keepers: list[Task[None]]) -> None:
-        self._stopping = True
         self._stop_asked.set()
         for stage in self.stages:
             slots = [self._slots[command.name] for command in stage]
@@ -218,8 +220,8 @@ class Supervisor:
             return
         for process in processes:
             _signal(process, signal.SIGTERM)
-        exits = asyncio.gather(*(process.wait() for process in processes))
-        forced = asyncio.ensure_future(self._forced.wait())
+        exits = asyncio.create_task(_all_exited(processes), name="exits")
+        forced = asyncio.create_task(self._force_wanted(), name="forced")
         await asyncio.wait(
             {exits, forced}, timeout=self.grace_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -227,6 +229,11 @@ class Supervisor:
         for process in processes:
             _signal(process, signal.SIGKILL)
         await exits
+
+
+async def _all_exited(processes: list[Process]) -> None:
+    for process in processes:
+        await process.wait()
 
 
 async def _spawn(command: Command) -> Process:

@@ -1,0 +1,299 @@
+"""``skerry demo``: two learners train one model, one of them is killed and comes back.
+
+Everything that is shown is read from the run's log, from the checkpoints, or timed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING, Any, cast
+
+from skerry import settings
+from skerry.bus import ledger
+from skerry.bus.view import GENESIS
+from skerry.cli.cluster import Cluster, Stop, broker, call, prepared, run_stoppable
+from skerry.cli.follow import is_finished
+from skerry.cli.live import screen, size
+from skerry.cli.outage import Outage
+from skerry.cli.place import Place
+from skerry.cli.services import argv
+from skerry.cli.supervise import Change
+from skerry.cli.traffic import (
+    Downlink,
+    data_parallel_bytes,
+    measure_downlink,
+    measure_uplink,
+    parameters,
+)
+from skerry.cli.up import conduct, existing, ignored
+from skerry.errors import ConfigError, SkerryError
+from skerry.runtime.connect import bus_from
+from skerry.store.listing import summaries
+from skerry.wire.messages import Commit, Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from skerry.bus.report import RunRow
+    from skerry.bus.view import Message
+    from skerry.cli.follow import Feed
+    from skerry.cli.live import Screen
+    from skerry.cli.supervise import Event, Supervisor
+    from skerry.settings import Settings
+    from skerry.store.listing import Summary
+
+RUN = "demo"
+VICTIM = "learner-2"
+AWAY_S = 3.0
+KILL_AT = 0.5
+SAMPLE_TOKENS = 200
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Keeps what the summary needs and a view forgets."""
+
+    on: Screen
+    began_s: float
+    outage: Outage | None = None
+    downlink: Downlink = field(default_factory=Downlink)
+    incarnations: dict[str, int] = field(default_factory=dict[str, int])
+    steps: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    genesis: asyncio.Event = field(default_factory=asyncio.Event)
+    first_step_s: float | None = None
+
+    def message(self, message: Message, at_s: float) -> None:
+        """Take in whatever the log says."""
+        if isinstance(message, Pulse):
+            self._pulse(message, at_s)
+        elif isinstance(message, Commit) and message.reason == GENESIS:
+            self.genesis.set()
+        if self.outage is not None:
+            was_back = self.outage.back
+            self.outage.observe(message, at_s)
+            if self.outage.back and not was_back:
+                self._say_back(self.outage)
+
+    def event(self, event: Event) -> None:
+        """Take in what happens to processes."""
+        outage = self.outage
+        if outage is None or outage.started_s is not None or event.name != VICTIM:
+            return
+        if event.change is Change.STARTED:
+            outage.started_s = time.time()
+            self.on.say(f"{VICTIM} is started again as pid {event.pid}.")
+
+    def steps_by_learner(self) -> dict[str, int]:
+        """Return the steps each learner took, all its incarnations together."""
+        sums: dict[str, int] = {}
+        for (learner, _), steps in self.steps.items():
+            sums[learner] = sums.get(learner, 0) + steps
+        return sums
+
+    def _pulse(self, pulse: Pulse, at_s: float) -> None:
+        self.incarnations[pulse.learner] = pulse.incarnation
+        self.steps[pulse.learner, pulse.incarnation] = pulse.steps
+        if pulse.steps and self.first_step_s is None:
+            self.first_step_s = at_s - self.began_s
+            self.on.say(f"First steps {self.first_step_s:.0f} s after the start.")
+
+    def _say_back(self, outage: Outage) -> None:
+        versions = f"{min(outage.versions)} to {max(outage.versions)}" if outage.versions else "?"
+        self.on.say(
+            f"{VICTIM} is back: it read the global fragments (versions {versions}) from the log, "
+            f"and its first contribution counted {outage.wall_s or 0:.1f} s after its process "
+            f"started, {outage.recovery_s or 0:.1f} s without compiling."
+        )
+        self.on.say(
+            f"Training never paused: meanwhile the other learner took {outage.steps_of_others} "
+            f"steps, and {outage.rounds} rounds were committed."
+        )
+
+
+def run_demo(
+    *, summary: Path | None, resume: bool, duration_s: float | None, sets: Sequence[str]
+) -> None:
+    """Run the demo and print, and write, what came of it; KeyboardInterrupt if stopped."""
+    longer = [] if duration_s is None else [f"train.duration_s={duration_s}"]
+    with as_file(files("skerry.cli") / "demo.toml") as path:
+        wanted = settings.load(path, [*longer, *sets])
+    place = Place(RUN)
+    with place.held(), screen() as on:
+        began_s = time.time()
+        _begin(place, wanted, on, resume=resume)
+
+        async def main(stop: Stop) -> None:
+            async with broker(place, wanted, None) as url:
+                cluster = Cluster(place, prepared(wanted, url, place), url, stop)
+                with place.announced(url):
+                    results = await _demo(cluster, Recorder(on, began_s))
+            if results is not None and summary is not None:
+                _write(summary, results)
+                on.say(f"Summary: {summary}")
+
+        run_stoppable(main)
+
+
+def _write(summary: Path, results: Mapping[str, object]) -> None:
+    try:
+        summary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        msg = f"The summary cannot be written to {summary}: {error.strerror}."
+        raise ConfigError(msg, path="summary") from error
+
+
+def _begin(place: Place, wanted: Settings, on: Screen, *, resume: bool) -> None:
+    if resume and place.has_state:
+        on.say(f"Going on with the run in {place.folder}.")
+        return
+    if place.has_state:
+        on.say(f"Starting anew: the last demo in {place.folder} is discarded (--resume goes on).")
+    else:
+        on.say(f"Starting anew in {place.folder}.")
+    place.clear()
+    place.discard(wanted.local.store.path / RUN)
+
+
+async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | None:
+    on = recorder.on
+    record = await existing(cluster)
+    if record is not None and is_finished(record):
+        on.say("The demo is finished already: without --resume it starts anew.")
+        return None
+    for sentence in ignored(record, cluster.settings.run):
+        on.say(sentence)
+    on.say("Broker, syncer, checkpointer, health monitor and two learners are starting.")
+    on.say(f"Logs: {cluster.place.logs}. The first start compiles: steps follow within a minute.")
+
+    async def script(kept: Supervisor, feed: Feed) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_downlink(cluster, recorder), name="downlink")
+            group.create_task(_interfere(cluster, recorder, kept, feed), name="kill")
+
+    feed = await conduct(
+        cluster, on, script=script, on_message=recorder.message, on_event=recorder.event
+    )
+    if cluster.stop.asked.is_set():
+        on.say("Stopped; `skerry demo --resume` goes on from here.")
+        return None
+    now = feed.report()
+    if now is None or not now.run.finished:
+        msg = f"The services ended before the run was finished: see {cluster.place.logs}."
+        raise SkerryError(msg)
+    on.say("The run is finished. Evaluating the first and the last checkpoint.")
+    return await _results(cluster, recorder, now.run)
+
+
+async def _downlink(cluster: Cluster, recorder: Recorder) -> None:
+    async with bus_from(cluster.nats, "downlink") as bus:
+        record = await ledger.wait_run(bus, RUN)
+        await measure_downlink(bus, record, recorder.downlink)
+
+
+async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, feed: Feed) -> None:
+    """Kill a learner half way; the supervisor brings it back."""
+    await recorder.genesis.wait()
+    duration_s = cluster.settings.run.train.duration_s or 0.0
+    began_s = feed.view.started_s if feed.view is not None else None
+    at_s = (began_s or time.time()) + KILL_AT * duration_s
+    await asyncio.sleep(max(0.0, at_s - time.time()))
+    incarnation = recorder.incarnations.get(VICTIM, 0)
+    recorder.outage = Outage(VICTIM, incarnation, time.time())
+    pid = kept.kill(VICTIM, back_after_s=AWAY_S)
+    recorder.on.say(f"Half way: {VICTIM} (pid {pid}) gets SIGKILL, without a warning.")
+
+
+async def _results(cluster: Cluster, recorder: Recorder, run: RunRow) -> dict[str, object]:
+    on, outage = recorder.on, recorder.outage
+    async with bus_from(cluster.nats, "summary") as bus:
+        record = await ledger.read_run(bus, RUN)
+        uplink = await measure_uplink(bus, record)
+    kept = [s for s in summaries(cluster.settings.local.store.path / RUN) if not s.error]
+    if not kept:
+        msg = f"The checkpointer wrote nothing: see {cluster.place.logs}/checkpointer.log."
+        raise SkerryError(msg)
+    first, last = kept[0], kept[-1]
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task(_evaluate(cluster, first), name="eval-start")
+        end = group.create_task(_evaluate(cluster, last), name="eval-end")
+    params, steps = parameters(record), recorder.steps_by_learner()
+    parallel = data_parallel_bytes(params, steps, cluster.settings.run.sync.learners)
+    text = await call(cluster.place, _sample_argv(last.path), "sample")
+    results: dict[str, object] = {
+        "eval_loss_start": start.result(),
+        "eval_loss_end": end.result(),
+        "tokens": run.tokens,
+        "wall_s": round(time.time() - recorder.began_s, 1),
+        "bytes_sent": uplink.bytes_sent + run.bytes_down,
+        "bytes_data_parallel": parallel,
+        "bits_per_param_up": uplink.bits_per_param,
+        "bits_per_param_down": recorder.downlink.bits_per_param,
+        "goodput_ratio": run.goodput,
+        "learner_killed": outage is not None,
+        "learner_rejoined": outage is not None and outage.back,
+        "recovery_s": None if outage is None else outage.recovery_s,
+        "rounds_committed": run.rounds,
+        "checkpoint": last.path,
+        "bytes_up": uplink.bytes_sent,
+        "bytes_down": run.bytes_down,
+        "bytes_state": recorder.downlink.state_bytes,
+        "bytes_data_parallel_bf16": parallel // 2,
+        "parameters": params,
+        "steps": steps,
+        "first_step_s": recorder.first_step_s,
+        "recovery_with_compile_s": None if outage is None else outage.wall_s,
+        "steps_during_outage": None if outage is None else outage.steps_of_others,
+        "rounds_during_outage": None if outage is None else outage.rounds,
+        "eval_step_start": first.step,
+        "eval_step_end": last.step,
+        "sample": text.strip(),
+    }
+    for sentence in told(results):
+        on.say(sentence)
+    return results
+
+
+async def _evaluate(cluster: Cluster, checkpoint: Summary) -> float:
+    command = argv("learner", "eval", checkpoint.path, "--json")
+    told = json.loads(await call(cluster.place, command, f"eval-{checkpoint.name}"))
+    return float(cast("dict[str, Any]", told)["loss"])
+
+
+def _sample_argv(path: str) -> tuple[str, ...]:
+    return argv("learner", "sample", path, "--tokens", str(SAMPLE_TOKENS))
+
+
+def told(results: Mapping[str, Any]) -> list[str]:
+    """Return the results as lines for people."""
+    sent, parallel = results["bytes_sent"], results["bytes_data_parallel"]
+    lines = [
+        "",
+        (
+            f"Evaluation loss    {results['eval_loss_start']:.3f} at step "
+            f"{results['eval_step_start']}, {results['eval_loss_end']:.3f} at step "
+            f"{results['eval_step_end']} (nats per token, held-out text)"
+        ),
+        (
+            f"Bytes sent         {size(sent)}; data-parallel all-reduce of the same steps would have "
+            f"sent {size(parallel)} in f32 ({parallel / max(1, sent):.0f} times as much)"
+        ),
+    ]
+    up, down = results["bits_per_param_up"], results["bits_per_param_down"]
+    if up is not None and down is not None:
+        lines.append(f"Bits per parameter {up:.2f} up, {down:.2f} down")
+    rounds, goodput = results["rounds_committed"], results["goodput_ratio"]
+    lines.append(f"Rounds             {rounds} committed; goodput {goodput:.0%}")
+    if results["recovery_s"] is not None:
+        lines.append(
+            f"Recovery           {results['recovery_s']:.1f} s from process start to the first "
+            f"accepted contribution, {results['recovery_with_compile_s']:.1f} s with compilation"
+        )
+    elif results["learner_killed"]:
+        lines.append(f"Recovery           {VICTIM} did not come back before the end")
+    lines += [f"Checkpoint         {results['checkpoint']}", "", results["sample"], ""]
+    return lines

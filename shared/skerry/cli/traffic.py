@@ -1,0 +1,145 @@
+"""How many bytes a run moved, counted message by message in its log."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from skerry.bus import ledger
+from skerry.bus.base import Start
+from skerry.bus.state import follow_manifests
+from skerry.bus.view import GENESIS
+from skerry.core.fragments import plan
+from skerry.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from skerry.bus.base import Bus
+    from skerry.core.fragments import Plan
+    from skerry.wire.messages import Commit, Manifest, RunRecord
+
+PARAMS = "params"
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """Contributions in the log: all of their bytes, and those of merged outer gradients alone."""
+
+    bytes_sent: int
+    bytes_merged: int
+    params_merged: int
+
+    @property
+    def bits_per_param(self) -> float | None:
+        return 8 * self.bytes_merged / self.params_merged if self.params_merged else None
+
+
+@dataclass(slots=True)
+class Downlink:
+    """Every global fragment that was committed after genesis: what one learner reads of it.
+
+    ``state_bytes`` is what the syncer wrote altogether, master parameters and outer state included.
+    """
+
+    params: int = 0
+    bytes: int = 0
+    state_bytes: int = 0
+
+    @property
+    def bits_per_param(self) -> float | None:
+        return 8 * self.bytes / self.params if self.params else None
+
+    def add(self, cut: Plan, manifest: Manifest) -> None:
+        """Count one committed version of a fragment."""
+        sizes = {part.name: sum(c.size for c in part.chunks) for part in manifest.parts}
+        self.state_bytes += sum(sizes.values())
+        if manifest.commit.reason != GENESIS:
+            self.params += cut.fragments[manifest.commit.fragment].size
+            self.bytes += sizes.get(PARAMS, 0)
+
+
+def plan_of(record: RunRecord) -> Plan:
+    """Return the fragment plan of a run."""
+    return plan(record.leaves, record.fragments)
+
+
+def parameters(record: RunRecord) -> int:
+    """Return the number of parameters of a run's model."""
+    return sum(prod(leaf.shape) for leaf in record.leaves)
+
+
+def data_parallel_bytes(params: int, steps_by_learner: dict[str, int], learners: int) -> int:
+    """Return what a ring all-reduce of f32 gradients would have sent for the same steps.
+
+    Each of M workers sends 2 (M - 1) / M times the gradient per step (Patarasuk and Yuan, 2009).
+    """
+    if learners < 2:
+        return 0
+    steps = sum(steps_by_learner.values())
+    return round(2 * (learners - 1) / learners * params * FLOAT32_BYTES * steps)
+
+
+async def measure_downlink(bus: Bus, record: RunRecord, into: Downlink) -> None:
+    """Count every manifest from now on, until cancelled."""
+    cut = plan_of(record)
+    manifests = follow_manifests(bus, record.run, cut)
+    async with aclosing(manifests):
+        async for manifest in manifests:
+            into.add(cut, manifest)
+
+
+async def commits_until(bus: Bus, run: str, newest: dict[int, int]) -> list[Commit]:
+    """Return every commit of the run up to these versions of its fragments."""
+    found: list[Commit] = []
+    missing = set(newest)
+    if not missing:
+        return found
+    commits = ledger.follow_commits(bus, run)
+    async with aclosing(commits):
+        async for _, commit in commits:
+            found.append(commit)
+            if commit.version >= newest[commit.fragment]:
+                missing.discard(commit.fragment)
+            if not missing:
+                break
+    return found
+
+
+async def measure_uplink(bus: Bus, record: RunRecord) -> Uplink:
+    """Read the contributions that the log still holds and count their bytes."""
+    subjects = Subjects(record.run)
+    cut = plan_of(record)
+    newest = {f: c.version for f, c in (await ledger.last_commits(bus, record.run)).items()}
+    merged: dict[int, str] = {}
+    params = 0
+    for commit in await commits_until(bus, record.run, newest):
+        if commit.reason == GENESIS:
+            continue
+        for consumed in commit.consumed:
+            params += cut.fragments[commit.fragment].size
+            subject = subjects.contribution(commit.fragment, consumed.learner)
+            whole = range(consumed.sequence_first, consumed.sequence_last + 1)
+            merged |= dict.fromkeys(whole, subject)
+    return await _count(bus, subjects, merged, params)
+
+
+async def _count(bus: Bus, subjects: Subjects, merged: dict[int, str], params: int) -> Uplink:
+    """Sum payload sizes; ``merged`` maps the sequences of merged contributions to their subject.
+
+    Chunks of two learners may lie between one another, hence the subject.
+    """
+    name = subjects.stream("CONTRIB")
+    last = next((s.last_seq for s in await bus.streams() if s.name == name and s.messages), 0)
+    sent = useful = 0
+    if last:
+        records = bus.follow(subjects.contributions(), start=Start.ALL)
+        async with aclosing(records):
+            async for record in records:
+                sent += len(record.payload)
+                if merged.get(record.sequence) == record.subject:
+                    useful += len(record.payload)
+                if record.sequence >= last:
+                    break
+    return Uplink(sent, useful, params)
