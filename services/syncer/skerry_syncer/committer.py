@@ -144,7 +144,7 @@ class Committer:
             for (c, _), share in zip(kept, shares, strict=True)
         ]
 
-    async def _write(  # noqa: PLR0913, PLR0917  a commit is these six things
+    async def _write(
         self,
         batch: Batch,
         state: FragmentState,

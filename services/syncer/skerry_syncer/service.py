@@ -1,4 +1,4 @@
-"""The syncer: a session over the log that opens rounds, merges and commits.
+"""The syncer: sessions over the log until the run is finished.
 
 All it knows can be rebuilt from the log, so every trouble with the broker ends the session and
 begins a new one: the same path as after kill -9.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import ledger, presence
-from skerry.bus.contributions import Contribution, Refusal
+from skerry.bus import ledger
 from skerry.bus.state import StateWriter
 from skerry.bus.streams import specs
 from skerry.core import liveness, rounds, schedule
@@ -23,262 +21,19 @@ from skerry.core.outer import make_outer
 from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
-from skerry.wire.messages import Round, RunState
-from skerry.wire.subjects import Subjects
-from skerry_syncer.committer import Closing, Committer
+from skerry.wire.messages import RunState
+from skerry_syncer.committer import Committer
+from skerry_syncer.conductor import Conductor
 from skerry_syncer.fleet import Fleet
 from skerry_syncer.shard import Shard
 
 if TYPE_CHECKING:
     from skerry.bus.base import Bus
-    from skerry.core.fragments import Plan
     from skerry.wire.messages import RunRecord
-    from skerry_syncer.shard import FragmentState
 
 log = structlog.get_logger()
 
-REPUBLISH_S = 2.0
 RETRY_S = 1.0
-EMA_FACTOR = 0.2
-
-
-@dataclass(slots=True)
-class Open:
-    """A round in the air."""
-
-    record: Round
-    opened_s: float
-    published_s: float
-
-
-@dataclass(slots=True)
-class Conductor:
-    """One session: decides by the core, does by the ports."""
-
-    bus: Bus
-    run: RunRecord
-    config: RunConfig
-    plan: Plan
-    committer: Committer
-    shard: Shard
-    fleet: Fleet
-    timetable: schedule.Schedule
-    policy: rounds.Policy
-    timings: rounds.Timings = field(default_factory=rounds.Timings)
-    open: dict[int, Open] = field(default_factory=dict[int, Open])
-    finals: set[int] = field(default_factory=set[int])
-    launched_s: float | None = None
-    short_since_s: float | None = None
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def follow_contributions(self) -> None:
-        """Take every contribution behind what the manifests have resolved."""
-        subjects = Subjects(self.run.run)
-        after = self.shard.resume_after
-        async for record in self.bus.follow(subjects.contributions(), after=after):
-            got = self.shard.take(record, time.monotonic())
-            if isinstance(got, Contribution):
-                self.wake.set()
-            elif isinstance(got, Refusal):
-                log.warning("contribution_refused", cause=got.cause, detail=got.detail)
-
-    async def follow_pulses(self) -> None:
-        async for pulse in presence.follow_pulses(self.bus, self.run.run):
-            self.fleet.observe(pulse, time.monotonic())
-            self.wake.set()
-
-    async def conduct(self) -> None:
-        """Open, close and commit until the run is finished."""
-        while True:
-            self.wake.clear()
-            self._count_hands()
-            await self._genesis()
-            await self._close_due()
-            if await self._finish():
-                return
-            await self._open_due()
-            await self._republish()
-            try:
-                async with asyncio.timeout(self._idle_s()):
-                    await self.wake.wait()
-            except TimeoutError:
-                pass
-
-    async def _genesis(self) -> None:
-        for state in self.shard.fragments.values():
-            if state.version == 0 and state.pending:
-                now_ns = time.time_ns()
-                closing = Closing("genesis", 0, now_ns, now_ns, 0.0, 0.0, final=False)
-                await self.committer.genesis(self.shard, state, closing)
-                log.info("genesis", fragment=state.fragment.index)
-
-    def _count_hands(self) -> None:
-        """Remember since when fewer than K learners work."""
-        now = time.monotonic()
-        if len(self.fleet.working(now)) >= self.policy.quorum:
-            self.short_since_s = None
-        elif self.short_since_s is None:
-            self.short_since_s = now
-
-    async def _close_due(self) -> None:
-        for index, opened in list(self.open.items()):
-            state = self.shard.fragments[index]
-            now = time.monotonic()
-            view = self._view(state, opened, now)
-            decision, reason = rounds.decide(now, view, self.policy, self.timings)
-            if decision is rounds.Decision.CLOSE:
-                await self._close(state, opened, view, reason)
-            elif decision is rounds.Decision.REOPEN:
-                log.warning("round_reopened", fragment=index, reason=reason)
-                await self._launch(index, final=opened.record.final)
-
-    def _view(self, state: FragmentState, opened: Open, now: float) -> rounds.View:
-        return rounds.View(
-            opened_s=opened.opened_s,
-            arrived=dict(state.arrived_s),
-            expected=frozenset(self.fleet.working(now)),
-            short_since_s=self.short_since_s,
-            final=opened.record.final,
-        )
-
-    async def _close(
-        self, state: FragmentState, opened: Open, view: rounds.View, reason: str
-    ) -> None:
-        closed_s = time.monotonic()
-        quorum_at = rounds.quorum_at_s(view, self.policy.quorum)
-        quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
-        closing = Closing(
-            reason=reason,
-            step=self._clock(closed_s),
-            opened_ns=opened.record.opened_ns,
-            closed_ns=time.time_ns(),
-            quorum_s=quorum_s,
-            grace_s=max(0.0, closed_s - opened.opened_s - quorum_s),
-            final=opened.record.final,
-        )
-        manifest = await self.committer.merge(self.shard, state, closing)
-        del self.open[state.fragment.index]
-        (self.finals.add if closing.final else self.finals.discard)(state.fragment.index)
-        if manifest is None:
-            log.info("round_empty", fragment=state.fragment.index, reason=reason)
-            return
-        sync_s = time.monotonic() - closed_s
-        self.timings = rounds.measured(
-            self.timings,
-            EMA_FACTOR,
-            step_s=self.fleet.step_time_s(closed_s) or None,
-            quorum_s=quorum_s,
-            sync_s=sync_s,
-        )
-        commit = manifest.commit
-        log.info(
-            "round_committed",
-            fragment=commit.fragment,
-            version=commit.version,
-            step=commit.step,
-            reason=reason,
-            learners=[c.learner for c in commit.consumed],
-            staleness=[c.staleness for c in commit.consumed],
-            quorum_s=round(quorum_s, 4),
-            grace_s=round(closing.grace_s, 4),
-            sync_s=round(sync_s, 4),
-            refused=list(commit.refused),
-        )
-
-    async def _open_due(self) -> None:
-        now = time.monotonic()
-        if self.fleet.finished(now):
-            return
-        launch, _ = schedule.next_round(*self._schedule_view(now))
-        if launch is not None:
-            await self._launch(launch.fragment, final=False)
-            self.wake.set()
-
-    def _schedule_view(
-        self, now: float
-    ) -> tuple[
-        schedule.Schedule,
-        int,
-        float,
-        float | None,
-        float,
-        list[schedule.FragmentState],
-        int,
-    ]:
-        states = [
-            schedule.FragmentState(index, s.version, s.last_due_step, index in self.open)
-            for index, s in self.shard.fragments.items()
-            if s.version > 0
-        ]
-        return (
-            self.timetable,
-            self._clock(now),
-            now,
-            self.launched_s,
-            self.fleet.step_time_s(now),
-            states,
-            schedule.max_in_flight(self.timetable),
-        )
-
-    async def _launch(self, fragment: int, *, final: bool) -> None:
-        state = self.shard.fragments[fragment]
-        now = time.monotonic()
-        record = Round(
-            run=self.run.run,
-            plan_digest=self.plan.digest,
-            fragment=fragment,
-            version=state.version + 1,
-            due_step=self._clock(now),
-            opened_ns=time.time_ns(),
-            syncer=self.committer.writer.holder,
-            final=final,
-        )
-        await presence.open_round(self.bus, record)
-        self.open[fragment] = Open(record, now, now)
-        self.launched_s = now
-
-    async def _republish(self) -> None:
-        """Say open rounds again now and then: rounds live in memory and a broker may restart."""
-        now = time.monotonic()
-        for opened in self.open.values():
-            if now - opened.published_s >= REPUBLISH_S:
-                await presence.open_round(self.bus, opened.record)
-                opened.published_s = now
-
-    async def _finish(self) -> bool:
-        """Collect what is left once training is over; True when the run has been closed."""
-        now = time.monotonic()
-        if not self.fleet.finished(now):
-            return False
-        left = [i for i in self.shard.fragments if i not in self.finals]
-        if not left:
-            await ledger.finish_run(self.bus, self.run)
-            log.info("run_finished", run=self.run.run)
-            return True
-        for index in left[: schedule.max_in_flight(self.timetable)]:
-            opened = self.open.get(index)
-            if opened is None or not opened.record.final:
-                await self._launch(index, final=True)
-        return False
-
-    def _clock(self, now: float) -> int:
-        committed = max((s.last_due_step for s in self.shard.fragments.values()), default=0)
-        return max(committed, self.fleet.clock(now, self.config.sync.quorum))
-
-    def _idle_s(self) -> float:
-        """Return how long nothing can happen unless something arrives."""
-        now = time.monotonic()
-        waits = [REPUBLISH_S]
-        launch_s = schedule.next_launch_s(*self._schedule_view(now))
-        if launch_s is not None and not self.fleet.finished(now):
-            waits.append(launch_s)
-        waits += [
-            rounds.next_wake_s(
-                now, self._view(self.shard.fragments[i], opened, now), self.policy, self.timings
-            )
-            for i, opened in self.open.items()
-        ]
-        return min(waits)
 
 
 async def session(bus: Bus, run: str, holder: str) -> None:

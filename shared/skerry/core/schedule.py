@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,6 +43,18 @@ class Launch:
     fragment: int
     version: int
     due_step: int
+
+
+class Situation(NamedTuple):
+    """All that ``next_round`` and ``next_launch_s`` decide on, in the order of their arguments."""
+
+    schedule: Schedule
+    clock: int
+    now_s: float
+    last_launch_s: float | None
+    step_time_s: float
+    states: Sequence[FragmentState]
+    max_in_flight: int
 
 
 def offset(schedule: Schedule, fragment: int) -> int:
