@@ -87,6 +87,18 @@ class Cluster:
 
     async def start(self, kind: str, name: str, *arguments: str) -> Service:
         """Start a service under a name; restarting it is starting it again."""
+        common = ("--nats", self.url, "--run", self.run, "--name", name)
+        config = ("--config", str(self.config))
+        return await self._spawn(name, MODULES[kind], *common, *config, *arguments)
+
+    async def restore(self, checkpoint: Path, *sets: str) -> Service:
+        """Restore a checkpoint into the broker as this cluster's run."""
+        changes = [argument for change in sets for argument in ("--set", change)]
+        target = ("--nats", self.url, "--run", self.run)
+        module = MODULES["checkpointer"]
+        return await self._spawn("restore", module, "restore", str(checkpoint), *target, *changes)
+
+    async def _spawn(self, name: str, module: str, *arguments: str) -> Service:
         log = self.folder / f"{name}-{len(self.services)}.log"
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
@@ -98,9 +110,7 @@ class Cluster:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                MODULES[kind],
-                *("--nats", self.url, "--run", self.run, "--name", name),
-                *("--config", str(self.config)),
+                module,
                 *arguments,
                 stdout=out,
                 stderr=out,
