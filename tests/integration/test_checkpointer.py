@@ -1,0 +1,183 @@
+"""The checkpointer as a process, against a real nats-server, killed where it hurts."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.bus import ledger, state
+from skerry.bus.base import Bus
+from skerry.bus.nats_bus import NatsBus
+from skerry.settings import RunConfig
+from skerry.store.checkpoint import fragments, plan_of, verify
+from skerry.store.local import LocalStore
+from skerry.testing.nats_server import NatsServer
+from skerry.testing.scripted_run import ScriptedRun
+
+pytestmark = pytest.mark.nats
+
+DEADLINE_S = 60.0
+RUN = "run"
+
+PAUSING = """
+import asyncio, sys, threading
+from pathlib import Path
+from skerry.bus.nats_bus import NatsBus
+from skerry.store.local import LocalDraft, LocalStore
+from skerry_checkpointer.service import checkpointer
+
+class Draft(LocalDraft):
+    def append(self, file, data):
+        super().append(file, data)
+        print("half written", flush=True)
+        threading.Event().wait()
+
+class Store(LocalStore):
+    def draft(self, name):
+        return Draft(self.root, name)
+
+asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", Store(Path(sys.argv[2])), 5.0))
+"""
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[Process]:
+    """A Python process that does not outlive the test."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            running.kill()
+        await running.communicate()
+
+
+def service(nats: NatsServer, path: Path) -> tuple[str, ...]:
+    where = ("--nats", nats.url, "--run", RUN, "--set", f"store.path={path}")
+    return "-m", "skerry_checkpointer", *where
+
+
+@asynccontextmanager
+async def scripted(nats: NatsServer, every_s: float = 0.05) -> AsyncIterator[ScriptedRun]:
+    config = RunConfig.model_validate({"checkpoint": {"every_s": every_s, "keep_newest": 100}})
+    async with NatsBus(nats.url) as bus:
+        yield await ScriptedRun.begin(bus, RUN, config=config)
+
+
+def leftovers(store: LocalStore) -> list[Path]:
+    return list(store.root.glob(".partial-*"))
+
+
+async def checkpoint_at(bus: Bus, step: int) -> None:
+    """Wait until the ledger tells of a checkpoint at this step or later."""
+    records = ledger.follow_checkpoints(bus, RUN)
+    async with asyncio.timeout(DEADLINE_S), aclosing(records):
+        async for record in records:
+            if record.step >= step:
+                return
+
+
+async def test_it_writes_while_the_run_goes_on_and_ends_with_it(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with scripted(nats_server) as run, process(*service(nats_server, tmp_path)) as running:
+        await run.commit_all(step=1)
+        await checkpoint_at(run.bus, 1)
+        await run.commit(1, step=2)
+        await run.finish()
+        assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
+        store = LocalStore(tmp_path / RUN)
+        assert store.names() == ["step-00000001", "step-00000002"]
+        assert verify(store, "step-00000002").versions == (1, 2, 1)
+
+
+@pytest.mark.fault
+async def test_killed_half_way_it_harms_nothing_and_its_successor_cleans_up(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path / RUN)
+    async with scripted(nats_server, every_s=3600) as run:
+        await run.commit_all(step=1)
+        async with process(*service(nats_server, tmp_path)):
+            await checkpoint_at(run.bus, 1)
+        await run.commit(0, step=2)
+        async with process("-c", PAUSING, nats_server.url, str(store.root)) as writer:
+            assert writer.stdout is not None
+            line = await asyncio.wait_for(writer.stdout.readline(), DEADLINE_S)
+            assert line == b"half written\n"
+            writer.send_signal(signal.SIGKILL)
+            await writer.wait()
+        assert store.names() == ["step-00000001"]
+        assert verify(store, "step-00000001").versions == (1, 1, 1)
+        assert len(leftovers(store)) == 1
+        async with process(*service(nats_server, tmp_path)):
+            await checkpoint_at(run.bus, 2)
+        assert store.names() == ["step-00000001", "step-00000002"]
+        assert leftovers(store) == []
+
+
+@pytest.mark.fault
+async def test_it_outlives_a_broker_restart(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with scripted(nats_server) as run, process(*service(nats_server, tmp_path)):
+        await run.commit_all(step=1)
+        await checkpoint_at(run.bus, 1)
+        nats_server.restart()
+        await run.commit(2, step=2)
+        await checkpoint_at(run.bus, 2)
+
+
+async def test_a_checkpoint_becomes_a_run_in_an_empty_broker(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path / "checkpoints" / RUN)
+    async with scripted(nats_server) as run:
+        for name in ("a", "b"):
+            await ledger.join(run.bus, RUN, name, "host", time.time_ns())
+        await run.commit_all(step=7, tokens=70)
+        await run.finish()
+        async with process(*service(nats_server, store.root.parent)) as running:
+            assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
+    empty = NatsServer(tmp_path / "empty")
+    empty.start()
+    try:
+        await _restored(empty, store)
+    finally:
+        empty.kill()
+
+
+async def _restored(nats: NatsServer, store: LocalStore) -> None:
+    (name,) = store.names()
+    command = ("-m", "skerry_checkpointer", "restore", store.where(name), "--nats", nats.url)
+    steps = ("--run", "again", "--set", "train.steps=4321")
+    async with process(*command, *steps) as restoring:
+        out, err = await asyncio.wait_for(restoring.communicate(), DEADLINE_S)
+        assert restoring.returncode == 0, err.decode()
+        assert store.where(name) in out.decode()
+    async with NatsBus(nats.url) as bus:
+        record = await ledger.read_run(bus, "again")
+        assert RunConfig.model_validate_json(record.config_json).train.steps == 4321
+        cut = plan_of(verify(store, name), name)
+        for saved, vectors in fragments(store, name):
+            found = await state.read_latest(bus, "again", cut, cut.fragments[saved.commit.fragment])
+            assert found is not None
+            for part, vector in vectors.items():
+                np.testing.assert_array_equal(found[1][part], vector)
+        joined = await ledger.join(bus, "again", "b", "host", time.time_ns())
+        new = await ledger.join(bus, "again", "c", "host", time.time_ns())
+        assert (joined.shard, joined.incarnation, new.shard) == (1, 1, 2)
+    async with process(*command, *steps) as refused:
+        _, err = await asyncio.wait_for(refused.communicate(), DEADLINE_S)
+        assert refused.returncode == 2
+        assert "already has state" in err.decode()
+        assert "Traceback" not in err.decode()
