@@ -1,0 +1,136 @@
+"""What a fragment costs on the wire, message by message: ``python tests/bench/bench_codec.py``.
+
+Sending is what a learner does: quantise with the check for NaN, zstd, header, checksum, one message
+per chunk, let go once it is sent. Receiving is what the syncer does: every check of the envelope,
+assembling in one set of planes, decoding to f32. Beside speed this shows the bits per parameter on
+the wire and the most memory that sending takes. hivemind's and bitsandbytes' blockwise 8-bit codecs
+run beside ours where they install.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from harness import Case, Result, compare, memcpy, missing, one_core, options, report
+from numpy.typing import NDArray
+
+from skerry.core.backend import cpu
+from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
+from skerry.core.quantise import SCHEMES
+from skerry.wire.codec import PlaneAssembler, encode_vector
+from skerry.wire.envelope import seal, unseal
+from skerry.wire.messages import ChunkHeader
+
+F32 = NDArray[np.float32]
+RUN = "bench"
+CHUNK_BYTES = 524_288
+SIGMA = {"f32": 0.02, "bf16": 0.02, "int8": 1e-4, "int4": 1e-4}
+"""Trained parameters for the schemes of global fragments, Adam's steps for the others."""
+GOALS = {"int4": (0.25, 0.3)}
+
+
+def messages(layout: Plan, scheme: str, x: F32) -> Iterator[bytes]:
+    """Yield the sealed messages of a vector, each made when it is asked for."""
+    for c in encode_vector(scheme, x, CHUNK_BYTES):
+        header = ChunkHeader(
+            *(RUN, layout.digest, 0, 1, "ann", 1, c.index, c.count, scheme),
+            *(c.first_block, c.blocks, c.raw_bytes),
+        )
+        yield seal(header, c.packed)
+
+
+def send(layout: Plan, scheme: str, x: F32) -> int:
+    """Make every message and let it go; returns the bytes that would have been sent."""
+    return sum(map(len, messages(layout, scheme, x)))
+
+
+def receive(layout: Plan, scheme: str, sent: list[bytes], out: F32) -> None:
+    """Check and assemble messages and decode them into ``out``."""
+    assembler = PlaneAssembler(scheme, out.size // BLOCK)
+    for message in sent:
+        assembler.add(*unseal(message, run=RUN, plan=layout))
+    cpu().dequantise(scheme, assembler.planes, out)
+
+
+def peak_bytes(layout: Plan, scheme: str, x: F32) -> int:
+    """Return the most memory that sending takes beside the vector itself."""
+    tracemalloc.start()
+    try:
+        send(layout, scheme, x)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def ours(scheme: str, noise: F32) -> tuple[list[Case], Result]:
+    x = noise * np.float32(SIGMA[scheme])
+    layout = plan([LeafSpec("w", (x.size,))], 1)
+    sent, out = list(messages(layout, scheme, x)), np.empty_like(x)
+    receive(layout, scheme, sent, out)
+    bound = SCHEMES[scheme].relative_error * np.abs(x).max() + SCHEMES[scheme].absolute_error
+    if np.abs(out - x).max() > bound:
+        msg = f"{scheme} does not come back within its error bound"
+        raise RuntimeError(msg)
+    goals = GOALS.get(scheme, (None, None))
+    bits, peak = 8 * sum(map(len, sent)) / x.size, peak_bytes(layout, scheme, x) / 2**20
+    cases = [
+        Case(f"{scheme} send", partial(send, layout, scheme, x), x.nbytes, goals[0]),
+        Case(f"{scheme} receive", partial(receive, layout, scheme, sent, out), x.nbytes, goals[1]),
+    ]
+    note = f"{bits:.2f} bits per parameter, {peak:.1f} MiB to send"
+    return cases, Result(f"{scheme} size", 0.0, 0.0, note=note)
+
+
+def hivemind(x: F32) -> list[Case]:
+    torch: Any = import_module("torch")
+    codec: Any = import_module("hivemind.compression")
+    torch.set_num_threads(1)
+    tensor, kind = torch.from_numpy(x), codec.CompressionType.BLOCKWISE_8BIT
+    message: type[Any] = import_module("hivemind.proto.runtime_pb2").Tensor
+    sent = codec.serialize_torch_tensor(tensor, kind).SerializeToString()
+
+    def encode() -> object:
+        return codec.serialize_torch_tensor(tensor, kind).SerializeToString()
+
+    def decode() -> object:
+        return codec.deserialize_torch_tensor(message.FromString(sent))
+
+    named = (("hivemind 8-bit send", encode), ("hivemind 8-bit receive", decode))
+    return [Case(name, run, x.nbytes) for name, run in named]
+
+
+def bitsandbytes(x: F32) -> list[Case]:
+    torch: Any = import_module("torch")
+    codec: Any = import_module("bitsandbytes.functional")
+    torch.set_num_threads(1)
+    tensor = torch.from_numpy(x)
+    encode = partial(codec.quantize_blockwise, tensor, blocksize=BLOCK)
+    decode = partial(codec.dequantize_blockwise, *encode())
+    named = (("bitsandbytes 8-bit quantise", encode), ("bitsandbytes 8-bit decode", decode))
+    return [Case(name, run, x.nbytes) for name, run in named]
+
+
+def main() -> None:
+    wanted = options(__doc__ or "")
+    one_core()
+    noise = np.random.default_rng(0).standard_normal(wanted.mib << 18, np.float32)
+    cases, sizes = [memcpy(noise.nbytes)], list[Result]()
+    for scheme in SCHEMES:
+        timed, size = ours(scheme, noise)
+        cases += timed
+        sizes.append(size)
+    for peer in (hivemind, bitsandbytes):
+        if find_spec(peer.__name__) is not None:
+            cases += peer(noise * np.float32(1e-4))
+    results = compare(cases, wanted.rounds) + sizes + missing("hivemind", "bitsandbytes")
+    report("wire", results, as_json=wanted.json)
+
+
+if __name__ == "__main__":
+    main()
