@@ -65,6 +65,7 @@ class Merger(Protocol):
         *,
         lr: float,
         decay: float,
+        into: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32] | None:
         """Turn ``out`` from a direction into new parameters; returns the new momentum."""
         ...

@@ -93,15 +93,18 @@ def step(
     *,
     lr: float,
     decay: float,
+    into: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32] | None:
     """Turn ``out`` from a direction into new parameters; returns the new momentum.
+
+    The momentum goes into ``into`` if given, which may be ``momentum`` itself.
 
     With ``g = gain * out``: ``t' = g + decay * t`` and ``p' = p - lr * (g + decay * t')``, which is
     Nesterov momentum as in ``optax.sgd(nesterov=True)``; without momentum ``p' = p - lr * g``.
     Every operation is one f32 rounding, in this order.
     """
     rate, beta = np.float32(-lr), np.float32(decay)
-    fresh = None if momentum is None else np.empty_like(momentum)
+    fresh = np.empty_like(momentum) if into is None and momentum is not None else into
     for index, part in _parts(spans):
         gradient = gains[index] * out[part]
         update = gradient
@@ -109,7 +112,7 @@ def step(
             fresh[part] = gradient + beta * momentum[part]
             update = gradient + beta * fresh[part]
         out[part] = master[part] + rate * update
-    return fresh
+    return None if momentum is None else fresh
 
 
 def _parts(spans: Spans) -> Iterator[tuple[int, slice]]:

@@ -210,13 +210,14 @@ def step(
     *,
     lr: float,
     decay: float,
+    into: F32s | None = None,
 ) -> F32s | None:
     """Do what ``fold.step`` does."""
     rate = np.float32(-lr)
     if momentum is None:
         _step_plain(as_blocks(out), gains, *spans, as_blocks(master), rate)
         return None
-    fresh = np.empty_like(momentum)
+    fresh = np.empty_like(momentum) if into is None else into
     rows, traces, updated = as_blocks(master), as_blocks(momentum), as_blocks(fresh)
     beta = np.float32(decay)
     _step_momentum(as_blocks(out), gains, *spans, rows, traces, updated, rate, beta)

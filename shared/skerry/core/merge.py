@@ -92,8 +92,12 @@ def direction(
     weights: Sequence[float],
     fragment: Fragment,
     averaged: Sequence[bool],
+    into: NDArray[np.float32] | None = None,
 ) -> Direction:
-    """Do what ``merge`` does, but leave the gain per slice to the caller's last pass."""
+    """Do what ``merge`` does, but leave the gain per slice to the caller's last pass.
+
+    The vector is ``into`` if given, whatever it held.
+    """
     spans = spans_of(fragment)
     _check(contributions, weights, fragment, averaged)
     radial = ~np.asarray(averaged, np.bool_) & (method == "rda")
@@ -103,7 +107,7 @@ def direction(
     radii = shares @ np.where(present, norms, 0.0)
     coefficients = np.where(radial, shares[:, None] * inverse, shares[:, None]).astype(np.float32)
 
-    out = np.empty(fragment.padded_size, np.float32)
+    out = np.empty(fragment.padded_size, np.float32) if into is None else into
     accumulate = backend.merger().accumulate
     lengths = np.sqrt(accumulate(ordered, coefficients, spans, out))
     lost = radial & (lengths <= DEGENERATE)

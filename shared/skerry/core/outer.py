@@ -96,7 +96,7 @@ def make_outer(preset: str, *, lr: float | None, momentum: float | None, h_steps
     return _sgd_outer(name, sgd)
 
 
-def merge_and_apply(
+def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in its order
     outer: Outer,
     master: F32s,
     state: Any,
@@ -105,20 +105,27 @@ def merge_and_apply(
     method: Method,
     fragment: Fragment,
     averaged: Sequence[bool],
+    spare: Sequence[F32s] = (),
 ) -> tuple[F32s, Any, float]:
     """Merge contributions and take one outer step; the syncer's only call.
 
     Returns the new master f32 (padded_size,), the new state and the merged gradient's L2 norm; the
     inputs are untouched. Presets decode, merge and step block by block without another vector.
+    ``spare`` are up to two dead vectors (an earlier master and momentum) that presets write into
+    instead of fresh memory, whose first touch costs as much as the merge: never those in use.
     Raises Diverged when the merge is not finite, ValueError when shapes or weights do not fit.
     """
     if outer.fused is None:
         vector = merge(method, contributions, weights, fragment, averaged)
         norm = float(np.sqrt(backend.merger().segment_squares(vector, whole(vector))[0]))
         return (*outer.apply(master, vector, state), norm)
-    vector, gains, spans, norm = direction(method, contributions, weights, fragment, averaged)
+    fitting = [vector for vector in spare if vector.size == fragment.padded_size]
+    out, into = (*fitting, None, None)[:2]
+    merged = direction(method, contributions, weights, fragment, averaged, out)
+    vector, gains, spans, norm = merged
     lr, decay = outer.fused
-    fresh = backend.merger().step(vector, gains, spans, master, state, lr=lr, decay=decay)
+    step = backend.merger().step
+    fresh = step(vector, gains, spans, master, state, lr=lr, decay=decay, into=into)
     return vector, fresh, norm
 
 

@@ -91,6 +91,23 @@ def test_the_fused_path_equals_merge_then_apply(name: str) -> None:
         assert norm == pytest.approx(float(np.linalg.norm(merged)), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["nesterov", "direct"])
+@pytest.mark.parametrize("size", [4 * BLOCK, BLOCK], ids=["fitting", "too small"])
+def test_dead_vectors_are_recycled_without_changing_the_result(name: str, size: int) -> None:
+    outer = preset(name)
+    master, state, items = vector(0), outer.init(vector(0)), contributions(1)
+    spare = [np.full(size, np.nan, np.float32) for _ in range(2)]
+    method: merge.Method = "rda"
+    rest = method, FRAGMENT, AVERAGED
+    expected, fresh, norm = merge_and_apply(outer, master, state, items, WEIGHTS, *rest)
+    found, recycled, same_norm = merge_and_apply(outer, master, state, items, WEIGHTS, *rest, spare)
+    assert (found is spare[0]) == (size == 4 * BLOCK)
+    assert np.array_equal(found, expected)
+    assert norm == same_norm
+    leaves, others = outer.leaves(fresh), outer.leaves(recycled)
+    assert all(np.array_equal(leaf, others[key]) for key, leaf in leaves.items())
+
+
 def test_the_general_path_agrees_with_the_fused_one() -> None:
     general = from_optax("mine", optax.sgd(0.7, 0.9, nesterov=True))
     fused = preset("nesterov")
