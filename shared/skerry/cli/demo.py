@@ -279,7 +279,7 @@ def told(results: Mapping[str, Any]) -> list[str]:
             f"{results['eval_step_end']} (nats per token, held-out text)"
         ),
         (
-            f"Bytes sent         {size(sent)}; data-parallel all-reduce of the same steps would have "
+            f"Bytes sent         {size(sent)}; all-reducing the same steps would have "
             f"sent {size(parallel)} in f32 ({parallel / max(1, sent):.0f} times as much)"
         ),
     ]

@@ -1,0 +1,111 @@
+"""What the live view prints."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from skerry.bus.report import Report, report
+from skerry.bus.view import Frame, RunView, fold
+from skerry.cli import live
+from skerry.cli.live import Lines, Terminal, clock, line, picture, screen, size
+from skerry.core.liveness import Policy
+from skerry.wire.messages import LearnerPhase, MemberRecord, Pulse
+
+FRAME = Frame("t", 2, 1, 100, None, Policy(0.5, 3.0, 8.0))
+BEGAN = 1000.0
+
+
+def pulse(learner: str, step: int, loss: float = 2.5) -> Pulse:
+    return Pulse(
+        run="t",
+        learner=learner,
+        incarnation=1,
+        phase=LearnerPhase.TRAINING,
+        sent_ns=int((BEGAN + step) * 1e9),
+        step=step,
+        steps=step,
+        tokens=step * 1000,
+        cursor=step,
+        loss=loss,
+        step_time_s=0.5,
+        busy_s=step * 0.5,
+        alive_s=float(step),
+        bytes_up=2_000_000,
+        bytes_down=1_000_000,
+        contributions=1,
+    )
+
+
+def at(step: int, now_s: float | None = None) -> Report:
+    view = RunView(FRAME)
+    for name in ("a[x]", "b"):
+        view = fold(view, MemberRecord("t", name, 1, "here", int(BEGAN * 1e9), 0), BEGAN)
+    for name in ("a[x]", "b"):
+        view = fold(view, pulse(name, step), BEGAN + step)
+    return report(view, BEGAN + step if now_s is None else now_s)
+
+
+def test_a_line_says_how_far_how_fast_and_how_much() -> None:
+    text = line(at(10))
+    for part in ("step 10/100", "loss 2.500", "4,000 tokens/s", "learners 2/2", "sent 6.0 MB"):
+        assert part in text
+
+
+def test_a_line_names_who_is_not_alive() -> None:
+    assert "b gone" in line(at(10, BEGAN + 10_000))
+
+
+def test_a_picture_shows_every_learner_by_its_name() -> None:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(picture(at(10)))
+    shown = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    assert "a[x]#1" in shown
+    assert "b#1" in shown
+
+
+def test_lines_are_not_repeated_when_nothing_changed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LINE_S", 0.0)
+    lines = Lines()
+    for report_now in (at(10), at(10), at(11)):
+        lines.show(report_now)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_lines_leave_time_between_one_another(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    for step in (10, 11, 12):
+        lines.show(at(step))
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_no_table_where_there_is_no_terminal() -> None:
+    assert isinstance(screen(Console(file=io.StringIO())), Lines)
+    assert isinstance(screen(Console(file=io.StringIO(), force_terminal=True)), Terminal)
+
+
+def test_sentences_stay_above_the_table() -> None:
+    out = io.StringIO()
+    with Terminal(Console(file=out, force_terminal=True, width=100)) as terminal:
+        terminal.show(at(10))
+        terminal.say("learner-2 [gone]")
+    assert "learner-2 [gone]" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "?"), (0, "0:00"), (62.9, "1:02"), (3723, "1:02:03")]
+)
+def test_times(seconds: float | None, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(count) == text

@@ -1,0 +1,121 @@
+"""The command line: what it imports, what it hands on, how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from skerry.cli import main
+from skerry.cli.main import HANDED_ON, app
+
+COMMANDS = ["demo", "up", *HANDED_ON, "status", "doctor"]
+HEAVY = ("jax", "numpy", "blosc2", "nats", "numba", "optax", "google.protobuf", "structlog")
+SCREEN_LINES = 40
+
+
+def skerry(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "skerry.cli.main", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def imported_by(*args: str) -> set[str]:
+    """Return the modules that are loaded when the command line has been answered."""
+    code = (
+        "import sys, skerry.cli.main as m\n"
+        f"sys.argv[1:] = {list(args)!r}\n"
+        "try: m.main()\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("args", [("--help",), ("up", "--help"), ("--version",)])
+def test_help_imports_nothing_heavy(args: tuple[str, ...]) -> None:
+    assert imported_by(*args).isdisjoint(HEAVY)
+
+
+def test_help_names_every_command() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert all(command in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["demo", "up", "status", "doctor"])
+def test_help_fits_a_screen(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert len(result.output.splitlines()) <= SCREEN_LINES
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    from importlib.metadata import version
+
+    assert CliRunner().invoke(app, ["--version"]).output == f"skerry {version('skerry')}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["syncer", "--help"], ["skerry_syncer", "--help"]),
+        (["health-monitor", "--run", "x"], ["skerry_health_monitor", "--run", "x"]),
+        (["eval", "c", "--json"], ["skerry_learner", "eval", "c", "--json"]),
+        (["sample", "--help"], ["skerry_learner", "sample", "--help"]),
+        (["checkpoints"], ["skerry_checkpointer", "list"]),
+        (["checkpoints", "--run", "x"], ["skerry_checkpointer", "list", "--run", "x"]),
+        (["checkpoints", "verify", "c"], ["skerry_checkpointer", "verify", "c"]),
+        (["checkpoints", "--help"], ["skerry_checkpointer", "--help"]),
+    ],
+)
+def test_services_commands_are_handed_on_whole(
+    given: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[list[str]] = []
+
+    def execv(path: str, command: tuple[str, ...]) -> None:
+        assert path == sys.executable
+        became.append(list(command))
+        raise SystemExit(0)
+
+    monkeypatch.setattr("os.execv", execv)
+    monkeypatch.setattr("skerry.cli.services.require", lambda _service: None)
+    monkeypatch.setattr(sys, "argv", ["skerry", *given])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert became == [[sys.executable, "-m", *expected]]
+
+
+def test_a_service_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skerry.cli.services import require
+    from skerry.errors import ConfigError
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'skerry\[syncer\]'"):
+        require("syncer")
+
+
+def test_a_config_typo_is_one_sentence_and_code_2(tmp_path: Path) -> None:
+    done = skerry("up", "--set", "sync.h_step=3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: sync.h_step (from --set) is not a setting")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_status_without_a_broker_is_one_sentence(tmp_path: Path) -> None:
+    done = skerry(
+        "status",
+        "--nats",
+        "nats://127.0.0.1:1",
+        "--set",
+        "nats.connect_timeout_s=0.1",
+        "--once",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: No NATS server answered at nats://127.0.0.1:1")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,64 @@
+"""A run's folders: one cluster at a time, found by other commands while it runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from skerry.cli.place import Place, RunInUse, running
+from skerry.errors import ConfigError
+
+
+def test_a_second_cluster_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    place = Place("a", tmp_path)
+    with (
+        place.held(),
+        pytest.raises(RunInUse, match=f"Process {os.getpid()} runs 'a'"),
+        place.held(),
+    ):
+        pass
+
+
+def test_a_folder_is_free_again_afterwards(tmp_path: Path) -> None:
+    place = Place("a", tmp_path)
+    with place.held():
+        pass
+    with place.held():
+        assert place.folder.is_dir()
+
+
+def test_other_runs_do_not_mind(tmp_path: Path) -> None:
+    with Place("a", tmp_path).held(), Place("b", tmp_path).held():
+        assert (tmp_path / "b").is_dir()
+
+
+def test_a_run_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run '\.\./x'"):
+        Place("../x", tmp_path)
+
+
+def test_a_running_cluster_is_found_until_it_ends(tmp_path: Path) -> None:
+    place = Place("a", tmp_path)
+    with place.held(), place.announced("nats://127.0.0.1:5"):
+        assert [(c.run, c.url) for c in running(tmp_path)] == [("a", "nats://127.0.0.1:5")]
+    assert running(tmp_path) == []
+
+
+def test_what_a_killed_cluster_left_behind_is_not_found(tmp_path: Path) -> None:
+    place = Place("a", tmp_path)
+    place.folder.mkdir()
+    place.cluster.write_text('{"run": "a", "url": "nats://x", "pid": 4194305}')
+    assert running(tmp_path) == []
+
+
+def test_clearing_keeps_checkpoints(tmp_path: Path) -> None:
+    place = Place("a", tmp_path)
+    kept = tmp_path / "checkpoints" / "a" / "step-1"
+    for folder in (place.broker / "jetstream", place.logs, kept):
+        folder.mkdir(parents=True)
+    assert place.has_state
+    place.clear()
+    assert not place.has_state
+    assert kept.is_dir()
