@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from skerry.core.fragments import LeafSpec  # noqa: TC001 (wire.proto resolves these hints)
+from skerry.core.fragments import LeafSpec
 from skerry.core.liveness import Activity
 
 

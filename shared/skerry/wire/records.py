@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from skerry.errors import WrongPlan, WrongRun
+from skerry.errors import Corrupt, WrongPlan, WrongRun
 from skerry.wire import frame, proto
 from skerry.wire.frame import Kind
 from skerry.wire.messages import (
@@ -56,7 +56,11 @@ def decode(
         run: the run whose subject it came from; another run's record is WrongRun.
         plan_digest: where given, a record that was made under another plan is WrongPlan.
     """
-    record = proto.decode(kind, frame.read(KINDS[kind], data).header)
+    found = frame.read(KINDS[kind], data)
+    if found.payload:
+        msg = f"A record came with a payload of {len(found.payload)} bytes: it has none."
+        raise Corrupt(msg)
+    record = proto.decode(kind, found.header)
     origin = record.commit if isinstance(record, Manifest) else record
     check_run(origin.run, run)
     if plan_digest is not None and isinstance(origin, RunRecord | Round | Commit):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -130,6 +131,23 @@ def test_bits_per_parameter(scheme: str, sigma: float, bits: float) -> None:
     size = sum(len(chunk.packed) for chunk in encode_vector(scheme, x, 512 * 1024))
 
     assert 8 * size / x.size <= bits
+
+
+def test_threads_encode_and_decode_side_by_side() -> None:
+    vectors = [gaussian(400, seed=seed) for seed in range(8)]
+
+    def there_and_back(x: F32) -> tuple[list[Chunk], Planes]:
+        chunks, assembler = chunks_of("int4", x), PlaneAssembler("int4", 400)
+        for chunk in chunks:
+            assembler.add(header_of(chunk), chunk.packed)
+        return chunks, assembler.planes
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(there_and_back, vectors))
+
+    for x, (chunks, planes) in zip(vectors, found, strict=True):
+        assert chunks == chunks_of("int4", x)
+        assert_equal(planes, quantise("int4", x))
 
 
 def test_encoding_is_lazy_and_memory_flat() -> None:

@@ -126,6 +126,11 @@ def test_one_record_is_not_taken_for_another() -> None:
         records.decode(Round, records.encode(PULSE), run="r")
 
 
+def test_a_record_with_a_payload_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="payload"):
+        records.decode(Pulse, frame.write(Kind.PULSE, proto.encode(PULSE), b"x"), run="r")
+
+
 def test_another_wire_version_is_refused() -> None:
     data = bytearray(records.encode(PULSE))
     data[4] += 1
