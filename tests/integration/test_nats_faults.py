@@ -203,6 +203,17 @@ async def test_a_longer_memory_stream_that_began_anew_is_noticed_too(
         assert [r.payload for r in await take(records, 3)] == [b"a", b"b", b"c"]
 
 
+async def test_a_client_that_gave_up_for_good_is_replaced(bus: NatsBus, names: Subjects) -> None:
+    async with aclosing(bus.follow(names.commits())) as records:
+        await bus.publish(names.commit(0), b"1")
+        await take(records, 1)
+        waiting = asyncio.ensure_future(take(records, 1))
+        client = await bus._connection.ready(None)
+        await client.close()
+        await bus.publish(names.commit(0), b"2", msg_id="0/2")
+        assert [record.payload for record in await waiting] == [b"2"]
+
+
 async def test_closing_the_bus_ends_its_followers(nats_server: NatsServer, run_id: str) -> None:
     async with NatsBus(nats_server.url) as bus:
         await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator
+import subprocess
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,50 @@ async def test_a_full_disk_refuses_a_write_and_keeps_the_rest(tmp_path: Path, ru
             assert 0 < len(stored) < 12
             kept = await bus.last_each(f"{names.root}.state.0.0.*")
             assert [record.subject for record in kept] == stored
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MB; needs the right to mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("may not mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_a_disk_that_fills_up_is_named_and_a_restart_goes_on(
+    tiny_disk: Path, run_id: str
+) -> None:
+    ballast = tiny_disk / "ballast"
+    ballast.write_bytes(bytes(4 * 1024**2))
+    server = started(tiny_disk, settings="jetstream { max_file_store: 100MB }")
+    names = Subjects(run_id)
+    stored: list[str] = []
+
+    async def fill(bus: NatsBus, count: int) -> None:
+        for i in range(len(stored), len(stored) + count):
+            await bus.publish(names.chunk(0, 0, i), bytes(900_000), msg_id=f"{i}")
+            stored.append(names.chunk(0, 0, i))
+
+    try:
+        async with NatsBus(server.url, request_timeout_s=0.5, patience_s=1.0) as bus:
+            await bus.declare(specs(run_id, window_bytes=1024**2))
+            with pytest.raises(StorageFull, match=r"disk is probably full.*restart the broker"):
+                await fill(bus, 20)
+            ballast.unlink()
+            server.restart()
+            await fill(bus, 2)
+            kept = await bus.last_each(f"{names.root}.state.0.0.*")
+        assert [record.subject for record in kept] == stored
     finally:
         server.kill()
 

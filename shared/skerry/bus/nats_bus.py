@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -31,7 +31,7 @@ from skerry.bus.nats_follow import Cursor, follow
 from skerry.bus.nats_records import direct_record, status_of
 from skerry.bus.nats_streams import config_of, hidden_changes, info_of, spec_of
 from skerry.bus.streams import STREAM_PREFIX, mend, stream_of
-from skerry.errors import BrokerUnfit, BusError
+from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError
 
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -40,6 +40,14 @@ MOST_SUBJECTS = 1024
 PAGE_BYTES = 16 * 1024**2
 ATTEMPTS_WORTH = 4
 """Calls that are safe to repeat go on for this many request timeouts."""
+
+
+class Message(NamedTuple):
+    """What is sent for one publish; the headers carry its id and its expectation."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, str]
 
 
 class NatsBus:
@@ -51,7 +59,7 @@ class NatsBus:
     ``on_event`` hears of lost and regained connections.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per setting
         self,
         url: str,
         *,
@@ -131,7 +139,7 @@ class NatsBus:
         deadline = self._deadline()
         await self._acquire(deadline)
         try:
-            return await self._publish(subject, payload, sent, deadline, expect)
+            return await self._publish(Message(subject, payload, sent), expect, deadline)
         finally:
             self._window.release()
 
@@ -189,19 +197,33 @@ class NatsBus:
             )
             raise BrokerUnfit(msg)
 
-    async def _publish(
-        self,
-        subject: str,
-        payload: bytes,
-        headers: dict[str, str],
-        deadline: float,
-        expect: Expect | None,
+    async def _publish(self, message: Message, expect: Expect | None, deadline: float) -> Receipt:
+        """Store a message by the deadline, or say why not.
+
+        A server whose disk is full leaves publishes unanswered but answers everything else; so
+        does, for a moment, one that has just come back. Hence one attempt more.
+        """
+        try:
+            return await self._store(message, expect, deadline, doubt=False)
+        except BrokerUnavailable:
+            if MSG_ID not in message.headers:
+                raise
+        timeout = self._connection.request_timeout_s
+        await self._exists(stream_of(message.subject), self._now() + timeout)
+        try:
+            return await self._store(message, expect, self._now() + timeout, doubt=True)
+        except BrokerUnavailable as e:
+            raise nats_errors.not_stored(message.subject, self._patience_s) from e
+
+    async def _store(
+        self, message: Message, expect: Expect | None, deadline: float, *, doubt: bool
     ) -> Receipt:
-        backoff, doubt = Backoff(deadline), False
+        """Publish until the server has the message; ``doubt``: an earlier attempt may have."""
+        subject, headers, backoff = message.subject, message.headers, Backoff(deadline)
         while True:
             try:
                 answer = await self._connection.request(
-                    subject, payload, deadline=deadline, headers=headers or None
+                    subject, message.payload, deadline=deadline, headers=headers or None
                 )
                 reply = json.loads(answer.data)
                 error = reply.get("error")
@@ -209,7 +231,7 @@ class NatsBus:
                     return Receipt(reply["seq"], bool(reply.get("duplicate", False)))
                 code = error.get("err_code", 0)
                 if code in nats_errors.WRONG_SEQUENCE and expect is not None:
-                    return await self._lost_or_ours(subject, headers, expect, error, doubt=doubt)
+                    return await self._lost_or_ours(message, expect, error, doubt=doubt)
                 if code not in nats_errors.TRANSIENT:
                     raise self._refused(error, subject)
             except NoAnswer as e:
@@ -226,18 +248,12 @@ class NatsBus:
         return nats_errors.translate(problem, f"a message on {subject}")
 
     async def _lost_or_ours(
-        self,
-        subject: str,
-        headers: Mapping[str, str],
-        expect: Expect,
-        error: Mapping[str, Any],
-        *,
-        doubt: bool,
+        self, message: Message, expect: Expect, error: Mapping[str, Any], *, doubt: bool
     ) -> Receipt:
         """Tell a lost compare-and-set from our own write whose acknowledgement was lost."""
         if doubt:
-            record = await self.last(subject)
-            if record is not None and record.headers.get(MSG_ID) == headers.get(MSG_ID):
+            record, ours = await self.last(message.subject), message.headers.get(MSG_ID)
+            if record is not None and record.headers.get(MSG_ID) == ours:
                 return Receipt(record.sequence, duplicate=True)
         raise nats_errors.conflict(expect.subject, expect.sequence, error.get("description", ""))
 

@@ -33,6 +33,8 @@ MAX_OUTSTANDING_PINGS = 2
 REDIAL_S = 0.25
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
+GIVE_UP_S = 10.0
+"""After this long without a connection nats-py's own attempts are ended and we dial anew."""
 
 Event = Callable[[str, Mapping[str, str]], None]
 
@@ -112,6 +114,7 @@ class Connection:
         self._dialling = asyncio.Lock()
         self._in_flight: set[asyncio.Timeout] = set()
         self._reason = "no connection"
+        self._down_since: float | None = None
 
     @property
     def max_payload(self) -> int:
@@ -131,6 +134,7 @@ class Connection:
 
     async def ready(self, deadline: float | None) -> Client:
         """Return a connected client, dialling anew where nats-py has given up."""
+        started = asyncio.get_running_loop().time()
         while True:
             client = self._client
             if self.closing:
@@ -142,12 +146,11 @@ class Connection:
                 async with asyncio.timeout_at(deadline):
                     await self._wait_up(client)
             except TimeoutError as e:
-                raise self.unavailable() from e
+                raise self.unavailable(asyncio.get_running_loop().time() - started) from e
 
-    def unavailable(self, seconds: float | None = None) -> BrokerUnavailable:
+    def unavailable(self, seconds: float) -> BrokerUnavailable:
         """Return the error for a deadline that has passed."""
-        span = self.connect_timeout_s if seconds is None else seconds
-        return nats_errors.unavailable(self.login.urls, span, self._reason)
+        return nats_errors.unavailable(self.login.urls, seconds, self._reason)
 
     async def request(
         self,
@@ -201,13 +204,21 @@ class Connection:
                 raise self.unavailable(now() - start)
 
     async def _wait_up(self, client: Client | None) -> None:
-        if client is None or client.is_closed:
-            async with self._dialling:
-                if self._client is client:
-                    self._client = await self._dial()
+        """Wait for nats-py to reconnect; dial anew when it does not or has given up for good."""
+        now = asyncio.get_running_loop().time()
+        if client is not None and not client.is_closed:
+            self._down_since = self._down_since or now
+            self._up.clear()
+            try:
+                async with asyncio.timeout_at(self._down_since + GIVE_UP_S):
+                    await self._up.wait()
+            except TimeoutError:
+                await client.close()
             return
-        self._up.clear()
-        await self._up.wait()
+        async with self._dialling:
+            if self._client is client:
+                self._client = await self._dial()
+                self._down_since = None
 
     async def _dial(self) -> Client:
         """Connect until it works; the caller bounds the time."""
@@ -285,6 +296,7 @@ class Connection:
 
     async def _came_up(self) -> None:
         self._tell("reconnected", {})
+        self._down_since = None
         self._up.set()
         self._call_lost()
 

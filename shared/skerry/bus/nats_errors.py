@@ -96,6 +96,16 @@ def no_room(what: str, description: str) -> StorageFull:
     return StorageFull(msg)
 
 
+def not_stored(subject: str, seconds: float) -> StorageFull:
+    """Say that the server answers and yet does not take a message, as on a disk that is full."""
+    msg = (
+        f"The broker answers, but has not stored a message on {subject} for {seconds:.3g} s: its"
+        " disk is probably full (its log says so). Free some and restart the broker, which takes"
+        " nothing into that stream until then. What was acknowledged is kept."
+    )
+    return StorageFull(msg)
+
+
 def translate(error: ApiError, what: str) -> BusError:
     """Return our error for one of JetStream's about ``what``."""
     if error.err_code in NO_ROOM:

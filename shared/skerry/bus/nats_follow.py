@@ -222,6 +222,7 @@ async def place(connection: Connection, stream: str, cursor: Cursor) -> None:
     state = await stream_state(connection, stream)
     if cursor.start is Start.NEW and not cursor.sequence:
         cursor.sequence, cursor.start = state["last_seq"], Start.ALL
+        cursor.time_ns = nanoseconds(state["last_ts"]) if state["messages"] else 0
     elif cursor.sequence and cursor.began_anew(state):
         cursor.sequence, cursor.time_ns, cursor.start = 0, 0, Start.ALL
 

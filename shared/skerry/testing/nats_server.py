@@ -40,8 +40,13 @@ class NatsServer(LocalBroker):
         )
 
     def pause(self) -> None:
-        """Stop the process without closing its connections (SIGSTOP): it hangs, silently."""
+        """Stop the process without closing its connections (SIGSTOP): it hangs, silently.
+
+        Returns once every thread has stopped, which takes a moment on a busy machine.
+        """
         self._signal(signal.SIGSTOP)
+        if self.pid is not None:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a paused process go on."""
