@@ -74,13 +74,18 @@ class Weighed:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Committer:
-    """Merges and commits; one at a time, so that memory holds one fragment in hand."""
+    """Merges and commits; one at a time, so that memory holds one fragment in hand.
+
+    ``spare`` are the vectors that the newest commit replaced: the next merge of a fragment of that
+    size writes into them, since the first touch of fresh memory costs as much as the merge.
+    """
 
     writer: StateWriter
     config: SyncConfig
     outer: Outer
+    spare: tuple[Vector, ...] = ()
 
     async def genesis(self, shard: Shard, state: FragmentState, closing: Closing) -> Manifest:
         """Commit version 1: the negated gradient of the first GENESIS contribution, as it is."""
@@ -113,6 +118,7 @@ class Committer:
             self.config.merge,
             state.fragment,
             fragments.averaged(plan, state.fragment),
+            self.spare,
         )
         return await self._write(batch, state, weighed, master, outer_state, closing)
 
@@ -182,7 +188,9 @@ class Committer:
         ]
         told = len(state.refused)
         manifest = await self.writer.commit(commit, parts, state.manifest)
+        replaced = (state.master, state.outer)
         state.manifest, state.master, state.outer = manifest, master, outer_state
+        self.spare = tuple(v for v in replaced if isinstance(v, np.ndarray))
         state.drop(batch.pending)
         del state.refused[:told]
         return manifest

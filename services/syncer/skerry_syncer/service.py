@@ -15,7 +15,7 @@ import structlog
 from skerry.bus import ledger
 from skerry.bus.state import StateWriter
 from skerry.bus.streams import specs
-from skerry.core import liveness, rounds, schedule
+from skerry.core import backend, liveness, rounds, schedule
 from skerry.core.fragments import plan as plan_of
 from skerry.core.outer import make_outer
 from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, first_cause
@@ -106,6 +106,12 @@ async def _conductor(bus: Bus, record: RunRecord, config: RunConfig, holder: str
     )
 
 
+def load_kernels() -> None:
+    """Import, and the first time compile, what would else hold up the first round."""
+    backend.cpu()
+    backend.merger()
+
+
 async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
     """Serve one run until it is finished, across broker restarts; Fenced ends it."""
 
@@ -125,4 +131,5 @@ async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
             await asyncio.sleep(RETRY_S)
 
     async with bus:
+        await asyncio.to_thread(load_kernels)
         await serve({"syncer": sessions}, shutdown_s=shutdown_s)
