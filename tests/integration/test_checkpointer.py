@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -50,7 +50,7 @@ asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", Store(Path(sys.argv[2])), 
 
 
 @asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[Process]:
+async def process(*arguments: str) -> AsyncGenerator[Process]:
     """A Python process that does not outlive the test."""
     running = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=PIPE, stderr=PIPE
@@ -69,7 +69,7 @@ def service(nats: NatsServer, path: Path) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def scripted(nats: NatsServer, every_s: float = 0.05) -> AsyncIterator[ScriptedRun]:
+async def scripted(nats: NatsServer, every_s: float = 0.05) -> AsyncGenerator[ScriptedRun]:
     config = RunConfig.model_validate({"checkpoint": {"every_s": every_s, "keep_newest": 100}})
     async with NatsBus(nats.url) as bus:
         yield await ScriptedRun.begin(bus, RUN, config=config)

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from skerry.core.fragments import LeafSpec  # noqa: TC001  pydantic reads the annotations
+from skerry.core.fragments import LeafSpec  # at run time: pydantic reads the annotations
 from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.store.base import StoredFile  # noqa: TC001  pydantic reads the annotations
-from skerry.wire.messages import Commit  # noqa: TC001  pydantic reads the annotations
+from skerry.store.base import StoredFile
+from skerry.wire.messages import Commit
 
 FORMAT = 1
 PARAMS_FILE = "params.safetensors"

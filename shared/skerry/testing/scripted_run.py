@@ -30,6 +30,9 @@ LEAVES = (
 )
 """A small model with an embedding, a scalar and sizes that need padding."""
 
+WINDOW_BYTES = 16 * 1024**2
+"""Contributions kept: a broker reserves this for every run, and a test server holds many."""
+
 
 @dataclass(slots=True)
 class ScriptedRun:
@@ -52,7 +55,7 @@ class ScriptedRun:
         config: RunConfig | None = None,
     ) -> ScriptedRun:
         """Declare the streams, create the run and take its fence."""
-        await bus.declare(specs(run))
+        await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
         cut = plan(leaves, 3)
         text = (config or RunConfig()).model_dump_json()
         record = await ledger.create_run(bus, run_record(run, cut, text))

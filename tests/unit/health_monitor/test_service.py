@@ -55,8 +55,9 @@ async def seen(monitor: Monitor, holds: Callable[[dict[str, Any]], bool]) -> dic
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 answer = await asked(monitor, "/api/run")
-                if answer.status_code == 200 and holds(answer.json()):
-                    return answer.json()
+                told: dict[str, Any] = answer.json()
+                if answer.status_code == 200 and holds(told):
+                    return told
                 await asyncio.sleep(0)
     finally:
         following.cancel()

@@ -1,0 +1,136 @@
+"""The health monitor as a process, against a real nats-server and a learner that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from skerry.bus.base import Bus
+from skerry.bus.nats_bus import NatsBus
+from skerry.settings import RunConfig
+from skerry.testing.nats_server import NatsServer
+from skerry.testing.puppet import Puppet
+from skerry.testing.scripted_run import ScriptedRun
+
+pytestmark = pytest.mark.nats
+
+DEADLINE_S = 60.0
+FAST = RunConfig.model_validate({"liveness": {"pulse_s": 0.05}})
+
+
+@dataclass
+class Running:
+    """A monitor process: its exit, its log lines, its JSON."""
+
+    process: asyncio.subprocess.Process
+    url: str = ""
+
+    async def line(self, event: str) -> dict[str, Any]:
+        """Wait for a log line with this event."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(DEADLINE_S):
+            while data := await self.process.stderr.readline():
+                told: dict[str, Any] = json.loads(data)
+                if told["event"] == event:
+                    return told
+        msg = f"the monitor ended without {event}"
+        raise AssertionError(msg)
+
+    async def until(self, path: str, holds: Callable[[Any], bool]) -> Any:
+        """Ask until the answer holds."""
+        async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient(base_url=self.url) as client:
+            while True:
+                answer = await client.get(path)
+                if answer.status_code == 200 and holds(answer.json()):
+                    return answer.json()
+
+
+@asynccontextmanager
+async def monitor(nats: NatsServer, run: str, *options: str) -> AsyncGenerator[Running]:
+    where = ("--nats", nats.url, "--run", run, "--set", "health.port=0")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "skerry_health_monitor", *where, *options, stderr=PIPE
+    )
+    running = Running(process)
+    try:
+        listening = await running.line("health_listening")
+        running.url = f"http://127.0.0.1:{listening['port']}"
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+@asynccontextmanager
+async def puppet(bus: Bus, scripted: ScriptedRun) -> AsyncGenerator[None]:
+    """A learner that pulses until the block ends, then is silent at once."""
+    learner = Puppet(bus, scripted.record.run, scripted.plan, "a")
+    training = asyncio.create_task(learner.train())
+    try:
+        yield
+    finally:
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+
+
+def alive(answer: dict[str, Any]) -> bool:
+    return bool(answer["run"]["alive"])
+
+
+async def test_it_tells_of_a_learner_that_falls_silent_and_comes_back(
+    shared_nats: NatsServer, run_id: str
+) -> None:
+    async with NatsBus(shared_nats.url) as bus, monitor(shared_nats, run_id) as running:
+        scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
+        await scripted.commit_all()
+        async with puppet(bus, scripted):
+            await running.until("/api/run", alive)
+        assert (await running.line("learner_gone"))["learner"] == "a"
+        async with puppet(bus, scripted):
+            assert (await running.line("learner_back"))["incarnation"] == 2
+
+
+async def test_killed_and_started_again_it_knows_the_run(
+    shared_nats: NatsServer, run_id: str
+) -> None:
+    async with NatsBus(shared_nats.url) as bus:
+        scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
+        await scripted.commit_all()
+
+        def whole(answer: dict[str, Any]) -> bool:
+            return bool(answer["run"]["versions"] == [1, 1, 1])
+
+        for _ in range(2):
+            async with monitor(shared_nats, run_id) as running:
+                await running.until("/api/run", whole)
+
+
+async def test_it_waits_for_a_run_and_stops_at_a_signal(
+    shared_nats: NatsServer, run_id: str
+) -> None:
+    async with monitor(shared_nats, run_id) as running:
+        answer = await running.until("/healthz", lambda told: told["ok"])
+        assert answer["status"] == "waiting"
+        running.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.process.wait(), DEADLINE_S) == 0
+
+
+async def test_it_ends_with_the_run_where_asked(shared_nats: NatsServer, run_id: str) -> None:
+    async with (
+        NatsBus(shared_nats.url) as bus,
+        monitor(shared_nats, run_id, "--until-finished") as running,
+    ):
+        scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
+        await scripted.finish()
+        assert await asyncio.wait_for(running.process.wait(), DEADLINE_S) == 0
