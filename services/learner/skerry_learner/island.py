@@ -1,0 +1,173 @@
+"""The life of the trainer thread: warm up, catch up, train, and answer until it is told to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import structlog
+
+from skerry.settings import RunConfig
+from skerry.wire.messages import LearnerPhase
+from skerry_learner.data.prefetch import Prefetch
+from skerry_learner.data.stream import Stream
+from skerry_learner.sync.mailbox import Mailbox
+from skerry_learner.sync.meter import Meter
+from skerry_learner.sync.rules import Progress
+from skerry_learner.sync.session import Learner, Session
+from skerry_learner.trainer.schedule import progress
+from skerry_learner.trainer.step import StepResult
+from skerry_learner.trainer.trainer import Trainer
+
+log = structlog.get_logger()
+
+DIVERGED_IN_A_ROW = 5
+REPORT_S = 10.0
+
+
+@dataclass(slots=True)
+class Island:
+    """Everything the trainer thread owns; ``run`` is its body.
+
+    ``missing`` are the fragments that the log had no version of when this learner joined.
+    """
+
+    learner: Learner
+    config: RunConfig
+    trainer: Trainer
+    session: Session
+    mailbox: Mailbox
+    meter: Meter
+    stream: Stream
+    vocab: int | None
+    missing: tuple[int, ...]
+    now: Progress
+    phase: LearnerPhase = LearnerPhase.STARTING
+    diverged: int = 0
+    reported_s: float = 0.0
+    wall_ns: Callable[[], int] = time.time_ns
+
+    def run(self) -> None:
+        """Live until the mailbox says stop; a step loop that never waits lies in between."""
+        self._offer_genesis()
+        began = self.meter.clock()
+        self.trainer.warm(self._tick)
+        log.info("compiled", seconds=round(self.meter.clock() - began, 2))
+        self._catch_up()
+        self._train()
+        self._linger()
+
+    def pulse(self) -> None:
+        """Post a pulse now; also called by the network's side once this thread has ended."""
+        pulse = self.meter.pulse(
+            self.learner, self.phase, self.now, self.session, self.mailbox.traffic, self.wall_ns()
+        )
+        self.mailbox.post_pulse(pulse)
+
+    def _offer_genesis(self) -> None:
+        for fragment in self.missing:
+            while len(self.mailbox.busy()) >= 2 and not self.mailbox.stopping():
+                self._tick()
+                self.mailbox.wait(self.config.liveness.pulse_s)
+            if self.mailbox.stopping():
+                return
+            self.session.offer_genesis(fragment, self.now)
+
+    def _catch_up(self) -> None:
+        self._enter(LearnerPhase.CATCHING_UP)
+        while not self.mailbox.stopping():
+            self.session.boundary(self.now, self.meter.loss)
+            if self.session.caught_up and self.mailbox.genesis_ns is not None:
+                return
+            self._tick()
+            self.mailbox.wait(self.config.liveness.pulse_s)
+
+    def _train(self) -> None:
+        if self.mailbox.stopping() or self._done():
+            return
+        self._enter(LearnerPhase.TRAINING)
+        batch = self.config.data.batch
+        before: StepResult | None = None
+        with Prefetch(self.stream, cursor=self.now.cursor, batch=batch, vocab=self.vocab) as feed:
+            while not self.mailbox.stopping() and not self._done():
+                before = self._step(feed, before)
+        if before is not None:
+            self._read(before)
+
+    def _step(self, feed: Prefetch, before: StepResult | None) -> StepResult:
+        """Take one step; the outcome read meanwhile is that of the step before."""
+        began = self.meter.clock()
+        tokens, cursor = next(feed)
+        after = self.trainer.step(tokens, self._progress())
+        if before is not None:
+            self._read(before)
+        busy_s = self.meter.clock() - began
+        data = self.config.data
+        self.now = Progress(
+            step=self.now.step + 1,
+            steps=self.now.steps + 1,
+            tokens=self.now.tokens + data.batch * data.seq_len,
+            cursor=cursor,
+        )
+        self._boundary()
+        self.meter.stepped(busy_s, self.meter.clock() - began)
+        return after
+
+    def _boundary(self) -> None:
+        self.session.boundary(self.now, self.meter.loss)
+        self._tick()
+        while self.session.must_wait(self.now) and not self.mailbox.stopping() and not self._done():
+            self.mailbox.wait(self.config.liveness.pulse_s)
+            self.session.boundary(self.now, self.meter.loss, idle=True)
+            self._tick()
+
+    def _linger(self) -> None:
+        if self.mailbox.stopping():
+            return
+        self._enter(LearnerPhase.FINISHED)
+        while not self.mailbox.stopping():
+            self.session.boundary(self.now, self.meter.loss, idle=True)
+            self._tick()
+            self.mailbox.wait(self.config.liveness.pulse_s)
+
+    def _read(self, result: StepResult) -> None:
+        """Read the outcome of the step before the one that is running."""
+        loss, _, finite = jax.device_get(result)
+        if finite:
+            self.meter.loss = float(loss)
+            self.diverged = 0
+            return
+        self.diverged += 1
+        log.warning("step_skipped", reason="loss or gradient not finite", in_a_row=self.diverged)
+        if self.diverged >= DIVERGED_IN_A_ROW:
+            log.warning("global_state_readopted", step=self.now.step)
+            self.session.reset(self.now)
+            self.diverged = 0
+
+    def _progress(self) -> float:
+        genesis = self.mailbox.genesis_ns
+        elapsed_s = (self.wall_ns() - genesis) / 1e9 if genesis else 0.0
+        return progress(self.config.train, max(self.now.step, self.session.clock()), elapsed_s)
+
+    def _done(self) -> bool:
+        return self._progress() >= 1.0 or self.session.ended()
+
+    def _enter(self, phase: LearnerPhase) -> None:
+        self.phase = phase
+        log.info("phase", phase=phase.value, step=self.now.step, cursor=self.now.cursor)
+        self.pulse()
+
+    def _tick(self) -> None:
+        if self.meter.due(self.config.liveness.pulse_s):
+            self.pulse()
+        if self.meter.clock() - self.reported_s >= REPORT_S:
+            self.reported_s = self.meter.clock()
+            log.info(
+                "training",
+                step=self.now.step,
+                loss=round(self.meter.loss, 4),
+                step_ms=round(self.meter.step_time_s * 1e3, 1),
+                versions=list(self.session.versions),
+            )

@@ -1,0 +1,159 @@
+"""The learner as a service: the trainer in a thread of its own, the network in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+
+import structlog
+
+from skerry.bus.base import Bus
+from skerry.runtime.service import serve
+from skerry.settings import RunConfig
+from skerry.wire.messages import LearnerPhase
+from skerry_learner.data.stream import Stream
+from skerry_learner.island import Island
+from skerry_learner.joining import Place, Work, find_or_create, is_over, take_place
+from skerry_learner.sync.mailbox import Mailbox
+from skerry_learner.sync.meter import Meter
+from skerry_learner.sync.network import Network
+from skerry_learner.sync.rules import Policy
+from skerry_learner.sync.session import Session
+from skerry_learner.trainer.trainer import Trainer
+
+log = structlog.get_logger()
+
+
+async def learner(
+    bus: Bus, run: str, name: str, given: RunConfig, *, shutdown_s: float, started_s: float
+) -> None:
+    """Train in ``run`` until it is finished or a signal comes; ``started_s`` is monotonic."""
+    structlog.contextvars.bind_contextvars(learner=name)
+    async with bus:
+        record, work = await find_or_create(bus, run, given)
+        if is_over(record):
+            log.info("run_already_finished", run=run)
+            return
+        place = await take_place(bus, record, work, name, socket.gethostname())
+        trainer = await asyncio.to_thread(Trainer, work.model, work.config, work.plan)
+        await _Service(bus, work, place, trainer, started_s).run(shutdown_s)
+
+
+@dataclass(slots=True)
+class _Service:
+    """The composition of one learner, and its orderly end."""
+
+    bus: Bus
+    work: Work
+    place: Place
+    trainer: Trainer
+    started_s: float
+    over: bool = False
+    mailbox: Mailbox = field(init=False)
+    island: Island = field(init=False)
+    network: Network = field(init=False)
+    thread: threading.Thread = field(init=False)
+    ended: asyncio.Future[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        loop, wake = asyncio.get_running_loop(), asyncio.Event()
+        config, plan = self.work.config, self.work.plan
+        room = Policy.of(config.sync).room
+        self.mailbox = Mailbox(room, lambda: _call(loop, wake.set))
+        self.network = Network(
+            self.bus,
+            self.place.learner,
+            plan,
+            self.mailbox,
+            wake,
+            chunk_bytes=config.sync.chunk_bytes,
+        )
+        self.island = self._island()
+        self.ended = loop.create_future()
+        context = copy_context()  # so that the thread's log lines say whose they are
+        self.thread = threading.Thread(
+            target=context.run, args=(self._train, loop), name="train", daemon=True
+        )
+
+    def _island(self) -> Island:
+        config, learner = self.work.config, self.place.learner
+        session = Session(
+            learner,
+            self.work.plan,
+            config.sync,
+            self.trainer,
+            self.mailbox,
+            start=self.place.start,
+        )
+        return Island(
+            learner=learner,
+            config=config,
+            trainer=self.trainer,
+            session=session,
+            mailbox=self.mailbox,
+            meter=Meter(self.started_s),
+            stream=Stream(self.work.corpus, self.place.shard),
+            vocab=getattr(self.work.model, "vocab", None),
+            missing=self.place.missing,
+            now=self.place.start,
+        )
+
+    async def run(self, shutdown_s: float) -> None:
+        """Serve until the run is over; the trainer thread never outlives this call for long."""
+        self.island.pulse()
+        self.thread.start()
+        loops = {
+            "train": self._watch_trainer,
+            "finished": self._finished,
+            "dispatch": self.network.dispatch,
+            "rounds": self.network.rounds,
+            "manifests": self.network.manifests,
+            "genesis": self.network.genesis,
+            "fetch": self.network.fetch,
+            "send": self.network.send,
+            "pulses": self.network.pulses,
+            "watch_name": self.network.watch_name,
+        }
+        try:
+            await serve(loops, drain=self._drain, shutdown_s=shutdown_s)
+        finally:
+            self.mailbox.stop()
+            await asyncio.to_thread(self.thread.join, shutdown_s)
+
+    def _train(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the island and hand its end, or its error, to the event loop."""
+        try:
+            self.island.run()
+        except Exception as error:  # noqa: BLE001  handed over, and raised there
+            _call(loop, self.ended.set_exception, error)
+        else:
+            _call(loop, self.ended.set_result, None)
+
+    async def _watch_trainer(self) -> None:
+        await asyncio.shield(self.ended)
+
+    async def _finished(self) -> None:
+        await self.network.finished()
+        self.over = True
+
+    async def _drain(self) -> None:
+        """Stop at the next step boundary, send what was captured, say goodbye."""
+        self.mailbox.stop()
+        await asyncio.to_thread(self.thread.join)
+        if not self.over:
+            await self.network.flush()
+        self.island.phase = LearnerPhase.FINISHED if self.over else LearnerPhase.STOPPED
+        self.island.pulse()
+        await self.network.pulse()
+        log.info("stopped", phase=self.island.phase.value, step=self.island.now.step)
+
+
+def _call(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Call something in the loop's thread; nothing happens once the loop has closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)

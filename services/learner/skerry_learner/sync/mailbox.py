@@ -1,0 +1,161 @@
+"""What the trainer thread and the network tell each other; no step ever waits for it.
+
+Each slot keeps the newest value only. The lock is held for a dictionary access at most.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.wire.messages import ContributionHeader, Manifest, Pulse, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """A global fragment on its way in: decoded, f32 [padded_size]."""
+
+    manifest: Manifest
+    vector: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A contribution on its way out: the header without norms, the gradient f32 [padded_size]."""
+
+    header: ContributionHeader
+    gradient: jax.Array
+    scheme: str
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What this incarnation has moved; written by the network, read for pulses."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    contributions: int = 0
+
+
+class Mailbox:
+    """The only thing that both threads touch."""
+
+    def __init__(self, room: int, notify: Callable[[], None]) -> None:
+        """``room`` bounds the fragments in each direction; ``notify`` wakes the network."""
+        self._room = room
+        self._notify = notify
+        self._changed = threading.Condition()
+        self._rounds: dict[int, Round] = {}
+        self._fresh: dict[int, Fresh] = {}
+        self._outgoing: dict[int, Outgoing] = {}
+        self._pulse: Pulse | None = None
+        self._genesis_ns: int | None = None
+        self._stopping = False
+        self.traffic = Traffic()
+
+    # the network's side
+
+    def post_round(self, opened: Round) -> None:
+        """Keep the newest round of its fragment."""
+        with self._changed:
+            held = self._rounds.get(opened.fragment)
+            if held is None or held.version <= opened.version:
+                self._rounds[opened.fragment] = opened
+                self._changed.notify_all()
+
+    def takes_fresh(self, fragment: int) -> bool:
+        """Tell whether a global fragment can be posted without exceeding the bound."""
+        with self._changed:
+            return fragment in self._fresh or len(self._fresh) < self._room
+
+    def post_fresh(self, fresh: Fresh) -> None:
+        with self._changed:
+            self._fresh[fresh.manifest.commit.fragment] = fresh
+            self._changed.notify_all()
+
+    def post_genesis(self, closed_ns: int) -> None:
+        """Say when the run's first commit was made, by its syncer's clock."""
+        with self._changed:
+            self._genesis_ns = closed_ns
+            self._changed.notify_all()
+
+    def next_outgoing(self) -> Outgoing | None:
+        """Return the oldest contribution that is not sent yet; it stays until ``sent``."""
+        with self._changed:
+            return next(iter(self._outgoing.values()), None)
+
+    def sent(self, outgoing: Outgoing) -> None:
+        """Drop a contribution that the log has, or that can never be sent."""
+        with self._changed:
+            del self._outgoing[outgoing.header.fragment]
+            self._changed.notify_all()
+
+    def take_pulse(self) -> Pulse | None:
+        with self._changed:
+            pulse, self._pulse = self._pulse, None
+            return pulse
+
+    def stop(self) -> None:
+        """Ask the trainer to end at its next boundary."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    # the trainer's side
+
+    def stopping(self) -> bool:
+        """Tell whether the trainer has been asked to end."""
+        return self._stopping
+
+    @property
+    def genesis_ns(self) -> int | None:
+        return self._genesis_ns
+
+    def rounds(self) -> tuple[Round, ...]:
+        """Return the newest round of every fragment, by fragment."""
+        with self._changed:
+            return tuple(self._rounds[fragment] for fragment in sorted(self._rounds))
+
+    def fresh(self) -> tuple[Fresh, ...]:
+        """Return what can be adopted, without taking it."""
+        with self._changed:
+            return tuple(self._fresh.values())
+
+    def take_fresh(self, fresh: Fresh) -> None:
+        """Drop this one, unless a newer one has come meanwhile."""
+        with self._changed:
+            fragment = fresh.manifest.commit.fragment
+            if self._fresh.get(fragment) is fresh:
+                del self._fresh[fragment]
+        self._notify()
+
+    def busy(self) -> frozenset[int]:
+        """Return the fragments that take up memory here."""
+        with self._changed:
+            return frozenset(self._fresh) | frozenset(self._outgoing)
+
+    def sending(self, fragment: int) -> bool:
+        """Tell whether a contribution to this fragment has not left yet."""
+        with self._changed:
+            return fragment in self._outgoing
+
+    def post_outgoing(self, outgoing: Outgoing) -> None:
+        with self._changed:
+            self._outgoing[outgoing.header.fragment] = outgoing
+        self._notify()
+
+    def post_pulse(self, pulse: Pulse) -> None:
+        with self._changed:
+            self._pulse = pulse
+        self._notify()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the network posts something; only for a trainer that takes no steps."""
+        with self._changed:
+            if not self._stopping:
+                self._changed.wait(timeout_s)

@@ -1,0 +1,200 @@
+"""The network's side of a learner: asyncio loops between the log and the mailbox.
+
+Trouble with the broker is waited out here; the step loop does not notice it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import structlog
+
+from skerry.bus import contributions, ledger, presence, state
+from skerry.bus.base import Bus
+from skerry.core.fragments import Plan
+from skerry.errors import (
+    BrokerUnavailable,
+    Corrupt,
+    Diverged,
+    Overtaken,
+    StorageFull,
+    Superseded,
+)
+from skerry.wire.messages import Manifest
+from skerry_learner.sync.encode import encode
+from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
+from skerry_learner.sync.session import Learner
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+
+
+class Network:
+    """One learner's loops; ``run`` them all until ``finished`` returns."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        learner: Learner,
+        plan: Plan,
+        mailbox: Mailbox,
+        wake: asyncio.Event,
+        *,
+        chunk_bytes: int,
+    ) -> None:
+        """``wake`` is what the mailbox sets (through ``notify``) when the trainer has posted."""
+        self._bus = bus
+        self._learner = learner
+        self._plan = plan
+        self._mailbox = mailbox
+        self._wake = wake
+        self._chunk_bytes = chunk_bytes
+        self._wanted: dict[int, Manifest] = {}
+        self._announced = asyncio.Event()
+        self._posted = {name: asyncio.Event() for name in ("outgoing", "pulse", "room")}
+
+    async def dispatch(self) -> None:
+        """Pass the trainer's wake-up on to the loops that wait for it."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for event in self._posted.values():
+                event.set()
+
+    async def rounds(self) -> None:
+        """Post every round that a syncer opens."""
+        rounds = presence.follow_rounds(self._bus, self._learner.run, self._plan.digest)
+        async with aclosing(rounds):
+            async for opened in rounds:
+                self._mailbox.post_round(opened)
+
+    async def manifests(self) -> None:
+        """Note the newest version of every fragment."""
+        manifests = state.follow_manifests(self._bus, self._learner.run, self._plan)
+        async with aclosing(manifests):
+            async for manifest in manifests:
+                self._wanted[manifest.commit.fragment] = manifest
+                self._announced.set()
+
+    async def genesis(self) -> None:
+        """Post when the run's first commit was made, then be idle for ever."""
+        commits = ledger.follow_commits(self._bus, self._learner.run)
+        async with aclosing(commits):
+            async for _, commit in commits:
+                self._mailbox.post_genesis(commit.closed_ns)
+                break
+        await asyncio.Event().wait()
+
+    async def fetch(self) -> None:
+        """Read what is wanted, at most as many fragments at once as the mailbox has room for."""
+        while True:
+            await self._announced.wait()
+            room = [f for f in self._wanted if self._mailbox.takes_fresh(f)]
+            if not room:
+                self._posted["room"].clear()
+                if any(self._mailbox.takes_fresh(f) for f in self._wanted):
+                    continue
+                await self._posted["room"].wait()
+                continue
+            manifest = self._wanted.pop(room[0])
+            if not self._wanted:
+                self._announced.clear()
+            await self._read(manifest)
+
+    async def send(self) -> None:
+        """Send contributions in the order they were made, each until the log has it."""
+        while True:
+            self._posted["outgoing"].clear()
+            outgoing = self._mailbox.next_outgoing()
+            if outgoing is None:
+                await self._posted["outgoing"].wait()
+                continue
+            await self._send(outgoing)
+
+    async def flush(self) -> None:
+        """Send what is left; for the end, after the trainer has stopped."""
+        while (outgoing := self._mailbox.next_outgoing()) is not None:
+            await self._send(outgoing)
+
+    async def pulses(self) -> None:
+        """Publish the newest pulse whenever there is one; a lost pulse is replaced by the next."""
+        while True:
+            self._posted["pulse"].clear()
+            await self.pulse()
+            await self._posted["pulse"].wait()
+
+    async def pulse(self) -> None:
+        """Publish the pulse that waits, if one does."""
+        pulse = self._mailbox.take_pulse()
+        if pulse is None:
+            return
+        try:
+            await presence.publish_pulse(self._bus, pulse)
+        except (BrokerUnavailable, StorageFull) as error:
+            log.warning("pulse_lost", error=str(error))
+
+    async def watch_name(self) -> None:
+        """Raise Superseded once a newer incarnation of this learner has joined."""
+        members = ledger.follow_members(self._bus, self._learner.run)
+        async with aclosing(members):
+            async for member in members:
+                newer = member.incarnation > self._learner.incarnation
+                if member.learner == self._learner.name and newer:
+                    msg = (
+                        f"Learner {self._learner.name!r} was started again on {member.host}:"
+                        " this one stops. Give each learner a name of its own."
+                    )
+                    raise Superseded(msg)
+
+    async def finished(self) -> None:
+        """Return once the run is finished."""
+        await ledger.wait_finished(self._bus, self._learner.run)
+        log.info("run_finished")
+
+    async def _read(self, manifest: Manifest) -> None:
+        commit = manifest.commit
+        try:
+            vector = await state.read_part(
+                self._bus,
+                self._learner.run,
+                self._plan,
+                manifest,
+                state.PARAMS,
+                on_bytes=self._count_down,
+            )
+        except Overtaken:
+            return  # the newer manifest is announced, or about to be
+        except (BrokerUnavailable, Corrupt) as error:
+            log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
+            self._wanted.setdefault(commit.fragment, manifest)
+            self._announced.set()
+            await asyncio.sleep(RETRY_S)
+            return
+        self._mailbox.post_fresh(Fresh(manifest, vector))
+
+    async def _send(self, outgoing: Outgoing) -> None:
+        fragment = outgoing.header.fragment
+        try:
+            header, chunks = await asyncio.to_thread(
+                encode, outgoing, self._plan, self._chunk_bytes
+            )
+        except Diverged as error:
+            log.warning("contribution_diverged", fragment=fragment, error=str(error))
+            self._mailbox.sent(outgoing)
+            return
+        run, traffic = self._learner.run, self._mailbox.traffic
+        try:
+            sent = await contributions.send(self._bus, run, self._plan, header, chunks())
+        except (BrokerUnavailable, StorageFull) as error:
+            log.warning("contribution_unsent", fragment=fragment, error=str(error))
+            await asyncio.sleep(RETRY_S)
+            return
+        traffic.bytes_up += sent
+        traffic.contributions += 1
+        self._mailbox.sent(outgoing)
+        log.debug("contribution_sent", fragment=fragment, bytes=sent, version=header.base_version)
+
+    def _count_down(self, size: int) -> None:
+        self._mailbox.traffic.bytes_down += size

@@ -1,0 +1,142 @@
+"""What a learner may do with one fragment at a step boundary: pure rules over a small state.
+
+A fragment is in one of two conditions. *Idle*: local values have moved from the anchor since
+``origin``. *In flight*: the outer gradient was captured at ``captured`` and the answer, a newer
+global version, has not been adopted yet. There is never more than one capture in flight, so a
+step is contributed once: a round that opens meanwhile waits until the fragment is idle again.
+
+A round may close without our contribution (it came late). It is then still in the log, is merged
+by a later commit under the staleness policy, and is not sent again. Under ``rebase`` the learner
+adopts ``global + (local - captured)`` all the same: its captured progress is away for a round and
+comes back with the commit that merges it, as a delayed gradient. Keeping it locally instead would
+need one more vector for each fragment of a learner that is always late. A learner that did not
+contribute at all keeps all its progress (rebase from the anchor) and sends it to the next round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from skerry.core import schedule
+from skerry.settings import SyncConfig
+from skerry.wire.messages import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a learner is: ``step`` on the global clock, the rest of this incarnation.
+
+    ``cursor`` counts the sequences its stream has given since the run began.
+    """
+
+    step: int
+    steps: int
+    tokens: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that the rules need; ``room`` bounds the fragments in flight."""
+
+    overlap_steps: int
+    adoption: Literal["overwrite", "blend", "rebase"]
+    schedule: schedule.Schedule
+    room: int
+
+    @classmethod
+    def of(cls, sync: SyncConfig) -> Policy:
+        """Return the policy; the room is two fragments, or what the schedule itself keeps open."""
+        beat = schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps)
+        room = max(2, schedule.max_in_flight(beat)) if sync.overlap_steps else sync.fragments
+        return cls(sync.overlap_steps, sync.adoption, beat, room)
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentSync:
+    """Where one fragment stands on this learner; version 0 is before the first adoption.
+
+    ``commit_step`` is the global clock of the adopted version, ``identity`` that of the newest
+    contribution, ``short`` the newest round that could not be answered for lack of room.
+    """
+
+    fragment: int
+    origin: Progress
+    version: int = 0
+    commit_step: int = 0
+    answered: int = 0
+    identity: int = 0
+    captured: Progress | None = None
+    short: int = 0
+
+
+def may_answer(
+    state: FragmentSync, opened: Round, now: Progress, *, in_flight: int, idle: bool, policy: Policy
+) -> tuple[bool, str]:
+    """Decide whether to capture for this round at this boundary, and say why.
+
+    ``in_flight`` counts the other fragments in flight; ``idle`` says that training has ended, when
+    even a contribution of no steps is an answer. Reasons: ``answered``, ``closed``, ``behind``
+    (adopt first), ``in_flight``, ``no_steps``, ``no_room``, ``open``.
+    """
+    obstacles = (
+        (opened.version <= state.answered, "answered"),
+        (opened.version <= state.version, "closed"),
+        (opened.version > state.version + 1, "behind"),
+        (state.captured is not None, "in_flight"),
+        (now.steps == state.origin.steps and not idle, "no_steps"),
+        (in_flight >= policy.room, "no_room"),
+    )
+    reason = next((name for holds, name in obstacles if holds), "open")
+    return reason == "open", reason
+
+
+def may_adopt(
+    state: FragmentSync, version: int, now: Progress, *, idle: bool, policy: Policy
+) -> tuple[bool, str]:
+    """Decide whether to adopt ``version`` at this boundary, and say why.
+
+    A learner that contributed goes on for tau steps after its capture (Streaming DiLoCo, arXiv
+    2501.18512, on overlapping communication); one that did not adopts at once.
+    """
+    if version <= state.version:
+        return False, "known"
+    flying = None if idle else state.captured
+    if flying is not None and now.step < flying.step + policy.overlap_steps:
+        return False, "overlap"
+    return True, "due"
+
+
+def must_wait(state: FragmentSync, now: Progress, policy: Policy) -> bool:
+    """Tell whether a blocking mode (tau = 0) holds the learner until this fragment is merged."""
+    if policy.overlap_steps:
+        return False
+    return schedule.due_step(policy.schedule, state.fragment, state.commit_step) <= now.step
+
+
+def captured(state: FragmentSync, version: int, now: Progress) -> FragmentSync:
+    """Return the state after a capture for the round towards ``version``."""
+    return replace(state, captured=now, answered=version, identity=state.identity + 1)
+
+
+def adopted(
+    state: FragmentSync, version: int, commit_step: int, now: Progress, policy: Policy
+) -> FragmentSync:
+    """Return the state after an adoption; the next contribution starts at its ``origin``.
+
+    overwrite: what was local is gone, so now. rebase, blend: at the capture, or where it was.
+    """
+    origin = now if policy.adoption == "overwrite" or not state.version else state.captured
+    return replace(
+        state,
+        version=version,
+        commit_step=commit_step,
+        origin=origin or state.origin,
+        captured=None,
+    )
+
+
+def lapsed(state: FragmentSync, version: int) -> bool:
+    """Tell whether adopting ``version`` means that a round went by for lack of room."""
+    return state.answered < state.short <= version
