@@ -247,6 +247,17 @@ def test_a_chunk_that_does_not_fit_the_others_is_refused(
     assembler.add(header_of(three[1]), three[1].packed)
 
 
+def test_a_chunk_that_reaches_into_a_later_one_is_refused(three: list[Chunk]) -> None:
+    assembler = PlaneAssembler("int4", 100)
+    assembler.add(header_of(three[1]), three[1].packed)
+    with pytest.raises(Corrupt, match="do not fit"):
+        assembler.add(replace(header_of(three[0]), first_block=1), three[0].packed)
+    for chunk in three:
+        assembler.add(header_of(chunk), chunk.packed)
+
+    assert_equal(assembler.planes, quantise("int4", gaussian(100)))
+
+
 def test_chunks_that_leave_blocks_out_are_refused_with_the_last_one() -> None:
     short = chunks_of("int4", gaussian(90), 4096)
     assembler = PlaneAssembler("int4", 100)
