@@ -7,6 +7,8 @@ says what is wrong and one that says what to do.
 
 from __future__ import annotations
 
+from typing import cast
+
 
 class SkerryError(Exception):
     """The root: catch it at a composition root and print the sentence, never a traceback."""
@@ -173,6 +175,7 @@ class CheckpointCorrupt(StoreError):
 def first_cause(error: BaseException) -> BaseException:
     """Return the error to tell about: inside a group, a SkerryError before anything else."""
     while isinstance(error, BaseExceptionGroup):
-        inner = [first_cause(e) for e in error.exceptions]
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        inner = [first_cause(e) for e in group.exceptions]
         error = next((e for e in inner if isinstance(e, SkerryError)), inner[0])
     return error

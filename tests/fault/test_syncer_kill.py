@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -43,7 +43,7 @@ PHASES = {
 
 
 @asynccontextmanager
-async def puppets(bus: NatsBus, run: str) -> AsyncIterator[None]:
+async def puppets(bus: NatsBus, run: str) -> AsyncGenerator[None, None]:
     tasks = [
         asyncio.create_task(Puppet(bus, run, PLAN, name, scheme="int4").train())
         for name in ("a", "b")

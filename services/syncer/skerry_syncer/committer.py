@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -92,7 +92,8 @@ class Committer:
         batch = Batch.take(shard, state)
         first = min(batch.pending, key=lambda c: c.sequence_last)
         negated = await asyncio.to_thread(cpu().dequantise, first.scheme, first.planes)
-        master = np.negative(negated)
+        # Not the negative: the padding must stay +0, which is what a checkpoint restores.
+        master = np.float32(0) - negated
         weighed = [Weighed(first, 0, 1.0)]
         return await self._write(batch, state, weighed, master, self.outer.init(master), closing)
 
@@ -190,7 +191,7 @@ class Committer:
         manifest = await self.writer.commit(commit, parts, state.manifest)
         replaced = (state.master, state.outer)
         state.manifest, state.master, state.outer = manifest, master, outer_state
-        self.spare = tuple(v for v in replaced if isinstance(v, np.ndarray))
+        self.spare = tuple(cast("Vector", v) for v in replaced if isinstance(v, np.ndarray))
         state.drop(batch.pending)
         del state.refused[:told]
         return manifest

@@ -272,7 +272,8 @@ async def read_part(
         async with window:
             record = await bus.get(stream, ref.sequence)
             if record is None:
-                msg = f"Fragment {fragment.index} has moved on from version {manifest.commit.version}."
+                version = manifest.commit.version
+                msg = f"Fragment {fragment.index} has moved on from version {version}."
                 raise Overtaken(msg)
             if on_bytes is not None:
                 on_bytes(len(record.payload))
@@ -291,7 +292,7 @@ async def read_part(
     return vector
 
 
-def _accept(  # noqa: PLR0913, PLR0917  one chunk is checked against everything that names it
+def _accept(
     record: Record,
     ref: ChunkRef,
     manifest: Manifest,

@@ -23,8 +23,8 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
     """Run every loop until a signal comes or one of them returns, then cancel the rest and drain.
 
     A loop that returns says that the service's work is done; one that raises ends the service with
-    that error. Raises ShutdownTimeoutError when cancelling and draining take longer than ``shutdown_s``;
-    a second signal skips the drain.
+    that error. Raises ShutdownTimeoutError when cancelling and draining take longer than
+    ``shutdown_s``; a second signal skips the drain.
     """
     stop = asyncio.Event()
     hurry = asyncio.Event()

@@ -158,7 +158,7 @@ class Puppet:
                     self.scheme,
                 )
 
-    async def _send(  # noqa: PLR0913, PLR0917  mirrors the header it fills
+    async def _send(
         self,
         fragment: Fragment,
         vector: Vector,
