@@ -43,6 +43,8 @@ class WideTransport(TcpTransport):
     """nats-py's TCP transport with a larger read buffer."""
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        if self._io_writer is not None:  # nats-py drops the one that never got a greeting
+            self._io_writer.close()
         await super().connect(uri, max(buffer_size, READ_BYTES), connect_timeout)
 
     async def read(self, buffer_size: int) -> bytes:
