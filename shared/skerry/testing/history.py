@@ -150,7 +150,7 @@ def _replay(
         inputs = [whole[key] for key in _consumed(commit)]
         if commit.version == 1:
             negated = cpu().dequantise(inputs[0].scheme, inputs[0].planes)
-            masters[index] = np.negative(negated)
+            masters[index] = np.float32(0) - negated
             states[index] = outer.init(masters[index])
         else:
             fragment = plan.fragments[index]
