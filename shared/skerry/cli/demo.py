@@ -65,6 +65,7 @@ class Recorder:
     incarnations: dict[str, int] = field(default_factory=dict[str, int])
     steps: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     genesis: asyncio.Event = field(default_factory=asyncio.Event)
+    victim_counted: asyncio.Event = field(default_factory=asyncio.Event)
     first_step_s: float | None = None
 
     def message(self, message: Message, at_s: float) -> None:
@@ -98,6 +99,8 @@ class Recorder:
     def _pulse(self, pulse: Pulse, at_s: float) -> None:
         self.incarnations[pulse.learner] = pulse.incarnation
         self.steps[pulse.learner, pulse.incarnation] = pulse.steps
+        if pulse.learner == VICTIM and pulse.steps and pulse.contributions:
+            self.victim_counted.set()
         if pulse.steps and self.first_step_s is None:
             self.first_step_s = at_s - self.began_s
             self.on.say(f"First steps {self.first_step_s:.0f} s after the start.")
@@ -196,8 +199,9 @@ async def _downlink(cluster: Cluster, recorder: Recorder) -> None:
 
 
 async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, feed: Feed) -> None:
-    """Kill a learner half way; the supervisor brings it back."""
+    """Kill a learner half way, once it has taken part; the supervisor brings it back."""
     await recorder.genesis.wait()
+    await recorder.victim_counted.wait()
     duration_s = cluster.settings.run.train.duration_s or 0.0
     began_s = feed.view.started_s if feed.view is not None else None
     at_s = (began_s or time.time()) + KILL_AT * duration_s

@@ -96,7 +96,7 @@ class Lines:
 
     def show(self, now: Report) -> None:
         run = now.run
-        what = (run.step, run.rounds, run.alive, run.checkpoint, run.finished)
+        what = (run.step, run.rounds, run.alive, run.checkpoint, run.finished, _phases(now))
         if what == self._shown or time.monotonic() - self._shown_s < LINE_S:
             return
         self._shown, self._shown_s = what, time.monotonic()
@@ -121,6 +121,9 @@ async def keep_showing(feed: Feed, on: Screen, every_s: float = FRAME_S) -> None
 def line(now: Report) -> str:
     """Return the run in one line of plain text."""
     run = now.run
+    if not any(run.versions):
+        phases = (f"{row.name} {row.phase.value.replace('_', ' ')}" for row in now.learners)
+        return f"{clock(run.wall_s):>6}  no parameters yet: {', '.join(phases) or 'no learner yet'}"
     parts = [
         f"{clock(run.wall_s):>6}",
         f"step {run.step}/{run.steps}",
@@ -197,6 +200,10 @@ def _cells(row: LearnerRow) -> tuple[str, ...]:
         str(row.staleness),
         f"{row.goodput:.0%}",
     )
+
+
+def _phases(now: Report) -> tuple[LearnerPhase, ...]:
+    return tuple(row.phase for row in now.learners)
 
 
 def clock(seconds: float | None) -> str:

@@ -12,7 +12,7 @@ from skerry.bus.view import Frame, RunView, fold
 from skerry.cli import live
 from skerry.cli.live import Lines, Terminal, clock, line, picture, screen, size
 from skerry.core.liveness import Policy
-from skerry.wire.messages import LearnerPhase, MemberRecord, Pulse
+from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse
 
 FRAME = Frame("t", 2, 1, 100, None, Policy(0.5, 3.0, 8.0))
 BEGAN = 1000.0
@@ -39,8 +39,31 @@ def pulse(learner: str, step: int, loss: float = 2.5) -> Pulse:
     )
 
 
+def genesis() -> Commit:
+    return Commit(
+        run="t",
+        plan_digest=0,
+        fragment=0,
+        version=1,
+        step=0,
+        reason="genesis",
+        syncer="s",
+        fence=1,
+        opened_ns=int(BEGAN * 1e9),
+        closed_ns=int(BEGAN * 1e9),
+        quorum_s=0.0,
+        grace_s=0.0,
+        consumed=(),
+        refused=(),
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+    )
+
+
 def at(step: int, now_s: float | None = None) -> Report:
-    view = RunView(FRAME)
+    view = fold(RunView(FRAME), genesis(), BEGAN)
     for name in ("a[x]", "b"):
         view = fold(view, MemberRecord("t", name, 1, "here", int(BEGAN * 1e9), 0), BEGAN)
     for name in ("a[x]", "b"):
@@ -52,6 +75,11 @@ def test_a_line_says_how_far_how_fast_and_how_much() -> None:
     text = line(at(10))
     for part in ("step 10/100", "loss 2.500", "4,000 tokens/s", "learners 2/2", "sent 6.0 MB"):
         assert part in text
+
+
+def test_before_genesis_a_line_says_what_is_waited_for() -> None:
+    view = fold(RunView(FRAME), MemberRecord("t", "b", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
+    assert line(report(view, BEGAN)).endswith("no parameters yet: b starting")
 
 
 def test_a_line_names_who_is_not_alive() -> None:

@@ -1,0 +1,158 @@
+"""The command line with real processes: what it starts, it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skerry.bus import ledger
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.runtime.connect import bus_from
+from skerry.settings import NatsSettings, RunConfig, to_json
+from skerry.testing.nats_server import NatsServer
+from skerry.testing.puppet import run_record
+
+DEADLINE_S = 60.0
+SERVICES = ("skerry_learner", "skerry_syncer", "skerry_checkpointer", "skerry_health_monitor")
+
+pytestmark = pytest.mark.nats
+
+
+def processes(mark: str) -> dict[int, str]:
+    """Return every live process that has ``mark`` in its command line."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if mark in command:
+                    found[int(entry.name)] = command
+    return found
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} took more than {DEADLINE_S} s"
+        time.sleep(0.05)  # the kernel tells us nothing about processes that are not our children
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start ``skerry up`` and wait until its broker and all of its services run."""
+    run = f"t{uuid.uuid4().hex[:12]}"
+    command = [sys.executable, "-m", "skerry.cli.main", "up", "--run", run]
+    command += ["--set", "health.port=0", "--set", "shutdown_s=5"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+    def complete() -> bool:
+        running = " ".join(processes(run).values())
+        return all(name in running for name in (*SERVICES, "nats-server"))
+
+    try:
+        until(complete, "starting a cluster")
+        yield process, run
+    finally:
+        for pid in processes(run):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_ctrl_c_stops_everything(cluster: tuple[subprocess.Popen[str], str]) -> None:
+    process, run = cluster
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, said
+    assert processes(run) == {}
+    assert "Traceback" not in said
+
+
+def test_kill_9_of_the_command_leaves_nothing_running(
+    cluster: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, run = cluster
+    process.kill()
+    process.wait()
+    until(lambda: processes(run) == {}, "ending the orphans")
+
+
+def test_a_second_cluster_in_the_same_folder_is_refused(
+    cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    process, run = cluster
+    second = subprocess.run(
+        [sys.executable, "-m", "skerry.cli.main", "up", "--run", run],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 2
+    assert f"Process {process.pid} runs '{run}'" in second.stderr
+    assert process.poll() is None
+
+
+def test_status_of_a_log_as_json(shared_nats: NatsServer, run_id: str, tmp_path: Path) -> None:
+    asyncio.run(_declare(shared_nats.url, run_id))
+    command = [sys.executable, "-m", "skerry.cli.main", "status", "--run", run_id]
+    done = subprocess.run(
+        [*command, "--nats", shared_nats.url, "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(done.stdout)
+    assert told["run"]["run"] == run_id
+    assert told["run"]["finished"] is False
+    assert told["learners"][0]["name"] == "a"
+
+
+def test_status_of_an_unknown_run_is_one_sentence(shared_nats: NatsServer, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "skerry.cli.main", "status", "--run", "nobody", "--once"]
+    done = subprocess.run(
+        [*command, "--nats", shared_nats.url],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: There is no run 'nobody'")
+
+
+def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "skerry.cli.main", "doctor", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["ok"]) == (0, True), told
+
+
+async def _declare(url: str, run: str) -> None:
+    cut = plan([LeafSpec("w", (64, 256))], RunConfig().sync.fragments)
+    async with bus_from(NatsSettings(url=url), "test") as bus:
+        await bus.declare(specs(run))
+        await ledger.create_run(bus, run_record(run, cut, to_json(RunConfig())))
+        await ledger.join(bus, run, "a", "here", time.time_ns())
