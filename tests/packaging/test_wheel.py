@@ -63,6 +63,17 @@ def test_the_wheel_carries_nothing_but_packages_and_metadata(wheel: Path) -> Non
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
 
 
+def test_the_wheel_carries_every_file_of_every_package(wheel: Path, root: Path) -> None:
+    folders = ["shared", *(f"services/{name.removeprefix('skerry_')}" for name in PACKAGES[1:])]
+    sources = {
+        path.relative_to(root / folder).as_posix()
+        for folder, package in zip(folders, PACKAGES, strict=True)
+        for path in (root / folder / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert sources <= set(zipfile.ZipFile(wheel).namelist())
+
+
 @pytest.mark.parametrize("command", [["skerry", "--help"], ["skerry", "doctor"]])
 def test_the_installed_command_works_in_any_folder(
     installed: Path, command: list[str], plain_environ: dict[str, str], tmp_path: Path
