@@ -18,11 +18,18 @@ import structlog
 from skerry.bus import ledger
 from skerry.bus.state import follow_manifests, read_latest, read_manifests
 from skerry.core.fragments import plan as plan_of
-from skerry.errors import BrokerUnavailable, Overtaken, RunMismatch, StoreError, first_cause
+from skerry.errors import (
+    BrokerUnavailable,
+    Overtaken,
+    RunMismatch,
+    StoreError,
+    WireError,
+    first_cause,
+)
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
-from skerry.store.checkpoint import MASTER, read_manifest
-from skerry.store.manifest import SavedLearner, dump, step_of
+from skerry.store.checkpoint import MASTER, OUTER, read_manifest
+from skerry.store.manifest import SavedLearner, dump
 from skerry.wire.messages import CheckpointRecord
 from skerry_checkpointer.retention import keep
 from skerry_checkpointer.writer import CheckpointWriter
@@ -43,7 +50,6 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
-OUTER = "outer."
 RETRY_S = 1.0
 
 
@@ -74,8 +80,8 @@ class Checkpointer:
     async def run(self) -> None:
         """Write checkpoints until the run is finished and its last state is saved.
 
-        A store that refuses a checkpoint is logged and asked again at the next turn; at the end of
-        the run that raises StoreError.
+        A checkpoint that fails is logged and tried again at the next turn; at the end of
+        the run that raises its error.
         """
         await self._mend_ledger()
         finished = asyncio.Event()
@@ -92,7 +98,7 @@ class Checkpointer:
             last = finished.is_set()
             try:
                 await self.save()
-            except (StoreError, Overtaken) as error:
+            except (StoreError, Overtaken, WireError) as error:
                 if last:
                     raise
                 log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
@@ -137,16 +143,12 @@ class Checkpointer:
         return written
 
     async def _write(self, manifests: Mapping[int, Manifest]) -> Written:
-        step = step_of([manifest.commit for manifest in manifests.values()])
-        names = [
-            part.name
-            for part in manifests[0].parts
-            if part.name == MASTER or part.name.startswith(OUTER)
-        ]
         run = self.record.run
-        writer = await _in_thread(CheckpointWriter, self.store, self.record, self.plan, step)
+        writer = await _in_thread(CheckpointWriter, self.store, self.record, self.plan, manifests)
         try:
             for fragment in self.plan.fragments:
+                parts = [part.name for part in manifests[fragment.index].parts]
+                names = [name for name in parts if name == MASTER or name.startswith(OUTER)]
                 latest = await read_latest(self.bus, run, self.plan, fragment, names)
                 if latest is None:
                     msg = f"Fragment {fragment.index} of run {run!r} is gone from the log."

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.core.fragments import scatter
+from skerry.core.fragments import BLOCK, scatter
 from skerry.errors import StoreError
 from skerry.store import tensorfile
-from skerry.store.checkpoint import MASTER, entry_name, tensor_name
+from skerry.store.checkpoint import MASTER, OUTER, entry_name, tensor_name
 from skerry.store.manifest import (
     FORMAT,
     OUTER_FILE,
@@ -48,18 +48,32 @@ class Written:
 class CheckpointWriter:
     """Takes the fragments in order, then commits; every method blocks, so call it in a thread.
 
-    ``step`` is the global clock when the checkpoint was begun and gives the name.
+    ``manifests`` are the fragments' when the checkpoint is begun: they give the name and the shapes
+    of the outer state. A fragment that is committed meanwhile is taken as it is then.
     """
 
-    def __init__(self, store: Store, record: RunRecord, plan: Plan, step: int) -> None:
+    def __init__(
+        self, store: Store, record: RunRecord, plan: Plan, manifests: Mapping[int, Manifest]
+    ) -> None:
         self._record = record
         self._plan = plan
         self._leaves = [
             np.zeros(int(np.prod(leaf.shape, dtype=np.int64)), np.float32) for leaf in plan.leaves
         ]
         self._saved: list[SavedFragment] = []
-        self._outer: tuple[str, ...] = ()
+        self._sizes = {
+            tensor_name(fragment.index, part.name): (part.blocks * BLOCK,)
+            for fragment in plan.fragments
+            for part in manifests[fragment.index].parts
+            if part.name.startswith(OUTER)
+        }
+        step = step_of([manifest.commit for manifest in manifests.values()])
         self._draft: Draft = store.draft(entry_name(step))
+        try:
+            self._draft.append(OUTER_FILE, tensorfile.header(self._sizes, self._metadata()))
+        except StoreError:
+            self._draft.discard()
+            raise
 
     def add(self, manifest: Manifest, parts: Mapping[str, Vector]) -> None:
         """Take the next fragment: ``master`` and every ``outer.<name>``, f32 padded vectors."""
@@ -67,13 +81,13 @@ class CheckpointWriter:
         if manifest.commit.fragment != fragment.index:
             msg = f"Fragment {manifest.commit.fragment} came where {fragment.index} was due."
             raise ValueError(msg)
-        outer = tuple(name for name in parts if name != MASTER)
-        if not self._saved:
-            self._begin_outer(outer)
-        if outer != self._outer:
+        outer = [name for name in parts if name != MASTER]
+        expected = {key for key in self._sizes if key.startswith(f"{fragment.index}/")}
+        found = {tensor_name(fragment.index, name): parts[name].shape for name in outer}
+        if found != {key: self._sizes[key] for key in expected}:
             msg = (
-                f"Fragment {fragment.index} has outer state {outer} where others have "
-                f"{self._outer}: all syncers of a run must use the same outer optimizer."
+                f"The outer state of fragment {fragment.index} changed its shape meanwhile: "
+                "all syncers of a run must use the same outer optimizer."
             )
             raise StoreError(msg)
         scatter(fragment, parts[MASTER], self._leaves)
@@ -82,15 +96,6 @@ class CheckpointWriter:
         digests = {part.name: part.digest for part in manifest.parts}
         saved = tuple(SavedPart(name, digests[name]) for name in (MASTER, *outer))
         self._saved.append(SavedFragment(manifest.commit, saved))
-
-    def _begin_outer(self, outer: tuple[str, ...]) -> None:
-        self._outer = outer
-        shapes = {
-            tensor_name(fragment.index, name): (fragment.padded_size,)
-            for fragment in self._plan.fragments
-            for name in outer
-        }
-        self._draft.append(OUTER_FILE, tensorfile.header(shapes, self._metadata()))
 
     def _metadata(self) -> dict[str, str]:
         return {"format": "skerry", "run": self._record.run}

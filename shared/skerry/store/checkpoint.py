@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float32]
 
 MASTER = "master"
+OUTER = "outer."
 READ_BYTES = 4 * 1024**2
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from skerry.bus import ledger
 from skerry.bus.state import NewPart, StateWriter
 from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
+from skerry.core.fragments import BLOCK, LeafSpec, plan
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record, walk
 from skerry.wire.messages import Commit, LearnerProgress, Manifest, RunRecord
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from skerry.bus.base import Bus
@@ -69,6 +70,7 @@ class ScriptedRun:
         version = held.commit.version + 1 if held else 1
         vectors = {
             "master": walk(fragment, "master", version),
+            "outer.count": np.full(BLOCK, version, np.float32),
             "outer.momentum": walk(fragment, "momentum", version),
         }
         parts = [

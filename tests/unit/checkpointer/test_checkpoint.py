@@ -73,7 +73,7 @@ def test_the_safetensors_library_opens_both_files(saved: Path) -> None:
     names = {leaf.name for leaf in read_manifest(LocalStore(saved.parent), saved.name).leaves}
     assert set(safetensors.numpy.load_file(saved / PARAMS_FILE)) == names
     outer = safetensors.numpy.load_file(saved / OUTER_FILE)
-    assert set(outer) == {f"{index}/outer.momentum" for index in range(3)}
+    assert set(outer) == {f"{i}/outer.{name}" for i in range(3) for name in ("count", "momentum")}
 
 
 def test_a_whole_checkpoint_verifies_and_counts_its_bytes(saved: Path) -> None:
