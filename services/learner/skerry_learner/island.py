@@ -25,6 +25,7 @@ log = structlog.get_logger()
 
 DIVERGED_IN_A_ROW = 5
 REPORT_S = 10.0
+UNSENT_GENESIS = 2
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class Island:
 
     def _offer_genesis(self) -> None:
         for fragment in self.missing:
-            while len(self.mailbox.busy()) >= 2 and not self.mailbox.stopping():
+            while self.mailbox.unsent() >= UNSENT_GENESIS and not self.mailbox.stopping():
                 self._tick()
                 self.mailbox.wait(self.config.liveness.pulse_s)
             if self.mailbox.stopping():

@@ -139,6 +139,11 @@ class Mailbox:
         with self._changed:
             return frozenset(self._fresh) | frozenset(self._outgoing)
 
+    def unsent(self) -> int:
+        """Return how many contributions have not left yet."""
+        with self._changed:
+            return len(self._outgoing)
+
     def sending(self, fragment: int) -> bool:
         """Tell whether a contribution to this fragment has not left yet."""
         with self._changed:
