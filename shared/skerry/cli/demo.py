@@ -158,8 +158,7 @@ def _begin(place: Place, wanted: Settings, on: Screen, *, resume: bool) -> None:
         on.say(f"Starting anew: the last demo in {place.folder} is discarded (--resume goes on).")
     else:
         on.say(f"Starting anew in {place.folder}.")
-    place.clear()
-    place.discard(wanted.local.store.path / RUN)
+    place.start_anew(wanted.local.store.path / RUN)
 
 
 async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | None:
@@ -179,7 +178,12 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
             group.create_task(_interfere(cluster, recorder, kept, feed), name="kill")
 
     feed = await conduct(
-        cluster, on, script=script, on_message=recorder.message, on_event=recorder.event
+        cluster,
+        on,
+        learners=cluster.settings.run.sync.learners,
+        script=script,
+        on_message=recorder.message,
+        on_event=recorder.event,
     )
     if cluster.stop.asked.is_set():
         on.say("Stopped; `skerry demo --resume` goes on from here.")

@@ -67,13 +67,15 @@ class Place:
         return (self.broker / "jetstream").is_dir()
 
     def clear(self) -> None:
-        """Remove the log of the run and what was written about it; checkpoints stay."""
-        for folder in (self.broker, self.logs):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove the log of the run; checkpoints stay, and so does what the services wrote."""
+        shutil.rmtree(self.broker, ignore_errors=True)
 
-    def discard(self, checkpoints: Path) -> None:
-        """Remove the checkpoints of the run too, for a command that owns them."""
-        shutil.rmtree(checkpoints, ignore_errors=True)
+    def start_anew(self, checkpoints: Path | None = None) -> None:
+        """Remove everything about the run; its checkpoints only for a command that owns them."""
+        self.clear()
+        shutil.rmtree(self.logs, ignore_errors=True)
+        if checkpoints is not None:
+            shutil.rmtree(checkpoints, ignore_errors=True)
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:

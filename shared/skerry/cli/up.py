@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from skerry.settings import RunConfig
     from skerry.wire.messages import RunRecord
 
+EXTENDING = ("train.steps", "train.duration_s")
+"""Settings that a run restored from a checkpoint may change."""
+
 
 def run_up(
     *,
@@ -52,31 +55,39 @@ def run_up(
     place = Place(run)
     with place.held(), screen() as on:
         if fresh:
-            place.clear()
+            place.start_anew()
         if checkpoint is not None and nats is None:
             refuse_state(place)
+        restored: list[Path] = []
 
         async def main(stop: Stop) -> None:
             async with broker(place, wanted, nats) as url:
                 cluster = Cluster(place, prepared(wanted, url, place), url, stop)
-                await _up(cluster, on, checkpoint)
+                if checkpoint is not None:
+                    extends = [text for text in sets if text.startswith(EXTENDING)]
+                    on.say(await restore(cluster, checkpoint, extends))
+                    restored.append(checkpoint)
+                await _up(cluster, on, learners)
 
-        run_stoppable(main)
+        try:
+            run_stoppable(main)
+        finally:
+            if checkpoint is not None and not restored and nats is None:
+                place.clear()  # half a restored log is of no use to anybody
 
 
-async def _up(cluster: Cluster, on: Screen, checkpoint: Path | None) -> None:
+async def _up(cluster: Cluster, on: Screen, learners: int | None) -> None:
     place = cluster.place
     on.say(f"Run {place.run}: broker {cluster.url}, logs in {place.logs}")
-    if checkpoint is not None:
-        on.say((await restore(cluster, checkpoint)).strip())
     record = await existing(cluster)
     if record is not None and is_finished(record):
         on.say(f"Run {place.run} is finished already: --fresh starts it anew.")
         return
     for sentence in ignored(record, cluster.settings.run):
         on.say(sentence)
+    config = cluster.settings.run if record is None else config_of(record)
     with place.announced(cluster.url):
-        feed = await conduct(cluster, on)
+        feed = await conduct(cluster, on, learners=learners or config.sync.learners)
     conclude(on, feed)
 
 
@@ -84,6 +95,7 @@ async def conduct(
     cluster: Cluster,
     on: Screen,
     *,
+    learners: int,
     script: Callable[[Supervisor, Feed], Coroutine[object, object, None]] | None = None,
     on_message: Callable[[Message, float], None] | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -100,7 +112,7 @@ async def conduct(
         if on_event is not None:
             on_event(event)
 
-    kept = supervisor(cluster, cluster.settings.run.sync.learners, told)
+    kept = supervisor(cluster, learners, told)
     async with bus_from(cluster.nats, "view") as bus:
         feed = Feed(bus, cluster.place.run, on_message=on_message)
         beside = [
@@ -124,10 +136,15 @@ async def conduct(
     return feed
 
 
-async def restore(cluster: Cluster, checkpoint: Path) -> str:
-    """Write a checkpoint into the empty log and return what the checkpointer says about it."""
-    given = (str(checkpoint), "--nats", cluster.url, "--run", cluster.place.run)
-    return await call(cluster.place, argv("checkpointer", "restore", *given), "restore")
+async def restore(cluster: Cluster, checkpoint: Path, extends: Sequence[str] = ()) -> str:
+    """Write a checkpoint into the empty log and return what the checkpointer says about it.
+
+    ``extends`` are settings that say how much longer the run goes on than the checkpoint's did.
+    """
+    given = [str(checkpoint), "--nats", cluster.url, "--run", cluster.place.run]
+    for text in extends:
+        given += ["--set", text]
+    return (await call(cluster.place, argv("checkpointer", "restore", *given), "restore")).strip()
 
 
 async def existing(cluster: Cluster) -> RunRecord | None:
@@ -139,15 +156,21 @@ async def existing(cluster: Cluster) -> RunRecord | None:
             return None
 
 
+def config_of(record: RunRecord) -> RunConfig:
+    """Return the config that every service of the run takes from the log."""
+    return settings.run_config_from_json(record.config_json)
+
+
 def ignored(record: RunRecord | None, wanted: RunConfig) -> list[str]:
-    """Return a sentence if the log's config differs from what was asked for: the log's counts."""
+    """Return what to say of a run that the log holds already: its own config counts."""
     if record is None:
         return []
-    theirs = settings.run_config_from_json(record.config_json)
-    paths = settings.differences(theirs, wanted)
+    given = settings.differences(wanted, settings.RunConfig())
+    unlike = settings.differences(config_of(record), wanted)
+    paths = [path for path in unlike if path in given]
     told = [f"Going on with run {record.run} as the log has it."]
     if paths:
-        told.append(f"The run keeps its own {', '.join(paths)}: what you gave is not used.")
+        told.append(f"The run keeps its own {', '.join(paths)}: what was given is not used.")
     return told
 
 

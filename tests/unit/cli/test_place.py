@@ -53,12 +53,20 @@ def test_what_a_killed_cluster_left_behind_is_not_found(tmp_path: Path) -> None:
     assert running(tmp_path) == []
 
 
-def test_clearing_keeps_checkpoints(tmp_path: Path) -> None:
+def test_starting_anew_keeps_checkpoints(tmp_path: Path) -> None:
     place = Place("a", tmp_path)
     kept = tmp_path / "checkpoints" / "a" / "step-1"
     for folder in (place.broker / "jetstream", place.logs, kept):
         folder.mkdir(parents=True)
     assert place.has_state
-    place.clear()
+    place.start_anew()
     assert not place.has_state
+    assert not place.logs.exists()
     assert kept.is_dir()
+
+
+def test_what_a_command_owns_goes_with_its_run(tmp_path: Path) -> None:
+    kept = tmp_path / "checkpoints" / "a"
+    kept.mkdir(parents=True)
+    Place("a", tmp_path).start_anew(kept)
+    assert not kept.exists()
