@@ -193,6 +193,7 @@ def test_the_build_context_holds_all_that_the_recipe_copies(root: Path, service:
 
 
 @pytest.mark.nats
+@pytest.mark.timeout(240)  # four processes compile at once
 def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
     root: Path, tmp_path: Path, image: Build, compose_broker: Callable[[str], NatsServer]
 ) -> None:
@@ -204,8 +205,9 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
         "SKERRY_NATS__PASSWORD_FILE": str(secret),
         "SKERRY_HEALTH__PORT": "0",
     }
-    config = ["--config", str(root / "infra" / "skerry.toml"), "--set", "train.steps=20"]
-    options = {"learner": [*config, "--set", "sync.h_steps=8"]}
+    tiny = ("train.steps=12", "sync.h_steps=4", "sync.fragments=2", "model.layers=1")
+    config = ["--config", str(root / "infra" / "skerry.toml")]
+    options = {"learner": [*config, *(part for value in tiny for part in ("--set", value))]}
     logs = {service: tmp_path / f"{service}.log" for service in SERVICES}
     running = {
         service: image(service).start(
