@@ -26,8 +26,9 @@ from skerry.bus import nats_errors
 from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.errors import BrokerUnavailable, BrokerUnfit
 
-READ_BYTES = 1024**2
-"""Bytes asked for per read; nats-py's 32 KiB costs up to half of the throughput."""
+READ_BYTES = 256 * 1024
+"""Bytes asked for per read, the most that asyncio takes from a socket at once; nats-py's own
+32 KiB read 512 KiB messages 1.1 to 1.2 times slower here."""
 PING_INTERVAL_S = 5
 MAX_OUTSTANDING_PINGS = 2
 REDIAL_S = 0.25
@@ -40,7 +41,13 @@ Event = Callable[[str, Mapping[str, str]], None]
 
 
 class WideTransport(TcpTransport):
-    """nats-py's TCP transport with a larger read buffer."""
+    """nats-py's TCP transport with a larger read buffer.
+
+    It is true from the start: nats-py would put its own in the place of one that is not.
+    """
+
+    def __bool__(self) -> bool:
+        return True
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         if self._io_writer is not None:  # nats-py drops the one that never got a greeting
