@@ -54,6 +54,44 @@ def run(
     )
 
 
+@app.command(name="eval")
+def evaluate(
+    checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoint folders.")],
+    batches: Annotated[int, typer.Option(help="Held-out batches at most.", min=1)] = 32,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,  # noqa: FBT002
+) -> None:
+    """Print the held-out loss of checkpoints, in nats per token and bits per byte."""
+    from skerry.runtime.entry import exit_on_error
+    from skerry_learner.judging.commands import print_verdicts
+
+    with exit_on_error():
+        print_verdicts(checkpoints, batches=batches, as_json=json)
+
+
+@app.command()
+def sample(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1)] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest.", min=0)] = 0.7,
+    seed: Annotated[int, typer.Option(help="Equal seeds write equal text.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002
+) -> None:
+    """Let a checkpoint continue a prompt."""
+    from skerry.runtime.entry import exit_on_error
+    from skerry_learner.judging.commands import print_sample
+
+    with exit_on_error():
+        print_sample(
+            checkpoint,
+            prompt=prompt,
+            count=tokens,
+            temperature=temperature,
+            seed=seed,
+            as_json=json,
+        )
+
+
 def main() -> None:
     app()
 

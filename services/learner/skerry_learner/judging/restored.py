@@ -1,0 +1,46 @@
+"""A checkpoint as a model and parameters, verified on the way in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from skerry import settings
+from skerry.errors import ModelError
+from skerry.settings import RunConfig
+from skerry.store import checkpoint
+from skerry.store.local import LocalStore
+from skerry_learner.models.base import Model, Params, specs_of
+from skerry_learner.models.factory import build_model
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A model as it was when the checkpoint was written."""
+
+    path: Path
+    config: RunConfig
+    model: Model
+    params: Params
+    step: int
+    tokens: int
+
+
+def restore(path: Path) -> Restored:
+    """Read a checkpoint folder; StoreError or CheckpointCorrupt names what cannot be used."""
+    folder = path.expanduser().resolve()
+    saved, tensors = checkpoint.params(LocalStore(folder.parent), folder.name)
+    config = settings.run_config_from_json(json.dumps(saved.config))
+    model = build_model(config.model, config.train)
+    specs = specs_of(model)
+    if specs != saved.leaves:
+        msg = f"{path} holds other parameters than its model has now: use the model code it was"
+        raise ModelError(msg + " trained with.", path="model.factory")
+    leaves = [jnp.asarray(tensors[spec.name]) for spec in specs]
+    tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
+    params: Params = jax.tree.unflatten(tree, leaves)
+    return Restored(path, config, model, params, saved.step, saved.tokens)
