@@ -22,6 +22,7 @@ from skerry.cli.outage import Outage
 from skerry.cli.place import Place
 from skerry.cli.services import argv
 from skerry.cli.supervise import Change
+from skerry.cli.tail import last_event, size_of
 from skerry.cli.traffic import (
     Downlink,
     data_parallel_bytes,
@@ -60,6 +61,8 @@ class Recorder:
 
     on: Screen
     began_s: float
+    victim_log: Path
+    log_offset: int = 0
     outage: Outage | None = None
     downlink: Downlink = field(default_factory=Downlink)
     incarnations: dict[str, int] = field(default_factory=dict[str, int])
@@ -78,6 +81,8 @@ class Recorder:
             was_back = self.outage.back
             self.outage.observe(message, at_s)
             if self.outage.back and not was_back:
+                compiled = last_event(self.victim_log, self.log_offset, "compiled")
+                self.outage.log_compile_s = compiled.get("seconds")
                 self._say_back(self.outage)
 
     def event(self, event: Event) -> None:
@@ -134,7 +139,9 @@ def run_demo(
             async with broker(place, wanted, None) as url:
                 cluster = Cluster(place, prepared(wanted, url, place), url, stop)
                 with place.announced(url):
-                    results = await _demo(cluster, Recorder(on, began_s))
+                    results = await _demo(
+                        cluster, Recorder(on, began_s, place.logs / f"{VICTIM}.log")
+                    )
             if results is not None and summary is not None:
                 _write(summary, results)
                 on.say(f"Summary: {summary}")
@@ -212,6 +219,7 @@ async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, fee
     await asyncio.sleep(max(0.0, at_s - time.time()))
     incarnation = recorder.incarnations.get(VICTIM, 0)
     recorder.outage = Outage(VICTIM, incarnation, time.time())
+    recorder.log_offset = size_of(recorder.victim_log)
     pid = kept.kill(VICTIM, back_after_s=AWAY_S)
     recorder.on.say(f"Half way: {VICTIM} (pid {pid}) gets SIGKILL, without a warning.")
 

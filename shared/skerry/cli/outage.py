@@ -17,8 +17,8 @@ class Outage:
     """Watches the log from the moment a learner is killed; times in seconds since the epoch.
 
     ``started_s`` is when its new process was started; ``accepted_s`` when a commit first named one
-    of that process's contributions. ``compile_s`` is how long it said it was starting: from its
-    first pulse to the first in which it had compiled everything.
+    of that process's contributions. ``compile_s`` is what its log says compiling took, or else how
+    long it said it was starting: from its first pulse to the first that says otherwise.
     """
 
     learner: str
@@ -30,6 +30,7 @@ class Outage:
     accepted_s: float | None = None
     rounds: int = 0
     versions: tuple[int, ...] = ()
+    log_compile_s: float | None = None
     behind: int | None = None
     first_alive_s: float | None = None
     compiled_alive_s: float | None = None
@@ -64,6 +65,8 @@ class Outage:
 
     @property
     def compile_s(self) -> float:
+        if self.log_compile_s is not None:
+            return self.log_compile_s
         if self.first_alive_s is None or self.compiled_alive_s is None:
             return 0.0
         return max(0.0, self.compiled_alive_s - self.first_alive_s)

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from skerry.cli import child
-from skerry.cli.tail import last_sentence
+from skerry.cli.tail import last_sentence, size_of
 from skerry.errors import ConfigError, SkerryError, Superseded
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Supervisor:
 
     async def _keep(self, slot: _Slot) -> None:
         while not self._stop_asked.is_set():
-            began, offset = time.monotonic(), _size(slot.command.log)
+            began, offset = time.monotonic(), size_of(slot.command.log)
             slot.process = process = await _spawn(slot.command)
             self.on_event(Event(slot.command.name, Change.STARTED, process.pid))
             if self._stop_asked.is_set():  # began too late to be stopped with its stage
@@ -260,7 +260,3 @@ def _signal(process: Process | None, number: signal.Signals) -> None:
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

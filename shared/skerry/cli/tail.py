@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,9 +22,25 @@ def last_sentence(log: Path, offset: int) -> str:
     return (told or lines or [""])[-1].strip()
 
 
+def last_event(log: Path, offset: int, event: str) -> dict[str, Any]:
+    """Return the newest structured line about ``event`` behind ``offset``; empty if none is."""
+    found: dict[str, Any] = {}
+    for line in _tail(log, offset):
+        if line.startswith("{") and f'"{event}"' in line:
+            with contextlib.suppress(ValueError):
+                told = cast("dict[str, Any]", json.loads(line))
+                found = told if told.get("event") == event else found
+    return found
+
+
 def _tail(log: Path, offset: int) -> list[str]:
     if not log.exists():
         return []
     with log.open("rb") as file:
         file.seek(max(offset, log.stat().st_size - MOST_BYTES))
         return file.read().decode("utf-8", "replace").splitlines()
+
+
+def size_of(log: Path) -> int:
+    """Return the length of a log: where what comes next will begin."""
+    return log.stat().st_size if log.exists() else 0

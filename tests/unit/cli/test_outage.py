@@ -102,6 +102,13 @@ def test_compilation_is_what_it_said_it_was_starting() -> None:
     assert watched.recovery_s == 5.0
 
 
+def test_the_log_knows_better_how_long_compiling_took() -> None:
+    watched = outage()
+    watched.observe(commit(8, ("b", 2)), 112.0)
+    watched.log_compile_s = 1.5
+    assert watched.recovery_s == 7.5
+
+
 def test_what_the_others_did_meanwhile_is_counted() -> None:
     watched = outage()
     watched.observe(commit(8, ("b", 2)), 112.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.cli.tail import last_sentence
+from skerry.cli.tail import last_event, last_sentence, size_of
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,15 @@ def test_earlier_starts_of_a_service_do_not_count(tmp_path: Path) -> None:
 
 def test_a_log_that_is_not_there_says_nothing(tmp_path: Path) -> None:
     assert last_sentence(tmp_path / "none.log", 0) == ""
+
+
+def test_the_newest_event_of_a_name_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text('{"event": "compiled", "seconds": 9.0}\n')
+    offset = size_of(log)
+    with log.open("a") as file:
+        file.write(
+            '{"event": "compiled", "seconds": 2.5}\n{"event": "x", "of": "compiled"}\n{"compiled"\n'
+        )
+    assert last_event(log, offset, "compiled") == {"event": "compiled", "seconds": 2.5}
+    assert last_event(log, size_of(log), "compiled") == {}
