@@ -155,7 +155,7 @@ class LogConfig(Table):
 
     replicas: int = Field(default=1, ge=1, le=5)
     """Copies of each stream in a broker cluster."""
-    window_bytes: int = Field(default=4 * 1024**3, ge=1024**2)
+    window_bytes: int = Field(default=512 * 1024**2, ge=1024**2)
     """Contributions kept for replay, in bytes,"""
     window_s: float = Field(default=24 * 3600.0, gt=0)
     """and in seconds; the smaller bound counts."""

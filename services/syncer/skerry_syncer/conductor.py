@@ -138,7 +138,7 @@ class Conductor:
         quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
         closing = Closing(
             reason=reason,
-            step=self._clock(closed_s),
+            step=self._told_clock(closed_s),
             opened_ns=opened.record.opened_ns,
             closed_ns=time.time_ns(),
             quorum_s=quorum_s,
@@ -167,6 +167,7 @@ class Conductor:
             return
         launch, _ = schedule.next_round(*self._situation(now))
         if launch is not None:
+            self.shard.fragments[launch.fragment].launched_step = launch.due_step
             await self._launch(launch.fragment, final=False)
             self.wake.set()
 
@@ -194,7 +195,7 @@ class Conductor:
             plan_digest=self.plan.digest,
             fragment=fragment,
             version=state.version + 1,
-            due_step=self._clock(now),
+            due_step=self._told_clock(now),
             opened_ns=time.time_ns(),
             syncer=self.committer.writer.holder,
             final=final,
@@ -228,8 +229,15 @@ class Conductor:
         return False
 
     def _clock(self, now: float) -> int:
-        committed = max((s.last_due_step for s in self.shard.fragments.values()), default=0)
-        return max(committed, self.fleet.clock(now, self.config.sync.quorum))
+        """Return the clock that rounds are opened by; a little ahead of what is on record."""
+        return max(self._committed, self.fleet.clock(now, self.config.sync.quorum))
+
+    def _told_clock(self, now: float) -> int:
+        return max(self._committed, self.fleet.told_clock(now, self.config.sync.quorum))
+
+    @property
+    def _committed(self) -> int:
+        return max(state.step for state in self.shard.fragments.values())
 
     def _idle_s(self) -> float:
         """Return how long nothing can happen unless something arrives."""

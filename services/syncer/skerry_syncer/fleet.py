@@ -63,8 +63,13 @@ class Fleet:
         }
 
     def clock(self, now_s: float, quorum: int) -> int:
-        """Return the global clock: the step of the K-th fastest working learner."""
+        """Estimate the global clock: the step of the K-th fastest working learner by now."""
         steps = [_step_now(seen, now_s) for seen in self.working(now_s).values()]
+        return schedule.global_clock(steps, quorum)
+
+    def told_clock(self, now_s: float, quorum: int) -> int:
+        """Return the global clock by what learners have said: what may be put on record."""
+        steps = [seen.pulse.step for seen in self.working(now_s).values()]
         return schedule.global_clock(steps, quorum)
 
     def step_time_s(self, now_s: float) -> float:

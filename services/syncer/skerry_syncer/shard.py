@@ -36,14 +36,21 @@ class FragmentState:
     pending: list[Contribution] = field(default_factory=list[Contribution])
     arrived_s: dict[str, float] = field(default_factory=dict[str, float])
     refused: list[str] = field(default_factory=list[str])
+    launched_step: int = 0
 
     @property
     def version(self) -> int:
         return self.manifest.commit.version if self.manifest else 0
 
     @property
-    def last_due_step(self) -> int:
+    def step(self) -> int:
+        """The global clock at the newest commit."""
         return self.manifest.commit.step if self.manifest else 0
+
+    @property
+    def last_due_step(self) -> int:
+        """The step that the newest round was for."""
+        return max(self.step, self.launched_step)
 
     @property
     def floor(self) -> int:

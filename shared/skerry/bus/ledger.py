@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from skerry.bus.base import Expect, Start
-from skerry.errors import BusError, Conflict, RunNotFound
+from skerry.errors import BusError, Conflict, RunNotFound, WireError
 from skerry.wire.messages import CheckpointRecord, Commit, MemberRecord, RunRecord, RunState
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
@@ -15,7 +15,9 @@ from skerry.wire.subjects import Subjects
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from skerry.bus.base import Bus
+    from skerry.bus.base import Bus, Record
+
+T = TypeVar("T", MemberRecord, Commit, CheckpointRecord)
 
 CAS_ATTEMPTS = 100
 
@@ -151,7 +153,8 @@ async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
     follower = bus.follow(Subjects(run).members(), start=Start.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
-            yield decode(MemberRecord, record.payload, run=run)
+            if (member := _readable(MemberRecord, record, run)) is not None:
+                yield member
 
 
 async def append_commit(bus: Bus, commit: Commit) -> None:
@@ -189,7 +192,8 @@ async def follow_commits(bus: Bus, run: str, after: int = 0) -> AsyncGenerator[t
     follower = bus.follow(Subjects(run).commits(), start=Start.ALL, after=after)
     async with aclosing(follower):
         async for record in follower:
-            yield record.sequence, decode(Commit, record.payload, run=run)
+            if (commit := _readable(Commit, record, run)) is not None:
+                yield record.sequence, commit
 
 
 async def record_checkpoint(bus: Bus, record: CheckpointRecord) -> None:
@@ -209,4 +213,16 @@ async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRec
     follower = bus.follow(Subjects(run).checkpoint(), start=Start.ALL)
     async with aclosing(follower):
         async for record in follower:
-            yield decode(CheckpointRecord, record.payload, run=run)
+            if (checkpoint := _readable(CheckpointRecord, record, run)) is not None:
+                yield checkpoint
+
+
+def _readable(kind: type[T], record: Record, run: str) -> T | None:
+    """Return the record, or None for bytes that are none: bad bytes never end a reader.
+
+    What the log should hold there is for whoever verifies the ledger to say.
+    """
+    try:
+        return decode(kind, record.payload, run=run)
+    except WireError:
+        return None

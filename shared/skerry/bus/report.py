@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.view import ENDED, activity
+from skerry.bus.view import ENDED
 from skerry.core import liveness, schedule
 from skerry.core.goodput import Share, allocated_s, goodput
 from skerry.core.liveness import Liveness
@@ -110,7 +110,7 @@ def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRo
         learner.heartbeat,
         now_s,
         view.frame.liveness,
-        activity=activity(phase),
+        activity=phase.activity,
         progress=learner.progress,
     )
     return LearnerRow(

@@ -123,15 +123,6 @@ def fold(view: RunView, message: Message, at_s: float) -> RunView:
             return replace(view, created_s=message.created_ns / 1e9, finished=finished)
 
 
-def activity(phase: LearnerPhase) -> liveness.Activity:
-    """Return what a phase means to whoever judges liveness."""
-    return {
-        LearnerPhase.TRAINING: liveness.Activity.TRAINING,
-        LearnerPhase.FINISHED: liveness.Activity.FINISHED,
-        LearnerPhase.STOPPED: liveness.Activity.STOPPED,
-    }.get(phase, liveness.Activity.WAITING)
-
-
 def _with_learner(view: RunView, learner: LearnerView | None) -> RunView:
     if learner is None:
         return view
@@ -139,6 +130,8 @@ def _with_learner(view: RunView, learner: LearnerView | None) -> RunView:
 
 
 def _joined(view: RunView, member: MemberRecord, at_s: float) -> LearnerView | None:
+    if member.incarnation == 0:
+        return None  # a place that a restored run keeps for a name: nobody has come yet
     held = view.learners.get(member.learner)
     since_s = min(at_s, member.joined_ns / 1e9)
     if held is None or member.incarnation > held.incarnation:
