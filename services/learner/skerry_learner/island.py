@@ -13,6 +13,7 @@ from skerry.settings import RunConfig
 from skerry.wire.messages import LearnerPhase
 from skerry_learner.data.prefetch import Prefetch
 from skerry_learner.data.stream import Stream
+from skerry_learner.sync.encode import load_kernels
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.rules import Progress
@@ -54,6 +55,7 @@ class Island:
         """Live until the mailbox says stop; a step loop that never waits lies in between."""
         self._offer_genesis()
         began = self.meter.clock()
+        load_kernels()
         self.trainer.warm(self._tick)
         log.info("compiled", seconds=round(self.meter.clock() - began, 2))
         self._catch_up()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from skerry.core.backend import cpu
+from skerry.core.backend import cpu, merger
 from skerry.core.fragments import Fragment, Plan
 from skerry.core.merge import slice_norms
 from skerry.core.quantise import Planes
@@ -16,6 +16,12 @@ from skerry.errors import Diverged
 from skerry.wire.codec import Chunk, pack
 from skerry.wire.messages import ContributionHeader
 from skerry_learner.sync.mailbox import Outgoing
+
+
+def load_kernels() -> None:
+    """Import, and the first time compile, what would else hold up the first contribution."""
+    cpu()
+    merger()
 
 
 def encode(

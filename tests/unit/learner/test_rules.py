@@ -1,0 +1,137 @@
+"""When a learner answers a round and adopts a fragment."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.settings import SyncConfig
+from skerry.wire.messages import Round
+from skerry_learner.sync import rules
+from skerry_learner.sync.rules import FragmentSync, Policy, Progress
+
+Method = Literal["overwrite", "blend", "rebase"]
+
+
+def at(step: int) -> Progress:
+    return Progress(step=step, steps=step, tokens=10 * step, cursor=2 * step)
+
+
+def opened(version: int) -> Round:
+    return Round("run", 0, 0, version, 0, 0, "s")
+
+
+def policy(method: Method = "rebase", *, tau: int = 2) -> Policy:
+    return Policy.of(SyncConfig(fragments=4, h_steps=8, overlap_steps=tau, adoption=method))
+
+
+IDLE = FragmentSync(0, at(0), version=3, answered=3)
+FLYING = rules.captured(IDLE, 4, at(5))
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "step", "in_flight", "reason"),
+    [
+        (IDLE, 4, 5, 0, "open"),
+        (IDLE, 3, 5, 0, "answered"),
+        (FragmentSync(0, at(0), version=3), 3, 5, 0, "closed"),
+        (IDLE, 5, 5, 0, "behind"),
+        (FLYING, 4, 6, 0, "answered"),
+        (FragmentSync(0, at(0), version=3, captured=at(1)), 4, 5, 0, "in_flight"),
+        (IDLE, 4, 0, 0, "no_steps"),
+        (IDLE, 4, 5, 2, "no_room"),
+    ],
+)
+def test_a_round_is_answered_once_and_from_its_own_base(
+    state: FragmentSync, version: int, step: int, in_flight: int, reason: str
+) -> None:
+    answer = rules.may_answer(
+        state, opened(version), at(step), in_flight=in_flight, idle=False, policy=policy()
+    )
+    assert answer == (reason == "open", reason)
+
+
+def test_a_learner_that_has_ended_answers_without_steps() -> None:
+    answer, _ = rules.may_answer(IDLE, opened(4), at(0), in_flight=0, idle=True, policy=policy())
+    assert answer
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "step", "idle", "reason"),
+    [
+        (FLYING, 4, 6, False, "overlap"),
+        (FLYING, 4, 7, False, "due"),
+        (FLYING, 9, 7, False, "due"),
+        (FLYING, 4, 5, True, "due"),
+        (FLYING, 3, 9, False, "known"),
+        (IDLE, 4, 5, False, "due"),
+    ],
+)
+def test_adoption_waits_tau_steps_after_a_contribution_only(
+    state: FragmentSync, version: int, step: int, *, idle: bool, reason: str
+) -> None:
+    decision = rules.may_adopt(state, version, at(step), idle=idle, policy=policy())
+    assert decision == (reason == "due", reason)
+
+
+@pytest.mark.parametrize(
+    ("method", "state", "origin"),
+    [
+        ("overwrite", FLYING, 9),
+        ("overwrite", IDLE, 9),
+        ("rebase", FLYING, 5),
+        ("blend", FLYING, 5),
+        ("rebase", IDLE, 0),
+    ],
+)
+def test_the_next_contribution_starts_where_local_progress_does(
+    method: Method, state: FragmentSync, origin: int
+) -> None:
+    after = rules.adopted(state, 4, 8, at(9), policy(method))
+    assert (after.version, after.commit_step, after.captured) == (4, 8, None)
+    assert after.origin == at(origin)
+
+
+def test_the_first_adoption_starts_from_now() -> None:
+    after = rules.adopted(FragmentSync(0, at(0)), 7, 8, at(0), policy())
+    assert (after.version, after.origin) == (7, at(0))
+
+
+def test_a_round_that_went_by_for_lack_of_room_is_told_apart() -> None:
+    short = FragmentSync(0, at(0), version=3, answered=3, short=4)
+    assert rules.lapsed(short, 4)
+    assert not rules.lapsed(rules.captured(short, 4, at(5)), 4)
+    assert not rules.lapsed(IDLE, 4)
+
+
+@pytest.mark.parametrize(("step", "held"), [(7, False), (8, True)])
+def test_a_blocking_mode_holds_the_learner_when_its_fragment_is_due(
+    step: int, *, held: bool
+) -> None:
+    assert rules.must_wait(IDLE, at(step), policy(tau=0)) is held
+    assert not rules.must_wait(IDLE, at(step), policy(tau=1))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from(["step", "round", "commit"]), max_size=60))
+def test_under_rebase_every_step_is_contributed_once_and_in_order(events: list[str]) -> None:
+    rule, state, step, version = policy(), FragmentSync(0, at(0), version=1), 0, 1
+    sent: list[tuple[int, int]] = []
+    for event in events:
+        step += event == "step"
+        version += event == "commit"
+        if rules.may_adopt(state, version, at(step), idle=False, policy=rule)[0]:
+            state = rules.adopted(state, version, 0, at(step), rule)
+        call = opened(version + 1)
+        if (
+            event == "round"
+            and rules.may_answer(state, call, at(step), in_flight=0, idle=False, policy=rule)[0]
+        ):
+            sent.append((state.origin.cursor, at(step).cursor))
+            state = rules.captured(state, call.version, at(step))
+    edges = [0, *(stop for _, stop in sent)]
+    assert [start for start, _ in sent] == edges[:-1]
+    assert state.identity == len(sent)
