@@ -7,8 +7,8 @@ its 32-byte header is, byte for byte, one that ``compress`` itself makes for tha
 it is bounds-checked by blosc2 against that header. What does not shrink is stored as it is, which
 its length tells.
 
-zstd at level 1 gains 17 % on packed nibbles without a filter, and 31 % on bf16 parameters after a
-byte shuffle; higher levels only cost time, lz4 and blosclz gain nothing, bitshuffle loses it all.
+zstd at level 1 gains 17 % on packed nibbles, and 60 % on the plane of bf16's high bytes; higher
+levels only cost time, lz4 and blosclz gain nothing, bitshuffle loses it all.
 """
 
 from __future__ import annotations
