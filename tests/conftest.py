@@ -10,6 +10,37 @@ import pytest
 
 from skerry.testing.nats_server import NatsServer
 
+TINY = """
+[model]
+layers = 1
+d_model = 32
+heads = 2
+kv_heads = 1
+d_ff = 64
+[data]
+source = "text"
+paths = ["{text}"]
+seq_len = 32
+batch = 4
+streams = 4
+[train]
+steps = {steps}
+lr = 1e-2
+[sync]
+fragments = 2
+h_steps = 10
+learners = 2
+chunk_bytes = 65536
+[log]
+window_bytes = 268435456
+[checkpoint]
+every_s = 2.0
+[liveness]
+pulse_s = 0.1
+"""
+
+WORDS = "the fragment travels and the learner goes on and nobody waits for the others "
+
 
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
@@ -37,3 +68,35 @@ def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 def run_id() -> str:
     """A run id that no other test uses."""
     return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About a megabyte of text with a structure that a tiny model learns at once."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for i in range(20):
+        turned = " ".join(WORDS.split()[i % 7 :])
+        (folder / f"{i}.txt").write_text(f"chapter {i}\n" + (turned + f" {i}\n") * 700)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def jax_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One compilation cache for all learners, so that only the first compiles."""
+    return tmp_path_factory.mktemp("jax-cache")
+
+
+@pytest.fixture
+def tiny_config(tmp_path: Path, corpus: Path) -> Path:
+    """A config file for a run that would go on for very long."""
+    path = tmp_path / "run.toml"
+    path.write_text(TINY.format(text=corpus, steps=1_000_000))
+    return path
+
+
+@pytest.fixture
+def short_config(tmp_path: Path, corpus: Path) -> Path:
+    """A config file for a run that ends by itself."""
+    path = tmp_path / "short.toml"
+    path.write_text(TINY.format(text=corpus, steps=300))
+    return path

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from skerry.bus import ledger
+from skerry.bus import ledger, presence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from skerry.bus.base import Bus
-    from skerry.wire.messages import Commit
+    from skerry.wire.messages import Commit, Pulse
 
 MODULES = {
     "learner": "skerry_learner",
@@ -89,16 +89,22 @@ class Cluster:
         """Start a service under a name; restarting it is starting it again."""
         common = ("--nats", self.url, "--run", self.run, "--name", name)
         config = ("--config", str(self.config))
-        return await self._spawn(name, MODULES[kind], *common, *config, *arguments)
+        return await self._spawn(name, "-m", MODULES[kind], *common, *config, *arguments)
+
+    async def start_script(self, name: str, script: Path, *arguments: str) -> Service:
+        """Start a program of the test's own, such as a service that fails at a chosen point."""
+        return await self._spawn(name, str(script), *arguments)
 
     async def restore(self, checkpoint: Path, *sets: str) -> Service:
         """Restore a checkpoint into the broker as this cluster's run."""
         changes = [argument for change in sets for argument in ("--set", change)]
         target = ("--nats", self.url, "--run", self.run)
         module = MODULES["checkpointer"]
-        return await self._spawn("restore", module, "restore", str(checkpoint), *target, *changes)
+        return await self._spawn(
+            "restore", "-m", module, "restore", str(checkpoint), *target, *changes
+        )
 
-    async def _spawn(self, name: str, module: str, *arguments: str) -> Service:
+    async def _spawn(self, name: str, *arguments: str) -> Service:
         log = self.folder / f"{name}-{len(self.services)}.log"
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
@@ -108,13 +114,7 @@ class Cluster:
         }
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                module,
-                *arguments,
-                stdout=out,
-                stderr=out,
-                env=environment,
+                sys.executable, *arguments, stdout=out, stderr=out, env=environment
             )
         service = Service(process, log)
         self.services.append(service)
@@ -133,3 +133,16 @@ async def until_commit(
             if wanted(commit):
                 return seen
     return seen
+
+
+async def until_pulse(
+    bus: Bus, run: str, wanted: Callable[[Pulse], bool], *, timeout_s: float = 90.0
+) -> Pulse:
+    """Return the first pulse, from the newest of each learner on, that is wanted."""
+    pulses = presence.follow_pulses(bus, run)
+    async with asyncio.timeout(timeout_s), aclosing(pulses):
+        async for pulse in pulses:
+            if wanted(pulse):
+                return pulse
+    msg = "The log ended while waiting for a pulse."
+    raise AssertionError(msg)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.bus import state
+from skerry.bus import ledger, state
 from skerry.bus.contributions import Contribution, Inbox
+from skerry.bus.state import StateWriter
 from skerry.core import fragments
 from skerry.core.backend import cpu
 from skerry.core.fold import Contribution as Merged
-from skerry.core.outer import merge_and_apply
+from skerry.core.outer import make_outer, merge_and_apply
+from skerry.settings import RunConfig
 from skerry.wire.codec import vector_digest
 from skerry.wire.messages import Commit, ContributionKind
 from skerry.wire.records import decode
@@ -43,6 +46,23 @@ async def _records(bus: Bus, stream: str) -> list[Record]:
     info = infos[stream]
     found = [await bus.get(stream, s) for s in range(info.first_seq, info.last_seq + 1)]
     return [record for record in found if record is not None]
+
+
+async def settle(bus: Bus, run: str) -> History:
+    """Read the history of a run whose syncer is dead, after doing what the next one would first.
+
+    Takes the fence, so that nothing can be committed meanwhile, and mends the ledger.
+    """
+    record = await ledger.read_run(bus, run)
+    config = RunConfig.model_validate_json(record.config_json)
+    plan = fragments.plan(record.leaves, record.fragments)
+    writer = await StateWriter.acquire(bus, run, plan, holder="settle", now_ns=time.time_ns())
+    await writer.recover()
+    given = config.outer
+    outer = make_outer(
+        given.preset, lr=given.lr, momentum=given.momentum, h_steps=config.sync.h_steps
+    )
+    return await read_history(bus, run, plan, outer, config.sync.merge)
 
 
 async def read_history(

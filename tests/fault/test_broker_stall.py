@@ -1,0 +1,161 @@
+"""A broker that hangs or is gone for a while: steps go on, then everything catches up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from skerry.bus import ledger, presence
+from skerry.bus.nats_bus import NatsBus
+from skerry.errors import BrokerUnavailable
+from skerry.testing.cluster import Cluster, Service, until_commit, until_pulse
+from skerry.testing.history import settle
+from skerry.testing.nats_server import NatsServer
+from skerry.wire.messages import LearnerPhase, Pulse
+
+pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(240)]
+
+LEARNERS = ("a", "b")
+KINDS = {"s": "syncer", "c": "checkpointer", "a": "learner", "b": "learner"}
+
+
+@dataclass(frozen=True)
+class Running:
+    """A whole run under way, with the test's own connection to its broker."""
+
+    bus: NatsBus
+    run: str
+    services: dict[str, Service]
+
+    async def steady(self) -> dict[str, Pulse]:
+        """Return a pulse of each learner once both train and every fragment has been merged."""
+        await until_commit(self.bus, self.run, lambda c: c.version == 5)
+        return {
+            name: await until_pulse(self.bus, self.run, lambda p, n=name: _trains(p, n))
+            for name in LEARNERS
+        }
+
+    async def pulses_after(self, sent_ns: int) -> dict[str, Pulse]:
+        """Return the first pulse of each learner that was sent after that moment."""
+        found: dict[str, Pulse] = {}
+        pulses = presence.follow_pulses(self.bus, self.run)
+        async with asyncio.timeout(60):
+            async for pulse in pulses:
+                if pulse.sent_ns > sent_ns:
+                    found.setdefault(pulse.learner, pulse)
+                if len(found) == len(LEARNERS):
+                    break
+        await pulses.aclose()
+        return found
+
+    async def caught_up(self) -> None:
+        """Return once every fragment is three versions on and all learners have adopted that."""
+        held = await ledger.last_commits(self.bus, self.run)
+        goal = {f: c.version + 3 for f, c in held.items()}
+        for fragment, version in goal.items():
+            await until_commit(
+                self.bus,
+                self.run,
+                lambda c, f=fragment, v=version: c.fragment == f and c.version == v,
+            )
+        for name in LEARNERS:
+            await until_pulse(
+                self.bus,
+                self.run,
+                lambda p, n=name: (
+                    p.learner == n and all(p.versions[f] >= v for f, v in goal.items())
+                ),
+            )
+
+    def assert_all_live(self) -> None:
+        ended = {n: s.said[-2000:] for n, s in self.services.items() if s.process.returncode}
+        assert ended == {}
+
+
+def _trains(pulse: Pulse, name: str) -> bool:
+    training = pulse.phase is LearnerPhase.TRAINING and pulse.contributions > 2
+    return pulse.learner == name and training
+
+
+@asynccontextmanager
+async def running(
+    server: NatsServer, run: str, folder: Path, config: Path, cache: Path
+) -> AsyncGenerator[Running]:
+    """Start one of each; afterwards everything is dead and the history must be whole."""
+    async with NatsBus(server.url, name="test") as bus:
+        async with Cluster(server.url, run, folder, config, cache) as cluster:
+            services = {name: await cluster.start(kind, name) for name, kind in KINDS.items()}
+            monitor = ("--set", "health.port=0")
+            services["m"] = await cluster.start("health-monitor", "m", *monitor)
+            yield Running(bus, run, services)
+        history = await settle(bus, run)
+    assert history.violations == ()
+
+
+async def assert_unanswered(server: NatsServer) -> None:
+    """Show that the fault has fired: nobody gets an answer from this broker."""
+    with pytest.raises(BrokerUnavailable):
+        async with NatsBus(server.url, name="probe", connect_timeout_s=0.5):
+            pass
+
+
+def assert_stepped(before: dict[str, Pulse], after: dict[str, Pulse], outage_s: float) -> None:
+    """Show that learners stepped throughout an outage, from their pulses around it.
+
+    A learner that had waited would have stepped for a third of the time between them at most.
+    """
+    for name in LEARNERS:
+        first, then = before[name], after[name]
+        between_s = (then.sent_ns - first.sent_ns) / 1e9
+        assert between_s < 1.5 * outage_s, "the pulses are too far apart to prove anything"
+        stepping_s = (then.steps - first.steps) * first.step_time_s
+        assert stepping_s > 0.5 * between_s, f"{name} stepped for {stepping_s} of {between_s} s"
+
+
+@pytest.mark.parametrize("stall_s", [8.0, pytest.param(20.0, marks=pytest.mark.soak)])
+async def test_steps_go_on_while_the_broker_hangs(
+    nats_server: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    tiny_config: Path,
+    jax_cache: Path,
+    stall_s: float,
+) -> None:
+    async with running(nats_server, run_id, tmp_path, tiny_config, jax_cache) as under_way:
+        before = await under_way.steady()
+        nats_server.pause()
+        await assert_unanswered(nats_server)
+        await asyncio.sleep(stall_s)
+        nats_server.resume()
+        after = await under_way.pulses_after(time.time_ns())
+        assert_stepped(before, after, stall_s)
+        await under_way.caught_up()
+        under_way.assert_all_live()
+
+
+@pytest.mark.parametrize("outage_s", [12.0, pytest.param(60.0, marks=pytest.mark.soak)])
+async def test_a_broker_that_was_gone_is_taken_up_again(
+    nats_server: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    tiny_config: Path,
+    jax_cache: Path,
+    outage_s: float,
+) -> None:
+    async with running(nats_server, run_id, tmp_path, tiny_config, jax_cache) as under_way:
+        before = await under_way.steady()
+        nats_server.kill9()
+        await assert_unanswered(nats_server)
+        await asyncio.sleep(outage_s)
+        under_way.assert_all_live()
+        nats_server.restart()
+        after = await under_way.pulses_after(time.time_ns())
+        assert_stepped(before, after, outage_s)
+        await under_way.caught_up()
+        under_way.assert_all_live()
