@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -170,7 +171,7 @@ class Island:
             log.info(
                 "training",
                 step=self.now.step,
-                loss=round(self.meter.loss, 4),
+                loss=round(self.meter.loss, 4) if math.isfinite(self.meter.loss) else None,
                 step_ms=round(self.meter.step_time_s * 1e3, 1),
                 versions=list(self.session.versions),
             )

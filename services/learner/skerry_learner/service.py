@@ -72,6 +72,7 @@ class _Service:
             self.mailbox,
             wake,
             chunk_bytes=config.sync.chunk_bytes,
+            pulse_s=config.liveness.pulse_s,
         )
         self.island = self._island()
         self.ended = loop.create_future()

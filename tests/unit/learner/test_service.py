@@ -114,7 +114,9 @@ class Wire:
 
         self.mailbox = Mailbox(2, notify)
         self.who = Learner("run", "a", 1)
-        self.network = Network(bus, self.who, work.plan, self.mailbox, wake, chunk_bytes=4096)
+        self.network = Network(
+            bus, self.who, work.plan, self.mailbox, wake, chunk_bytes=4096, pulse_s=0.1
+        )
 
 
 @asynccontextmanager

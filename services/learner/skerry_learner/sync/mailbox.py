@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -54,6 +54,7 @@ class Mailbox:
         self._fresh: dict[int, Fresh] = {}
         self._outgoing: dict[int, Outgoing] = {}
         self._pulse: Pulse | None = None
+        self._last_pulse: Pulse | None = None
         self._genesis_ns: int | None = None
         self._stopping = False
         self.traffic = Traffic()
@@ -98,7 +99,14 @@ class Mailbox:
     def take_pulse(self) -> Pulse | None:
         with self._changed:
             pulse, self._pulse = self._pulse, None
+            self._last_pulse = pulse or self._last_pulse
             return pulse
+
+    def repeat_pulse(self, sent_ns: int) -> None:
+        """Have the last pulse taken once more, unless a newer one waits."""
+        with self._changed:
+            if self._pulse is None and self._last_pulse is not None:
+                self._pulse = replace(self._last_pulse, sent_ns=sent_ns)
 
     def stop(self) -> None:
         """Ask the trainer to end at its next boundary."""

@@ -26,13 +26,21 @@ class Meter:
     started_s: float
     clock: Callable[[], float] = time.monotonic
     busy_s: float = 0.0
+    steps: int = 0
     step_time_s: float = 0.0
     loss: float = math.nan
     pulsed_s: float = field(default=-math.inf)
 
     def stepped(self, busy_s: float, whole_s: float) -> None:
-        """Count one step: ``busy_s`` of ``whole_s`` seconds were training."""
+        """Count one step: ``busy_s`` of ``whole_s`` seconds were training.
+
+        The outcome of a step is read during the next one, so the first only says how long it takes
+        to hand work to the device: it tells nothing of the step time.
+        """
         self.busy_s += busy_s
+        self.steps += 1
+        if self.steps == 1:
+            return
         share = STEP_TIME_SHARE if self.step_time_s else 1.0
         self.step_time_s += share * (whole_s - self.step_time_s)
 

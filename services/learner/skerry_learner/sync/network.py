@@ -6,6 +6,7 @@ Trouble with the broker is waited out here; the step loop does not notice it.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 
 import structlog
@@ -21,7 +22,7 @@ from skerry.errors import (
     StorageFull,
     Superseded,
 )
-from skerry.wire.messages import Manifest
+from skerry.wire.messages import LearnerPhase, Manifest
 from skerry_learner.sync.encode import encode
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.session import Learner
@@ -43,6 +44,7 @@ class Network:
         wake: asyncio.Event,
         *,
         chunk_bytes: int,
+        pulse_s: float,
     ) -> None:
         """``wake`` is what the mailbox sets (through ``notify``) when the trainer has posted."""
         self._bus = bus
@@ -51,6 +53,8 @@ class Network:
         self._mailbox = mailbox
         self._wake = wake
         self._chunk_bytes = chunk_bytes
+        self._pulse_s = pulse_s
+        self._preparing = True
         self._wanted: dict[int, Manifest] = {}
         self._announced = asyncio.Event()
         self._posted = {name: asyncio.Event() for name in ("outgoing", "pulse", "room")}
@@ -119,17 +123,25 @@ class Network:
             await self._send(outgoing)
 
     async def pulses(self) -> None:
-        """Publish the newest pulse whenever there is one; a lost pulse is replaced by the next."""
+        """Publish the newest pulse whenever there is one; a lost pulse is replaced by the next.
+
+        Before training the last one is said again: a trainer that compiles has no step boundaries.
+        """
         while True:
             self._posted["pulse"].clear()
             await self.pulse()
-            await self._posted["pulse"].wait()
+            try:
+                async with asyncio.timeout(self._pulse_s if self._preparing else None):
+                    await self._posted["pulse"].wait()
+            except TimeoutError:
+                self._mailbox.repeat_pulse(time.time_ns())
 
     async def pulse(self) -> None:
         """Publish the pulse that waits, if one does."""
         pulse = self._mailbox.take_pulse()
         if pulse is None:
             return
+        self._preparing = pulse.phase in {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
         try:
             await presence.publish_pulse(self._bus, pulse)
         except (BrokerUnavailable, StorageFull) as error:
