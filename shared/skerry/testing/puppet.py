@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from skerry.bus import contributions, ledger, presence, state
+from skerry.core.backend import cpu
 from skerry.core.merge import slice_norms
-from skerry.wire.codec import encode_vector
+from skerry.wire.codec import pack
 from skerry.wire.messages import (
     ContributionHeader,
     ContributionKind,
@@ -147,16 +148,21 @@ class Puppet:
                 if self.answered.get(index, 0) >= opened.version or index not in self.versions:
                     continue
                 self.answered[index] = opened.version
-                fragment = self.plan.fragments[index]
-                delta = walk(fragment, self.name, self.incarnation, self.identity + 1)
-                await self._send(
-                    fragment,
-                    delta,
-                    ContributionKind.OUTER_GRADIENT,
-                    self.versions[index],
-                    opened.version,
-                    self.scheme,
-                )
+                await self.send_gradient(index, opened.version)
+
+    async def send_gradient(self, index: int, round_version: int, *, poison: bool = False) -> None:
+        """Contribute the next step of the walk; ``poison`` makes its first value infinite (f32)."""
+        fragment = self.plan.fragments[index]
+        delta = walk(fragment, self.name, self.incarnation, self.identity + 1)
+        await self._send(
+            fragment,
+            delta,
+            ContributionKind.OUTER_GRADIENT,
+            self.versions[index],
+            round_version,
+            self.scheme,
+            poison=poison,
+        )
 
     async def _send(
         self,
@@ -166,6 +172,8 @@ class Puppet:
         base_version: int,
         round_version: int,
         scheme: str,
+        *,
+        poison: bool = False,
     ) -> None:
         self.identity += 1
         start = self.based_at.get(fragment.index, 0)
@@ -187,5 +195,8 @@ class Puppet:
             captured_ns=time.time_ns(),
             norms=slice_norms(fragment, vector),
         )
-        chunks = encode_vector(scheme, vector, 64 * 1024)
+        planes = cpu().quantise(scheme, vector)
+        if poison:
+            planes.codes[0, :4] = np.array([np.inf], "<f4").view(np.uint8)
+        chunks = pack(scheme, planes, 64 * 1024)
         await contributions.send(self.bus, self.run, self.plan, header, chunks)

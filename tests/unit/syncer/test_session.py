@@ -1,0 +1,159 @@
+"""The syncer's session on a memory broker, with puppets for learners."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+import pytest
+
+from skerry.bus import ledger
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.core.outer import make_outer
+from skerry.errors import Fenced, first_cause
+from skerry.settings import OuterConfig, RunConfig, SyncConfig
+from skerry.testing.history import read_history
+from skerry.testing.puppet import Puppet, run_record
+from skerry.wire.messages import Commit, RunState
+from skerry_syncer.service import session
+
+RUN = "t"
+PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)
+CONFIG = RunConfig(
+    sync=SyncConfig(fragments=2, h_steps=8, merge="average", chunk_bytes=4096),
+    outer=OuterConfig(preset="direct"),
+)
+
+
+async def connected(config: RunConfig = CONFIG) -> MemoryBus:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    await ledger.create_run(bus, run_record(RUN, PLAN, config.model_dump_json()))
+    return bus
+
+
+@asynccontextmanager
+async def background(*coroutines: object) -> AsyncIterator[list[asyncio.Task[None]]]:
+    tasks = [asyncio.ensure_future(c) for c in coroutines]  # type: ignore[call-overload]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def commits_until(bus: MemoryBus, version: int) -> list[Commit]:
+    """Return all commits up to the one with which both fragments have reached a version."""
+    found: list[Commit] = []
+    newest: dict[int, int] = {}
+    commits = ledger.follow_commits(bus, RUN)
+    async with asyncio.timeout(30), aclosing(commits):
+        async for _, commit in commits:
+            found.append(commit)
+            newest[commit.fragment] = commit.version
+            if len(newest) == 2 and min(newest.values()) >= version:
+                return found
+    return found
+
+
+def puppet(bus: MemoryBus, name: str, **changes: object) -> Puppet:
+    return Puppet(bus, RUN, PLAN, name, step_s=0.005, **changes)  # type: ignore[arg-type]
+
+
+async def violations(bus: MemoryBus) -> tuple[str, ...]:
+    outer = make_outer("direct", lr=None, momentum=None, h_steps=8)
+    return (await read_history(bus, RUN, PLAN, outer)).violations
+
+
+async def test_two_learners_fill_every_round_and_the_history_is_whole() -> None:
+    bus = await connected()
+    learners = [puppet(bus, "a").train(), puppet(bus, "b").train()]
+    async with background(session(bus, RUN, "s"), *learners):
+        commits = await commits_until(bus, 5)
+    assert await violations(bus) == ()
+    assert {c.learner for k in commits for c in k.consumed} == {"a", "b"}
+    assert all(sum(c.weight for c in k.consumed) == pytest.approx(1) for k in commits)
+
+
+async def test_run_ends_with_one_final_round_per_fragment() -> None:
+    bus = await connected()
+    learners = [puppet(bus, name, steps=60).train() for name in ("a", "b")]
+    async with background(*learners):
+        await asyncio.wait_for(session(bus, RUN, "s"), 30)
+    record = await ledger.read_run(bus, RUN)
+    last = await ledger.last_commits(bus, RUN)
+    assert record.state is RunState.FINISHED
+    assert [last[f].final for f in (0, 1)] == [True, True]
+    assert {c.learner for c in last[0].consumed} == {"a", "b"}
+    assert await violations(bus) == ()
+
+
+async def test_syncer_that_is_overtaken_steps_down_and_the_other_goes_on() -> None:
+    bus = await connected()
+    async with background(session(bus, RUN, "old"), puppet(bus, "a").train()) as tasks:
+        await commits_until(bus, 2)
+        async with background(session(bus, RUN, "new")):
+            commits = await commits_until(bus, 5)
+            with pytest.raises(BaseException) as raised:  # noqa: PT011  a group or the error itself
+                await asyncio.wait_for(tasks[0], 10)
+    assert isinstance(first_cause(raised.value), Fenced)
+    assert commits[-1].syncer == "new"
+    assert await violations(bus) == ()
+
+
+async def test_syncer_that_starts_again_goes_on_where_the_log_says() -> None:
+    bus = await connected()
+    async with background(puppet(bus, "a").train(), puppet(bus, "b").train()):
+        for round_ in (2, 4, 6):
+            async with background(session(bus, RUN, f"s{round_}")):
+                commits = await commits_until(bus, round_)
+    for fragment in (0, 1):
+        versions = [c.version for c in commits if c.fragment == fragment]
+        assert versions == list(range(1, len(versions) + 1))
+    assert await violations(bus) == ()
+
+
+async def test_contribution_from_the_future_is_refused_and_counted() -> None:
+    bus = await connected()
+    async with background(session(bus, RUN, "s")):
+        liar = puppet(bus, "liar")
+        async with background(puppet(bus, "a").train()):
+            await commits_until(bus, 2)
+            liar.incarnation = 1
+            liar.versions[0] = 1000
+            await liar.send_gradient(0, 1001)
+            commits = await commits_until(bus, 6)
+    refused = [r for c in commits for r in c.refused]
+    assert refused == ["base_in_future liar"]
+    assert "liar" not in {c.learner for k in commits for c in k.consumed}
+
+
+async def test_non_finite_contribution_is_refused_by_name() -> None:
+    bus = await connected()
+    async with background(session(bus, RUN, "s")):
+        sick = puppet(bus, "sick")
+        async with background(puppet(bus, "a").train()):
+            commits = await commits_until(bus, 2)
+            sick.incarnation = 1
+            sick.versions[0] = commits[-1].version
+            await sick.send_gradient(0, commits[-1].version + 1, poison=True)
+            commits = await commits_until(bus, 6)
+    assert [r for c in commits for r in c.refused] == ["diverged sick"]
+    assert await violations(bus) == ()
+
+
+async def test_quorum_of_two_waits_for_the_second_learner() -> None:
+    config = CONFIG.model_copy(update={"sync": CONFIG.sync.model_copy(update={"quorum": 2})})
+    bus = await connected(config)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(background(session(bus, RUN, "s")))
+        await stack.enter_async_context(background(puppet(bus, "a").train()))
+        await commits_until(bus, 1)
+        await stack.enter_async_context(background(puppet(bus, "b").train()))
+        commits = await commits_until(bus, 5)
+    later = [c for c in commits if c.version > 1]
+    assert all({r.learner for r in c.consumed} >= {"a", "b"} for c in later)
