@@ -9,9 +9,7 @@ the medians, because the machine is shared.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+from harness import Goal, parser, write
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from skerry.bus.nats_bus import NatsBus
@@ -32,6 +31,7 @@ WINDOW = 6
 WINDOW_BYTES = 1024**3
 FETCH_BYTES = 8 * 1024**2
 MIB = 1024**2
+GOAL = 0.85
 
 
 async def windowed(publish: Callable[[int], Awaitable[object]], count: int) -> None:
@@ -123,18 +123,33 @@ async def bench(sizes: list[int], total: int, rounds: int) -> list[dict[str, Any
             server.kill()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[524_288, 65_536])
-    parser.add_argument("--total-mib", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--least", type=float, default=0.0, help="fail below this ratio")
-    wanted = parser.parse_args()
-    rows = asyncio.run(bench(wanted.sizes, wanted.total_mib * MIB, wanted.rounds))
+def table(rows: list[dict[str, Any]]) -> str:
+    """Lay the rows out, a line for each size and direction."""
+    lines = [f"bus: MiB/s of file storage\n  {'':<28} {'bare':>6} {'ours':>6} {'ratio':>6}"]
     for row in rows:
-        print(json.dumps(row))
-    ratios = [value for row in rows for key, value in row.items() if key.endswith("_ratio")]
-    return 0 if min(ratios) >= wanted.least else 1
+        for what in ("publish", "consume"):
+            name = f"{what} {row['messages']} x {row['bytes'] // 1024} KiB"
+            bare, ours = (row[f"{what}_{side}_mib_s"] for side in ("bare", "ours"))
+            lines.append(f"  {name:<28} {bare:>6} {ours:>6} {row[f'{what}_ratio']:>6.2f}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    made = parser(__doc__ or "")
+    made.add_argument("--sizes", type=int, nargs="+", default=[524_288, 65_536])
+    made.add_argument("--total-mib", type=int, default=128)
+    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--least", type=float, default=0.0, help="fail below this ratio")
+    wanted = made.parse_args()
+    rows = asyncio.run(bench(wanted.sizes, wanted.total_mib * MIB, wanted.rounds))
+    print(table(rows))
+    goals = [
+        Goal(f"bus: {what} {row['bytes'] // 1024} KiB", GOAL, row[f"{what}_ratio"], "of nats-py")
+        for row in rows
+        for what in ("publish", "consume")
+    ]
+    write("bus", rows, goals, wanted.json)
+    return 0 if min(goal.measured for goal in goals) >= wanted.least else 1
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 Sending is what a learner does: quantise with the check for NaN, zstd, header, checksum, one message
 per chunk, let go once it is sent. Receiving is what the syncer does: every check of the envelope,
 assembling in one set of planes, decoding to f32. Beside speed this shows the bits per parameter on
-the wire and the most memory that sending takes. hivemind's and bitsandbytes' blockwise 8-bit codecs
-run beside ours where they install.
+the wire and the most memory that sending takes. hivemind's and bitsandbytes' codecs do the same
+beside ours where they install (peers.py). bench_quantise.py times the stages one by one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
-from harness import Case, Result, compare, memcpy, missing, one_core, options, report
+from harness import Case, Goal, Result, compare, goals, memcpy, one_core, options, report
 from numpy.typing import NDArray
+from peers import all_peers
 
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
@@ -33,6 +31,9 @@ CHUNK_BYTES = 524_288
 SIGMA = {"f32": 0.02, "bf16": 0.02, "int8": 1e-4, "int4": 1e-4}
 """Trained parameters for the schemes of global fragments, Adam's steps for the others."""
 GOALS = {"int4": (0.25, 0.3)}
+"""Sending and receiving, as part of memcpy's speed."""
+BITS = {"int4": 3.6, "bf16": 11.5}
+"""The most bits per parameter, of contributions and of global fragments."""
 
 
 def messages(layout: Plan, scheme: str, x: F32) -> Iterator[bytes]:
@@ -68,7 +69,8 @@ def peak_bytes(layout: Plan, scheme: str, x: F32) -> int:
         tracemalloc.stop()
 
 
-def ours(scheme: str, noise: F32) -> tuple[list[Case], Result]:
+def ours(scheme: str, noise: F32) -> tuple[list[Case], Result, list[Goal]]:
+    """Return what to time of a scheme, its size, and the goal for that if there is one."""
     x = noise * np.float32(SIGMA[scheme])
     layout = plan([LeafSpec("w", (x.size,))], 1)
     sent, out = list(messages(layout, scheme, x)), np.empty_like(x)
@@ -77,59 +79,36 @@ def ours(scheme: str, noise: F32) -> tuple[list[Case], Result]:
     if np.abs(out - x).max() > bound:
         msg = f"{scheme} does not come back within its error bound"
         raise RuntimeError(msg)
-    goals = GOALS.get(scheme, (None, None))
+    speed = GOALS.get(scheme, (None, None))
+    error = float(np.linalg.norm(out - x) / np.linalg.norm(x))
     bits, peak = 8 * sum(map(len, sent)) / x.size, peak_bytes(layout, scheme, x) / 2**20
     cases = [
-        Case(f"{scheme} send", partial(send, layout, scheme, x), x.nbytes, goals[0]),
-        Case(f"{scheme} receive", partial(receive, layout, scheme, sent, out), x.nbytes, goals[1]),
+        Case(f"{scheme} send", partial(send, layout, scheme, x), x.nbytes, speed[0]),
+        Case(f"{scheme} receive", partial(receive, layout, scheme, sent, out), x.nbytes, speed[1]),
     ]
-    note = f"{bits:.2f} bits per parameter, {peak:.1f} MiB to send"
-    return cases, Result(f"{scheme} size", 0.0, 0.0, note=note)
-
-
-def hivemind(x: F32) -> list[Case]:
-    torch: Any = import_module("torch")
-    codec: Any = import_module("hivemind.compression")
-    torch.set_num_threads(1)
-    tensor, kind = torch.from_numpy(x), codec.CompressionType.BLOCKWISE_8BIT
-    message: type[Any] = import_module("hivemind.proto.runtime_pb2").Tensor
-    sent = codec.serialize_torch_tensor(tensor, kind).SerializeToString()
-
-    def encode() -> object:
-        return codec.serialize_torch_tensor(tensor, kind).SerializeToString()
-
-    def decode() -> object:
-        return codec.deserialize_torch_tensor(message.FromString(sent))
-
-    named = (("hivemind 8-bit send", encode), ("hivemind 8-bit receive", decode))
-    return [Case(name, run, x.nbytes) for name, run in named]
-
-
-def bitsandbytes(x: F32) -> list[Case]:
-    torch: Any = import_module("torch")
-    codec: Any = import_module("bitsandbytes.functional")
-    torch.set_num_threads(1)
-    tensor = torch.from_numpy(x)
-    encode = partial(codec.quantize_blockwise, tensor, blocksize=BLOCK)
-    decode = partial(codec.dequantize_blockwise, *encode())
-    named = (("bitsandbytes 8-bit quantise", encode), ("bitsandbytes 8-bit decode", decode))
-    return [Case(name, run, x.nbytes) for name, run in named]
+    note = f"{bits:.2f} bits per parameter, error {error:.4f}, {peak:.1f} MiB to send"
+    size = Result(f"{scheme} size", 0.0, 0.0, note=note)
+    if scheme not in BITS:
+        return cases, size, []
+    return cases, size, [Goal(f"codec: {scheme} size", BITS[scheme], bits, "bits", at_most=True)]
 
 
 def main() -> None:
+    """Run the bench on one core and print it."""
     wanted = options(__doc__ or "")
     one_core()
     noise = np.random.default_rng(0).standard_normal(wanted.mib << 18, np.float32)
-    cases, sizes = [memcpy(noise.nbytes)], list[Result]()
+    cases, sizes, bounds = [memcpy(noise.nbytes)], list[Result](), list[Goal]()
     for scheme in SCHEMES:
-        timed, size = ours(scheme, noise)
+        timed, size, bound = ours(scheme, noise)
         cases += timed
         sizes.append(size)
-    for peer in (hivemind, bitsandbytes):
-        if find_spec(peer.__name__) is not None:
-            cases += peer(noise * np.float32(1e-4))
-    results = compare(cases, wanted.rounds) + sizes + missing("hivemind", "bitsandbytes")
-    report("wire", results, as_json=wanted.json)
+        bounds += bound
+    others, notes = all_peers(noise)
+    results = compare([*cases, *others], wanted.rounds)
+    title = "whole messages, and how their speed compares with memcpy's"
+    found = [*goals("codec", cases, results), *bounds]
+    report("codec", title, [*results, *sizes, *notes], found, wanted.json)
 
 
 if __name__ == "__main__":

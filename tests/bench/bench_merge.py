@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from harness import Case, Result, compare, memcpy, one_core, options, report
+from harness import Case, Result, compare, goals, memcpy, one_core, options, report
 from numpy.typing import NDArray
 
 from skerry.core import backend, fold
@@ -105,7 +105,7 @@ def peak(case: Case) -> Result:
 
 def main() -> None:
     """Run the bench on one core and print it."""
-    chosen = options("Merge and outer step against memcpy.")
+    chosen = options(__doc__ or "")
     one_core()
     size = chosen.mib * 1024 * 256
     each = size // SLICES
@@ -113,7 +113,9 @@ def main() -> None:
     master = np.ones(fragment.padded_size, np.float32)
     merges = cases(fragment, master)
     results = compare([memcpy(master.nbytes), *merges], chosen.rounds)
-    report("merge", [*results, peak(merges[1])], as_json=chosen.json)
+    found = goals("merge", merges, results)
+    title = "a fragment merged, and the outer step taken"
+    report("merge", title, [*results, peak(merges[1])], found, chosen.json)
 
 
 if __name__ == "__main__":

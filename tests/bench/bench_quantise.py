@@ -1,156 +1,85 @@
-"""The codec stage by stage and as whole messages: ``python tests/bench/bench_quantise.py``.
+"""The codec stage by stage, against a memcpy: ``python tests/bench/bench_quantise.py``.
 
-A whole message is quantising with the check for NaN, blosc2, header and xxh3 checksum; the reading
-side checks, decompresses and decodes into one output, chunk by chunk. Peers run where installed.
+Each stage runs over one message's worth of parameters at a time, as it does between its neighbours
+in a run. Whole messages, from f32 to bytes and back, are bench_codec.py's.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
-from harness import Case, compare, memcpy, missing, one_core, options, report
+from harness import Case, compare, memcpy, one_core, options, report
 from numpy.typing import NDArray
 
-from skerry.core import quantise
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
 from skerry.core.quantise import SCHEMES, Planes
-from skerry.wire.codec import Chunk, encode_vector, unpack
+from skerry.wire.codec import blocks_per_chunk, pack, unpack
 from skerry.wire.envelope import seal, unseal
 from skerry.wire.messages import ChunkHeader
 
+F32 = NDArray[np.float32]
+T = TypeVar("T")
 RUN = "bench"
 CHUNK_BYTES = 524_288
-PART = 1 << 20
-"""Elements per call of a single stage: one message of int4."""
-GOALS = {"int4": (0.25, 0.3)}
 
 
-def header(layout: Plan, scheme: str, chunk: Chunk) -> ChunkHeader:
-    """Return the envelope of one chunk of fragment 0."""
-    return ChunkHeader(
-        run=RUN,
-        plan_digest=layout.digest,
-        fragment=0,
-        version=1,
-        sender="bench",
-        incarnation=1,
-        index=chunk.index,
-        count=chunk.count,
-        scheme=scheme,
-        first_block=chunk.first_block,
-        blocks=chunk.blocks,
-        raw_bytes=chunk.raw_bytes,
-        part="params",
-    )
+def each(run: Callable[[T], object], parts: Sequence[T]) -> Callable[[], None]:
+    """Return a call that does one stage for every part, and lets the outcome go."""
+
+    def stage() -> None:
+        for part in parts:
+            run(part)
+
+    return stage
 
 
-def write(layout: Plan, scheme: str, x: NDArray[np.float32]) -> list[bytes]:
-    """Encode a vector to whole messages."""
-    chunks = encode_vector(scheme, x, CHUNK_BYTES)
-    return [seal(header(layout, scheme, chunk), chunk.packed) for chunk in chunks]
+def stages(scheme: str, x: F32, out: F32, layout: Plan) -> list[Case]:
+    """Return the stages of one scheme, each fed with what the one before it makes."""
+    size = blocks_per_chunk(scheme, CHUNK_BYTES) * BLOCK
+    parts = [(x[at : at + size], out[at : at + size]) for at in range(0, x.size, size)]
+    planes = [cpu().quantise(scheme, part) for part, _ in parts]
+    chunks = [next(iter(pack(scheme, made, CHUNK_BYTES))) for made in planes]
+    headers = [
+        ChunkHeader(
+            *(RUN, layout.digest, 0, 1, "ann", 1, index, len(chunks), scheme),
+            *(index * size // BLOCK, chunk.blocks, chunk.raw_bytes),
+        )
+        for index, chunk in enumerate(chunks)
+    ]
+    packed = [(header, chunk.packed) for header, chunk in zip(headers, chunks, strict=True)]
+    sealed = [seal(header, data) for header, data in packed]
+    decoded = list(zip(planes, (target for _, target in parts), strict=True))
 
+    def shrink(made: Planes) -> object:
+        return list(pack(scheme, made, CHUNK_BYTES))
 
-def read(layout: Plan, messages: list[bytes], out: NDArray[np.float32]) -> None:
-    """Decode whole messages into ``out``."""
-    for message in messages:
-        found, packed = unseal(message, run=RUN, plan=layout)
-        first = found.first_block * BLOCK
-        part = out[first : first + found.blocks * BLOCK]
-        cpu().dequantise(found.scheme, unpack(found, packed), part)
-
-
-def encode_parts(scheme: str, parts: list[NDArray[np.float32]]) -> None:
-    """Quantise part by part."""
-    for part in parts:
-        cpu().quantise(scheme, part)
-
-
-def decode_parts(scheme: str, parts: list[Planes], out: list[NDArray[np.float32]]) -> None:
-    """Decode part by part."""
-    for planes, target in zip(parts, out, strict=True):
-        cpu().dequantise(scheme, planes, target)
-
-
-def stages(x: NDArray[np.float32], out: NDArray[np.float32]) -> list[Case]:
-    """Return quantise and dequantise alone, for every scheme."""
-    parts = [x[i : i + PART] for i in range(0, x.size, PART)]
-    targets = [out[i : i + PART] for i in range(0, x.size, PART)]
-    cases: list[Case] = []
-    for name in SCHEMES:
-        planes = [quantise.quantise(name, part) for part in parts]
-        cases += [
-            Case(f"{name} quantise", partial(encode_parts, name, parts), x.nbytes),
-            Case(f"{name} dequantise", partial(decode_parts, name, planes, targets), x.nbytes),
-        ]
-    return cases
-
-
-def messages(layout: Plan, x: NDArray[np.float32], out: NDArray[np.float32]) -> list[Case]:
-    """Return whole-message encode and decode, for every scheme."""
-    cases: list[Case] = []
-    for name in SCHEMES:
-        sealed = write(layout, name, x)
-        encode, decode = GOALS.get(name, (None, None))
-        cases += [
-            Case(
-                f"{name} whole message, encode", partial(write, layout, name, x), x.nbytes, encode
-            ),
-            Case(
-                f"{name} whole message, decode",
-                partial(read, layout, sealed, out),
-                x.nbytes,
-                decode,
-            ),
-        ]
-    return cases
-
-
-def peers(x: NDArray[np.float32]) -> list[Case]:
-    """Return what others offer for the same job, where it is installed."""
-    cases: list[Case] = []
-    if find_spec("bitsandbytes") is not None:
-        torch: Any = import_module("torch")
-        functional: Any = import_module("bitsandbytes.functional")
-        torch.set_num_threads(1)
-        tensor = torch.from_numpy(x)
-        codes, state = functional.quantize_blockwise(tensor, blocksize=BLOCK)
-        encode = partial(functional.quantize_blockwise, tensor, blocksize=BLOCK)
-        cases += [
-            Case("bitsandbytes 8-bit blockwise, encode", encode, x.nbytes),
-            Case(
-                "bitsandbytes 8-bit blockwise, decode",
-                partial(functional.dequantize_blockwise, codes, state),
-                x.nbytes,
-            ),
-        ]
-    if find_spec("hivemind") is not None:
-        compression: Any = import_module("hivemind.compression")
-        torch = import_module("torch")
-        codec, tensor = compression.Uniform8BitQuantization(), torch.from_numpy(x)
-        packed = codec.compress(tensor)
-        cases += [
-            Case("hivemind uniform 8-bit, encode", partial(codec.compress, tensor), x.nbytes),
-            Case("hivemind uniform 8-bit, decode", partial(codec.extract, packed), x.nbytes),
-        ]
-    return cases
+    named = {
+        "quantise": each(lambda part: cpu().quantise(scheme, part[0]), parts),
+        "pack": each(shrink, planes),
+        "seal": each(lambda part: seal(*part), packed),
+        "unseal": each(lambda data: unseal(data, run=RUN, plan=layout), sealed),
+        "unpack": each(lambda part: unpack(*part), packed),
+        "dequantise": each(lambda part: cpu().dequantise(scheme, *part), decoded),
+    }
+    return [Case(f"{scheme} {name}", run, x.nbytes) for name, run in named.items()]
 
 
 def main() -> None:
     """Run the bench on one core and print it."""
-    chosen = options("Codec stages and whole messages against memcpy.")
+    chosen = options(__doc__ or "")
     one_core()
     size = chosen.mib * 1024 * 256
     x = np.random.default_rng(0).standard_normal(size, np.float32) * np.float32(1e-3)
     out = np.zeros_like(x)
     layout = plan([LeafSpec("bench", (size,))], 1)
-    cases = [memcpy(x.nbytes), *stages(x, out), *messages(layout, x, out), *peers(x)]
+    cases = [memcpy(x.nbytes)]
+    for scheme in SCHEMES:
+        cases += stages(scheme, x, out, layout)
     results = compare(cases, chosen.rounds)
-    report("codec", [*results, *missing("hivemind", "bitsandbytes")], as_json=chosen.json)
+    report("quantise", "the stages of the codec one by one", results, [], chosen.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,191 @@
+"""What synchronising costs a learner's steps: ``python tests/bench/bench_learner.py``.
+
+Two learners on one core take turns, each stopped (SIGSTOP) while the other has it: one in a real
+run with broker and syncer on another core, one alone. The machine may be shared, so what counts is
+the ratio of turns that follow each other. The learner's core also does its encoding and decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from skerry.bus.nats_bus import NatsBus
+from skerry.testing.cluster import Cluster, Service, until_commit
+from skerry.testing.nats_server import NatsServer
+
+TIMED = Path(__file__).parent / "timed_learner.py"
+RUN = "bench"
+GOAL = 1.03
+CONFIG = """
+[model]
+preset = "{preset}"
+[train]
+steps = 1000000
+[sync]
+learners = 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one learner did while it had the core; seconds."""
+
+    steps: int
+    median_s: float
+    mean_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Ratios of step times, with sync over without; boundaries of the learner with sync."""
+
+    preset: str
+    ratio_median: float
+    ratio_mean: float
+    step_ms: float
+    steps_timed: int
+    boundary_p50_ms: float
+    boundary_p99_ms: float
+    boundary_max_ms: float
+    longest_step_ms: float
+    rounds: int
+    goal: float = GOAL
+
+
+Window = tuple[float, float]
+
+
+def within(times: Sequence[tuple[float, float]], windows: Sequence[Window]) -> list[float]:
+    """Return the durations that lie in one of the windows from beginning to end."""
+    return [took for end, took in times if any(a <= end - took and end <= b for a, b in windows)]
+
+
+def turn(times: Sequence[tuple[float, float]], window: Window) -> Turn:
+    found = within(times, [window])
+    return Turn(len(found), statistics.median(found), statistics.fmean(found))
+
+
+async def until_training(service: Service) -> None:
+    """Return once a learner says that it trains."""
+    async with asyncio.timeout(120):
+        while '"phase": "training"' not in service.said:
+            if service.process.returncode is not None:
+                raise RuntimeError(service.said[-2000:])
+            await asyncio.sleep(0.1)
+
+
+async def take_turns(
+    learners: Sequence[Service], turns: int, seconds: float
+) -> dict[int, list[Window]]:
+    """Let the learners have the core one after the other; return when each had it."""
+    windows: dict[int, list[Window]] = {i: [] for i in range(len(learners))}
+    for _ in range(turns):
+        for i, service in enumerate(learners):
+            service.resume()
+            await asyncio.sleep(0.5)  # pages and caches of the other are still there
+            began = time.monotonic()
+            await asyncio.sleep(seconds)
+            windows[i].append((began, time.monotonic()))
+            service.pause()
+    return windows
+
+
+async def measure(preset: str, turns: int, seconds: float) -> Verdict:
+    """Run both learners and compare them."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})  # this process, the broker, the syncer
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = folder / "run.toml"
+        config.write_text(CONFIG.format(preset=preset))
+        server = NatsServer(folder / "nats")
+        server.start()
+        try:
+            async with (
+                Cluster(server.url, RUN, folder, config, folder / "jax") as cluster,
+                NatsBus(server.url, name="bench") as bus,
+            ):
+                await cluster.start("syncer", "s")
+                outs = [folder / "sync.json", folder / "alone.json"]
+                common = [(str(out), str(cores[0]), str(config)) for out in outs]
+                synced = await cluster.start_script(
+                    "sync", TIMED, "sync", *common[0], server.url, RUN
+                )
+                await until_training(synced)
+                await until_commit(bus, RUN, lambda c: c.version == 2)
+                synced.pause()
+                alone = await cluster.start_script("alone", TIMED, "alone", *common[1])
+                await until_training(alone)
+                alone.pause()
+                windows = await take_turns([synced, alone], turns, seconds)
+                for service in (synced, alone):
+                    service.resume()
+                    service.terminate()
+                    await service.ended()
+                rounds = synced_rounds(cluster)
+            told = [json.loads(out.read_text()) for out in outs]
+        finally:
+            server.kill()
+    return verdict(preset, told, windows, rounds)
+
+
+def synced_rounds(cluster: Cluster) -> int:
+    return cluster.services[0].said.count('"event": "round_committed"')
+
+
+def verdict(
+    preset: str, told: Sequence[dict[str, Any]], windows: dict[int, list[Window]], rounds: int
+) -> Verdict:
+    synced = [turn(told[0]["steps"], w) for w in windows[0]]
+    alone = [turn(told[1]["steps"], w) for w in windows[1]]
+    pairs = list(zip(synced, alone, strict=True))
+    boundaries = sorted(within(told[0]["boundaries"], windows[0]))
+    return Verdict(
+        preset=preset,
+        ratio_median=statistics.median(s.median_s / a.median_s for s, a in pairs),
+        ratio_mean=statistics.median(s.mean_s / a.mean_s for s, a in pairs),
+        step_ms=1e3 * statistics.median(a.median_s for a in alone),
+        steps_timed=sum(s.steps for s in synced),
+        boundary_p50_ms=1e3 * statistics.median(boundaries),
+        boundary_p99_ms=1e3 * boundaries[int(0.99 * len(boundaries))],
+        boundary_max_ms=1e3 * boundaries[-1],
+        longest_step_ms=1e3 * max(within(told[0]["steps"], windows[0])),
+        rounds=rounds,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A learner's step time with sync and without.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--preset", default="nano", help="size of the model (default nano)")
+    parser.add_argument("--turns", type=int, default=6, help="turns of each learner (default 6)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn (default 4)")
+    chosen = parser.parse_args()
+    found = asyncio.run(measure(chosen.preset, chosen.turns, chosen.seconds))
+    if chosen.json:
+        print(json.dumps({"bench": "learner", **asdict(found)}))
+        return
+    word = "reached" if found.ratio_median <= GOAL else "missed"
+    print(f"learner: {found.preset}, steps of {found.step_ms:.1f} ms, {found.rounds} rounds")
+    print(f"  step time with sync / without: median {found.ratio_median:.3f}, goal {GOAL}: {word}")
+    print(f"  the same of mean step times:   {found.ratio_mean:.3f}")
+    print(
+        f"  boundary: median {found.boundary_p50_ms:.2f} ms, p99 {found.boundary_p99_ms:.2f} ms,"
+        f" longest {found.boundary_max_ms:.1f} ms of {found.steps_timed} steps;"
+        f" longest step {found.longest_step_ms:.1f} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()

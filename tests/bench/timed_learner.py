@@ -1,0 +1,103 @@
+"""A learner that writes down how long each step and each step boundary took: the real code.
+
+``timed_learner.py sync OUT CORE CONFIG URL RUN`` serves a run; ``alone`` takes the same steps with
+the same model, data and pulses, but no log and so no rounds. Both go on until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import structlog
+
+from skerry import settings
+from skerry.bus.nats_bus import NatsBus
+from skerry.runtime.entry import run_service
+from skerry.runtime.logs import configure
+from skerry.settings import RunConfig
+from skerry_learner.data.stream import Stream
+from skerry_learner.island import Island
+from skerry_learner.joining import prepare
+from skerry_learner.service import learner
+from skerry_learner.sync.mailbox import Mailbox
+from skerry_learner.sync.meter import Meter
+from skerry_learner.sync.rules import Policy, Progress
+from skerry_learner.sync.session import Learner, Session
+from skerry_learner.trainer.trainer import Trainer
+
+Times = list[tuple[float, float]]
+"""When it ended (monotonic, which all processes of a machine share) and seconds it took."""
+
+
+def record() -> tuple[Times, Times]:
+    """Have every step and every boundary of this process noted."""
+    steps: Times = []
+    boundaries: Times = []
+    stepped, boundary = Meter.stepped, Island._boundary
+
+    def noting_stepped(self: Meter, busy_s: float, whole_s: float) -> None:
+        steps.append((time.monotonic(), whole_s))
+        stepped(self, busy_s, whole_s)
+
+    def noting_boundary(self: Island) -> None:
+        began = time.monotonic()
+        boundary(self)
+        now = time.monotonic()
+        boundaries.append((now, now - began))
+
+    Meter.stepped = noting_stepped  # type: ignore[method-assign]
+    Island._boundary = noting_boundary  # type: ignore[method-assign]
+    return steps, boundaries
+
+
+def alone(config: RunConfig) -> None:
+    """Train without a log until SIGTERM."""
+    work = prepare(config)
+    trainer = Trainer(work.model, config, work.plan)
+    start = Progress(0, 0, 0, 0)
+    mailbox = Mailbox(Policy.of(config.sync).room, lambda: None)
+    signal.signal(signal.SIGTERM, lambda *_: mailbox.stop())
+    me = Learner("none", "alone", 1)
+    island = Island(
+        learner=me,
+        config=config,
+        trainer=trainer,
+        session=Session(me, work.plan, config.sync, trainer, mailbox, start=start),
+        mailbox=mailbox,
+        meter=Meter(time.monotonic()),
+        stream=Stream(work.corpus, 0),
+        vocab=getattr(work.model, "vocab", None),
+        missing=(),
+        now=start,
+    )
+    trainer.warm(lambda: None)
+    structlog.get_logger().info("phase", phase="training")
+    island._train()
+
+
+def main() -> None:
+    mode, out, core, path, *place = sys.argv[1:]
+    os.sched_setaffinity(0, {int(core)})
+    configure("info", service="learner")
+    config = settings.load(Path(path)).run
+    steps, boundaries = record()
+    try:
+        if mode == "alone":
+            alone(config)
+        else:
+            url, run = place
+            bus = NatsBus(url, name="timed")
+            run_service(
+                learner(bus, run, "timed", config, shutdown_s=5.0, started_s=time.monotonic())
+            )
+    finally:
+        Path(out).write_text(json.dumps({"steps": steps, "boundaries": boundaries}))
+
+
+if __name__ == "__main__":
+    main()
