@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 MEMCPY = "memcpy"
-HERE = "  {:<40} {:>8.2f} {:>7.2f}"
+JSON_ENV = "SKERRY_BENCH_JSON"
+"""Where ``python -m tests.bench`` wants the figures of the bench that it starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ def goals(bench: str, cases: Sequence[Case], results: Sequence[Result]) -> list[
 def parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the option that every bench has, ``--json FILE``."""
     made = argparse.ArgumentParser(description=description.split("\n", 1)[0])
-    made.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
+    wanted = os.environ.get(JSON_ENV)
+    said = "also write all figures here"
+    made.add_argument("--json", type=Path, metavar="FILE", default=wanted, help=said)
     return made
 
 
@@ -130,7 +133,7 @@ def report(
         if result.note:
             print(f"  {result.name:<40} {result.note}")
         else:
-            print(HERE.format(result.name, result.gb_s, result.ratio))
+            print(f"  {result.name:<40} {result.gb_s:>8.2f} {result.ratio:>7.2f}")
     write(bench, [asdict(result) for result in results], reached, path)
 
 
