@@ -8,7 +8,6 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 UV := .tools/bin/uv
 BIN := .venv/bin
-BENCH ?= tests/bench/bench_*.py
 
 # An interpreter that is already here, never a downloaded one; and this folder's environment, even
 # where another one is active.
@@ -44,8 +43,8 @@ format: .venv/.ready ## rewrite the sources in the house style
 proto: .venv/.ready ## regenerate shared/skerry/wire/v1 from proto/
 	$(BIN)/python proto/generate.py
 
-bench: .venv/.ready ## measure what the README quotes (BENCH=tests/bench/bench_bus.py ARGS=...)
-	@for file in $(BENCH); do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
+bench: .venv/.ready ## measure what the README quotes (ARGS="codec --json out.json")
+	$(BIN)/python -m tests.bench $(ARGS)
 
 secrets: infra/secrets/nats_password ## write the broker's password for docker compose
 
