@@ -30,8 +30,9 @@ from skerry_learner.sync.rules import Policy, Progress
 from skerry_learner.sync.session import Learner, Session
 from skerry_learner.trainer.trainer import Trainer
 
-Times = list[tuple[float, float]]
-"""When it ended (monotonic, which all processes of a machine share) and seconds it took."""
+Times = list[tuple[float, float, float]]
+"""When it ended (monotonic: all processes of a machine share it), seconds it took, CPU seconds
+that this process had used by then, all its threads together."""
 
 
 def record() -> tuple[Times, Times]:
@@ -41,14 +42,14 @@ def record() -> tuple[Times, Times]:
     stepped, boundary = Meter.stepped, Island._boundary
 
     def noting_stepped(self: Meter, busy_s: float, whole_s: float) -> None:
-        steps.append((time.monotonic(), whole_s))
+        steps.append((time.monotonic(), whole_s, time.process_time()))
         stepped(self, busy_s, whole_s)
 
     def noting_boundary(self: Island) -> None:
         began = time.monotonic()
         boundary(self)
         now = time.monotonic()
-        boundaries.append((now, now - began))
+        boundaries.append((now, now - began, time.process_time()))
 
     Meter.stepped = noting_stepped  # type: ignore[method-assign]
     Island._boundary = noting_boundary  # type: ignore[method-assign]

@@ -1,0 +1,192 @@
+"""What services hold against what is promised: ``python tests/bench/bench_memory.py``.
+
+A learner: parameters, anchors, AdamW's two moments and two fragments in flight, each with what was
+captured and what is on its way out or in. A syncer: three f32 per parameter of its shard and one
+contribution per learner of the fragment in hand. Both are real processes on a real broker; the
+syncer's learners are puppets with a model of 20 M parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from skerry.bus import ledger
+from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs
+from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
+from skerry.core.quantise import SCHEMES
+from skerry.settings import OuterConfig, RunConfig, SyncConfig
+from skerry.testing.cluster import Cluster, until_commit
+from skerry.testing.nats_server import NatsServer
+from skerry.testing.puppet import Puppet, run_record
+
+WEIGHED = Path(__file__).parent / "weighed_service.py"
+FRAGMENTS = 8
+PUPPETS = 4
+MIB = 1024**2
+LEARNER = """
+[model]
+preset = "micro"
+[data]
+batch = 1
+seq_len = 32
+[train]
+steps = 1000000
+[sync]
+learners = 1
+fragments = 8
+h_steps = 24
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Bytes held at most, with buffers on their way (peak), and promised.
+
+    ``base`` is what never changes: a learner's parameters, anchors and moments, a syncer's masters
+    and momentum; ``vectors`` says how many f32 vectors of the largest fragment lie above it.
+    """
+
+    service: str
+    parameters: int
+    held: int
+    peak: int
+    promised: int
+    base: int
+    fragment: int
+
+    @property
+    def vectors(self) -> float:
+        return (self.held - self.base) / self.fragment
+
+
+async def weigh_learner(folder: Path, server: NatsServer) -> Weight:
+    """Let one learner train through a few rounds of every fragment."""
+    config = folder / "run.toml"
+    config.write_text(LEARNER)
+    out = folder / "learner.json"
+    async with (
+        Cluster(server.url, "learner", folder, config, folder / "jax") as cluster,
+        NatsBus(server.url, name="bench") as bus,
+    ):
+        await cluster.start("syncer", "s")
+        where = (str(out), server.url, "learner", str(config))
+        learner = await cluster.start_script("weighed", WEIGHED, "learner", *where)
+        await until_commit(bus, "learner", lambda c: c.version == 4)
+        record = await ledger.read_run(bus, "learner")
+        learner.terminate()
+        await learner.ended()
+    cut = plan(record.leaves, record.fragments)
+    fragment = largest(cut)
+    samples: list[dict[str, int]] = json.loads(out.read_text())[5:]
+    base = 16 * cut.parameters
+    return Weight(
+        service="learner",
+        parameters=cut.parameters,
+        held=max(s["device"] + s["host"] for s in samples),
+        peak=max(s["device"] + s["host_peak"] for s in samples),
+        promised=base + 2 * 2 * fragment,
+        base=base,
+        fragment=fragment,
+    )
+
+
+def largest(cut: Plan) -> int:
+    return 4 * max(f.padded_size for f in cut.fragments)
+
+
+async def weigh_syncer(folder: Path, server: NatsServer) -> Weight:
+    """Let puppets contribute to a few rounds of every fragment."""
+    shapes = [LeafSpec("embed", (8000, 512), embedding=True)]
+    cut = plan([*shapes, *(LeafSpec(f"w{i}", (1000, 1000)) for i in range(16))], FRAGMENTS)
+    config = RunConfig(
+        sync=SyncConfig(fragments=FRAGMENTS, h_steps=24, learners=PUPPETS, quorum=PUPPETS),
+        outer=OuterConfig(preset="nesterov"),
+    )
+    out = folder / "syncer.json"
+    async with NatsBus(server.url, name="bench") as bus:
+        await bus.declare(specs("syncer"))
+        await ledger.create_run(bus, run_record("syncer", cut, config.model_dump_json()))
+        async with Cluster(server.url, "syncer", folder, folder, folder / "jax") as cluster:
+            syncer = await cluster.start_script(
+                "weighed", WEIGHED, "syncer", str(out), server.url, "syncer"
+            )
+            await contribute(bus, cut)
+            syncer.terminate()
+            await syncer.ended()
+    samples: list[dict[str, int]] = json.loads(out.read_text())
+    merges = [s for s in samples if s["version"] > 2]
+    fragment = largest(cut)
+    scheme = SCHEMES["int4"]
+    contribution = fragment // 4 // BLOCK * (scheme.code_bytes_per_block + 2)
+    return Weight(
+        service="syncer",
+        parameters=cut.parameters,
+        held=max(s["held"] for s in merges),
+        peak=max(s["peak"] for s in merges),
+        promised=12 * cut.parameters + PUPPETS * contribution,
+        base=8 * cut.parameters,
+        fragment=fragment,
+    )
+
+
+async def contribute(bus: NatsBus, cut: Plan) -> None:
+    """Have puppets train until every fragment has been merged twice."""
+    names = [f"p{i}" for i in range(PUPPETS)]
+    first, *others = [Puppet(bus, "syncer", cut, name, scheme="int4", step_s=0.1) for name in names]
+    async with asyncio.timeout(150):
+        tasks = [asyncio.create_task(first.train())]
+        for fragment in cut.fragments:
+            await until_commit(bus, "syncer", lambda c, f=fragment.index: c.fragment == f)
+        tasks += [asyncio.create_task(puppet.train()) for puppet in others]
+        await until_commit(bus, "syncer", lambda c: c.version == 4)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def measure() -> list[Weight]:
+    """Weigh a learner, then a syncer."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        server = NatsServer(folder / "nats")
+        server.start()
+        try:
+            return [await weigh_learner(folder, server), await weigh_syncer(folder, server)]
+        finally:
+            server.kill()
+
+
+def show(weights: Sequence[Weight]) -> None:
+    print("memory: MiB held at most, with buffers on their way (peak), and promised")
+    for w in weights:
+        word = "kept" if w.held <= w.promised else "broken"
+        print(
+            f"  {w.service:<8} {w.parameters / 1e6:5.1f} M parameters: held {w.held / MIB:7.1f},"
+            f" peak {w.peak / MIB:7.1f}, promised {w.promised / MIB:7.1f}: {word}"
+        )
+        print(
+            f"           {w.vectors:.1f} f32 vectors of a fragment ({w.fragment / MIB:.1f} MiB)"
+            f" above the {w.base / MIB:.1f} MiB that never change"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Memory of a learner and a syncer.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    found = parser.parse_args()
+    weights = asyncio.run(measure())
+    if found.json:
+        print(json.dumps({"bench": "memory", "results": [asdict(w) for w in weights]}))
+        return
+    show(weights)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A learner or a syncer that writes down what its arrays weigh: the real service.
+
+``weighed_service.py learner|syncer OUT URL RUN [CONFIG]`` serves until SIGTERM, then writes its
+samples. What is counted: live JAX arrays, and what Python and numpy have allocated since kernels
+were loaded and compiled (tracemalloc sees numpy's buffers), payloads on their way included.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry import settings
+from skerry.bus.nats_bus import NatsBus
+from skerry.runtime.entry import run_service
+from skerry.runtime.logs import configure
+
+Samples = list[dict[str, int]]
+
+
+def weigh_learner(samples: Samples) -> None:
+    """Sample around every step boundary, when captures and adoptions happen.
+
+    An anchor that is the very memory of the vector it was adopted from is counted once.
+    """
+    import jax
+
+    from skerry_learner.island import Island
+    from skerry_learner.trainer.trainer import Trainer
+
+    boundary, warm, adopt = Island._boundary, Trainer.warm, Trainer.adopt
+    shared: dict[int, int] = {}
+
+    def live() -> int:
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    def weighed_adopt(self: Trainer, fragment: int, vector: NDArray[np.float32]) -> None:
+        adopt(self, fragment, vector)
+        same = np.may_share_memory(np.asarray(self._anchors[fragment]), vector)
+        shared[fragment] = vector.nbytes if same else 0
+
+    def weighed_boundary(self: Island) -> None:
+        boundary(self)
+        host, peak = (size - sum(shared.values()) for size in tracemalloc.get_traced_memory())
+        tracemalloc.reset_peak()
+        samples.append({"device": live(), "host": host, "host_peak": peak})
+
+    def weighed_warm(self: Trainer, tick: Callable[[], None]) -> None:
+        warm(self, tick)
+        tracemalloc.start()
+
+    Trainer.adopt = weighed_adopt  # type: ignore[method-assign]
+    Island._boundary = weighed_boundary  # type: ignore[method-assign]
+    Trainer.warm = weighed_warm  # type: ignore[method-assign]
+
+
+def weigh_syncer(samples: Samples) -> None:
+    """Sample when a merge is done and its result about to be written: when most is held."""
+    from skerry_syncer import service
+    from skerry_syncer.committer import Committer
+
+    load_kernels, write = service.load_kernels, Committer._write
+
+    def weighed_load() -> None:
+        load_kernels()
+        tracemalloc.start()
+
+    async def weighed_write(
+        self: Committer, batch: Any, state: Any, weighed: Sequence[Any], *rest: Any
+    ) -> Any:
+        held = tracemalloc.get_traced_memory()[0]
+        found = await write(self, batch, state, weighed, *rest)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        samples.append({"held": held, "peak": peak, "version": found.commit.version})
+        return found
+
+    service.load_kernels = weighed_load
+    Committer._write = weighed_write  # type: ignore[method-assign]
+
+
+def main() -> None:
+    kind, out, url, run, *config = sys.argv[1:]
+    configure("info", service=kind)
+    samples: Samples = []
+    bus = NatsBus(url, name="weighed")
+    try:
+        if kind == "learner":
+            weigh_learner(samples)
+            from skerry_learner.service import learner
+
+            given = settings.load(Path(config[0])).run
+            began_s = time.monotonic()
+            run_service(learner(bus, run, "weighed", given, shutdown_s=5.0, started_s=began_s))
+        else:
+            weigh_syncer(samples)
+            from skerry_syncer.service import syncer
+
+            run_service(syncer(bus, run, "weighed", 5.0))
+    finally:
+        Path(out).write_text(json.dumps(samples))
+
+
+if __name__ == "__main__":
+    main()
