@@ -12,6 +12,8 @@ BIN := .venv/bin
 # An interpreter that is already here, never a downloaded one; and this folder's environment, even
 # where another one is active.
 export UV_PYTHON_PREFERENCE ?= only-system
+# The certificates that this machine trusts, as pip does: behind a company's proxy uv's own fail.
+export UV_SYSTEM_CERTS ?= true
 export UV_PROJECT_ENVIRONMENT := .venv
 unexport VIRTUAL_ENV
 
