@@ -78,13 +78,13 @@ async def weigh_learner(folder: Path, server: NatsServer) -> Weight:
         await cluster.start("syncer", "s")
         where = (str(out), server.url, "learner", str(config))
         learner = await cluster.start_script("weighed", WEIGHED, "learner", *where)
-        await until_commit(bus, "learner", lambda c: c.version == 4)
+        await until_commit(bus, "learner", lambda c: c.version == 5)
         record = await ledger.read_run(bus, "learner")
         learner.terminate()
         await learner.ended()
     cut = plan(record.leaves, record.fragments)
     fragment = largest(cut)
-    samples: list[dict[str, int]] = json.loads(out.read_text())[5:]
+    samples: list[dict[str, int]] = json.loads(out.read_text())
     base = 16 * cut.parameters
     return Weight(
         service="learner",

@@ -29,7 +29,8 @@ Samples = list[dict[str, int]]
 def weigh_learner(samples: Samples) -> None:
     """Sample around every step boundary, when captures and adoptions happen.
 
-    An anchor that is the very memory of the vector it was adopted from is counted once.
+    An anchor that is the very memory of the vector it was adopted from is counted once. Sampling
+    begins when every fragment was adopted twice: the first vectors may be older than the tracing.
     """
     import jax
 
@@ -38,12 +39,16 @@ def weigh_learner(samples: Samples) -> None:
 
     boundary, warm, adopt = Island._boundary, Trainer.warm, Trainer.adopt
     shared: dict[int, int] = {}
+    first: set[int] = set()
 
     def live() -> int:
         return sum(array.nbytes for array in jax.live_arrays())
 
     def weighed_adopt(self: Trainer, fragment: int, vector: NDArray[np.float32]) -> None:
         adopt(self, fragment, vector)
+        if fragment not in first:
+            first.add(fragment)
+            return
         same = np.may_share_memory(np.asarray(self._anchors[fragment]), vector)
         shared[fragment] = vector.nbytes if same else 0
 
@@ -51,7 +56,8 @@ def weigh_learner(samples: Samples) -> None:
         boundary(self)
         host, peak = (size - sum(shared.values()) for size in tracemalloc.get_traced_memory())
         tracemalloc.reset_peak()
-        samples.append({"device": live(), "host": host, "host_peak": peak})
+        if len(shared) == len(self.session.versions):
+            samples.append({"device": live(), "host": host, "host_peak": peak})
 
     def weighed_warm(self: Trainer, tick: Callable[[], None]) -> None:
         warm(self, tick)
