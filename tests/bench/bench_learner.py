@@ -9,7 +9,6 @@ that nobody shares.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -20,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from harness import Goal, parser, write
 
 from skerry.bus.nats_bus import NatsBus
 from skerry.testing.cluster import Cluster, Service, until_commit
@@ -62,7 +63,6 @@ class Verdict:
     boundary_max_ms: float
     longest_step_ms: float
     rounds: int
-    goal: float = GOAL
 
 
 Window = tuple[float, float]
@@ -176,28 +176,25 @@ def verdict(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A learner's step time with sync and without.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--preset", default="nano", help="size of the model (default nano)")
-    parser.add_argument("--turns", type=int, default=6, help="turns of each learner (default 6)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn (default 4)")
-    chosen = parser.parse_args()
+    options = parser("A learner's step time with sync and without.")
+    options.add_argument("--preset", default="nano", help="size of the model (default nano)")
+    options.add_argument("--turns", type=int, default=6, help="turns of each learner (default 6)")
+    options.add_argument("--seconds", type=float, default=4.0, help="length of a turn (default 4)")
+    chosen = options.parse_args()
     found = asyncio.run(measure(chosen.preset, chosen.turns, chosen.seconds))
-    if chosen.json:
-        print(json.dumps({"bench": "learner", **asdict(found)}))
-        return
-    word = "reached" if found.ratio_cpu <= GOAL else "missed"
     print(
         f"learner: {found.preset}, {found.rounds} rounds; a step alone takes"
         f" {found.wall_ms_alone:.1f} ms, {found.cpu_ms_alone:.1f} ms of CPU"
     )
-    print(f"  CPU time of a step with sync / without:  {found.ratio_cpu:.3f}, goal {GOAL}: {word}")
+    print(f"  CPU time of a step with sync / without:  {found.ratio_cpu:.3f}")
     print(f"  wall time of a step with sync / without: {found.ratio_wall:.3f} (median)")
     print(
         f"  boundary: median {found.boundary_p50_ms:.2f} ms, p99 {found.boundary_p99_ms:.2f} ms,"
         f" longest {found.boundary_max_ms:.1f} ms of {found.steps_timed} steps;"
         f" longest step {found.longest_step_ms:.1f} ms"
     )
+    goal = Goal("CPU of a step, with sync", GOAL, found.ratio_cpu, "of without", at_most=True)
+    write("learner", [asdict(found)], [goal], chosen.json)
 
 
 if __name__ == "__main__":

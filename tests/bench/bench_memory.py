@@ -8,13 +8,14 @@ syncer's learners are puppets with a model of 20 M parameters.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from harness import Goal, parser, write
 
 from skerry.bus import ledger
 from skerry.bus.nats_bus import NatsBus
@@ -178,14 +179,20 @@ def show(weights: Sequence[Weight]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Memory of a learner and a syncer.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    found = parser.parse_args()
+    chosen = parser("Memory of a learner and a syncer.").parse_args()
     weights = asyncio.run(measure())
-    if found.json:
-        print(json.dumps({"bench": "memory", "results": [asdict(w) for w in weights]}))
-        return
     show(weights)
+    goals = [
+        Goal(
+            f"memory of a {w.service}",
+            round(w.promised / MIB, 1),
+            w.held / MIB,
+            "MiB",
+            at_most=True,
+        )
+        for w in weights
+    ]
+    write("memory", [asdict(w) for w in weights], goals, chosen.json)
 
 
 if __name__ == "__main__":
