@@ -158,7 +158,15 @@ async def test_a_checkpoint_becomes_a_run_in_an_empty_broker(
 
 async def _restored(nats: NatsServer, store: LocalStore) -> None:
     (name,) = store.names()
-    command = ("-m", "skerry_checkpointer", "restore", store.where(name), "--nats", nats.url)
+    command = (
+        "-m",
+        "skerry_checkpointer",
+        "checkpoints",
+        "restore",
+        store.where(name),
+        "--nats",
+        nats.url,
+    )
     steps = ("--run", "again", "--set", "train.steps=4321")
     async with process(*command, *steps) as restoring:
         out, err = await asyncio.wait_for(restoring.communicate(), DEADLINE_S)

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skerry.runtime.options import Config, Nats, Run, Sets, answer, application
+
 if TYPE_CHECKING:
     from skerry.settings import LocalSettings
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = application()
+checkpoints = application(bare_shows_help=True)
+app.add_typer(checkpoints, name="checkpoints", help="List, verify and restore checkpoints.")
 
-Nats = Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")]
-Run = Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.")]
 OneRun = Annotated[str | None, typer.Option(help="Only this run's.", metavar="ID")]
-Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.")]
-Config = Annotated[Path | None, typer.Option(help="TOML file.", metavar="FILE")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
-]
+Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.", metavar="NAME")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
 Where = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Its folder, or a run's.")]
 
@@ -33,24 +31,12 @@ def run_by_default(
     config: Config = None,
     set_: Sets = None,
 ) -> None:
-    """Write verified checkpoints of a run until it is finished; restore, list and verify them."""
+    """Write verified checkpoints of a run until it is finished."""
     if context.invoked_subcommand is None:
         _serve(nats, run, name, config, set_)
 
 
-@app.command("run")
-def run_command(
-    nats: Nats = None,
-    run: Run = "main",
-    name: Name = None,
-    config: Config = None,
-    set_: Sets = None,
-) -> None:
-    """Write checkpoints until the run is finished (what happens without a command)."""
-    _serve(nats, run, name, config, set_)
-
-
-@app.command()
+@checkpoints.command()
 def restore(
     checkpoint: Where,
     nats: Nats = None,
@@ -58,7 +44,7 @@ def restore(
     config: Config = None,
     set_: Sets = None,
 ) -> None:
-    """Verify a checkpoint and start a run from it in a broker that does not hold that run.
+    """Start a run from a checkpoint, in a broker without it.
 
     ``--set train.steps=…`` and ``--set train.duration_s=…`` say how long it goes on; all else is
     as the checkpoint has it.
@@ -73,11 +59,11 @@ def restore(
     run_service(commands.restored(bus_from(local.nats, "restore"), checkpoint, run, extends))
 
 
-@app.command("list")
+@checkpoints.command("list")
 def list_command(
     run: OneRun = None, config: Config = None, set_: Sets = None, *, as_json: AsJson = False
 ) -> None:
-    """List the checkpoints below store.path, oldest first."""
+    """List what lies below store.path, oldest first."""
     from skerry.runtime.entry import exit_on_error
     from skerry_checkpointer import commands
 
@@ -85,9 +71,9 @@ def list_command(
         commands.listed(_local(None, config, set_).store.path, run, as_json=as_json)
 
 
-@app.command()
+@checkpoints.command()
 def verify(checkpoint: Where, *, as_json: AsJson = False) -> None:
-    """Read a checkpoint whole and check every byte and every vector of it."""
+    """Check every byte and every vector of a checkpoint."""
     from skerry.runtime.entry import exit_on_error
     from skerry_checkpointer import commands
 
@@ -124,7 +110,7 @@ def _local(nats: str | None, config: Path | None, sets: list[str] | None) -> Loc
 
 
 def main() -> None:
-    app()
+    answer(app, "checkpointer", also=("checkpoints",))
 
 
 if __name__ == "__main__":

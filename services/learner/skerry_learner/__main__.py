@@ -8,23 +8,27 @@ from typing import Annotated
 
 import typer
 
+from skerry.runtime.options import Config, Nats, Run, Sets, answer, application
+
 STARTED_S = time.monotonic()
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = application()
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per checkpoint.")]
 
 
 @app.callback(invoke_without_command=True)
 def run(
     context: typer.Context,
-    nats: Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")] = None,
-    run: Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.")] = "main",
-    name: Annotated[str | None, typer.Option(help="Name of this learner; the host's.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file.", metavar="FILE")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
+    nats: Nats = None,
+    run: Run = "main",
+    name: Annotated[
+        str | None, typer.Option(help="Its name; by default the host's.", metavar="NAME")
     ] = None,
+    config: Config = None,
+    set_: Sets = None,
 ) -> None:
-    """Train one island. Creates the run where there is none, else takes the run's config."""
+    """Train one island: creates the run where there is none, else takes the run's config."""
     if context.invoked_subcommand is not None:
         return
     import socket
@@ -56,11 +60,16 @@ def run(
 
 @app.command(name="eval")
 def evaluate(
-    checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoint folders.")],
-    batches: Annotated[int, typer.Option(help="Held-out batches at most.", min=1)] = 32,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,  # noqa: FBT002
+    checkpoints: Annotated[
+        list[Path], typer.Argument(help="Checkpoint folders.", metavar="CHECKPOINT")
+    ],
+    batches: Annotated[
+        int, typer.Option(help="Held-out batches at most.", min=1, metavar="N")
+    ] = 32,
+    *,
+    json: AsJson = False,
 ) -> None:
-    """Print the held-out loss of checkpoints, in nats per token and bits per byte."""
+    """Measure held-out loss, in nats per token and bits per byte."""
     from skerry.runtime.entry import exit_on_error
     from skerry_learner.judging.commands import print_verdicts
 
@@ -70,12 +79,15 @@ def evaluate(
 
 @app.command()
 def sample(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
-    tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1)] = 200,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest.", min=0)] = 0.7,
-    seed: Annotated[int, typer.Option(help="Equal seeds write equal text.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder.", metavar="CHECKPOINT")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.", metavar="TEXT")] = "def ",
+    tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1, metavar="N")] = 200,
+    temperature: Annotated[
+        float, typer.Option(help="0: always the likeliest.", min=0, metavar="T")
+    ] = 0.7,
+    seed: Annotated[int, typer.Option(help="Equal seeds write equal text.", metavar="N")] = 0,
+    *,
+    json: AsJson = False,
 ) -> None:
     """Let a checkpoint continue a prompt."""
     from skerry.runtime.entry import exit_on_error
@@ -93,7 +105,7 @@ def sample(
 
 
 def main() -> None:
-    app()
+    answer(app, "learner", also=("eval", "sample"))
 
 
 if __name__ == "__main__":

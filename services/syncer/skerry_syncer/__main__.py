@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+from skerry.runtime.options import Config, Nats, Run, Sets, answer, application
+
+app = application()
 
 
 @app.command()
 def run(
-    nats: Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")] = None,
-    run: Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.")] = "main",
-    name: Annotated[str | None, typer.Option(help="Name of this syncer.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file.", metavar="FILE")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
-    ] = None,
+    nats: Nats = None,
+    run: Run = "main",
+    name: Annotated[str | None, typer.Option(help="Name of this syncer.", metavar="NAME")] = None,
+    config: Config = None,
+    set_: Sets = None,
 ) -> None:
     """Open rounds, merge what arrives, commit. Takes the run's config from the ledger."""
     import os
@@ -39,7 +38,7 @@ def run(
 
 
 def main() -> None:
-    app()
+    answer(app, "syncer")
 
 
 if __name__ == "__main__":

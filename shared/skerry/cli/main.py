@@ -13,7 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from skerry.cli.services import become
+from skerry.runtime import options
 from skerry.runtime.entry import exit_on_error
+from skerry.runtime.options import Sets, application
 
 HANDED_ON = {
     "learner": ("learner", ()),
@@ -22,29 +24,18 @@ HANDED_ON = {
     "health-monitor": ("health-monitor", ()),
     "sample": ("learner", ("sample",)),
     "eval": ("learner", ("eval",)),
-    "checkpoints": ("checkpointer", ()),
+    "checkpoints": ("checkpointer", ("checkpoints",)),
 }
 """Commands that another program answers: which service's, and behind which words."""
 
-CHECKPOINT_COMMANDS = ("list", "verify", "restore", "--help")
 
-app = typer.Typer(
-    name="skerry",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train one model on many islands of compute, over a durable NATS JetStream log.",
-)
+app = application(bare_shows_help=True)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file.", metavar="FILE")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
-]
 Nats = Annotated[str | None, typer.Option(help="A broker that runs already.", metavar="URL")]
 Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+HELP = {"-h", "--help"}
 FOR_OTHERS: dict[str, Any] = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
@@ -67,7 +58,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Carry the options that stand before a command."""
+    """Train one model on many islands of compute, over a durable NATS JetStream log."""
 
 
 @app.command()
@@ -84,7 +75,7 @@ def demo(
     ] = None,
     set_: Sets = None,
 ) -> None:
-    """Watch two learners train one model; one is killed half way and comes back."""
+    """Train on this machine; watch a learner die and return."""
     from skerry.cli.demo import run_demo
 
     with exit_on_error():
@@ -103,10 +94,12 @@ def up(
     fresh: Annotated[
         bool, typer.Option("--fresh/--resume", help="Discard the run's log, or go on (default).")
     ] = False,
-    learners: Annotated[int | None, typer.Option(help="Learners to start.", min=1)] = None,
+    learners: Annotated[
+        int | None, typer.Option(help="Learners to start.", min=1, metavar="N")
+    ] = None,
     nats: Nats = None,
 ) -> None:
-    """Run a whole cluster on this machine until its run is finished."""
+    """Run a whole cluster on this machine to its end."""
     from skerry.cli.up import run_up
 
     with exit_on_error():
@@ -123,7 +116,7 @@ def up(
 
 @app.command(context_settings=FOR_OTHERS)
 def learner(context: typer.Context) -> None:
-    """Run one learner: `skerry learner --help`."""
+    """Run one learner."""
     _hand_on("learner", context.args)
 
 
@@ -148,14 +141,14 @@ def health_monitor(context: typer.Context) -> None:
 @app.command()
 def status(
     *,
-    config: ConfigOption = None,
+    config: options.Config = None,
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Show how a run is going: learners, rounds, loss, goodput."""
+    """Show how a run is going."""
     from skerry.cli.status import run_status
 
     with exit_on_error():
@@ -164,7 +157,7 @@ def status(
 
 @app.command(context_settings=FOR_OTHERS)
 def checkpoints(context: typer.Context) -> None:
-    """List checkpoints, or `verify` or `restore` one."""
+    """List, verify or restore checkpoints."""
     _hand_on("checkpoints", context.args)
 
 
@@ -176,19 +169,19 @@ def sample(context: typer.Context) -> None:
 
 @app.command(name="eval", context_settings=FOR_OTHERS)
 def evaluate(context: typer.Context) -> None:
-    """Measure a checkpoint's loss on held-out text."""
+    """Measure a checkpoint on held-out text."""
     _hand_on("eval", context.args)
 
 
 @app.command()
 def doctor(
     *,
-    config: ConfigOption = None,
+    config: options.Config = None,
     set_: Sets = None,
     nats: Nats = None,
     json: AsJson = False,
 ) -> None:
-    """Check this machine; each line says how to mend it."""
+    """Check this machine; each line comes with its fix."""
     from skerry.cli.doctor_report import run_doctor
 
     with exit_on_error():
@@ -197,8 +190,8 @@ def doctor(
 
 def _hand_on(name: str, rest: list[str]) -> None:
     service, words = HANDED_ON[name]
-    if name == "checkpoints" and not (rest and rest[0] in CHECKPOINT_COMMANDS):
-        words = ("list",)
+    if name == "checkpoints" and (not rest or rest[0].startswith("-")) and not HELP & {*rest}:
+        words = (*words, "list")
     become(service, [*words, *rest])
 
 
@@ -207,7 +200,7 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] in HANDED_ON:
         with exit_on_error():
             _hand_on(sys.argv[1], sys.argv[2:])
-    app()
+    app(prog_name="skerry")
 
 
 if __name__ == "__main__":

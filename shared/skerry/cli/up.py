@@ -144,7 +144,9 @@ async def restore(cluster: Cluster, checkpoint: Path, extends: Sequence[str] = (
     given = [str(checkpoint), "--nats", cluster.url, "--run", cluster.place.run]
     for text in extends:
         given += ["--set", text]
-    return (await call(cluster.place, argv("checkpointer", "restore", *given), "restore")).strip()
+    return (
+        await call(cluster.place, argv("checkpointer", "checkpoints", "restore", *given), "restore")
+    ).strip()
 
 
 async def existing(cluster: Cluster) -> RunRecord | None:

@@ -101,7 +101,7 @@ class Cluster:
         target = ("--nats", self.url, "--run", self.run)
         module = MODULES["checkpointer"]
         return await self._spawn(
-            "restore", "-m", module, "restore", str(checkpoint), *target, *changes
+            "restore", "-m", module, "checkpoints", "restore", str(checkpoint), *target, *changes
         )
 
     async def _spawn(self, name: str, *arguments: str) -> Service:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from skerry.store.manifest import OUTER_FILE
-from skerry_checkpointer.__main__ import app
+from skerry_checkpointer.__main__ import checkpoints as app
 
 runner = CliRunner()
 

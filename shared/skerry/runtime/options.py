@@ -1,0 +1,43 @@
+"""What every command line of ours shares: the look of ``--help``, and the services' options.
+
+Plain text instead of boxes: it is half as long, and needs half the time because nothing of rich is
+imported for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+Nats = Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")]
+Run = Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.", metavar="ID")]
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file.", metavar="FILE")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
+]
+
+
+def application(*, bare_shows_help: bool = False) -> typer.Typer:
+    """Return a command line that has no commands yet."""
+    return typer.Typer(
+        no_args_is_help=bare_shows_help,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def answer(app: typer.Typer, name: str, also: Container[str] = ()) -> None:
+    """Answer this process's command line as ``skerry NAME``, which is what a person types.
+
+    ``also`` are commands of the app that ``skerry`` itself has too, so that they go without NAME.
+    """
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    app(prog_name="skerry" if first in also else f"skerry {name}")
