@@ -15,7 +15,7 @@ from skerry.core.fold import Contribution as Merged
 from skerry.core.outer import merge_and_apply
 from skerry.core.quantise import finite
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
-from skerry_syncer.shard import OUTER
+from skerry_syncer.shard import OUTER, mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ class Committer:
         What became too stale while it waited and what is not finite is refused and named.
         """
         kept: list[tuple[Contribution, float]] = []
-        for contribution in sorted(batch.pending, key=_order):
+        for contribution in sorted(batch.pending, key=mark):
             told = contribution.header
             discount, reason = staleness.judge(
                 told.base_version,
@@ -138,9 +138,9 @@ class Committer:
                 self.config.staleness_discount,
             )
             if discount is None:
-                state.refused.append(f"{reason} {told.learner}")
+                state.refuse(reason, told.learner)
             elif not finite(contribution.scheme, contribution.planes):
-                state.refused.append(f"diverged {told.learner}")
+                state.refuse("diverged", told.learner)
             else:
                 kept.append((contribution, discount))
         shares = weights.normalised(
@@ -195,11 +195,6 @@ class Committer:
         state.drop(batch.pending)
         del state.refused[:told]
         return manifest
-
-
-def _order(contribution: Contribution) -> tuple[str, int, int]:
-    told = contribution.header
-    return told.learner, told.incarnation, told.identity
 
 
 def _consumed(weighed: Weighed) -> Consumed:

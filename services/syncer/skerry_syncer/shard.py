@@ -9,6 +9,7 @@ from skerry.bus.contributions import Contribution, Inbox, Refusal
 from skerry.bus.state import MASTER, StateWriter, read_part
 from skerry.core import staleness
 from skerry.wire.messages import ContributionKind, LearnerProgress
+from skerry.wire.subjects import contributor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from skerry.wire.messages import Manifest
 
 OUTER = "outer."
+MOST_REFUSED = 1000
+"""Refusals that one commit names; a flood of bad bytes beyond that is in the syncer's log alone."""
 
 
 @dataclass(slots=True)
@@ -70,6 +73,19 @@ class FragmentState:
         self.pending = self.pending[len(done) :]
         self.arrived_s = {}
 
+    def refuse(self, cause: str, learner: str) -> None:
+        """Have the next commit name a refusal."""
+        if len(self.refused) < MOST_REFUSED:
+            self.refused.append(f"{cause} {learner}")
+
+    def waits(self, contribution: Contribution) -> bool:
+        """Tell whether this contribution waits already.
+
+        Its learner sends it again when an acknowledgement was lost, and a broker that was away for
+        longer than it remembers message ids stores it again.
+        """
+        return mark(contribution) in map(mark, self.pending)
+
     def resolved(self, contribution: Contribution) -> bool:
         """Tell whether a commit has consumed or refused this contribution already."""
         told = contribution.header
@@ -115,14 +131,18 @@ class Shard:
         """Feed one record; a contribution that is new waits in its fragment afterwards."""
         self.seen_sequence = max(self.seen_sequence, record.sequence)
         got = self.inbox.feed(record)
+        if isinstance(got, Refusal):
+            fragment, learner = contributor(got.subject)
+            if fragment in self.fragments:
+                self.fragments[fragment].refuse(got.cause, learner)
         if not isinstance(got, Contribution):
             return got
         state = self.fragments[got.header.fragment]
-        if state.resolved(got):
+        if state.resolved(got) or state.waits(got):
             return None
         cause = self._unfit(got, state)
         if cause is not None:
-            state.refused.append(f"{cause} {got.header.learner}")
+            state.refuse(cause, got.header.learner)
             return Refusal(cause, f"from {got.header.learner}", record.sequence, record.subject)
         state.pending.append(got)
         if got.header.round_version == state.version + 1:
@@ -147,6 +167,12 @@ class Shard:
             discount=self.config.staleness_discount,
         )
         return reason if discount is None else None
+
+
+def mark(contribution: Contribution) -> tuple[str, int, int]:
+    """Return what tells a contribution from every other one to its fragment."""
+    told = contribution.header
+    return told.learner, told.incarnation, told.identity
 
 
 async def _restore(bus: Bus, run: str, plan: Plan, state: FragmentState, outer: Outer) -> None:

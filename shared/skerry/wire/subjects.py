@@ -125,3 +125,12 @@ def run_of(subject: str) -> str:
         msg = f"{subject!r} is not a Skerry subject."
         raise ConfigError(msg, path="subject")
     return run
+
+
+def contributor(subject: str) -> tuple[int, str]:
+    """Return the fragment and the learner of a contribution's subject; fragment -1 if it has none.
+
+    Who may publish may publish on anything that the stream takes, so the fragment may not exist.
+    """
+    fragment, learner = subject.split(".")[-2:]
+    return (int(fragment) if fragment.isdecimal() else -1), learner

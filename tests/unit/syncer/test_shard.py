@@ -1,0 +1,117 @@
+"""What waits to be merged: each contribution once, however often its bytes lie in the log."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from skerry.bus import contributions
+from skerry.bus.base import Record
+from skerry.bus.contributions import Contribution, Inbox, Refusal
+from skerry.bus.memory import MemoryBroker
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.settings import SyncConfig
+from skerry.testing.puppet import walk
+from skerry.wire.codec import encode_vector
+from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, Manifest
+from skerry.wire.subjects import Subjects
+from skerry_syncer.shard import MOST_REFUSED, FragmentState, Shard
+
+RUN = "t"
+PLAN = plan([LeafSpec("w", (64, 256))], 1)
+FRAGMENT = PLAN.fragments[0]
+VERSION = 3
+HOURS_NS = 3600 * 10**9
+
+
+def header(identity: int = 1, learner: str = "a") -> ContributionHeader:
+    return ContributionHeader(
+        kind=ContributionKind.OUTER_GRADIENT,
+        learner=learner,
+        incarnation=1,
+        identity=identity,
+        fragment=0,
+        base_version=VERSION,
+        round_version=VERSION + 1,
+        step=10,
+        steps=10,
+        tokens=1000,
+        cursor_from=0,
+        cursor_to=10,
+        loss=2.0,
+        captured_ns=1,
+    )
+
+
+def shard() -> Shard:
+    """A shard whose one fragment is at VERSION, with a floor of 2."""
+    commit = Commit(
+        run=RUN,
+        plan_digest=PLAN.digest,
+        fragment=0,
+        version=VERSION,
+        step=24,
+        reason="all_arrived",
+        syncer="s",
+        fence=1,
+        opened_ns=0,
+        closed_ns=0,
+        quorum_s=0.0,
+        grace_s=0.0,
+        consumed=(),
+        refused=(),
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+    )
+    state = FragmentState(FRAGMENT, Manifest(commit, 0, ()))
+    return Shard(RUN, PLAN, SyncConfig(fragments=1), {0: state}, Inbox(RUN, PLAN))
+
+
+async def stored(*headers: ContributionHeader) -> list[Record]:
+    """Send contributions hours apart: the broker has forgotten message ids by the next one."""
+    now = [0]
+    bus = MemoryBroker(clock_ns=lambda: now[0]).connect()
+    await bus.declare(specs(RUN))
+    for told in headers:
+        chunks = encode_vector("int4", walk(FRAGMENT, told.identity), 2048)
+        await contributions.send(bus, RUN, PLAN, told, chunks)
+        now[0] += HOURS_NS
+    name = Subjects(RUN).stream("CONTRIB")
+    found = [await bus.get(name, sequence) for sequence in range(1, 200)]
+    return [record for record in found if record is not None]
+
+
+async def test_contribution_sent_again_after_an_outage_waits_once() -> None:
+    records = await stored(header(), header())
+    assert len(records) % 2 == 0
+    held = shard()
+    got = [held.take(record, 1.0) for record in records]
+    assert sum(isinstance(one, Contribution) for one in got) == 1
+    assert len(held.fragments[0].pending) == 1
+    assert held.floor_of(0) == records[-1].sequence
+
+
+async def test_different_contributions_of_one_learner_all_wait() -> None:
+    held = shard()
+    for record in await stored(header(1), header(2), header(1, "b")):
+        held.take(record, 1.0)
+    assert len(held.fragments[0].pending) == 3
+
+
+async def test_damaged_chunk_is_refused_and_named_to_the_next_commit() -> None:
+    record = (await stored(header()))[0]
+    held = shard()
+    damaged = dataclasses.replace(record, payload=record.payload[:-1] + b"?")
+    assert isinstance(held.take(damaged, 1.0), Refusal)
+    assert held.fragments[0].refused == ["corrupt a"]
+
+
+async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
+    held = shard()
+    for sequence in range(MOST_REFUSED + 10):
+        held.take(Record(f"skerry.{RUN}.contrib.0.x", sequence, 0, b"rubbish"), 1.0)
+    held.take(Record(f"skerry.{RUN}.contrib.999.x", 1, 0, b"rubbish"), 1.0)
+    held.take(Record(f"skerry.{RUN}.contrib.one.x", 1, 0, b"rubbish"), 1.0)
+    assert len(held.fragments[0].refused) == MOST_REFUSED
