@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,18 +20,38 @@ from skerry.wire.messages import Commit, RunState
 pytestmark = pytest.mark.nats
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where clusters keep their logs, checkpoints and compiled programs."""
+
+    folder: Path
+    cache: Path
+
+    @asynccontextmanager
+    async def run(
+        self, server: NatsServer, run: str, config: Path
+    ) -> AsyncIterator[tuple[Cluster, NatsBus]]:
+        async with (
+            Cluster(server.url, run, self.folder, config, self.cache) as cluster,
+            NatsBus(server.url, name="test") as bus,
+        ):
+            yield cluster, bus
+
+
+@pytest.fixture
+def site(tmp_path: Path, jax_cache: Path) -> Site:
+    return Site(tmp_path, jax_cache)
+
+
 def losses(commits: list[Commit]) -> list[float]:
     told = [c.loss for commit in commits if commit.version > 1 for c in commit.consumed]
     return [loss for loss in told if math.isfinite(loss)]
 
 
 async def test_two_learners_train_one_model_to_its_end(
-    shared_nats: NatsServer, run_id: str, tmp_path: Path, short_config: Path, jax_cache: Path
+    shared_nats: NatsServer, run_id: str, site: Site, short_config: Path
 ) -> None:
-    async with (
-        Cluster(shared_nats.url, run_id, tmp_path, short_config, jax_cache) as cluster,
-        NatsBus(shared_nats.url, name="test") as bus,
-    ):
+    async with site.run(shared_nats, run_id, short_config) as (cluster, bus):
         services = [
             await cluster.start("syncer", "s"),
             await cluster.start("learner", "a"),
@@ -45,12 +68,9 @@ async def test_two_learners_train_one_model_to_its_end(
 
 
 async def test_killed_learner_comes_back_with_the_latest_state(
-    shared_nats: NatsServer, run_id: str, tmp_path: Path, tiny_config: Path, jax_cache: Path
+    shared_nats: NatsServer, run_id: str, site: Site, tiny_config: Path
 ) -> None:
-    async with (
-        Cluster(shared_nats.url, run_id, tmp_path, tiny_config, jax_cache) as cluster,
-        NatsBus(shared_nats.url, name="test") as bus,
-    ):
+    async with site.run(shared_nats, run_id, tiny_config) as (cluster, bus):
         await cluster.start("syncer", "s")
         victim = await cluster.start("learner", "a")
         await cluster.start("learner", "b")
@@ -74,12 +94,9 @@ async def test_killed_learner_comes_back_with_the_latest_state(
 
 
 async def test_newer_incarnation_makes_the_older_stop(
-    shared_nats: NatsServer, run_id: str, tmp_path: Path, tiny_config: Path, jax_cache: Path
+    shared_nats: NatsServer, run_id: str, site: Site, tiny_config: Path
 ) -> None:
-    async with (
-        Cluster(shared_nats.url, run_id, tmp_path, tiny_config, jax_cache) as cluster,
-        NatsBus(shared_nats.url, name="test") as bus,
-    ):
+    async with site.run(shared_nats, run_id, tiny_config) as (cluster, bus):
         await cluster.start("syncer", "s")
         older = await cluster.start("learner", "a")
         await until_commit(bus, run_id, lambda c: c.version == 2)
@@ -94,12 +111,9 @@ async def test_newer_incarnation_makes_the_older_stop(
 
 
 async def test_broker_restart_is_survived_by_all(
-    nats_server: NatsServer, run_id: str, tmp_path: Path, tiny_config: Path, jax_cache: Path
+    nats_server: NatsServer, run_id: str, site: Site, tiny_config: Path
 ) -> None:
-    async with (
-        Cluster(nats_server.url, run_id, tmp_path, tiny_config, jax_cache) as cluster,
-        NatsBus(nats_server.url, name="test") as bus,
-    ):
+    async with site.run(nats_server, run_id, tiny_config) as (cluster, bus):
         services = [
             await cluster.start("syncer", "s"),
             await cluster.start("learner", "a"),
@@ -121,12 +135,11 @@ async def test_resume_from_a_checkpoint_into_an_empty_broker(
     shared_nats: NatsServer,
     nats_server: NatsServer,
     run_id: str,
-    tmp_path: Path,
+    site: Site,
     short_config: Path,
-    jax_cache: Path,
 ) -> None:
-    folder = tmp_path / "checkpoints" / run_id
-    async with Cluster(shared_nats.url, run_id, tmp_path, short_config, jax_cache) as cluster:
+    folder = site.folder / "checkpoints" / run_id
+    async with site.run(shared_nats, run_id, short_config) as (cluster, _):
         services = [
             await cluster.start(kind, name)
             for kind, name in (("syncer", "s"), ("checkpointer", "c"), ("learner", "a"))
@@ -134,10 +147,7 @@ async def test_resume_from_a_checkpoint_into_an_empty_broker(
         for service in services:
             assert await service.ended() == 0, service.said[-2000:]
     newest = max(p for p in folder.iterdir() if p.is_dir())
-    async with (
-        Cluster(nats_server.url, "again", tmp_path, short_config, jax_cache) as cluster,
-        NatsBus(nats_server.url, name="test") as bus,
-    ):
+    async with site.run(nats_server, "again", short_config) as (cluster, bus):
         restoring = await cluster.restore(newest, "train.steps=600")
         assert await restoring.ended() == 0, restoring.said[-2000:]
         record = await ledger.read_run(bus, "again")

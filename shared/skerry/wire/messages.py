@@ -133,8 +133,8 @@ class ContributionHeader:
 
     ``norms`` are the L2 norms of the *decoded* outer gradient, one per slice of the fragment.
     ``[cursor_from, cursor_to)`` is the data it was made from. ``identity`` is unique per
-    (learner, incarnation, fragment): learners count them from 1. ``loss`` is NaN while none has been
-    measured.
+    (learner, incarnation, fragment): learners count them from 1. ``loss`` is NaN while none has
+    been measured.
     """
 
     kind: ContributionKind
