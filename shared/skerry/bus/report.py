@@ -46,7 +46,8 @@ class LearnerRow:
 class RunRow:
     """The run: ``step`` is the global clock, ``versions`` one per fragment, 0 before genesis.
 
-    ``loss`` in nats per token, weighted by tokens/s. ``eta_s`` is None where nothing tells yet.
+    ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
+    ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
     """
 
     run: str
@@ -73,6 +74,7 @@ class RunRow:
     checkpoint_s_ago: float | None
     wall_s: float
     eta_s: float | None
+    timed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,10 @@ def _share(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -
 
 def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_s: float) -> RunRow:
     checkpoint = view.checkpoint
-    began_s = view.started_s if view.started_s is not None else view.created_s
+    began_s = view.created_s if view.created_s is not None else view.started_s
     until_s = view.last_commit_s if view.finished and view.last_commit_s is not None else now_s
     step = _clock(view, rows)
+    steps_s, time_s = _left_s(view, rows, step, now_s)
     return RunRow(
         run=view.frame.run,
         finished=view.finished,
@@ -189,7 +192,8 @@ def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_
             None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
         ),
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
-        eta_s=_eta_s(view, rows, step, now_s),
+        eta_s=_eta_s(view, rows, steps_s, time_s),
+        timed=time_s is not None and (steps_s is None or time_s < steps_s),
     )
 
 
@@ -209,17 +213,27 @@ def _loss(rows: Sequence[LearnerRow]) -> float | None:
     return sum(loss for loss, _ in told) / len(told) if told else None
 
 
-def _eta_s(view: RunView, rows: Sequence[LearnerRow], step: int, now_s: float) -> float | None:
-    """Return seconds until the run's steps are done or its time is up, whichever comes first."""
+def _left_s(
+    view: RunView, rows: Sequence[LearnerRow], step: int, now_s: float
+) -> tuple[float | None, float | None]:
+    """Return seconds until the run's steps are done, and until its time is up; None: unknown."""
+    times = [row.step_time_s for row in rows if row.tokens_per_s > 0]
+    steps_s = (view.frame.steps - step) * median(times) if times else None
+    if view.frame.duration_s is None:
+        return steps_s, None
+    elapsed_s = 0.0 if view.started_s is None else now_s - view.started_s
+    return steps_s, view.frame.duration_s - elapsed_s
+
+
+def _eta_s(
+    view: RunView, rows: Sequence[LearnerRow], steps_s: float | None, time_s: float | None
+) -> float | None:
+    """Return seconds until the run ends by steps or by time, whichever comes first."""
     if view.finished or (rows and all(row.phase in ENDED for row in rows)):
         return 0.0
-    ends: list[float] = []
-    times = [row.step_time_s for row in rows if row.tokens_per_s > 0]
-    if times:
-        ends.append((view.frame.steps - step) * median(times))
-    if view.frame.duration_s is not None and view.started_s is not None:
-        ends.append(view.started_s + view.frame.duration_s - now_s)
-    return max(0.0, min(ends)) if ends else None
+    ends = [steps_s, time_s if view.started_s is not None else None]
+    known = [left for left in ends if left is not None]
+    return max(0.0, min(known)) if known else None
 
 
 def _finite(value: float) -> float | None:

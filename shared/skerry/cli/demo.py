@@ -131,8 +131,8 @@ def run_demo(
     with as_file(files("skerry.cli") / "demo.toml") as path:
         wanted = settings.load(path, [*longer, *sets])
     place = Place(RUN)
-    with place.held(), screen() as on:
-        began_s = time.time()
+    began_s = time.time()
+    with place.held(), screen(began_s=began_s) as on:
         _begin(place, wanted, on, resume=resume)
 
         async def main(stop: Stop) -> None:

@@ -18,7 +18,7 @@ from skerry.wire.messages import LearnerPhase
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from skerry.bus.report import LearnerRow, Report
+    from skerry.bus.report import LearnerRow, Report, RunRow
     from skerry.cli.follow import Feed
 
 LINE_S = 2.0
@@ -51,7 +51,8 @@ class Screen(Protocol):
 class Terminal:
     """A table that is drawn over and over, sentences scrolling by above it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, began_s: float | None = None) -> None:
+        self._began_s = began_s
         self._live = Live(console=console, auto_refresh=False, transient=False)
 
     def __enter__(self) -> Self:
@@ -70,13 +71,14 @@ class Terminal:
         self._live.console.print(escape(text), highlight=False)
 
     def show(self, now: Report) -> None:
-        self._live.update(picture(now), refresh=True)
+        self._live.update(picture(now, elapsed_s(now, self._began_s)), refresh=True)
 
 
 class Lines:
     """One line per couple of seconds, when something has changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, began_s: float | None = None) -> None:
+        self._began_s = began_s
         self._shown_s = float("-inf")
         self._shown: tuple[object, ...] = ()
 
@@ -100,13 +102,18 @@ class Lines:
         if what == self._shown or time.monotonic() - self._shown_s < LINE_S:
             return
         self._shown, self._shown_s = what, time.monotonic()
-        print(line(now), flush=True)
+        print(line(now, elapsed_s(now, self._began_s)), flush=True)
 
 
-def screen(console: Console | None = None) -> Screen:
-    """Return the view that fits stdout."""
+def screen(console: Console | None = None, *, began_s: float | None = None) -> Screen:
+    """Return the view that fits stdout; times count from ``began_s``, or the run's creation."""
     console = console or Console()
-    return Terminal(console) if console.is_terminal else Lines()
+    return Terminal(console, began_s) if console.is_terminal else Lines(began_s)
+
+
+def elapsed_s(now: Report, began_s: float | None) -> float:
+    """Return the seconds to show: since the command began, or for as long as the run has been."""
+    return now.run.wall_s if began_s is None else time.time() - began_s
 
 
 async def keep_showing(feed: Feed, on: Screen, every_s: float = FRAME_S) -> None:
@@ -118,15 +125,15 @@ async def keep_showing(feed: Feed, on: Screen, every_s: float = FRAME_S) -> None
         await asyncio.sleep(every_s)
 
 
-def line(now: Report) -> str:
-    """Return the run in one line of plain text."""
+def line(now: Report, seconds: float) -> str:
+    """Return the run in one line of plain text, ``seconds`` after the beginning."""
     run = now.run
     if not any(run.versions):
         phases = (f"{row.name} {row.phase.value.replace('_', ' ')}" for row in now.learners)
-        return f"{clock(run.wall_s):>6}  no parameters yet: {', '.join(phases) or 'no learner yet'}"
+        return f"{clock(seconds):>6}  no parameters yet: {', '.join(phases) or 'no learner yet'}"
     parts = [
-        f"{clock(run.wall_s):>6}",
-        f"step {run.step}/{run.steps}",
+        f"{clock(seconds):>6}",
+        f"step {run.step}{_of_steps(run)}",
         f"loss {run.loss:.3f}" if run.loss is not None else "loss -",
         f"{run.tokens_per_s:,.0f} tokens/s",
         f"learners {run.alive}/{run.learners}",
@@ -144,20 +151,20 @@ def line(now: Report) -> str:
     return "  ".join(parts)
 
 
-def picture(now: Report) -> RenderableType:
+def picture(now: Report, seconds: float) -> RenderableType:
     """Return the run as a table of facts and a table of learners."""
     run = now.run
     facts = Table.grid(padding=(0, 3))
     loss = f"{run.loss:.3f}" if run.loss is not None else "-"
     facts.add_row(
         f"[bold]{escape(run.run)}[/]{' finished' if run.finished else ''}",
-        f"step [bold]{run.step}[/]/{run.steps}",
+        f"step [bold]{run.step}[/]{_of_steps(run)}",
         f"loss [bold]{loss}[/]",
         f"{run.tokens_per_s:,.0f} tokens/s",
         f"goodput {run.goodput:.0%}",
     )
     facts.add_row(
-        f"{clock(run.wall_s)} (ETA {clock(run.eta_s)})",
+        f"{clock(seconds)} (ETA {clock(run.eta_s)})",
         f"rounds {run.rounds}",
         f"staleness {run.staleness_mean:.2f} (max {run.staleness_max})",
         f"up {size(run.bytes_up)}, down {size(run.bytes_down)}",
@@ -200,6 +207,11 @@ def _cells(row: LearnerRow) -> tuple[str, ...]:
         str(row.staleness),
         f"{row.goodput:.0%}",
     )
+
+
+def _of_steps(run: RunRow) -> str:
+    """Return how many steps there will be, or nothing where the clock decides."""
+    return "" if run.timed else f"/{run.steps}"
 
 
 def _phases(now: Report) -> tuple[LearnerPhase, ...]:

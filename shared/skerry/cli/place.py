@@ -9,7 +9,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from skerry.errors import ConfigError
 from skerry.wire.subjects import checked_token
@@ -79,9 +79,11 @@ class Place:
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
-        """Keep this run's folder for one cluster; RunInUse if somebody else has it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("a+") as lock:
+        """Keep this run's folder for one cluster.
+
+        Raises RunInUse if somebody else has it, ConfigError if it cannot be written.
+        """
+        with self._lock() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -96,6 +98,17 @@ class Place:
             lock.write(f"{os.getpid()}\n")
             lock.flush()
             yield
+
+    def _lock(self) -> TextIO:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return (self.folder / "lock").open("a+")
+        except OSError as error:
+            msg = (
+                f"{self.folder.absolute()} cannot be written ({error.strerror}): start this "
+                "command in a folder of your own, where there is room."
+            )
+            raise ConfigError(msg, path="run") from error
 
     @contextlib.contextmanager
     def announced(self, url: str) -> Generator[None]:

@@ -60,7 +60,8 @@ async def _status(nats: NatsSettings, run: str | None, *, once: bool, as_json: b
         if as_json:
             print(json.dumps(to_json(view, time.time()), indent=2))
         elif once or view.finished:
-            Console(highlight=False).print(picture(report(view, time.time())))
+            now = report(view, time.time())
+            Console(highlight=False).print(picture(now, now.run.wall_s))
         else:
             await _follow(bus, name)
 

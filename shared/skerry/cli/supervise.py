@@ -188,11 +188,11 @@ class Supervisor:
         hopeless = slot.crashes >= self.backoff.attempts and slot.delay_once_s is None
         if code not in FINAL_CODES and not hopeless:
             return True
-        self.on_event(Event(name, Change.REFUSED, pid, code, sentence=sentence))
         if slot.command.essential and code != Superseded.exit_code:
             why = sentence or f"It exited with {code}."
             msg = f"{name} cannot run: {why} (its log: {slot.command.log})"
             raise ServiceError(msg, name=name, exit_code=code if code > 0 else 1)
+        self.on_event(Event(name, Change.REFUSED, pid, code, sentence=sentence))
         return False
 
     async def _pause(self, slot: _Slot, pid: int, code: int, sentence: str) -> None:

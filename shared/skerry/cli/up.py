@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from skerry import settings
@@ -53,7 +54,7 @@ def run_up(
     counted = [] if learners is None else [f"sync.learners={learners}"]
     wanted = settings.load(config, [*sets, *counted])
     place = Place(run)
-    with place.held(), screen() as on:
+    with place.held(), screen(began_s=time.time()) as on:
         if fresh:
             place.start_anew()
         if checkpoint is not None and nats is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -62,8 +63,8 @@ def genesis() -> Commit:
     )
 
 
-def at(step: int, now_s: float | None = None) -> Report:
-    view = fold(RunView(FRAME), genesis(), BEGAN)
+def at(step: int, now_s: float | None = None, frame: Frame = FRAME) -> Report:
+    view = fold(RunView(frame), genesis(), BEGAN)
     for name in ("a[x]", "b"):
         view = fold(view, MemberRecord("t", name, 1, "here", int(BEGAN * 1e9), 0), BEGAN)
     for name in ("a[x]", "b"):
@@ -72,23 +73,36 @@ def at(step: int, now_s: float | None = None) -> Report:
 
 
 def test_a_line_says_how_far_how_fast_and_how_much() -> None:
-    text = line(at(10))
+    text = line(at(10), 10)
     for part in ("step 10/100", "loss 2.500", "4,000 tokens/s", "learners 2/2", "sent 6.0 MB"):
         assert part in text
 
 
+def test_the_total_of_steps_is_left_out_where_the_clock_ends_the_run() -> None:
+    timed = replace(FRAME, duration_s=12.0)
+    assert "step 10  " in line(at(10, frame=timed), 10)
+
+
+def test_times_count_from_where_the_command_began(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.time, "time", lambda: BEGAN + 70)
+    Lines(began_s=BEGAN).show(at(10))
+    assert capsys.readouterr().out.startswith("  1:10  step 10/100")
+
+
 def test_before_genesis_a_line_says_what_is_waited_for() -> None:
     view = fold(RunView(FRAME), MemberRecord("t", "b", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
-    assert line(report(view, BEGAN)).endswith("no parameters yet: b starting")
+    assert line(report(view, BEGAN), 0).endswith("no parameters yet: b starting")
 
 
 def test_a_line_names_who_is_not_alive() -> None:
-    assert "b gone" in line(at(10, BEGAN + 10_000))
+    assert "b gone" in line(at(10, BEGAN + 10_000), 10_000)
 
 
 def test_a_picture_shows_every_learner_by_its_name() -> None:
     console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(picture(at(10)))
+    console.print(picture(at(10), 10))
     shown = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
     assert "a[x]#1" in shown
     assert "b#1" in shown

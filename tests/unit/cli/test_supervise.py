@@ -100,6 +100,7 @@ async def test_a_refused_setting_ends_everything_with_its_sentence(tmp_path: Pat
     with pytest.raises(ServiceError, match=r"b cannot run: x is 3\.") as caught:
         await watched.supervisor.run()
     assert caught.value.exit_code == 2
+    assert watched.count(Change.REFUSED) == 0, "the sentence is said once, by the error"
     assert not alive(watched.events[0].pid)
 
 

@@ -13,7 +13,7 @@ from skerry import settings
 from skerry.errors import ModelError
 from skerry.settings import RunConfig
 from skerry.store import checkpoint
-from skerry.store.local import LocalStore
+from skerry.store.listing import locate
 from skerry_learner.models.base import Model, Params, specs_of
 from skerry_learner.models.factory import build_model
 
@@ -31,9 +31,8 @@ class Restored:
 
 
 def restore(path: Path) -> Restored:
-    """Read a checkpoint folder; StoreError or CheckpointCorrupt names what cannot be used."""
-    folder = path.expanduser().resolve()
-    saved, tensors = checkpoint.params(LocalStore(folder.parent), folder.name)
+    """Read a checkpoint folder, or the newest one in a run's folder; StoreError or CheckpointCorrupt names what cannot be used."""
+    saved, tensors = checkpoint.params(*locate(path.expanduser()))
     config = settings.run_config_from_json(json.dumps(saved.config))
     model = build_model(config.model, config.train)
     specs = specs_of(model)
