@@ -75,5 +75,5 @@ def test_what_a_command_owns_goes_with_its_run(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     place = Place("a", tmp_path / "file")
-    with pytest.raises(ConfigError, match="cannot be written .Not a directory.*of your own"):
+    with pytest.raises(ConfigError, match=r"cannot be written .Not a directory.*of your own"):
         place.held().__enter__()

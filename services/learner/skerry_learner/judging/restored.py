@@ -31,7 +31,10 @@ class Restored:
 
 
 def restore(path: Path) -> Restored:
-    """Read a checkpoint folder, or the newest one in a run's folder; StoreError or CheckpointCorrupt names what cannot be used."""
+    """Read a checkpoint's folder, or the newest one in a run's folder.
+
+    StoreError, CheckpointCorrupt and ModelError name what cannot be used.
+    """
     saved, tensors = checkpoint.params(*locate(path.expanduser()))
     config = settings.run_config_from_json(json.dumps(saved.config))
     model = build_model(config.model, config.train)
