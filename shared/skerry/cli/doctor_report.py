@@ -45,7 +45,9 @@ def _print_lines(findings: Iterable[Finding]) -> list[Finding]:
     console, told = Console(highlight=False), list[Finding]()
     for finding in findings:
         told.append(finding)
-        console.print(f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}")
+        console.print(
+            f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}", soft_wrap=True
+        )
         if finding.fix:
-            console.print(f"     {'':<18} [dim]{escape(finding.fix)}[/]")
+            console.print(f"     {'':<18} [dim]{escape(finding.fix)}[/]", soft_wrap=True)
     return told

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from skerry.bus.view import GENESIS
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 
@@ -154,25 +155,32 @@ def line(now: Report, seconds: float) -> str:
 def picture(now: Report, seconds: float) -> RenderableType:
     """Return the run as a table of facts and a table of learners."""
     run = now.run
-    facts = Table.grid(padding=(0, 3))
     loss = f"{run.loss:.3f}" if run.loss is not None else "-"
-    facts.add_row(
+    facts = [
         f"[bold]{escape(run.run)}[/]{' finished' if run.finished else ''}",
         f"step [bold]{run.step}[/]{_of_steps(run)}",
         f"loss [bold]{loss}[/]",
         f"{run.tokens_per_s:,.0f} tokens/s",
         f"goodput {run.goodput:.0%}",
-    )
-    facts.add_row(
+    ]
+    more = [
         f"{clock(seconds)} (ETA {clock(run.eta_s)})",
         f"rounds {run.rounds}",
         f"staleness {run.staleness_mean:.2f} (max {run.staleness_max})",
         f"up {size(run.bytes_up)}, down {size(run.bytes_down)}",
+    ]
+    refused = ", ".join(f"{n} {cause}" for cause, n in run.refused.items() if cause != GENESIS)
+    last = [
+        f"last round: {run.last_round.replace('_', ' ') or '-'}",
+        f"refused: {refused}" if refused else "",
         f"checkpoint at step {run.checkpoint_step}" if run.checkpoint else "no checkpoint yet",
-    )
-    refused = ", ".join(f"{count} {cause}" for cause, count in run.refused.items())
-    last = Text(f"last round: {run.last_round or '-'}{f'; refused: {refused}' if refused else ''}")
-    return Group(facts, _learners(now), last)
+    ]
+    return Group(_row(facts), _row(more), _learners(now), _row(last))
+
+
+def _row(facts: list[str]) -> Text:
+    """Return facts side by side; on a narrow screen whole words go to the next line."""
+    return Text.from_markup("  ".join(fact for fact in facts if fact))
 
 
 def _learners(now: Report) -> Table:

@@ -108,6 +108,13 @@ def test_a_picture_shows_every_learner_by_its_name() -> None:
     assert "b#1" in shown
 
 
+def test_a_picture_keeps_every_fact_whole_on_80_columns() -> None:
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None).print(picture(at(10), 4000))
+    for fact in ("step 10/100", "1:06:40 (ETA 0:45)", "up 4.0 MB, down 2.0 MB"):
+        assert fact in out.getvalue()
+
+
 def test_lines_are_not_repeated_when_nothing_changed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
