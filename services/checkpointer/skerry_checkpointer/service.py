@@ -258,9 +258,10 @@ async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> N
                 cause = first_cause(error)
                 if not isinstance(cause, BrokerUnavailable):
                     raise cause from error
+                log.warning("session_restarts", cause=str(cause))
+                del cause  # its traceback holds the session's frames, and those a whole checkpoint
             else:
                 return
-            log.warning("session_restarts", cause=str(cause))
             await asyncio.sleep(RETRY_S)
 
     async with bus:

@@ -56,6 +56,7 @@ async def session(bus: Bus, run: str, holder: str) -> None:
         followers = [
             group.create_task(conductor.follow_contributions(), name="contributions"),
             group.create_task(conductor.follow_pulses(), name="pulses"),
+            group.create_task(conductor.committer.writer.hold(), name="fence"),
         ]
         await group.create_task(conductor.conduct(), name="conduct")
         for task in followers:
@@ -119,15 +120,15 @@ async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
         while True:
             try:
                 await session(bus, run, holder)
-            except BaseExceptionGroup as errors:
-                cause = first_cause(errors)
+            except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
+                cause = first_cause(error)
                 if not isinstance(cause, BrokerUnavailable | StorageFull):
-                    raise cause from errors
-            except (BrokerUnavailable, StorageFull) as error:
-                cause = error
+                    raise cause from error
+                log.warning("session_restarts", cause=str(cause))
+                # A traceback holds the session's frames, and those hold all its vectors.
+                del cause
             else:
                 return
-            log.warning("session_restarts", cause=str(cause))
             await asyncio.sleep(RETRY_S)
 
     async with bus:

@@ -19,9 +19,9 @@ from skerry.bus.base import Expect, Start
 from skerry.bus.ledger import append_commit, last_commits
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
-from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, first_cause
+from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, WireError, first_cause
 from skerry.wire.codec import PlaneAssembler, encode_vector, vector_digest
-from skerry.wire.envelope import seal, unseal
+from skerry.wire.envelope import seal, unseal, vector_blocks
 from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Fence, Manifest, Part
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
@@ -100,6 +100,22 @@ class StateWriter:
             )
         msg = f"Shard {shard} was taken by another syncer {TAKEOVER_ATTEMPTS} times in a row."
         raise Fenced(msg)
+
+    async def hold(self) -> None:
+        """Raise Fenced as soon as another writer has taken the shard; return never.
+
+        A writer that was frozen would learn of it only by its next commit, which may never come.
+        """
+        follower = self.bus.follow(
+            Subjects(self.run).fence(self.shard), start=Start.LAST_PER_SUBJECT
+        )
+        async with aclosing(follower):
+            async for record in follower:
+                self._compare(record)
+
+    async def check(self) -> None:
+        """Raise Fenced if another writer has taken the shard by now."""
+        self._compare(await self.bus.last(Subjects(self.run).fence(self.shard)))
 
     async def recover(self) -> dict[int, Manifest]:
         """Append to the ledger what a syncer that died after a commit point left out.
@@ -211,11 +227,18 @@ class StateWriter:
                 subject, payload, msg_id=msg_id, expect=Expect(fence, self.token)
             )
         except Conflict as error:
-            msg = (
-                f"Another syncer has taken shard {self.shard} of run {self.run!r}: "
-                f"{self.holder!r} steps down; nothing is lost."
-            )
-            raise Fenced(msg) from error
+            raise self._overtaken() from error
+
+    def _compare(self, fence: Record | None) -> None:
+        if fence is None or fence.sequence != self.token:
+            raise self._overtaken()
+
+    def _overtaken(self) -> Fenced:
+        msg = (
+            f"Another syncer has taken shard {self.shard} of run {self.run!r}: "
+            f"{self.holder!r} steps down; nothing is lost."
+        )
+        return Fenced(msg)
 
 
 def _take(chunks: Iterator[Chunk], number: int) -> list[Chunk]:
@@ -238,11 +261,17 @@ async def read_manifest(bus: Bus, run: str, plan: Plan, fragment: int) -> Manife
 
 
 async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Manifest]:
-    """Yield the newest manifest of every fragment, then each new one."""
+    """Yield the newest manifest of every fragment, then each new one.
+
+    What cannot be read is left out: it must not end a reader, and the next commit replaces it.
+    """
     follower = bus.follow(Subjects(run).manifests(), start=Start.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
-            yield decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+            try:
+                yield decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+            except WireError:
+                continue
 
 
 async def read_part(
@@ -261,12 +290,12 @@ async def read_part(
     """
     part = _part(manifest, name)
     fragment = plan.fragments[manifest.commit.fragment]
-    if part.blocks > fragment.padded_size // BLOCK + 1:
+    if part.blocks > vector_blocks(name, fragment):
         msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
         raise Corrupt(msg)
     assembler = PlaneAssembler(part.scheme, part.blocks)
     stream = Subjects(run).stream("STATE")
-    window = asyncio.Semaphore(READ_WINDOW)
+    window, placing = asyncio.Semaphore(READ_WINDOW), asyncio.Lock()
 
     async def fetch(ref: ChunkRef) -> None:
         async with window:
@@ -277,7 +306,8 @@ async def read_part(
                 raise Overtaken(msg)
             if on_bytes is not None:
                 on_bytes(len(record.payload))
-            await asyncio.to_thread(_accept, record, ref, manifest, part, plan, assembler)
+            async with placing:  # an assembler is for one thread at a time
+                await asyncio.to_thread(_accept, record, ref, manifest, part, plan, assembler)
 
     try:
         async with asyncio.TaskGroup() as group:

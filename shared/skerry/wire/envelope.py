@@ -50,7 +50,7 @@ def unseal(data: bytes | memoryview, *, run: str, plan: Plan) -> tuple[ChunkHead
 
 
 def _check_blocks(header: ChunkHeader, fragment: Fragment) -> None:
-    limit = _vector_blocks(header, fragment)
+    limit = vector_blocks(header.part, fragment)
     stop = header.first_block + header.blocks
     if header.blocks < 1 or stop > limit:
         msg = f"Blocks {header.first_block} to {stop} are not in a vector of {limit} blocks."
@@ -60,9 +60,9 @@ def _check_blocks(header: ChunkHeader, fragment: Fragment) -> None:
         raise Corrupt(msg)
 
 
-def _vector_blocks(header: ChunkHeader, fragment: Fragment) -> int:
-    """Return the most blocks the vector can have; an outer optimizer may stack several of them."""
-    stacked = OUTER_STACK if header.part.startswith("outer.") else 1
+def vector_blocks(part: str, fragment: Fragment) -> int:
+    """Return the most blocks a part can have; an outer optimizer may stack several vectors."""
+    stacked = OUTER_STACK if part.startswith("outer.") else 1
     return stacked * fragment.padded_size // BLOCK
 
 

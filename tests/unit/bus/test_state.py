@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
+import time
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -14,7 +18,8 @@ from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import Corrupt, Fenced, Overtaken
 from skerry.testing.puppet import walk
-from skerry.wire.messages import Commit
+from skerry.wire.codec import PlaneAssembler
+from skerry.wire.messages import ChunkHeader, Commit
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
 
@@ -155,3 +160,58 @@ async def test_manifest_names_digests_of_what_is_stored() -> None:
     commit = decode(Commit, record.payload, run=RUN)
     digests = {p.name: p.digest for p in manifest.parts}
     assert (commit.params_digest, commit.master_digest) == (digests[PARAMS], digests[MASTER])
+
+
+async def test_overtaken_writer_is_told_without_writing_anything() -> None:
+    bus = await connected()
+    late = await writer(bus, "late", 1)
+    holding = asyncio.ensure_future(late.hold())
+    await late.check()
+    await writer(bus, "new", 2)
+    with pytest.raises(Fenced, match="'late' steps down"):
+        await asyncio.wait_for(holding, 5)
+    with pytest.raises(Fenced, match="'late' steps down"):
+        await late.check()
+
+
+async def test_manifest_that_cannot_be_read_ends_no_reader() -> None:
+    bus = await connected()
+    mine = await writer(bus)
+    first = await mine.commit(draft(0, 1), parts(1), None)
+    await bus.publish(Subjects(RUN).manifest(1), b"rubbish")
+    second = await mine.commit(draft(0, 2), parts(2), first)
+    manifests = state.follow_manifests(bus, RUN, PLAN)
+    async with asyncio.timeout(5), aclosing(manifests):
+        assert await anext(manifests) == second
+
+
+@pytest.mark.parametrize("times", [2, 4])
+async def test_outer_state_wider_than_its_fragment_reads_back(times: int) -> None:
+    bus = await connected()
+    wide = np.tile(walk(PLAN.fragments[0], 1), times)
+    stored = [*parts(1), NewPart("outer.wide", "f32", wide)]
+    manifest = await (await writer(bus)).commit(draft(0, 1), stored, None)
+    found = await state.read_part(bus, RUN, PLAN, manifest, "outer.wide")
+    np.testing.assert_array_equal(found, wide)
+
+
+async def test_chunks_of_a_part_are_placed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = await connected()
+    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
+    busy, together = threading.Lock(), list[bool]()
+    add = PlaneAssembler.add
+
+    def watched(self: PlaneAssembler, header: ChunkHeader, packed: memoryview) -> bool:
+        alone = busy.acquire(blocking=False)
+        together.append(not alone)
+        time.sleep(0.02)  # long enough for another thread to come along
+        try:
+            return add(self, header, packed)
+        finally:
+            if alone:
+                busy.release()
+
+    monkeypatch.setattr(PlaneAssembler, "add", watched)
+    await state.read_part(bus, RUN, PLAN, manifest, MASTER)
+    assert len(together) > 1
+    assert not any(together)
