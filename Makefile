@@ -28,7 +28,7 @@ demo: .venv/.runtime ## train a model on this machine, kill a learner, watch it 
 	$(BIN)/skerry demo $(ARGS)
 
 test: lint ## lint, then every test, the built wheel included (ARGS=...)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: .venv/.ready ## style, types, import contracts, generated code
 	$(BIN)/ruff format --check

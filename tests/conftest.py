@@ -20,12 +20,12 @@ d_ff = 64
 [data]
 source = "text"
 paths = ["{text}"]
-seq_len = 32
-batch = 4
+seq_len = 64
+batch = 8
 streams = 4
 [train]
 steps = {steps}
-lr = 1e-2
+lr = 3e-3
 [sync]
 fragments = 2
 h_steps = 10
@@ -98,5 +98,5 @@ def tiny_config(tmp_path: Path, corpus: Path) -> Path:
 def short_config(tmp_path: Path, corpus: Path) -> Path:
     """A config file for a run that ends by itself."""
     path = tmp_path / "short.toml"
-    path.write_text(TINY.format(text=corpus, steps=300))
+    path.write_text(TINY.format(text=corpus, steps=400))
     return path

@@ -148,7 +148,7 @@ async def test_resume_from_a_checkpoint_into_an_empty_broker(
             assert await service.ended() == 0, service.said[-2000:]
     newest = max(p for p in folder.iterdir() if p.is_dir())
     async with site.run(nats_server, "again", short_config) as (cluster, bus):
-        restoring = await cluster.restore(newest, "train.steps=600")
+        restoring = await cluster.restore(newest, "train.steps=900")
         assert await restoring.ended() == 0, restoring.said[-2000:]
         record = await ledger.read_run(bus, "again")
         manifests = await state.read_manifests(bus, "again", plan(record.leaves, record.fragments))
