@@ -1,0 +1,53 @@
+"""A user's own model, trained, judged and sampled from with nothing but the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.nats
+
+CONFIG = """
+[model]
+factory = "bigram:build"
+options = { width = 32 }
+[data]
+source = "text"
+paths = ["text"]
+seq_len = 32
+batch = 4
+[train]
+steps = 150
+lr = 0.01
+[sync]
+learners = 1
+fragments = 2
+[health]
+port = 0
+"""
+
+
+def skerry(*args: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "skerry.cli.main", *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_model_of_ones_own_is_trained_judged_and_sampled(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).with_name("bigram.py"), tmp_path)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "sums.txt").write_text(" ".join(f"{n} and {n + 1};" for n in range(4000)))
+    (tmp_path / "run.toml").write_text(CONFIG)
+    assert "Run own is finished" in skerry("up", "run.toml", "--run", "own", cwd=tmp_path)
+    checkpoints = ".skerry/checkpoints/own"
+    judged = json.loads(skerry("eval", checkpoints, "--json", cwd=tmp_path))
+    assert judged["loss"] < math.log(256) / 2
+    sampled = skerry("sample", checkpoints, "--prompt", "7 a", "--temperature", "0", cwd=tmp_path)
+    assert " and " in sampled
