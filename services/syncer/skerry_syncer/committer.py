@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,10 +12,12 @@ from skerry.bus.state import MASTER, PARAMS, NewPart
 from skerry.core import fragments, staleness, weights
 from skerry.core.backend import cpu
 from skerry.core.fold import Contribution as Merged
+from skerry.core.merge import largest
 from skerry.core.outer import merge_and_apply
 from skerry.core.quantise import finite
+from skerry.errors import Diverged
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
-from skerry_syncer.shard import OUTER, mark
+from skerry_syncer.shard import OUTER, judge, mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from skerry_syncer.shard import FragmentState, Shard
 
     Vector = NDArray[np.float32]
+
+
+NOTHING_COUNTS = "nothing_counts"
+"""Why a version equals the one before: every contribution to its round was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Batch:
     @classmethod
     def take(cls, shard: Shard, state: FragmentState) -> Batch:
         index = state.fragment.index
-        oldest_base = max(1, state.version - shard.config.max_staleness)
+        oldest_base = staleness.oldest_base(state.version, shard.config.max_staleness)
         outdated = shard.inbox.expire(index, oldest_base) if state.version else []
         floor = max(state.floor, shard.floor_of(index))
         return cls(tuple(state.pending), floor, tuple(f"incomplete {name}" for name in outdated))
@@ -98,30 +104,53 @@ class Committer:
         return await self._write(batch, state, weighed, master, self.outer.init(master), closing)
 
     async def merge(self, shard: Shard, state: FragmentState, closing: Closing) -> Manifest | None:
-        """Commit the next version from all that is pending; None when nothing of it counts."""
+        """Commit the next version from all that is pending; None when nothing is.
+
+        Where nothing of it counts the next version equals this one: those who answered learn that
+        their round is over, and the ledger who was refused.
+        """
         batch = Batch.take(shard, state)
-        weighed = self._weigh(batch, state)
-        if not weighed or state.master is None:
-            state.drop(batch.pending)
+        if not batch.pending or state.master is None:
             return None
-        plan = self.writer.plan
-        inputs = [
-            Merged(w.contribution.scheme, w.contribution.planes, w.contribution.header.norms)
-            for w in weighed
-        ]
-        master, outer_state, _ = await asyncio.to_thread(
+        weighed = self._weigh(batch, state)
+        while weighed:
+            try:
+                master, outer_state = await self._step(state, state.master, weighed)
+            except Diverged:
+                weighed = await self._without_largest(state, weighed)
+                continue
+            return await self._write(batch, state, weighed, master, outer_state, closing)
+        closing = replace(closing, reason=NOTHING_COUNTS)
+        return await self._write(batch, state, [], state.master, state.outer, closing)
+
+    async def _step(
+        self, state: FragmentState, master: Vector, weighed: Sequence[Weighed]
+    ) -> tuple[Vector, object]:
+        """Return the next master and outer state; Diverged when they would not be finite."""
+        averaged = fragments.averaged(self.writer.plan, state.fragment)
+        merged, outer_state, _ = await asyncio.to_thread(
             merge_and_apply,
             self.outer,
-            state.master,
+            master,
             state.outer,
-            inputs,
+            [_merged(w) for w in weighed],
             [w.weight for w in weighed],
             self.config.merge,
             state.fragment,
-            fragments.averaged(plan, state.fragment),
+            averaged,
             self.spare,
         )
-        return await self._write(batch, state, weighed, master, outer_state, closing)
+        return merged, outer_state
+
+    async def _without_largest(
+        self, state: FragmentState, weighed: Sequence[Weighed]
+    ) -> list[Weighed]:
+        """Refuse the contribution that is to blame for a merge that is not finite."""
+        worst = await asyncio.to_thread(largest, [_merged(w) for w in weighed], state.fragment)
+        state.refuse("diverged", weighed[worst].contribution.header.learner)
+        rest = [w for number, w in enumerate(weighed) if number != worst]
+        shares = weights.normalised([w.weight for w in rest])
+        return [replace(w, weight=share) for w, share in zip(rest, shares, strict=True)]
 
     def _weigh(self, batch: Batch, state: FragmentState) -> list[Weighed]:
         """Return what counts, in an order that depends on nothing but the contributions.
@@ -131,12 +160,7 @@ class Committer:
         kept: list[tuple[Contribution, float]] = []
         for contribution in sorted(batch.pending, key=mark):
             told = contribution.header
-            discount, reason = staleness.judge(
-                told.base_version,
-                state.version,
-                self.config.max_staleness,
-                self.config.staleness_discount,
-            )
+            discount, reason = judge(contribution, state.version, self.config)
             if discount is None:
                 state.refuse(reason, told.learner)
             elif not finite(contribution.scheme, contribution.planes):
@@ -189,12 +213,19 @@ class Committer:
         ]
         told = len(state.refused)
         manifest = await self.writer.commit(commit, parts, state.manifest)
-        replaced = (state.master, state.outer)
+        replaced = [
+            v for v in (state.master, state.outer) if v is not master and v is not outer_state
+        ]
         state.manifest, state.master, state.outer = manifest, master, outer_state
         self.spare = tuple(cast("Vector", v) for v in replaced if isinstance(v, np.ndarray))
         state.drop(batch.pending)
         del state.refused[:told]
         return manifest
+
+
+def _merged(weighed: Weighed) -> Merged:
+    contribution = weighed.contribution
+    return Merged(contribution.scheme, contribution.planes, contribution.header.norms)
 
 
 def _consumed(weighed: Weighed) -> Consumed:

@@ -140,8 +140,8 @@ class Shard:
         state = self.fragments[got.header.fragment]
         if state.resolved(got) or state.waits(got):
             return None
-        cause = self._unfit(got, state)
-        if cause is not None:
+        discount, cause = judge(got, state.version, self.config)
+        if discount is None:
             state.refuse(cause, got.header.learner)
             return Refusal(cause, f"from {got.header.learner}", record.sequence, record.subject)
         state.pending.append(got)
@@ -154,19 +154,20 @@ class Shard:
         unfinished = self.inbox.unfinished_from(fragment)
         return self.seen_sequence if unfinished is None else unfinished - 1
 
-    def _unfit(self, got: Contribution, state: FragmentState) -> str | None:
-        """Return why a contribution can never be merged, or None."""
-        genesis = got.header.kind is ContributionKind.GENESIS
-        if genesis or state.version == 0:
-            fits = genesis and state.version == 0 and got.scheme == "f32"
-            return None if fits else "genesis"
-        discount, reason = staleness.judge(
-            got.header.base_version,
-            state.version,
-            max_staleness=self.config.max_staleness,
-            discount=self.config.staleness_discount,
-        )
-        return reason if discount is None else None
+
+def judge(contribution: Contribution, version: int, config: SyncConfig) -> tuple[float | None, str]:
+    """Return the factor on a contribution's weight and why; None if it can never be merged.
+
+    Genesis makes version 1 and nothing else: it is no gradient of anything.
+    """
+    told = contribution.header
+    genesis = told.kind is ContributionKind.GENESIS
+    if genesis or version == 0:
+        fits = genesis and version == 0 and contribution.scheme == "f32"
+        return (1.0 if fits else None), "genesis"
+    return staleness.judge(
+        told.base_version, version, config.max_staleness, config.staleness_discount
+    )
 
 
 def mark(contribution: Contribution) -> tuple[str, int, int]:

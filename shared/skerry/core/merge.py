@@ -123,6 +123,20 @@ def direction(
     return Direction(out, gains, spans, norm)
 
 
+def largest(contributions: Sequence[Contribution], fragment: Fragment) -> int:
+    """Return the number of the contribution that is the largest, by its norms or by its values.
+
+    The norms it came with are its sender's word, and a merge uses both.
+    """
+
+    def size(item: Contribution) -> float:
+        values = slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
+        return max(*values, *item.norms)
+
+    sizes = [size(item) for item in contributions]
+    return sizes.index(max(sizes))
+
+
 def _check(
     contributions: Sequence[Contribution],
     weights: Sequence[float],

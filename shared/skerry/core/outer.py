@@ -28,7 +28,7 @@ from skerry.core import backend
 from skerry.core.fold import whole
 from skerry.core.fragments import padded
 from skerry.core.merge import Method, direction, merge
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, Diverged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -113,12 +113,17 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     inputs are untouched. Presets decode, merge and step block by block without another vector.
     ``spare`` are up to two dead vectors (an earlier master and momentum) that presets write into
     instead of fresh memory, whose first touch costs as much as the merge: never those in use.
-    Raises Diverged when the merge is not finite, ValueError when shapes or weights do not fit.
+    Raises Diverged when the merge or the step is not finite, ValueError when shapes or weights do
+    not fit.
     """
     if outer.fused is None:
         vector = merge(method, contributions, weights, fragment, averaged)
         norm = float(np.sqrt(backend.merger().segment_squares(vector, whole(vector))[0]))
-        return (*outer.apply(master, vector, state), norm)
+        moved, fresh = outer.apply(master, vector, state)
+        if not np.isfinite(moved).all():
+            msg = f"the outer step of {outer.name} is not finite"
+            raise Diverged(msg)
+        return moved, fresh, norm
     fitting = [vector for vector in spare if vector.size == fragment.padded_size]
     out, into = (*fitting, None, None)[:2]
     merged = direction(method, contributions, weights, fragment, averaged, out)

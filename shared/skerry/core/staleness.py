@@ -42,3 +42,8 @@ def judge(
         return 1.0, "fresh"
     by_age = discount if callable(discount) else exponential(discount)
     return by_age(behind), "late"
+
+
+def oldest_base(version: int, max_staleness: int) -> int:
+    """Return the oldest base that ``judge`` still takes for a fragment at ``version``."""
+    return max(1, version - max_staleness)

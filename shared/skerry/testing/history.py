@@ -174,7 +174,7 @@ def _replay(
             negated = cpu().dequantise(inputs[0].scheme, inputs[0].planes)
             masters[index] = np.float32(0) - negated
             states[index] = outer.init(masters[index])
-        else:
+        elif inputs:
             fragment = plan.fragments[index]
             masters[index], states[index], _ = merge_and_apply(
                 outer,

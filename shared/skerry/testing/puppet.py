@@ -65,7 +65,8 @@ def walk(fragment: Fragment, *key: object) -> Vector:
 class Puppet:
     """One puppet: ``await puppet.train()`` pulses and answers rounds until it is cancelled.
 
-    ``step_s`` is its pretended step time; ``steps`` after which it calls itself finished.
+    ``step_s`` is its pretended step time; ``steps`` after which it calls itself finished; answers
+    to rounds towards versions below ``poisoned_below`` are not finite.
     """
 
     bus: Bus
@@ -75,6 +76,7 @@ class Puppet:
     scheme: str = "f32"
     step_s: float = 0.02
     steps: int = 1_000_000
+    poisoned_below: int = 0
     incarnation: int = 0
     versions: dict[int, int] = field(default_factory=dict[int, int])
     answered: dict[int, int] = field(default_factory=dict[int, int])
@@ -148,7 +150,8 @@ class Puppet:
                 if self.answered.get(index, 0) >= opened.version or index not in self.versions:
                     continue
                 self.answered[index] = opened.version
-                await self.send_gradient(index, opened.version)
+                poison = opened.version < self.poisoned_below
+                await self.send_gradient(index, opened.version, poison=poison)
 
     async def send_gradient(self, index: int, round_version: int, *, poison: bool = False) -> None:
         """Contribute the next step of the walk; ``poison`` makes its first value infinite (f32)."""

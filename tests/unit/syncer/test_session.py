@@ -8,16 +8,17 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
 
-from skerry.bus import ledger
+from skerry.bus import contributions, ledger
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
+from skerry.core.fragments import Fragment, LeafSpec, plan
 from skerry.core.outer import make_outer
 from skerry.errors import Fenced, first_cause
 from skerry.settings import OuterConfig, RunConfig, SyncConfig
 from skerry.testing.history import read_history
-from skerry.testing.puppet import Puppet, run_record
-from skerry.wire.messages import Commit, RunState
+from skerry.testing.puppet import Puppet, run_record, walk
+from skerry.wire.codec import encode_vector
+from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, RunState
 from skerry_syncer.service import session
 
 RUN = "t"
@@ -77,6 +78,7 @@ async def test_two_learners_fill_every_round_and_the_history_is_whole() -> None:
     assert await violations(bus) == ()
     assert {c.learner for k in commits for c in k.consumed} == {"a", "b"}
     assert all(sum(c.weight for c in k.consumed) == pytest.approx(1) for k in commits)
+    assert all(c.base_version for k in commits if k.version > 1 for c in k.consumed)
 
 
 async def test_run_ends_with_one_final_round_per_fragment() -> None:
@@ -157,3 +159,51 @@ async def test_quorum_of_two_waits_for_the_second_learner() -> None:
         commits = await commits_until(bus, 5)
     later = [c for c in commits if c.version > 1]
     assert all({r.learner for r in c.consumed} >= {"a", "b"} for c in later)
+
+
+async def test_contribution_that_makes_the_merge_infinite_is_refused_alone() -> None:
+    sync = CONFIG.sync.model_copy(update={"merge": "rda", "quorum": 2})
+    bus = await connected(CONFIG.model_copy(update={"sync": sync}))
+    learners = [puppet(bus, name).train() for name in ("a", "b")]
+    async with background(session(bus, RUN, "s"), *learners):
+        await commits_until(bus, 2)
+        last = await ledger.last_commits(bus, RUN)
+        await send_boasting(bus, PLAN.fragments[1], last[1].version)
+        commits = await commits_until(bus, 6)
+    assert "diverged boaster" in [r for c in commits for r in c.refused]
+    assert {c.learner for k in commits for c in k.consumed} == {"a", "b"}
+
+
+async def test_round_in_which_nothing_counts_still_ends_for_those_who_answered() -> None:
+    bus = await connected()
+    alone = puppet(bus, "a", poisoned_below=3)
+    async with background(session(bus, RUN, "s"), alone.train()):
+        commits = await commits_until(bus, 5)
+    assert await violations(bus) == ()
+    refused = [c for c in commits if c.reason == "nothing_counts"]
+    assert [(c.version, c.refused, c.consumed) for c in refused if c.fragment == 0] == [
+        (2, ("diverged a",), ())
+    ]
+
+
+async def send_boasting(bus: MemoryBus, fragment: Fragment, base: int) -> None:
+    """Contribute a small gradient that claims a norm beyond every f32."""
+    header = ContributionHeader(
+        kind=ContributionKind.OUTER_GRADIENT,
+        learner="boaster",
+        incarnation=1,
+        identity=1,
+        fragment=fragment.index,
+        base_version=base,
+        round_version=base + 1,
+        step=10,
+        steps=10,
+        tokens=1000,
+        cursor_from=0,
+        cursor_to=10,
+        loss=1.0,
+        captured_ns=1,
+        norms=(1e300,) * len(fragment.slices),
+    )
+    chunks = encode_vector("f32", walk(fragment, "boast"), 4096)
+    await contributions.send(bus, RUN, PLAN, header, chunks)

@@ -15,7 +15,7 @@ from skerry.testing.puppet import walk
 from skerry.wire.codec import encode_vector
 from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, Manifest
 from skerry.wire.subjects import Subjects
-from skerry_syncer.shard import MOST_REFUSED, FragmentState, Shard
+from skerry_syncer.shard import MOST_REFUSED, FragmentState, Shard, judge
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 1)
@@ -24,8 +24,8 @@ VERSION = 3
 HOURS_NS = 3600 * 10**9
 
 
-def header(identity: int = 1, learner: str = "a") -> ContributionHeader:
-    return ContributionHeader(
+def header(identity: int = 1, learner: str = "a", **changes: object) -> ContributionHeader:
+    told = ContributionHeader(
         kind=ContributionKind.OUTER_GRADIENT,
         learner=learner,
         incarnation=1,
@@ -41,6 +41,7 @@ def header(identity: int = 1, learner: str = "a") -> ContributionHeader:
         loss=2.0,
         captured_ns=1,
     )
+    return dataclasses.replace(told, **changes)  # type: ignore[arg-type]
 
 
 def shard() -> Shard:
@@ -69,13 +70,13 @@ def shard() -> Shard:
     return Shard(RUN, PLAN, SyncConfig(fragments=1), {0: state}, Inbox(RUN, PLAN))
 
 
-async def stored(*headers: ContributionHeader) -> list[Record]:
+async def stored(*headers: ContributionHeader, scheme: str = "int4") -> list[Record]:
     """Send contributions hours apart: the broker has forgotten message ids by the next one."""
     now = [0]
     bus = MemoryBroker(clock_ns=lambda: now[0]).connect()
     await bus.declare(specs(RUN))
     for told in headers:
-        chunks = encode_vector("int4", walk(FRAGMENT, told.identity), 2048)
+        chunks = encode_vector(scheme, walk(FRAGMENT, told.identity), 2048)
         await contributions.send(bus, RUN, PLAN, told, chunks)
         now[0] += HOURS_NS
     name = Subjects(RUN).stream("CONTRIB")
@@ -115,3 +116,15 @@ async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
     held.take(Record(f"skerry.{RUN}.contrib.999.x", 1, 0, b"rubbish"), 1.0)
     held.take(Record(f"skerry.{RUN}.contrib.one.x", 1, 0, b"rubbish"), 1.0)
     assert len(held.fragments[0].refused) == MOST_REFUSED
+
+
+async def test_genesis_that_came_during_the_first_commit_is_not_merged_as_a_gradient() -> None:
+    """A second learner's offer waits from before version 1; it must not be averaged in later."""
+    late = header(kind=ContributionKind.GENESIS, base_version=0)
+    held = shard()
+    state = held.fragments[0]
+    for record in await stored(late, scheme="f32"):
+        got = held.inbox.feed(record)
+    assert isinstance(got, Contribution)
+    assert judge(got, 0, held.config) == (1.0, "genesis")
+    assert judge(got, state.version, held.config) == (None, "genesis")
