@@ -203,10 +203,10 @@ def _learners(now: Report) -> Table:
 
 
 def _cells(row: LearnerRow) -> tuple[str, ...]:
-    colour = COLOURS[row.liveness]
+    state = "" if row.phase in AT_REST else f"[{COLOURS[row.liveness]}]{row.liveness.value}[/]"
     return (
         f"{escape(row.name)}#{row.incarnation}",
-        f"[{colour}]{row.liveness.value}[/]",
+        state,
         row.phase.value.replace("_", " "),
         str(row.step),
         f"{row.loss:.3f}" if row.loss is not None else "-",

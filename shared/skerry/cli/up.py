@@ -181,15 +181,21 @@ def tell(event: Event) -> str:
     """Return the sentence for a change that a person should know about, or an empty string."""
     match event.change:
         case Change.CRASHED:
-            why = f" ({event.sentence})" if event.sentence and event.code > 0 else ""
             return (
-                f"{event.name} (pid {event.pid}) ended with {event.code}{why}; "
+                f"{event.name} (pid {event.pid}) {_ended(event)}; "
                 f"it starts again in {event.delay_s:.0f} s."
             )
         case Change.REFUSED:
             return f"{event.name} stopped for good: {event.sentence or event.code}"
         case Change.STARTED | Change.FINISHED | Change.STOPPED:
             return ""
+
+
+def _ended(event: Event) -> str:
+    if event.code < 0:
+        return f"was ended by signal {-event.code}"
+    why = f" ({event.sentence})" if event.sentence else ""
+    return f"ended with {event.code}{why}"
 
 
 def conclude(on: Screen, feed: Feed) -> None:

@@ -158,3 +158,13 @@ def test_times(seconds: float | None, text: str) -> None:
 )
 def test_sizes(count: float, text: str) -> None:
     assert size(count) == text
+
+
+def test_a_learner_that_stopped_in_order_is_not_called_gone() -> None:
+    view = fold(RunView(FRAME), MemberRecord("t", "b", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
+    stopped = replace(pulse("b", 10), phase=LearnerPhase.STOPPED)
+    out = io.StringIO()
+    now = report(fold(view, stopped, BEGAN + 10), BEGAN + 10_000)
+    Console(file=out, width=80, color_system=None).print(picture(now, 10))
+    assert "stopped" in out.getvalue()
+    assert "gone" not in out.getvalue()
