@@ -89,7 +89,7 @@ def _serve(
 
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.logs import configure
+    from skerry.runtime.logs import broker_event, configure
     from skerry.store.local import LocalStore
     from skerry.wire.subjects import checked_token
     from skerry_checkpointer.service import checkpointer
@@ -99,7 +99,8 @@ def _serve(
         local = _local(nats, config, sets)
         store = LocalStore(local.store.path.resolve() / checked_token(run, "run"))
         configure(local.log_level, service="checkpointer")
-    run_service(checkpointer(bus_from(local.nats, holder), run, store, local.shutdown_s))
+    bus = bus_from(local.nats, holder, on_event=broker_event)
+    run_service(checkpointer(bus, run, store, local.shutdown_s))
 
 
 def _local(nats: str | None, config: Path | None, sets: list[str] | None) -> LocalSettings:

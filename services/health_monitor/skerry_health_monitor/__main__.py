@@ -30,7 +30,7 @@ def run(
     from skerry import settings
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.logs import configure
+    from skerry.runtime.logs import broker_event, configure
     from skerry_health_monitor.service import health_monitor
     from skerry_health_monitor.web import listen
 
@@ -42,7 +42,7 @@ def run(
         listening = listen(local.health.host, local.health.port)
     run_service(
         health_monitor(
-            bus_from(local.nats, holder),
+            bus_from(local.nats, holder, on_event=broker_event),
             run,
             listening,
             until_finished=until_finished,

@@ -36,14 +36,14 @@ def run(
     from skerry import settings
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.logs import configure
+    from skerry.runtime.logs import broker_event, configure
 
     learner_name = name or socket.gethostname().partition(".")[0]
     overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
         given = settings.load(config, overrides)
         configure(given.local.log_level, service="learner")
-        bus = bus_from(given.local.nats, learner_name)
+        bus = bus_from(given.local.nats, learner_name, on_event=broker_event)
     from skerry_learner.service import learner
 
     run_service(

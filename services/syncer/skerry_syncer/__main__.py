@@ -26,7 +26,7 @@ def run(
     from skerry import settings
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.logs import configure
+    from skerry.runtime.logs import broker_event, configure
     from skerry_syncer.service import syncer
 
     holder = name or f"syncer-{socket.gethostname()}-{os.getpid()}"
@@ -34,7 +34,8 @@ def run(
     with exit_on_error():
         local = settings.load(config, overrides).local
         configure(local.log_level, service="syncer")
-    run_service(syncer(bus_from(local.nats, holder), run, holder, local.shutdown_s))
+    bus = bus_from(local.nats, holder, on_event=broker_event)
+    run_service(syncer(bus, run, holder, local.shutdown_s))
 
 
 def main() -> None:

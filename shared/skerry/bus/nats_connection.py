@@ -240,6 +240,8 @@ class Connection:
             if self._client is client:
                 self._client = await self._dial()
                 self._down_since = None
+                if client is not None:
+                    self._tell("reconnected", {})
 
     async def _dial(self) -> Client:
         """Connect until it works; the caller bounds the time."""
@@ -309,7 +311,7 @@ class Connection:
 
     def _went_down(self, client: Client) -> Callable[[], Awaitable[None]]:
         async def hook() -> None:
-            if client is self._client:
+            if client is self._client and not self.closing:
                 self._tell("disconnected", {"reason": self._reason})
                 self._drop()
 

@@ -25,9 +25,10 @@ from skerry.cli.services import argv
 from skerry.cli.supervise import Change, Event
 from skerry.errors import RunNotFound
 from skerry.runtime.connect import bus_from
+from skerry.settings import masked_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
     from skerry.bus.view import Message
@@ -114,7 +115,8 @@ async def conduct(
             on_event(event)
 
     kept = supervisor(cluster, learners, told)
-    async with bus_from(cluster.nats, "view") as bus:
+    heard = broker_watch(on, cluster.url)
+    async with bus_from(cluster.nats, "view", on_event=heard) as bus:
         feed = Feed(bus, cluster.place.run, on_message=on_message)
         beside = [
             asyncio.create_task(feed.run(), name="feed"),
@@ -175,6 +177,25 @@ def ignored(record: RunRecord | None, wanted: RunConfig) -> list[str]:
     if paths:
         told.append(f"The run keeps its own {', '.join(paths)}: what was given is not used.")
     return told
+
+
+def broker_watch(on: Screen, url: str) -> Callable[[str, Mapping[str, str]], None]:
+    """Return what says, once each time, that the broker is away and that it is back."""
+    away = False
+
+    def heard(event: str, _fields: Mapping[str, str]) -> None:
+        nonlocal away
+        if event == "disconnected" and not away:
+            away = True
+            on.say(
+                f"The broker at {masked_url(url)} is away: learners go on training, this view "
+                "stands still, and everything catches up once it is back."
+            )
+        elif event == "reconnected" and away:
+            away = False
+            on.say("The broker is back.")
+
+    return heard
 
 
 def tell(event: Event) -> str:

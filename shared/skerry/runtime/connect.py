@@ -5,12 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from skerry.bus.base import Bus
     from skerry.settings import NatsSettings
 
 
-def bus_from(settings: NatsSettings, name: str, *, needed_payload_bytes: int = 0) -> Bus:
-    """Return a bus that is not connected yet; ``async with`` connects it."""
+def bus_from(
+    settings: NatsSettings,
+    name: str,
+    *,
+    needed_payload_bytes: int = 0,
+    on_event: Callable[[str, Mapping[str, str]], None] | None = None,
+) -> Bus:
+    """Return a bus that is not connected yet; ``async with`` connects it.
+
+    ``on_event`` hears of ``disconnected``, ``reconnected`` and ``error``.
+    """
     from skerry.bus.nats_bus import NatsBus
 
     password = settings.password_file.read_text().strip() if settings.password_file else ""
@@ -24,4 +35,5 @@ def bus_from(settings: NatsSettings, name: str, *, needed_payload_bytes: int = 0
         request_timeout_s=settings.request_timeout_s,
         publish_window=settings.publish_window,
         needed_payload_bytes=needed_payload_bytes,
+        on_event=on_event,
     )

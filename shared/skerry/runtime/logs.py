@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 
 import structlog
 
@@ -29,3 +30,8 @@ def configure(level: str, *, service: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def broker_event(event: str, fields: Mapping[str, str]) -> None:
+    """Log that the broker was lost or is back; the run itself goes on meanwhile."""
+    structlog.get_logger().warning(f"broker_{event}", **fields)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from skerry.cli.live import screen
 from skerry.cli.supervise import Change, Event
-from skerry.cli.up import tell
+from skerry.cli.up import broker_watch, tell
 
 
 @pytest.mark.parametrize(
@@ -25,3 +29,14 @@ from skerry.cli.up import tell
 )
 def test_a_person_is_told_what_matters(event: Event, sentence: str) -> None:
     assert tell(event) == sentence
+
+
+def test_a_lost_broker_is_told_once_and_so_is_its_return(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    heard = broker_watch(screen(Console(file=io.StringIO())), "nats://me:secret@host:1")
+    for event in ("error", "reconnected", "disconnected", "disconnected", "reconnected"):
+        heard(event, {})
+    away, back = capsys.readouterr().out.splitlines()
+    assert away.startswith("The broker at nats://me:***@host:1 is away: learners go on training")
+    assert back == "The broker is back."
