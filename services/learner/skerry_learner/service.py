@@ -145,7 +145,8 @@ class _Service:
     async def _drain(self) -> None:
         """Stop at the next step boundary, send what was captured, say goodbye."""
         self.mailbox.stop()
-        await asyncio.to_thread(self.thread.join)
+        # Not the thread's join: in a pool thread it would outlive the deadline and delay the exit.
+        await asyncio.wait({self.ended})
         if not self.over:
             await self.network.flush()
         self.island.phase = LearnerPhase.FINISHED if self.over else LearnerPhase.STOPPED

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from skerry.errors import CorpusError
 from skerry.settings import DataConfig
-from skerry_learner.data.corpus import Corpus, load_corpus, split
+from skerry_learner.data.corpus import Batch, Corpus, load_corpus, split
 from skerry_learner.data.permutation import Permutation
 from skerry_learner.data.prefetch import Prefetch
 from skerry_learner.data.stream import Stream
@@ -162,5 +162,19 @@ def test_a_token_out_of_range_reaches_the_trainer_as_an_error() -> None:
     with (
         Prefetch(Stream(corpus_of(4000), 0), cursor=0, batch=4, vocab=8) as batches,
         pytest.raises(CorpusError, match=r"model\.vocab"),
+    ):
+        next(batches)
+
+
+def test_whatever_ends_the_prefetching_thread_reaches_the_trainer() -> None:
+    class Broken(Stream):
+        def read(self, cursor: int, count: int) -> Batch:
+            msg = f"device out of memory at {cursor} for {count}"
+            raise RuntimeError(msg)
+
+    broken = Broken(corpus_of(4000), 0)
+    with (
+        Prefetch(broken, cursor=0, batch=4, vocab=None) as batches,
+        pytest.raises(RuntimeError, match="out of memory"),
     ):
         next(batches)

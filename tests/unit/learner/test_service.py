@@ -25,7 +25,7 @@ from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.core.backend import cpu
 from skerry.core.merge import slice_norms
-from skerry.errors import CorpusError, RunMismatch, Superseded
+from skerry.errors import CorpusError, ModelError, RunMismatch, Superseded
 from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.wire.messages import ContributionHeader, ContributionKind, LearnerPhase, RunState
 from skerry.wire.subjects import Subjects
@@ -169,6 +169,21 @@ async def test_a_gradient_that_is_not_finite_is_dropped(bus: MemoryBus, config: 
     async with running(wire.network.dispatch, wire.network.send):
         await until(lambda: wire.mailbox.unsent() == 0)
     assert not await contributed(bus)
+    assert wire.mailbox.take_diverged() == {0}
+    assert not wire.mailbox.take_diverged()
+
+
+async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sentence(
+    bus: MemoryBus, config: RunConfig
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
+    header = ContributionHeader(ContributionKind.GENESIS, "a", 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 0)
+    wire.mailbox.post_outgoing(Outgoing(header, gradient, "f32"))
+    async with asyncio.timeout(10):
+        with pytest.raises(ModelError, match="initial parameters are not finite"):
+            await wire.network.send()
 
 
 async def test_a_newer_incarnation_ends_the_older(bus: MemoryBus, config: RunConfig) -> None:

@@ -241,3 +241,19 @@ def test_after_a_reset_what_was_dropped_is_not_contributed(scene: Scene) -> None
     outgoing = scene.mailbox.next_outgoing()
     assert outgoing is not None
     assert (outgoing.header.steps, outgoing.header.cursor_from) == (1, 8)
+
+
+def test_a_contribution_that_diverged_is_replaced_by_one_of_new_work(scene: Scene) -> None:
+    """Nobody will commit that round without an answer, so a learner alone would wait for ever."""
+    scene.open(0, 2)
+    scene.boundary(steps=3)
+    lost = scene.mailbox.next_outgoing()
+    assert lost is not None
+    scene.mailbox.diverged(lost)
+    scene.boundary(steps=1)
+    assert scene.mailbox.next_outgoing() is None, "what was given up is not contributed"
+    scene.boundary(steps=2)
+    again = scene.mailbox.next_outgoing()
+    assert again is not None
+    assert (again.header.steps, again.header.round_version, again.header.identity) == (2, 2, 2)
+    assert again.header.cursor_from == lost.header.cursor_to + 2

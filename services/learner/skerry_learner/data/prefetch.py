@@ -66,6 +66,8 @@ class Prefetch:
             failure = CorpusError(f"The corpus can no longer be read ({error}): restore its files.")
             failure.__cause__ = error
             self._offer(failure)
+        except Exception as error:  # noqa: BLE001  a device out of memory: raised where it is read
+            self._offer(error)
 
     def _offer(self, item: Prefetched | Exception) -> None:
         while not self._stop.is_set():

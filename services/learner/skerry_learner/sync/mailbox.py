@@ -53,6 +53,7 @@ class Mailbox:
         self._rounds: dict[int, Round] = {}
         self._fresh: dict[int, Fresh] = {}
         self._outgoing: dict[int, Outgoing] = {}
+        self._diverged: set[int] = set()
         self._pulse: Pulse | None = None
         self._last_pulse: Pulse | None = None
         self._genesis_ns: int | None = None
@@ -91,9 +92,16 @@ class Mailbox:
             return next(iter(self._outgoing.values()), None)
 
     def sent(self, outgoing: Outgoing) -> None:
-        """Drop a contribution that the log has, or that can never be sent."""
+        """Drop a contribution that the log has."""
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
+            self._changed.notify_all()
+
+    def diverged(self, outgoing: Outgoing) -> None:
+        """Drop a contribution that is not finite and can never be sent."""
+        with self._changed:
+            del self._outgoing[outgoing.header.fragment]
+            self._diverged.add(outgoing.header.fragment)
             self._changed.notify_all()
 
     def take_pulse(self) -> Pulse | None:
@@ -141,6 +149,12 @@ class Mailbox:
             if self._fresh.get(fragment) is fresh:
                 del self._fresh[fragment]
         self._notify()
+
+    def take_diverged(self) -> frozenset[int]:
+        """Take the fragments whose contribution was dropped because it was not finite."""
+        with self._changed:
+            taken, self._diverged = frozenset(self._diverged), set()
+            return taken
 
     def busy(self) -> frozenset[int]:
         """Return the fragments that take up memory here."""

@@ -18,11 +18,12 @@ from skerry.errors import (
     BrokerUnavailable,
     Corrupt,
     Diverged,
+    ModelError,
     Overtaken,
     StorageFull,
     Superseded,
 )
-from skerry.wire.messages import LearnerPhase, Manifest
+from skerry.wire.messages import ContributionKind, LearnerPhase, Manifest
 from skerry_learner.sync.encode import encode
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.session import Learner
@@ -193,8 +194,11 @@ class Network:
                 encode, outgoing, self._plan, self._chunk_bytes
             )
         except Diverged as error:
+            if outgoing.header.kind is ContributionKind.GENESIS:
+                msg = f"The initial parameters are not finite ({error}): correct the model's init."
+                raise ModelError(msg, path="model") from error
             log.warning("contribution_diverged", fragment=fragment, error=str(error))
-            self._mailbox.sent(outgoing)
+            self._mailbox.diverged(outgoing)
             return
         run, traffic = self._learner.run, self._mailbox.traffic
         try:

@@ -120,6 +120,11 @@ def captured(state: FragmentSync, version: int, now: Progress) -> FragmentSync:
     return replace(state, captured=now, answered=version, identity=state.identity + 1)
 
 
+def given_up(state: FragmentSync) -> FragmentSync:
+    """Return the state after a capture that will never be sent: its round may be answered again."""
+    return replace(state, captured=None, answered=min(state.answered, state.version))
+
+
 def adopted(
     state: FragmentSync, version: int, commit_step: int, now: Progress, policy: Policy
 ) -> FragmentSync:

@@ -98,6 +98,8 @@ class Session:
 
     def boundary(self, now: Progress, loss: float, *, idle: bool = False) -> None:
         """Adopt and answer; ``idle`` says that no step will follow for the time being."""
+        if lost := self._mailbox.take_diverged():
+            self._give_up(lost, now)
         for fresh in self._mailbox.fresh():
             self._adopt(fresh, now, idle=idle)
         if self.caught_up:
@@ -117,6 +119,13 @@ class Session:
         for index, state in self._states.items():
             held = replace(now, step=state.captured.step) if state.captured else None
             self._states[index] = replace(state, origin=now, captured=held)
+
+    def _give_up(self, lost: frozenset[int], now: Progress) -> None:
+        """Begin anew from the global state, free to answer the rounds again that got nothing."""
+        log.warning("global_state_readopted", step=now.step, fragments=sorted(lost))
+        for fragment in lost:
+            self._states[fragment] = rules.given_up(self._states[fragment])
+        self.reset(now)
 
     def _adopt(self, fresh: Fresh, now: Progress, *, idle: bool) -> None:
         commit = fresh.manifest.commit
