@@ -104,10 +104,8 @@ class Conductor:
     def _count_hands(self) -> None:
         """Remember since when fewer than K learners work."""
         now = time.monotonic()
-        if len(self.fleet.working(now)) >= self.policy.quorum:
-            self.short_since_s = None
-        elif self.short_since_s is None:
-            self.short_since_s = now
+        working = len(self.fleet.working(now))
+        self.short_since_s = rounds.short_since_s(now, self.short_since_s, working, self.policy)
 
     async def _close_due(self) -> None:
         for index, opened in list(self.open.items()):
@@ -119,7 +117,8 @@ class Conductor:
                 await self._close(state, opened, view, reason)
             elif decision is rounds.Decision.REOPEN:
                 log.warning("round_reopened", fragment=index, reason=reason)
-                await self._launch(index, final=opened.record.final)
+                over = opened.record.final or self.fleet.finished(now)
+                await self._launch(index, final=over)
 
     def _view(self, state: FragmentState, opened: Open, now: float) -> rounds.View:
         return rounds.View(
@@ -213,7 +212,11 @@ class Conductor:
                 opened.published_s = now
 
     async def _finish(self) -> bool:
-        """Collect what is left once training is over; True when the run has been closed."""
+        """Collect what is left once training is over; True when the run has been closed.
+
+        A round that is in the air is left to close first: those who have answered it have taken
+        steps since, which only a round of its own collects.
+        """
         now = time.monotonic()
         if not self.fleet.finished(now):
             return False
@@ -224,8 +227,7 @@ class Conductor:
             log.info("run_finished", run=self.run.run)
             return True
         for index in left[: schedule.max_in_flight(self.timetable)]:
-            opened = self.open.get(index)
-            if opened is None or not opened.record.final:
+            if index not in self.open:
                 await self._launch(index, final=True)
         return False
 

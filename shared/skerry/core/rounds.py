@@ -154,6 +154,13 @@ def next_wake_s(now: float, view: View, policy: Policy, timings: Timings) -> flo
     return min(ends) - now
 
 
+def short_since_s(now: float, before: float | None, alive: int, policy: Policy) -> float | None:
+    """Return since when fewer than K learners are alive, given what was so before; None: enough."""
+    if alive >= policy.quorum:
+        return None
+    return now if before is None else before
+
+
 def quorum_at_s(view: View, quorum: int) -> float | None:
     """Return when the K-th contribution arrived, None if it has not."""
     times = sorted(view.arrived.values())

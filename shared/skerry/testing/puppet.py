@@ -89,7 +89,7 @@ class Puppet:
         member = await ledger.join(self.bus, self.run, self.name, "test", time.time_ns())
         self.incarnation = member.incarnation
         self.began_s = time.monotonic()
-        await self._offer_genesis()
+        await self.offer_genesis()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pulse())
             group.create_task(self._adopt())
@@ -99,7 +99,8 @@ class Puppet:
     def step(self) -> int:
         return min(self.steps, int((time.monotonic() - self.began_s) / self.step_s))
 
-    async def _offer_genesis(self) -> None:
+    async def offer_genesis(self) -> None:
+        """Offer every fragment that the log has no version of."""
         have = await state.read_manifests(self.bus, self.run, self.plan)
         for fragment in self.plan.fragments:
             if fragment.index not in have:
@@ -109,30 +110,31 @@ class Puppet:
 
     async def _pulse(self) -> None:
         while True:
-            step = self.step
-            finished = step >= self.steps
-            await presence.publish_pulse(
-                self.bus,
-                Pulse(
-                    run=self.run,
-                    learner=self.name,
-                    incarnation=self.incarnation,
-                    phase=LearnerPhase.FINISHED if finished else LearnerPhase.TRAINING,
-                    sent_ns=time.time_ns(),
-                    step=step,
-                    steps=step,
-                    tokens=step * 100,
-                    cursor=step,
-                    loss=1.0,
-                    step_time_s=self.step_s,
-                    busy_s=step * self.step_s,
-                    alive_s=step * self.step_s,
-                    bytes_up=0,
-                    bytes_down=0,
-                    contributions=self.identity,
-                ),
-            )
+            await self.pulse(self.step)
             await asyncio.sleep(0.05)
+
+    async def pulse(self, step: int) -> None:
+        """Publish one pulse that tells of this step."""
+        finished = step >= self.steps
+        pulse = Pulse(
+            run=self.run,
+            learner=self.name,
+            incarnation=self.incarnation,
+            phase=LearnerPhase.FINISHED if finished else LearnerPhase.TRAINING,
+            sent_ns=time.time_ns(),
+            step=step,
+            steps=step,
+            tokens=step * 100,
+            cursor=step,
+            loss=1.0,
+            step_time_s=self.step_s,
+            busy_s=step * self.step_s,
+            alive_s=step * self.step_s,
+            bytes_up=0,
+            bytes_down=0,
+            contributions=self.identity,
+        )
+        await presence.publish_pulse(self.bus, pulse)
 
     async def _adopt(self) -> None:
         manifests = state.follow_manifests(self.bus, self.run, self.plan)

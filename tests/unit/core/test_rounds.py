@@ -19,6 +19,7 @@ from skerry.core.rounds import (
     measured,
     next_wake_s,
     quorum_at_s,
+    short_since_s,
 )
 
 quick = settings(max_examples=150, deadline=None)
@@ -188,3 +189,10 @@ def test_measurements_are_averaged_each_on_its_own() -> None:
     timings = measured(Timings(1.0, 1.0, 1.0), 0.5, quorum_s=3.0)
     assert timings == Timings(1.0, 2.0, 1.0)
     assert math.isclose(grace_s(POLICY, timings), 0.0)
+
+
+def test_hands_are_short_since_the_first_time_that_too_few_were_alive() -> None:
+    since = short_since_s(5.0, None, 1, POLICY)
+    assert since == 5.0
+    assert short_since_s(9.0, since, 0, POLICY) == 5.0
+    assert short_since_s(9.0, since, 2, POLICY) is None

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
 
-from skerry.bus import contributions, ledger
+from skerry.bus import contributions, ledger, presence
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.core.fragments import Fragment, LeafSpec, plan
@@ -184,6 +184,30 @@ async def test_round_in_which_nothing_counts_still_ends_for_those_who_answered()
     assert [(c.version, c.refused, c.consumed) for c in refused if c.fragment == 0] == [
         (2, ("diverged a",), ())
     ]
+
+
+async def test_round_in_the_air_when_training_ends_closes_before_the_final_one() -> None:
+    """Whoever has answered it has taken steps since, and answers a version only once."""
+    bus = await connected()
+    learner = puppet(bus, "a", steps=20, incarnation=1)
+    await learner.offer_genesis()
+    seen: list[tuple[int, bool]] = []
+    rounds = presence.follow_rounds(bus, RUN, PLAN.digest)
+    async with asyncio.timeout(30), background(session(bus, RUN, "s")), aclosing(rounds):
+        await commits_until(bus, 1)
+        await learner.pulse(step=10)
+        opened = await anext(rounds)
+        await learner.pulse(step=20)
+        learner.versions = {0: 1, 1: 1}
+        await asyncio.sleep(0.1)  # time enough to do the wrong thing
+        await learner.send_gradient(opened.fragment, opened.version)
+        async for later in rounds:
+            if later.fragment == opened.fragment and (later.version, later.final) not in seen:
+                seen.append((later.version, later.final))
+            if later.fragment == opened.fragment and later.final:
+                break
+    assert not opened.final
+    assert seen[-1] == (opened.version + 1, True)
 
 
 async def send_boasting(bus: MemoryBus, fragment: Fragment, base: int) -> None:
