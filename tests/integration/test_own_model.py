@@ -46,6 +46,8 @@ def test_a_model_of_ones_own_is_trained_judged_and_sampled(tmp_path: Path) -> No
     (tmp_path / "text" / "sums.txt").write_text(" ".join(f"{n} and {n + 1};" for n in range(4000)))
     (tmp_path / "run.toml").write_text(CONFIG)
     assert "Run own is finished" in skerry("up", "run.toml", "--run", "own", cwd=tmp_path)
+    told = json.loads(skerry("status", "--json", cwd=tmp_path))["run"]
+    assert (told["run"], told["finished"]) == ("own", True), "read from the log that lies here"
     checkpoints = ".skerry/checkpoints/own"
     judged = json.loads(skerry("eval", checkpoints, "--json", cwd=tmp_path))
     assert judged["loss"] < math.log(256) / 2

@@ -129,6 +129,13 @@ class Announced:
     pid: int
 
 
+def resting(root: Path = ROOT) -> list[Place]:
+    """Return where the logs of earlier runs lie in this folder, newest first."""
+    places = [Place(path.parent.name, root) for path in root.glob("*/settings.toml")]
+    kept = [(place.settings.stat().st_mtime, place) for place in places if place.has_state]
+    return [place for _, place in sorted(kept, key=lambda pair: -pair[0])]
+
+
 def running(root: Path = ROOT) -> list[Announced]:
     """Return the clusters that were started in this folder and still run, newest first."""
     found: list[tuple[float, Announced]] = []

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
 from skerry import settings
 from skerry.bus.ledger import list_runs
 from skerry.bus.report import report, to_json
+from skerry.cli.cluster import broker
 from skerry.cli.follow import Feed, snapshot
 from skerry.cli.live import keep_showing, picture, screen
-from skerry.cli.place import running
+from skerry.cli.place import resting, running
 from skerry.errors import RunNotFound
 from skerry.runtime.connect import bus_from
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
     from skerry.bus.base import Bus
-    from skerry.settings import NatsSettings
+    from skerry.settings import NatsSettings, Settings
 
 CONNECT_S = 5.0
 
@@ -38,28 +40,48 @@ def run_status(
     as_json: bool,
 ) -> None:
     """Show a run once or until it is finished; ``as_json`` prints one object and ends."""
-    asyncio.run(_status(where(config, sets, nats, run), run, once=once, as_json=as_json))
+    given = settings.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    asyncio.run(_status(given, run, named=nats is not None, once=once, as_json=as_json))
 
 
-def where(
-    config: Path | None, sets: Sequence[str], nats: str | None, run: str | None
-) -> NatsSettings:
-    """Return the broker to ask: the one named, or that of a cluster that runs in this folder."""
-    found = settings.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])]).local.nats
-    update: dict[str, object] = {"connect_timeout_s": min(CONNECT_S, found.connect_timeout_s)}
+class Log(NamedTuple):
+    """The log to read: its broker, the run (None: the newest); ``at_rest``: nobody writes it."""
+
+    nats: NatsSettings
+    run: str | None
+    at_rest: bool = False
+
+
+@contextlib.asynccontextmanager
+async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGenerator[Log]:
+    """Yield which log to read: that of the broker that was named, or what is in this folder.
+
+    That is the broker of a cluster that runs here, or else, for as long as this lasts, one of our
+    own over the log that the newest run has left here.
+    """
+    nats = given.local.nats
+    nats = nats.model_copy(update={"connect_timeout_s": min(CONNECT_S, nats.connect_timeout_s)})
     clusters = [c for c in running() if run is None or c.run == run]
-    if clusters and found.url == settings.NatsSettings().url and nats is None:
-        update["url"] = clusters[0].url
-    return found.model_copy(update=update)
+    places = [p for p in resting() if run is None or p.run == run]
+    if named or nats.url != settings.NatsSettings().url or not (clusters or places):
+        yield Log(nats, run)
+    elif clusters:
+        yield Log(nats.model_copy(update={"url": clusters[0].url}), run)
+    else:
+        with places[0].held():
+            async with broker(places[0], given, None) as url:
+                yield Log(nats.model_copy(update={"url": url}), places[0].run, at_rest=True)
 
 
-async def _status(nats: NatsSettings, run: str | None, *, once: bool, as_json: bool) -> None:
-    async with bus_from(nats, "status") as bus:
-        name = run or await _newest(bus)
+async def _status(
+    given: Settings, run: str | None, *, named: bool, once: bool, as_json: bool
+) -> None:
+    async with log_of(given, run, named=named) as log, bus_from(log.nats, "status") as bus:
+        name = log.run or await _newest(bus)
         view = await snapshot(bus, name)
         if as_json:
             print(json.dumps(to_json(view, time.time()), indent=2))
-        elif once or view.finished:
+        elif once or view.finished or log.at_rest:
             now = report(view, time.time())
             Console(highlight=False).print(picture(now, now.run.wall_s))
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.cli.place import Place, RunInUse, running
+from skerry.cli.place import Place, RunInUse, resting, running
 from skerry.errors import ConfigError
 
 
@@ -77,3 +77,14 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     place = Place("a", tmp_path / "file")
     with pytest.raises(ConfigError, match=r"cannot be written .Not a directory.*of your own"):
         place.held().__enter__()
+
+
+def test_logs_at_rest_are_found_newest_first(tmp_path: Path) -> None:
+    for at_s, run in enumerate(("old", "new")):
+        place = Place(run, tmp_path)
+        (place.broker / "jetstream").mkdir(parents=True)
+        place.settings.touch()
+        os.utime(place.settings, (at_s, at_s))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "settings.toml").touch()
+    assert [place.run for place in resting(tmp_path)] == ["new", "old"]
