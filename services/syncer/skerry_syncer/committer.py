@@ -217,6 +217,7 @@ class Committer:
             v for v in (state.master, state.outer) if v is not master and v is not outer_state
         ]
         state.manifest, state.master, state.outer = manifest, master, outer_state
+        state.floor = batch.floor
         self.spare = tuple(cast("Vector", v) for v in replaced if isinstance(v, np.ndarray))
         state.drop(batch.pending)
         del state.refused[:told]

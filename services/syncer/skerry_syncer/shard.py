@@ -9,10 +9,10 @@ from skerry.bus.contributions import Contribution, Inbox, Refusal
 from skerry.bus.state import MASTER, StateWriter, read_part
 from skerry.core import staleness
 from skerry.wire.messages import ContributionKind, LearnerProgress
-from skerry.wire.subjects import contributor
+from skerry.wire.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -30,7 +30,10 @@ MOST_REFUSED = 1000
 
 @dataclass(slots=True)
 class FragmentState:
-    """One fragment: its committed state and the contributions that wait for its next round."""
+    """One fragment: its committed state and the contributions that wait for its next round.
+
+    ``floor`` is the CONTRIB sequence up to which its contributions are resolved.
+    """
 
     fragment: Fragment
     manifest: Manifest | None = None
@@ -40,6 +43,7 @@ class FragmentState:
     arrived_s: dict[str, float] = field(default_factory=dict[str, float])
     refused: list[str] = field(default_factory=list[str])
     launched_step: int = 0
+    floor: int = 0
 
     @property
     def version(self) -> int:
@@ -54,10 +58,6 @@ class FragmentState:
     def last_due_step(self) -> int:
         """The step that the newest round was for."""
         return max(self.step, self.launched_step)
-
-    @property
-    def floor(self) -> int:
-        return self.manifest.commit.contrib_floor if self.manifest else 0
 
     @property
     def progress(self) -> dict[str, LearnerProgress]:
@@ -114,9 +114,11 @@ class Shard:
     ) -> Shard:
         """Rebuild the shard from manifests and slots, mending the ledger on the way."""
         manifests = await writer.recover()
+        floors = await _floors(bus, writer.run, manifests)
         fragments: dict[int, FragmentState] = {}
         for fragment in plan.fragments:
-            state = FragmentState(fragment, manifests.get(fragment.index))
+            index = fragment.index
+            state = FragmentState(fragment, manifests.get(index), floor=floors.get(index, 0))
             if state.manifest is not None:
                 await _restore(bus, writer.run, plan, state, outer)
             fragments[fragment.index] = state
@@ -174,6 +176,19 @@ def mark(contribution: Contribution) -> tuple[str, int, int]:
     """Return what tells a contribution from every other one to its fragment."""
     told = contribution.header
     return told.learner, told.incarnation, told.identity
+
+
+async def _floors(bus: Bus, run: str, manifests: Mapping[int, Manifest]) -> dict[int, int]:
+    """Return each fragment's floor; none where the stream is not the one they were counted in.
+
+    Somebody has removed it, or its end went down with the machine: sequences count from further
+    down again, and what they number now is not what the floors speak of. Progress still tells what
+    was consumed.
+    """
+    stream = Subjects(run).stream("CONTRIB")
+    newest = max((info.last_seq for info in await bus.streams() if info.name == stream), default=0)
+    floors = {index: manifest.commit.contrib_floor for index, manifest in manifests.items()}
+    return floors if max(floors.values(), default=0) <= newest else {}
 
 
 async def _restore(bus: Bus, run: str, plan: Plan, state: FragmentState, outer: Outer) -> None:

@@ -19,6 +19,7 @@ from skerry.testing.history import read_history
 from skerry.testing.puppet import Puppet, run_record, walk
 from skerry.wire.codec import encode_vector
 from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, RunState
+from skerry.wire.subjects import Subjects
 from skerry_syncer.service import session
 
 RUN = "t"
@@ -208,6 +209,17 @@ async def test_round_in_the_air_when_training_ends_closes_before_the_final_one()
                 break
     assert not opened.final
     assert seen[-1] == (opened.version + 1, True)
+
+
+async def test_contributions_count_after_their_stream_was_removed() -> None:
+    bus = await connected()
+    async with background(session(bus, RUN, "s"), puppet(bus, "a").train()):
+        await commits_until(bus, 5)
+    del bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
+    await bus.declare(specs(RUN))
+    reached = max(c.version for c in (await ledger.last_commits(bus, RUN)).values())
+    async with background(session(bus, RUN, "next"), puppet(bus, "a").train()):
+        await commits_until(bus, reached + 2)
 
 
 async def send_boasting(bus: MemoryBus, fragment: Fragment, base: int) -> None:
