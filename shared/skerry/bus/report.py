@@ -69,6 +69,7 @@ class RunRow:
     bytes_up: int
     bytes_down: int
     last_round: str
+    last_round_s_ago: float | None
     checkpoint: str | None
     checkpoint_step: int | None
     checkpoint_s_ago: float | None
@@ -186,6 +187,9 @@ def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_
         bytes_up=sum(row.bytes_up for row in rows),
         bytes_down=sum(row.bytes_down for row in rows),
         last_round="" if view.last_commit is None else view.last_commit.reason,
+        last_round_s_ago=None
+        if view.last_commit_s is None
+        else max(0.0, now_s - view.last_commit_s),
         checkpoint=None if checkpoint is None else checkpoint.path,
         checkpoint_step=None if checkpoint is None else checkpoint.step,
         checkpoint_s_ago=(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from skerry.cli.follow import Feed
 
 LINE_S = 2.0
+QUIET_S = 20.0
+"""After this long without a round a person is told: the broker or the syncer may be in trouble."""
 FRAME_S = 0.5
 COLOURS = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.GONE: "red"}
 AT_REST = {LearnerPhase.FINISHED, LearnerPhase.STOPPED}
@@ -143,6 +145,7 @@ def line(now: Report, seconds: float) -> str:
         f"sent {size(run.bytes_up + run.bytes_down)}",
         f"goodput {run.goodput:.0%}",
         f"ETA {clock(run.eta_s)}",
+        *_quiet(run),
     ]
     parts += [
         f"{row.name} {row.liveness.value if row.phase not in AT_REST else row.phase.value}"
@@ -172,6 +175,7 @@ def picture(now: Report, seconds: float) -> RenderableType:
     refused = ", ".join(f"{n} {cause}" for cause, n in run.refused.items() if cause != GENESIS)
     last = [
         f"last round: {run.last_round.replace('_', ' ') or '-'}",
+        *_quiet(run),
         f"refused: {refused}" if refused else "",
         f"checkpoint at step {run.checkpoint_step}" if run.checkpoint else "no checkpoint yet",
     ]
@@ -220,6 +224,14 @@ def _cells(row: LearnerRow) -> tuple[str, ...]:
 def _of_steps(run: RunRow) -> str:
     """Return how many steps there will be, or nothing where the clock decides."""
     return "" if run.timed else f"/{run.steps}"
+
+
+def _quiet(run: RunRow) -> list[str]:
+    """Return that no round has been committed for a while, if one should have been."""
+    ago_s = run.last_round_s_ago
+    if ago_s is None or ago_s < QUIET_S or run.finished or not run.tokens_per_s:
+        return []
+    return [f"no round for {clock(ago_s)}: see the logs"]
 
 
 def _phases(now: Report) -> tuple[LearnerPhase, ...]:

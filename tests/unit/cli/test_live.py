@@ -91,6 +91,11 @@ def test_times_count_from_where_the_command_began(
     assert capsys.readouterr().out.startswith("  1:10  step 10/100")
 
 
+def test_a_line_says_that_rounds_have_stopped_while_training_goes_on() -> None:
+    assert "no round for" not in line(at(10), 10)
+    assert "no round for 0:50: see the logs" in line(at(50), 50)
+
+
 def test_before_genesis_a_line_says_what_is_waited_for() -> None:
     view = fold(RunView(FRAME), MemberRecord("t", "b", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
     assert line(report(view, BEGAN), 0).endswith("no parameters yet: b starting")
