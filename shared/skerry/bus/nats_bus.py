@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
-
-from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
 from skerry.bus import nats_errors
 from skerry.bus.base import (
@@ -25,6 +21,7 @@ from skerry.bus.base import (
     StreamInfo,
     StreamSpec,
 )
+from skerry.bus.nats_batch import MOST_SUBJECTS, batch_get
 from skerry.bus.nats_connection import Backoff, Connection, Event, Login
 from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.bus.nats_follow import Cursor, follow
@@ -35,9 +32,6 @@ from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError
 
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
-MOST_SUBJECTS = 1024
-"""Subjects that one batch get may match; the server refuses more."""
-PAGE_BYTES = 16 * 1024**2
 ATTEMPTS_WORTH = 4
 """Calls that are safe to repeat go on for this many request timeouts."""
 
@@ -353,7 +347,9 @@ class NatsBus:
         backoff, sequence = Backoff(deadline), 0
         while True:
             try:
-                page, status = await self._page(stream, subjects, sequence, deadline)
+                page, status = await batch_get(
+                    self._connection, stream, subjects, sequence, deadline
+                )
             except NoAnswer as e:
                 if not e.sent and not await self._exists(stream, deadline):
                     return True
@@ -367,36 +363,3 @@ class NatsBus:
             if status.get("Status") != "204" or int(status.get("Nats-Num-Pending", 0)) == 0:
                 return True
             sequence = int(status["Nats-Last-Sequence"]) + 1
-
-    async def _page(
-        self, stream: str, subjects: list[str], sequence: int, deadline: float
-    ) -> tuple[list[Record], dict[str, str]]:
-        """Run one batch get: its records and the headers of the status message that ends it."""
-        client = await self._connection.ready(deadline)
-        arrived: asyncio.Queue[Msg] = asyncio.Queue()
-        inbox = client.new_inbox()
-        body = {"multi_last": subjects, "batch": MOST_SUBJECTS, "max_bytes": PAGE_BYTES}
-        if sequence:
-            body["seq"] = sequence
-        page: list[Record] = []
-        try:
-            subscription = await client.subscribe(
-                inbox, cb=arrived.put, pending_msgs_limit=0, pending_bytes_limit=0
-            )
-            try:
-                path = f"$JS.API.DIRECT.GET.{stream}"
-                await client.publish(path, json.dumps(body).encode(), inbox)
-                while True:
-                    async with asyncio.timeout(self._connection.request_timeout_s):
-                        msg = await arrived.get()
-                    if status := status_of(msg):
-                        headers = {str(k): v for k, v in (msg.headers or {}).items()}
-                        if status == "503":
-                            raise NoAnswer(status, sent=False)
-                        return page, headers
-                    page.append(direct_record(msg))
-            finally:
-                with contextlib.suppress(NatsError):
-                    await subscription.unsubscribe()
-        except (TimeoutError, NatsError) as e:
-            raise NoAnswer(str(e), sent=True) from e
