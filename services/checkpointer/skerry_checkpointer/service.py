@@ -22,6 +22,7 @@ from skerry.errors import (
     BrokerUnavailable,
     Overtaken,
     RunMismatch,
+    StorageFull,
     StoreError,
     WireError,
     first_cause,
@@ -248,15 +249,15 @@ async def session(bus: Bus, run: str, store: Store) -> None:
 
 
 async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> None:
-    """Serve one run until it is finished, across broker restarts."""
+    """Serve one run until it is finished, across broker restarts and full broker disks."""
 
     async def sessions() -> None:
         while True:
             try:
                 await session(bus, run, store)
-            except (BrokerUnavailable, BaseExceptionGroup) as error:
+            except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
                 cause = first_cause(error)
-                if not isinstance(cause, BrokerUnavailable):
+                if not isinstance(cause, BrokerUnavailable | StorageFull):
                     raise cause from error
                 log.warning("session_restarts", cause=str(cause))
                 del cause  # its traceback holds the session's frames, and those a whole checkpoint

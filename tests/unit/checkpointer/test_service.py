@@ -11,12 +11,13 @@ import pytest
 
 from skerry.bus import ledger
 from skerry.bus.memory import MemoryBroker
-from skerry.errors import BrokerUnavailable, RunMismatch, StoreError, first_cause
+from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, StoreError, first_cause
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.local import LocalDraft, LocalStore
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import CheckpointRecord
+from skerry_checkpointer import service
 from skerry_checkpointer.service import Checkpointer, checkpointer
 
 DEADLINE_S = 20.0
@@ -253,3 +254,20 @@ async def test_a_run_cut_by_another_release_is_refused(store: LocalStore) -> Non
     foreign = replace(scripted.record, plan_digest=1)
     with pytest.raises(RunMismatch, match="another release"):
         Checkpointer.of(scripted.bus, foreign, store)
+
+
+async def test_a_full_broker_begins_a_new_session(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = [StorageFull("full"), BrokerUnavailable("gone"), None]
+
+    async def session(*_: object) -> None:
+        await asyncio.sleep(0)
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+
+    monkeypatch.setattr(service, "session", session)
+    monkeypatch.setattr(service, "RETRY_S", 0.0)
+    async with asyncio.timeout(30):
+        await checkpointer(MemoryBroker().connect(), "run", store, 1.0)
+    assert not outcomes

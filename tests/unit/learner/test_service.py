@@ -16,21 +16,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from skerry import settings
-from skerry.bus import ledger, presence
+from skerry.bus import ledger, presence, state
 from skerry.bus.base import Record
 from skerry.bus.contributions import Contribution, Inbox
 from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.state import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.backend import cpu
 from skerry.core.merge import slice_norms
-from skerry.errors import CorpusError, ModelError, RunMismatch, Superseded
+from skerry.errors import (
+    CorpusError,
+    ModelError,
+    RunMismatch,
+    Superseded,
+    Truncated,
+    WrongVersion,
+)
 from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry.wire.messages import ContributionHeader, ContributionKind, LearnerPhase, RunState
+from skerry.wire.messages import (
+    Commit,
+    ContributionHeader,
+    ContributionKind,
+    LearnerPhase,
+    RunState,
+)
 from skerry.wire.subjects import Subjects
 from skerry_learner.joining import Work, find_or_create, prepare, take_place
 from skerry_learner.service import learner
+from skerry_learner.sync import network
 from skerry_learner.sync.mailbox import Mailbox, Outgoing
 from skerry_learner.sync.network import Network
 from skerry_learner.sync.session import Learner
@@ -184,6 +200,34 @@ async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sen
     async with asyncio.timeout(10):
         with pytest.raises(ModelError, match="initial parameters are not finite"):
             await wire.network.send()
+
+
+async def test_a_global_fragment_that_cannot_be_read_is_asked_for_again(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    fragment = work.plan.fragments[0]
+    writer = await StateWriter.acquire(bus, "run", work.plan, holder="s", now_ns=1)
+    vector = np.zeros(fragment.padded_size, np.float32)
+    parts = [NewPart("params", "bf16", vector), NewPart("master", "f32", vector)]
+    commit = Commit(
+        "run", work.plan.digest, 0, 1, 0, "", "s", 1, 0, 0, 0.0, 0.0, (), (), 0, (), 0, 0
+    )
+    await writer.commit(commit, parts, None)
+    failures = [WrongVersion("of a later release"), Truncated("cut short")]
+    read = state.read_part
+
+    async def flaky(*args: Any, **options: Any) -> NDArray[np.float32]:
+        if failures:
+            raise failures.pop()
+        return await read(*args, **options)
+
+    monkeypatch.setattr(state, "read_part", flaky)
+    monkeypatch.setattr(network, "RETRY_S", 0.0)
+    async with running(wire.network.manifests, wire.network.fetch):
+        await until(lambda: bool(wire.mailbox.fresh()))
+    assert not failures
 
 
 async def test_a_newer_incarnation_ends_the_older(bus: MemoryBus, config: RunConfig) -> None:

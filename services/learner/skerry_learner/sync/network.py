@@ -16,12 +16,12 @@ from skerry.bus.base import Bus
 from skerry.core.fragments import Plan
 from skerry.errors import (
     BrokerUnavailable,
-    Corrupt,
     Diverged,
     ModelError,
     Overtaken,
     StorageFull,
     Superseded,
+    WireError,
 )
 from skerry.wire.messages import ContributionKind, LearnerPhase, Manifest
 from skerry_learner.sync.encode import encode
@@ -179,7 +179,7 @@ class Network:
             )
         except Overtaken:
             return  # the newer manifest is announced, or about to be
-        except (BrokerUnavailable, Corrupt) as error:
+        except (BrokerUnavailable, WireError) as error:
             log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
             self._wanted.setdefault(commit.fragment, manifest)
             self._announced.set()
