@@ -37,10 +37,13 @@ def run(
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
     from skerry.runtime.logs import broker_event, configure
+    from skerry.wire.subjects import checked_token
 
     learner_name = name or socket.gethostname().partition(".")[0]
     overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
+        checked_token(run, "run")
+        checked_token(learner_name, "learner")
         given = settings.load(config, overrides)
         configure(given.local.log_level, service="learner")
         bus = bus_from(given.local.nats, learner_name, on_event=broker_event)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from skerry.bus.base import Bus
     from skerry.settings import NatsSettings
@@ -20,11 +24,15 @@ def bus_from(
 ) -> Bus:
     """Return a bus that is not connected yet; ``async with`` connects it.
 
-    ``on_event`` hears of ``disconnected``, ``reconnected`` and ``error``.
+    ``on_event`` hears of ``disconnected``, ``reconnected`` and ``error``. Raises ConfigError for a
+    password or credentials file that cannot be used.
     """
     from skerry.bus.nats_bus import NatsBus
 
-    password = settings.password_file.read_text().strip() if settings.password_file else ""
+    password = _secret(settings.password_file, "nats.password_file")
+    if _secret(settings.credentials, "nats.credentials") and find_spec("nkeys") is None:
+        msg = "nats.credentials needs one more package: `pip install 'nats-py[nkeys]'`."
+        raise ConfigError(msg, path="nats.credentials")
     return NatsBus(
         settings.url,
         name=name,
@@ -37,3 +45,15 @@ def bus_from(
         needed_payload_bytes=needed_payload_bytes,
         on_event=on_event,
     )
+
+
+def _secret(path: Path | None, setting: str) -> str:
+    """Return what a secret's file holds; empty where there is none."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        msg = f"{setting} is {path}, which cannot be read ({why}): name a file that you may read."
+        raise ConfigError(msg, path=setting) from error

@@ -33,5 +33,9 @@ def configure(level: str, *, service: str) -> None:
 
 
 def broker_event(event: str, fields: Mapping[str, str]) -> None:
-    """Log that the broker was lost or is back; the run itself goes on meanwhile."""
-    structlog.get_logger().warning(f"broker_{event}", **fields)
+    """Log that the broker was lost or is back; the run itself goes on meanwhile.
+
+    Each failed attempt to reach it again is an ``error`` too: that is four a second.
+    """
+    log = structlog.get_logger()
+    (log.debug if event == "error" else log.warning)(f"broker_{event}", **fields)

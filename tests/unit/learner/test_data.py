@@ -125,6 +125,20 @@ def test_token_shards_are_mapped(tmp_path: Path, name: str) -> None:
     assert corpus.train.read(np.arange(len(corpus.train))).max() > 3000
 
 
+def test_a_folder_that_cannot_be_looked_into_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "readable.txt").write_text("text" * 1000)
+
+    def refuse(folder: str) -> None:
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr("os.scandir", refuse)  # the tests may run as root, whom nothing is refused
+    config = DataConfig(source="text", paths=(str(tmp_path),))
+    with pytest.raises(CorpusError, match=f"Cannot read {tmp_path}: Permission denied"):
+        load_corpus(config)
+
+
 @pytest.mark.parametrize(
     ("text", "config"),
     [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def _expand(paths: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
     for text in paths:
         path = Path(text).expanduser()
         if path.is_dir():
-            files += sorted(p for p in path.rglob("*") if p.suffix in suffixes and p.is_file())
+            files += sorted(p for p in _below(path) if p.suffix in suffixes and p.is_file())
         elif path.exists():
             files.append(path)
         else:
@@ -58,13 +59,30 @@ def _expand(paths: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
     return files
 
 
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield every file below a folder; CorpusError for one that cannot be looked into.
+
+    ``rglob`` would pass over it, and two learners would silently read different texts.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error)
+
+    for root, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(root, name) for name in names)
+
+
+def _unreadable(error: OSError) -> CorpusError:
+    msg = f"Cannot read {error.filename}: {error.strerror}. Make it readable or leave it out."
+    return CorpusError(msg, path="data.paths")
+
+
 def _join(files: Sequence[Path]) -> Tokens:
     """Read files as bytes, each closed by a zero byte."""
     try:
         data = b"".join(part for path in files for part in (path.read_bytes(), END_OF_FILE))
     except OSError as error:
-        msg = f"Cannot read {error.filename}: {error.strerror}. Make it readable or leave it out."
-        raise CorpusError(msg, path="data.paths") from error
+        raise _unreadable(error) from error
     if len(data) == len(files):
         msg = "The corpus is empty: name files with text in data.paths."
         raise CorpusError(msg, path="data.paths")
