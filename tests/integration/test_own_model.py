@@ -48,6 +48,9 @@ def test_a_model_of_ones_own_is_trained_judged_and_sampled(tmp_path: Path) -> No
     assert "Run own is finished" in skerry("up", "run.toml", "--run", "own", cwd=tmp_path)
     told = json.loads(skerry("status", "--json", cwd=tmp_path))["run"]
     assert (told["run"], told["finished"]) == ("own", True), "read from the log that lies here"
+    shown = skerry("status", cwd=tmp_path)
+    assert "own finished" in shown
+    assert "gone" not in shown
     checkpoints = ".skerry/checkpoints/own"
     judged = json.loads(skerry("eval", checkpoints, "--json", cwd=tmp_path))
     assert judged["loss"] < math.log(256) / 2

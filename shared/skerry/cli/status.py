@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
@@ -19,12 +20,14 @@ from skerry.cli.live import keep_showing, picture, screen
 from skerry.cli.place import resting, running
 from skerry.errors import RunNotFound
 from skerry.runtime.connect import bus_from
+from skerry.wire.messages import LearnerPhase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
     from skerry.bus.base import Bus
+    from skerry.bus.report import Report
     from skerry.settings import NatsSettings, Settings
 
 CONNECT_S = 5.0
@@ -83,9 +86,16 @@ async def _status(
             print(json.dumps(to_json(view, time.time()), indent=2))
         elif once or view.finished or log.at_rest:
             now = report(view, time.time())
+            now = resting_report(now) if log.at_rest else now
             Console(highlight=False).print(picture(now, now.run.wall_s))
         else:
             await _follow(bus, name)
+
+
+def resting_report(now: Report) -> Report:
+    """Return a report of a log at rest: pulses end with their broker, and nobody is at work."""
+    phase = LearnerPhase.FINISHED if now.run.finished else LearnerPhase.STOPPED
+    return replace(now, learners=tuple(replace(row, phase=phase) for row in now.learners))
 
 
 async def _follow(bus: Bus, run: str) -> None:
