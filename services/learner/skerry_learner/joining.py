@@ -14,7 +14,7 @@ from skerry.bus import ledger, state
 from skerry.bus.base import Bus, StreamSpec
 from skerry.bus.streams import specs
 from skerry.core.fragments import Plan, plan
-from skerry.errors import RunMismatch, RunNotFound
+from skerry.errors import ConfigError, RunMismatch, RunNotFound
 from skerry.settings import RunConfig
 from skerry.wire.messages import RunRecord, RunState
 from skerry_learner.data.corpus import Corpus, load_corpus
@@ -69,6 +69,7 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
 
 async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work]:
     work = await asyncio.to_thread(prepare, given)
+    check_window(work.plan, given)
     for difference in await bus.declare(_streams(run, given)):
         log.info("stream_mended", difference=difference)
     wanted = RunRecord(
@@ -88,6 +89,21 @@ async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work
     if config != given:
         work = await asyncio.to_thread(prepare, config)
     return record, _checked(record, work)
+
+
+def check_window(cut: Plan, config: RunConfig) -> None:
+    """Raise ConfigError if the contribution window cannot hold every learner's first offer.
+
+    Genesis travels in f32, and what drops out of the window before a syncer has come is lost.
+    """
+    needed = 4 * cut.parameters * config.sync.learners
+    if needed > config.log.window_bytes:
+        msg = (
+            f"log.window_bytes is {config.log.window_bytes}, but {config.sync.learners} learners"
+            f" offer {cut.parameters} initial parameters in {needed} bytes:"
+            f" set log.window_bytes={2 * needed}."
+        )
+        raise ConfigError(msg, path="log.window_bytes")
 
 
 def _streams(run: str, config: RunConfig) -> tuple[StreamSpec, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import islice
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from skerry.core.fragments import BLOCK
-from skerry.errors import Corrupt, WireError
+from skerry.errors import Corrupt, WireError, first_cause
 from skerry.wire.codec import PlaneAssembler
 from skerry.wire.envelope import seal, unseal
 from skerry.wire.messages import ChunkHeader
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from skerry.wire.messages import ContributionHeader
 
 
+SEND_WINDOW = 4
+
+
 async def send(
     bus: Bus,
     run: str,
@@ -33,17 +37,23 @@ async def send(
 ) -> int:
     """Publish a contribution chunk by chunk and return the bytes sent.
 
-    Chunks are made in a thread as they are needed, so that memory stays flat. Message ids are
-    deterministic: sending the same contribution twice stores it once.
+    Chunks are made in a thread, ``SEND_WINDOW`` at a time, so that memory stays flat and a distant
+    broker costs one round trip per window. Message ids are deterministic: sending the same
+    contribution twice stores it once.
     """
     subject = Subjects(run).contribution(header.fragment, header.learner)
     prefix = f"{header.learner}/{header.incarnation}/{header.fragment}/{header.identity}"
     source = iter(chunks)
     sent = 0
-    while (chunk := await asyncio.to_thread(next, source, None)) is not None:
-        data = seal(_envelope(run, plan, header, chunk), chunk.packed)
-        await bus.publish(subject, data, msg_id=f"{prefix}/{chunk.index}")
-        sent += len(data)
+    while batch := await asyncio.to_thread(lambda: list(islice(source, SEND_WINDOW))):
+        sealed = [(c.index, seal(_envelope(run, plan, header, c), c.packed)) for c in batch]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, data in sealed:
+                    group.create_task(bus.publish(subject, data, msg_id=f"{prefix}/{index}"))
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
+        sent += sum(len(data) for _, data in sealed)
     return sent
 
 

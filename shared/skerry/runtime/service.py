@@ -12,6 +12,8 @@ from skerry.errors import SkerryError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+RECANCEL_S = 1.0
+
 Loop = Callable[[], Awaitable[None]]
 
 
@@ -23,8 +25,8 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
     """Run every loop until a signal comes or one of them returns, then cancel the rest and drain.
 
     A loop that returns says that the service's work is done; one that raises ends the service with
-    that error. Raises ShutdownTimeoutError when cancelling and draining take longer than
-    ``shutdown_s``; a second signal skips the drain.
+    that error. Raises ShutdownTimeoutError when draining takes longer than ``shutdown_s``; a second
+    signal skips the drain.
     """
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -54,8 +56,12 @@ async def _run(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(guarded(loop), name=name) for name, loop in loops.items()]
         await stop.wait()
-        for task in tasks:
-            task.cancel()
+        pending = set(tasks)
+        while pending:
+            for task in pending:
+                task.cancel()
+            # Again if need be: before Python 3.12 asyncio.wait_for may swallow a cancellation.
+            _, pending = await asyncio.wait(pending, timeout=RECANCEL_S)
 
 
 async def _bounded(drain: Loop, hurry: asyncio.Event, shutdown_s: float) -> None:

@@ -26,8 +26,10 @@ from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.state import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.backend import cpu
+from skerry.core.fragments import LeafSpec, plan
 from skerry.core.merge import slice_norms
 from skerry.errors import (
+    ConfigError,
     CorpusError,
     ModelError,
     RunMismatch,
@@ -35,7 +37,14 @@ from skerry.errors import (
     Truncated,
     WrongVersion,
 )
-from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
+from skerry.settings import (
+    DataConfig,
+    LogConfig,
+    ModelConfig,
+    RunConfig,
+    SyncConfig,
+    TrainConfig,
+)
 from skerry.wire.messages import (
     Commit,
     ContributionHeader,
@@ -44,7 +53,7 @@ from skerry.wire.messages import (
     RunState,
 )
 from skerry.wire.subjects import Subjects
-from skerry_learner.joining import Work, find_or_create, prepare, take_place
+from skerry_learner.joining import Work, check_window, find_or_create, prepare, take_place
 from skerry_learner.service import learner
 from skerry_learner.sync import network
 from skerry_learner.sync.mailbox import Mailbox, Outgoing
@@ -297,3 +306,10 @@ def test_a_corpus_or_model_that_does_not_work_is_found_before_the_run_exists(
     broken = config.model_copy(update={"data": DataConfig(source="text", paths=("/nowhere",))})
     with pytest.raises(CorpusError):
         prepare(broken)
+
+
+def test_window_too_small_for_the_first_offers_is_refused_with_the_size_to_set() -> None:
+    cut = plan([LeafSpec("w", (1024, 1024))], 1)
+    config = RunConfig(log=LogConfig(window_bytes=4 * 1024**2))
+    with pytest.raises(ConfigError, match=r"set log\.window_bytes=16777216"):
+        check_window(cut, config)
