@@ -72,7 +72,7 @@ class TrainConfig(Table):
     steps: int = Field(default=1000, ge=1)
     """Steps on the global clock after which a run ends."""
     duration_s: float | None = Field(default=None, gt=0)
-    """Ends the run this long after its first commit, whichever comes first; the schedule follows."""
+    """Ends the run this long after its first commit, if that is sooner; the schedule follows."""
     lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of AdamW."""
     lr_final: float = Field(default=0.1, ge=0, le=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class Site:
     @asynccontextmanager
     async def run(
         self, server: NatsServer, run: str, config: Path
-    ) -> AsyncIterator[tuple[Cluster, NatsBus]]:
+    ) -> AsyncGenerator[tuple[Cluster, NatsBus]]:
         async with (
             Cluster(server.url, run, self.folder, config, self.cache) as cluster,
             NatsBus(server.url, name="test") as bus,

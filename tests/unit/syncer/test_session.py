@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
@@ -38,7 +38,7 @@ async def connected(config: RunConfig = CONFIG) -> MemoryBus:
 
 
 @asynccontextmanager
-async def background(*coroutines: object) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def background(*coroutines: object) -> AsyncGenerator[list[asyncio.Task[None]]]:
     tasks = [asyncio.ensure_future(c) for c in coroutines]  # type: ignore[call-overload]
     try:
         yield tasks

@@ -123,8 +123,7 @@ async def test_genesis_that_came_during_the_first_commit_is_not_merged_as_a_grad
     late = header(kind=ContributionKind.GENESIS, base_version=0)
     held = shard()
     state = held.fragments[0]
-    for record in await stored(late, scheme="f32"):
-        got = held.inbox.feed(record)
+    *_, got = [held.inbox.feed(record) for record in await stored(late, scheme="f32")]
     assert isinstance(got, Contribution)
     assert judge(got, 0, held.config) == (1.0, "genesis")
     assert judge(got, state.version, held.config) == (None, "genesis")
