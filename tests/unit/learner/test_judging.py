@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -120,6 +121,19 @@ def test_greedy_sampling_takes_the_likeliest_token(folder: Path) -> None:
 def test_sample_prints_prompt_and_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_sample(folder, prompt="def ", count=5, temperature=0.0, seed=0, as_json=False)
     assert capsys.readouterr().out.startswith("def ")
+
+
+def test_sampled_token_numbers_stay_apart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restored = restore(folder)
+    data = restored.config.data.model_copy(update={"source": "tokens"})
+    config = restored.config.model_copy(update={"data": data})
+    tokens = replace(restored, config=config)
+    monkeypatch.setattr("skerry_learner.judging.commands.restore", lambda _path: tokens)
+    print_sample(folder, prompt="7 8", count=3, temperature=0.0, seed=0, as_json=False)
+    words = capsys.readouterr().out.split()
+    assert (len(words), words[:2]) == (5, ["7", "8"])
 
 
 def test_text_that_is_no_utf8_is_shown_all_the_same(folder: Path) -> None:

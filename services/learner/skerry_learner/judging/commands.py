@@ -47,4 +47,5 @@ def print_sample(
     if as_json:
         print(json.dumps({"checkpoint": str(path), "prompt": prompt, "text": text}))
     else:
-        print(prompt + text)
+        space = " " if restored.config.data.source == "tokens" else ""  # between numbers
+        print(f"{prompt}{space}{text}")
