@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
@@ -30,9 +29,7 @@ def bus_from(
     from skerry.bus.nats_bus import NatsBus
 
     password = _secret(settings.password_file, "nats.password_file")
-    if _secret(settings.credentials, "nats.credentials") and find_spec("nkeys") is None:
-        msg = "nats.credentials needs one more package: `pip install 'nats-py[nkeys]'`."
-        raise ConfigError(msg, path="nats.credentials")
+    _secret(settings.credentials, "nats.credentials")
     return NatsBus(
         settings.url,
         name=name,

@@ -18,15 +18,6 @@ def test_a_secret_that_cannot_be_read_is_one_sentence(tmp_path: Path, setting: s
         bus_from(nats, "test")
 
 
-def test_credentials_without_the_package_that_reads_them_name_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "me.creds").write_text("seed")
-    monkeypatch.setattr("skerry.runtime.connect.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'nats-py\[nkeys\]'"):
-        bus_from(NatsSettings(credentials=tmp_path / "me.creds"), "test")
-
-
 def test_a_secret_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"\xff\xfe")
     nats = NatsSettings(user="u", password_file=tmp_path / "secret")
