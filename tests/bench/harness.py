@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 MEMCPY = "memcpy"
-JSON_ENV = "SKERRY_BENCH_JSON"
+JSON_ENV = "BENCH_JSON"
 """Where ``python -m tests.bench`` wants the figures of the bench that it starts."""
 
 
