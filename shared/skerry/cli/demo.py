@@ -228,7 +228,7 @@ async def _results(cluster: Cluster, recorder: Recorder, run: RunRow) -> dict[st
     on, outage = recorder.on, recorder.outage
     async with bus_from(cluster.nats, "summary") as bus:
         record = await ledger.read_run(bus, RUN)
-        uplink = await measure_uplink(bus, record)
+        uplink = await measure_uplink(bus, record, recorder.began_s)
     kept = [s for s in summaries(cluster.settings.local.store.path / RUN) if not s.error]
     if not kept:
         msg = f"The checkpointer wrote nothing: see {cluster.place.logs}/checkpointer.log."

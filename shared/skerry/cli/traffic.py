@@ -107,8 +107,12 @@ async def commits_until(bus: Bus, run: str, newest: dict[int, int]) -> list[Comm
     return found
 
 
-async def measure_uplink(bus: Bus, record: RunRecord) -> Uplink:
-    """Read the contributions that the log still holds and count their bytes."""
+async def measure_uplink(bus: Bus, record: RunRecord, since_s: float = 0.0) -> Uplink:
+    """Read the contributions that the log still holds and count their bytes.
+
+    ``bytes_sent`` counts those stored after ``since_s`` (seconds since the epoch), so that a run
+    that was resumed is compared with the steps of the same session.
+    """
     subjects = Subjects(record.run)
     cut = plan_of(record)
     newest = {f: c.version for f, c in (await ledger.last_commits(bus, record.run)).items()}
@@ -122,10 +126,12 @@ async def measure_uplink(bus: Bus, record: RunRecord) -> Uplink:
             subject = subjects.contribution(commit.fragment, consumed.learner)
             whole = range(consumed.sequence_first, consumed.sequence_last + 1)
             merged |= dict.fromkeys(whole, subject)
-    return await _count(bus, subjects, merged, params)
+    return await _count(bus, subjects, merged, params, since_s)
 
 
-async def _count(bus: Bus, subjects: Subjects, merged: dict[int, str], params: int) -> Uplink:
+async def _count(
+    bus: Bus, subjects: Subjects, merged: dict[int, str], params: int, since_s: float
+) -> Uplink:
     """Sum payload sizes; ``merged`` maps the sequences of merged contributions to their subject.
 
     Chunks of two learners may lie between one another, hence the subject.
@@ -137,7 +143,7 @@ async def _count(bus: Bus, subjects: Subjects, merged: dict[int, str], params: i
         records = bus.follow(subjects.contributions(), start=Start.ALL)
         async with aclosing(records):
             async for record in records:
-                sent += len(record.payload)
+                sent += len(record.payload) * (record.time_ns >= since_s * 1e9)
                 if merged.get(record.sequence) == record.subject:
                     useful += len(record.payload)
                 if record.sequence >= last:

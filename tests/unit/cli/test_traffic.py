@@ -111,6 +111,22 @@ async def test_bits_up_count_only_what_was_merged() -> None:
     assert uplink.bits_per_param == pytest.approx(8 * uplink.bytes_merged / fragment.size)
 
 
+async def test_what_was_sent_before_a_resumed_session_is_not_of_it() -> None:
+    now_ns = 1_000_000_000
+    bus = MemoryBroker(clock_ns=lambda: now_ns).connect()
+    await bus.declare(specs(RUN))
+    kind = ContributionKind.OUTER_GRADIENT
+    for identity in (1, 2):
+        vector = walk(PLAN.fragments[0], identity)
+        chunks = encode_vector("int4", vector, 65536)
+        await contributions.send(bus, RUN, PLAN, header("a", identity, kind), chunks)
+        now_ns += 5_000_000_000
+    last = await bus.get(Subjects(RUN).stream("CONTRIB"), 2)
+    assert last is not None
+    uplink = await measure_uplink(bus, RECORD, since_s=2.0)
+    assert uplink.bytes_sent == len(last.payload)
+
+
 async def test_a_log_without_contributions_sent_nothing() -> None:
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
