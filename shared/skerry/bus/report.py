@@ -40,6 +40,7 @@ class LearnerRow:
     staleness: int
     syncs_skipped: int
     seen_s_ago: float
+    heard: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRo
         staleness=view.staleness.get(learner.name, 0),
         syncs_skipped=0 if pulse is None else pulse.syncs_skipped,
         seen_s_ago=max(0.0, now_s - learner.heartbeat.last_s),
+        heard=pulse is not None,
     )
 
 

@@ -163,14 +163,14 @@ def picture(now: Report, seconds: float) -> RenderableType:
         f"[bold]{escape(run.run)}[/]{' finished' if run.finished else ''}",
         f"step [bold]{run.step}[/]{_of_steps(run)}",
         f"loss [bold]{loss}[/]",
-        f"{run.tokens_per_s:,.0f} tokens/s",
-        f"goodput {run.goodput:.0%}",
+        f"{run.tokens_per_s:,.0f} tokens/s" if not _unheard(now) else "",
+        f"goodput {run.goodput:.0%}" if not _unheard(now) else "",
     ]
     more = [
         f"{clock(seconds)} (ETA {clock(run.eta_s)})",
         f"rounds {run.rounds}",
         f"staleness {run.staleness_mean:.2f} (max {run.staleness_max})",
-        f"up {size(run.bytes_up)}, down {size(run.bytes_down)}",
+        f"up {size(run.bytes_up)}, down {size(run.bytes_down)}" if not _unheard(now) else "",
     ]
     refused = ", ".join(f"{n} {cause}" for cause, n in run.refused.items() if cause != GENESIS)
     last = [
@@ -178,8 +178,16 @@ def picture(now: Report, seconds: float) -> RenderableType:
         *_quiet(run),
         f"refused: {refused}" if refused else "",
         f"checkpoint at step {run.checkpoint_step}" if run.checkpoint else "no checkpoint yet",
+        _unheard(now),
     ]
     return Group(_row(facts), _row(more), _learners(now), _row(last))
+
+
+def _unheard(now: Report) -> str:
+    """Return why speeds and sizes are missing: pulses are kept in memory, while a broker runs."""
+    if not now.learners or any(row.heard for row in now.learners):
+        return ""
+    return "no pulses in this log: speeds, goodput and bytes are not known"
 
 
 def _row(facts: list[str]) -> Text:
@@ -212,12 +220,12 @@ def _cells(row: LearnerRow) -> tuple[str, ...]:
         f"{escape(row.name)}#{row.incarnation}",
         state,
         row.phase.value.replace("_", " "),
-        str(row.step),
+        str(row.step) if row.heard else "-",
         f"{row.loss:.3f}" if row.loss is not None else "-",
-        f"{row.tokens_per_s:,.0f}",
-        size(row.bytes_up),
+        f"{row.tokens_per_s:,.0f}" if row.heard else "-",
+        size(row.bytes_up) if row.heard else "-",
         str(row.staleness),
-        f"{row.goodput:.0%}",
+        f"{row.goodput:.0%}" if row.heard else "-",
     )
 
 

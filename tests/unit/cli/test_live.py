@@ -173,3 +173,15 @@ def test_a_learner_that_stopped_in_order_is_not_called_gone() -> None:
     Console(file=out, width=80, color_system=None).print(picture(now, 10))
     assert "stopped" in out.getvalue()
     assert "gone" not in out.getvalue()
+
+
+def test_a_log_without_pulses_claims_no_speeds() -> None:
+    view = fold(RunView(FRAME), genesis(), BEGAN)
+    view = fold(view, MemberRecord("t", "a", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(picture(report(view, BEGAN + 1), 1))
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert "no pulses in this log" in told
+    assert "goodput 0%" not in told
+    assert "tokens/s" not in told.splitlines()[0]
