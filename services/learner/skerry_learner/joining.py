@@ -14,7 +14,7 @@ from skerry.bus import ledger, state
 from skerry.bus.base import Bus, StreamSpec
 from skerry.bus.streams import specs
 from skerry.core.fragments import Plan, plan
-from skerry.errors import ConfigError, RunMismatch, RunNotFound
+from skerry.errors import BrokerUnfit, ConfigError, RunMismatch, RunNotFound
 from skerry.settings import RunConfig
 from skerry.wire.messages import RunRecord, RunState
 from skerry_learner.data.corpus import Corpus, load_corpus
@@ -24,6 +24,9 @@ from skerry_learner.sync.rules import Progress
 from skerry_learner.sync.session import Learner
 
 log = structlog.get_logger()
+
+ENVELOPE_BYTES = 8192
+"""Room for the header of a chunk; norms of a contribution are most of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,15 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
         record = await ledger.read_run(bus, run)
     except RunNotFound:
         return await _create(bus, run, given)
-    work = await asyncio.to_thread(prepare, _agreed(record, given))
+    agreed = _agreed(record, given)
+    check_payload(bus, agreed)
+    work = await asyncio.to_thread(prepare, agreed)
     await bus.declare(_streams(run, work.config))
     return record, _checked(record, work)
 
 
 async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work]:
+    check_payload(bus, given)
     work = await asyncio.to_thread(prepare, given)
     check_window(work.plan, given)
     for difference in await bus.declare(_streams(run, given)):
@@ -89,6 +95,18 @@ async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work
     if config != given:
         work = await asyncio.to_thread(prepare, config)
     return record, _checked(record, work)
+
+
+def check_payload(bus: Bus, config: RunConfig) -> None:
+    """Raise BrokerUnfit if the broker's messages cannot hold a chunk, before anything compiles."""
+    needed = config.sync.chunk_bytes + ENVELOPE_BYTES
+    if needed > bus.max_payload_bytes:
+        msg = (
+            f"The broker takes messages of {bus.max_payload_bytes} bytes, a chunk needs {needed}:"
+            f" put `max_payload: {needed}` into its config file, or lower sync.chunk_bytes before"
+            " the run is created."
+        )
+        raise BrokerUnfit(msg)
 
 
 def check_window(cut: Plan, config: RunConfig) -> None:

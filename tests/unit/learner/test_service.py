@@ -29,6 +29,7 @@ from skerry.core.backend import cpu
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.merge import slice_norms
 from skerry.errors import (
+    BrokerUnfit,
     ConfigError,
     CorpusError,
     ModelError,
@@ -53,7 +54,14 @@ from skerry.wire.messages import (
     RunState,
 )
 from skerry.wire.subjects import Subjects
-from skerry_learner.joining import Work, check_window, find_or_create, prepare, take_place
+from skerry_learner.joining import (
+    Work,
+    check_payload,
+    check_window,
+    find_or_create,
+    prepare,
+    take_place,
+)
 from skerry_learner.service import learner
 from skerry_learner.sync import network
 from skerry_learner.sync.mailbox import Mailbox, Outgoing
@@ -313,3 +321,9 @@ def test_window_too_small_for_the_first_offers_is_refused_with_the_size_to_set()
     config = RunConfig(log=LogConfig(window_bytes=4 * 1024**2))
     with pytest.raises(ConfigError, match=r"set log\.window_bytes=16777216"):
         check_window(cut, config)
+
+
+async def test_broker_whose_messages_are_too_small_is_named_with_its_setting() -> None:
+    bus = MemoryBroker(max_payload_bytes=64 * 1024).connect()
+    with pytest.raises(BrokerUnfit, match="put `max_payload: 532480` into its config file"):
+        check_payload(bus, RunConfig())

@@ -1,0 +1,54 @@
+"""Encoding on a device equals encoding by the host's kernels, so islands of both kinds agree."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from skerry.core.fragments import LeafSpec, plan
+from skerry.errors import Diverged
+from skerry.testing.puppet import walk
+from skerry.wire.messages import ContributionHeader, ContributionKind
+from skerry_learner.sync import encode
+from skerry_learner.sync.mailbox import Outgoing
+
+PLAN = plan([LeafSpec("w", (70, 100)), LeafSpec("b", (5,))], 1)
+FRAGMENT = PLAN.fragments[0]
+HEADER = ContributionHeader(
+    kind=ContributionKind.OUTER_GRADIENT,
+    learner="a",
+    incarnation=1,
+    identity=1,
+    fragment=0,
+    base_version=1,
+    round_version=2,
+    step=1,
+    steps=1,
+    tokens=1,
+    cursor_from=0,
+    cursor_to=1,
+    loss=1.0,
+    captured_ns=1,
+)
+
+
+def outgoing(gradient: jax.Array, scheme: str) -> Outgoing:
+    return Outgoing(HEADER, gradient, scheme)
+
+
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4"])
+def test_device_and_host_give_the_same_planes_and_norms(scheme: str) -> None:
+    item = outgoing(jnp.asarray(walk(FRAGMENT, "x")), scheme)
+    device_planes, device_norms = encode._on_device(item, FRAGMENT)
+    host_planes, host_norms = encode._on_cpu(item, FRAGMENT)
+    np.testing.assert_array_equal(device_planes.codes, host_planes.codes)
+    np.testing.assert_array_equal(device_planes.scales, host_planes.scales)
+    assert device_norms == pytest.approx(host_norms, rel=1e-5)
+
+
+def test_device_refuses_a_gradient_that_is_not_finite() -> None:
+    bad = jnp.asarray(walk(FRAGMENT, "x")).at[3].set(jnp.nan)
+    with pytest.raises(Diverged, match="fragment 0 is not finite"):
+        encode._on_device(outgoing(bad, "int4"), FRAGMENT)
