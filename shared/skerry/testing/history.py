@@ -124,23 +124,26 @@ def _once(commits: tuple[Commit, ...]) -> list[str]:
 
 
 def _resolved(commits: tuple[Commit, ...], whole: dict[Key, Contribution]) -> list[str]:
+    """Check every floor against what had been consumed or refused by then, not only the last."""
     found: list[str] = []
     for fragment in sorted({c.fragment for c in commits}):
-        mine = _of(commits, fragment)
-        floor = mine[-1].contrib_floor
-        consumed = {key for commit in mine for key in _consumed(commit)}
-        refused = sum(len(commit.refused) for commit in mine)
-        genesis = ContributionKind.GENESIS
-        left = [
-            key
+        gradients = {
+            key: c.sequence_last
             for key, c in whole.items()
-            if key[0] == fragment
-            and c.sequence_last <= floor
-            and key not in consumed
-            and c.header.kind is not genesis
-        ]
-        if len(left) > refused:
-            found.append(f"fragment {fragment}: {left} lie below the floor {floor}, unresolved")
+            if key[0] == fragment and c.header.kind is not ContributionKind.GENESIS
+        }
+        consumed: set[Key] = set()
+        refused = 0
+        for commit in _of(commits, fragment):
+            consumed.update(_consumed(commit))
+            refused += len(commit.refused)
+            floor = commit.contrib_floor
+            left = [k for k, last in gradients.items() if last <= floor and k not in consumed]
+            if len(left) > refused:
+                found.append(
+                    f"fragment {fragment}, version {commit.version}: {left} lie below the floor"
+                    f" {floor}, unresolved"
+                )
     return found
 
 
