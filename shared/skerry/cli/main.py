@@ -122,7 +122,7 @@ def learner(context: typer.Context) -> None:
 
 @app.command(context_settings=FOR_OTHERS)
 def syncer(context: typer.Context) -> None:
-    """Run a syncer, or a stand-by for one."""
+    """Run the syncer: one per run; a newer one takes over at once."""
     _hand_on("syncer", context.args)
 
 
