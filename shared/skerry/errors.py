@@ -138,6 +138,18 @@ class Overtaken(BusError):
     """What a manifest points at has been replaced by a newer commit: read the manifest again."""
 
 
+class StateLost(BusError):
+    """The log lacks what its own records name; the message says what, and where it still is."""
+
+    exit_code = 4
+
+
+class HistoryBroken(BusError):
+    """A log breaks one of its promises; the message names the first violation."""
+
+    exit_code = 5
+
+
 class Superseded(SkerryError):
     """A newer incarnation of this learner has joined; this one must stop."""
 

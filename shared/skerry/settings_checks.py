@@ -64,6 +64,11 @@ def _of_sync(run: RunConfig) -> Iterator[str]:
             f"sync.overlap_steps is {sync.overlap_steps} but sync.h_steps is {sync.h_steps}: "
             "a fragment would be due again before it is adopted; set overlap_steps below h_steps."
         )
+    if sync.shards > sync.fragments:
+        yield (
+            f"sync.shards is {sync.shards} but sync.fragments is {sync.fragments}: a shard without "
+            f"a fragment has nothing to do; set sync.shards to at most {sync.fragments}."
+        )
     if liveness.gone_phi <= liveness.suspect_phi:
         yield (
             f"liveness.gone_phi is {liveness.gone_phi} but liveness.suspect_phi is "

@@ -91,6 +91,10 @@ class TrainConfig(Table):
     """Compute dtype; auto: bfloat16 on devices that have it in hardware, float32 on a CPU."""
     seed: int = 0
     """Seed of the initial parameters."""
+    inner_max_age_steps: int = Field(default=1000, ge=0)
+    """A restarted learner goes on with a saved inner optimizer state that is no older than this."""
+    rewarm_steps: int = Field(default=50, ge=0)
+    """Steps over which the learning rate rises again where that state had to begin anew."""
 
 
 class SyncConfig(Table):
@@ -104,6 +108,10 @@ class SyncConfig(Table):
     """Every fragment is due once per this many steps (H)."""
     overlap_steps: int = Field(default=2, ge=0)
     """Steps a learner goes on between its contribution and adoption (tau)."""
+    shards: int = Field(default=1, ge=1)
+    """Groups of fragments that syncers own one by one: fragment f is in shard f modulo this."""
+    lease_s: float = Field(default=2.0, gt=0)
+    """A syncer that is silent for this long loses its shards to another one."""
     quorum: int = Field(default=1, ge=1)
     """Contributions after which a round may close (K)."""
     grace_gamma: float = Field(default=0.8, ge=0, lt=1)
@@ -172,6 +180,13 @@ class LivenessConfig(Table):
     """and above which it is gone."""
 
 
+class ChaosConfig(Table):
+    """Whether faults may be injected on purpose."""
+
+    allow: bool = False
+    """``skerry chaos`` refuses to touch a run that does not say so itself."""
+
+
 class RunConfig(Table):
     """Everything that must be equal on every island of a run."""
 
@@ -183,6 +198,7 @@ class RunConfig(Table):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     liveness: LivenessConfig = LivenessConfig()
+    chaos: ChaosConfig = ChaosConfig()
 
 
 class NatsSettings(Table):
@@ -211,6 +227,15 @@ class StoreSettings(Table):
     """Folder; a run's checkpoints lie below <path>/<run>."""
 
 
+class LearnerSettings(Table):
+    """What a learner keeps on its own disk, so that its next start begins warm."""
+
+    path: Path = Path(".skerry/learners")
+    """Folder; a learner's inner optimizer state lies below <path>/<run>/<name>."""
+    save_every_s: float = Field(default=30.0, ge=0)
+    """Seconds between saves; 0: never."""
+
+
 class HealthSettings(Table):
     """The health monitor's HTTP server."""
 
@@ -225,6 +250,7 @@ class LocalSettings(Table):
 
     nats: NatsSettings = NatsSettings()
     store: StoreSettings = StoreSettings()
+    learner: LearnerSettings = LearnerSettings()
     health: HealthSettings = HealthSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""

@@ -35,9 +35,12 @@ from skerry.wire.messages import (
     MemberRecord,
     Part,
     Pulse,
+    Refused,
     Round,
     RunRecord,
     RunState,
+    Start,
+    SyncerPulse,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ def commit() -> Commit:
             Consumed("ann", 3, 41, 100, 104, 6, 0, 168, 24, 98_304, 512, 608, 0.75, 2.25),
             Consumed("bob", 1, 12, 105, 109, 5, 1, 160, 16, 65_536, 900, 964, 0.25, 2.5),
         ),
-        refused=("eve: base version 1 is 5 behind",),
+        refused=(Refused("too_stale", "eve", 2, 7, 4096, 96, 128),),
         contrib_floor=109,
         progress=(LearnerProgress("ann", 3, 41, 4_000_000, 608),),
         params_digest=0xFEDC_BA98_7654_3210,
@@ -119,8 +122,8 @@ def examples() -> list[Record]:
             *(RUN, '{"train":{"steps":10}}', LEAVES, 1, PLAN.digest, 5, "0.1.0"),
             *(RunState.FINISHED, "s3://bucket/checkpoint"),
         ),
-        MemberRecord(RUN, "ann", 3, "host-1", 6, 2),
-        Round(RUN, PLAN.digest, 0, 7, 168, 8, "syncer-a", final=True, trace_id="0af7"),
+        MemberRecord(RUN, "ann", 3, "host-1", 6, 2, 608, 168, "warm", 12, 99),
+        Round(RUN, PLAN.digest, 0, 7, 168, 8, "syncer-a", final=True, trace_id="0af7", attempt=1),
         Pulse(
             *(RUN, "ann", 3, LearnerPhase.TRAINING, 9, 168, 144, 589_824, 608, 2.25, 0.5),
             *(72.0, 80.0, 1_000_000, 2_000_000, 41, (7, 6, 7), 1, 2),
@@ -128,7 +131,9 @@ def examples() -> list[Record]:
         commit(),
         Manifest(commit(), 1, (Part("params", "bf16", 77, (ChunkRef(200, 5000, 2**63),), 9),)),
         Fence(RUN, 2, "syncer-a", 10),
-        CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456),
+        SyncerPulse(RUN, "syncer-a", "5f3a", 12, (0, 2), (9, 10), "host-2"),
+        Start(RUN, "ann", 3, 13),
+        CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456, 77),
     ]
 
 

@@ -17,7 +17,7 @@ from skerry.core.outer import merge_and_apply
 from skerry.core.quantise import finite
 from skerry.errors import Diverged
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
-from skerry_syncer.shard import OUTER, judge, mark
+from skerry_syncer.shard import OUTER, judge, mark, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from skerry.bus.state import StateWriter
     from skerry.core.outer import Outer
     from skerry.settings import SyncConfig
-    from skerry.wire.messages import Manifest
+    from skerry.wire.messages import Manifest, Refused
     from skerry_syncer.shard import FragmentState, Shard
 
     Vector = NDArray[np.float32]
@@ -60,7 +60,7 @@ class Batch:
 
     pending: tuple[Contribution, ...]
     floor: int
-    outdated: tuple[str, ...]
+    outdated: tuple[Refused, ...]
 
     @classmethod
     def take(cls, shard: Shard, state: FragmentState) -> Batch:
@@ -68,7 +68,9 @@ class Batch:
         oldest_base = staleness.oldest_base(state.version, shard.config.max_staleness)
         outdated = shard.inbox.expire(index, oldest_base) if state.version else []
         floor = max(state.floor, shard.floor_of(index))
-        return cls(tuple(state.pending), floor, tuple(f"incomplete {name}" for name in outdated))
+        return cls(
+            tuple(state.pending), floor, tuple(refusal("incomplete", name) for name in outdated)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,8 @@ class Committer:
     ) -> list[Weighed]:
         """Refuse the contribution that is to blame for a merge that is not finite."""
         worst = await asyncio.to_thread(largest, [_merged(w) for w in weighed], state.fragment)
-        state.refuse("diverged", weighed[worst].contribution.header.learner)
+        told = weighed[worst].contribution.header
+        state.refuse("diverged", told.learner, told)
         rest = [w for number, w in enumerate(weighed) if number != worst]
         shares = weights.normalised([w.weight for w in rest])
         return [replace(w, weight=share) for w, share in zip(rest, shares, strict=True)]
@@ -162,9 +165,9 @@ class Committer:
             told = contribution.header
             discount, reason = judge(contribution, state.version, self.config)
             if discount is None:
-                state.refuse(reason, told.learner)
+                state.refuse(reason, told.learner, told)
             elif not finite(contribution.scheme, contribution.planes):
-                state.refuse("diverged", told.learner)
+                state.refuse("diverged", told.learner, told)
             else:
                 kept.append((contribution, discount))
         shares = weights.normalised(

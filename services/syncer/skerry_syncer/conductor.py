@@ -31,6 +31,11 @@ REPUBLISH_S = 2.0
 EMA_FACTOR = 0.2
 
 
+def now_s() -> float:
+    """Return the event loop's time: what simulated time replaces."""
+    return asyncio.get_running_loop().time()
+
+
 @dataclass(slots=True)
 class Open:
     """A round in the air."""
@@ -65,7 +70,7 @@ class Conductor:
         subjects = Subjects(self.run.run)
         after = self.shard.resume_after
         async for record in self.bus.follow(subjects.contributions(), after=after):
-            got = self.shard.take(record, time.monotonic())
+            got = self.shard.take(record, now_s())
             if isinstance(got, Contribution):
                 self.wake.set()
             elif isinstance(got, Refusal):
@@ -73,7 +78,7 @@ class Conductor:
 
     async def follow_pulses(self) -> None:
         async for pulse in presence.follow_pulses(self.bus, self.run.run):
-            self.fleet.observe(pulse, time.monotonic())
+            self.fleet.observe(pulse, now_s())
             self.wake.set()
 
     async def conduct(self) -> None:
@@ -103,14 +108,14 @@ class Conductor:
 
     def _count_hands(self) -> None:
         """Remember since when fewer than K learners work."""
-        now = time.monotonic()
+        now = now_s()
         working = len(self.fleet.working(now))
         self.short_since_s = rounds.short_since_s(now, self.short_since_s, working, self.policy)
 
     async def _close_due(self) -> None:
         for index, opened in list(self.open.items()):
             state = self.shard.fragments[index]
-            now = time.monotonic()
+            now = now_s()
             view = self._view(state, opened, now)
             decision, reason = rounds.decide(now, view, self.policy, self.timings)
             if decision is rounds.Decision.CLOSE:
@@ -132,7 +137,7 @@ class Conductor:
     async def _close(
         self, state: FragmentState, opened: Open, view: rounds.View, reason: str
     ) -> None:
-        closed_s = time.monotonic()
+        closed_s = now_s()
         quorum_at = rounds.quorum_at_s(view, self.policy.quorum)
         quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
         closing = Closing(
@@ -150,7 +155,7 @@ class Conductor:
         if manifest is None:
             log.info("round_empty", fragment=state.fragment.index, reason=reason)
             return
-        sync_s = time.monotonic() - closed_s
+        sync_s = now_s() - closed_s
         self.timings = rounds.measured(
             self.timings,
             EMA_FACTOR,
@@ -161,7 +166,7 @@ class Conductor:
         _report(manifest, sync_s)
 
     async def _open_due(self) -> None:
-        now = time.monotonic()
+        now = now_s()
         if self.fleet.finished(now):
             return
         launch, _ = schedule.next_round(*self._situation(now))
@@ -188,7 +193,7 @@ class Conductor:
 
     async def _launch(self, fragment: int, *, final: bool) -> None:
         state = self.shard.fragments[fragment]
-        now = time.monotonic()
+        now = now_s()
         record = Round(
             run=self.run.run,
             plan_digest=self.plan.digest,
@@ -205,7 +210,7 @@ class Conductor:
 
     async def _republish(self) -> None:
         """Say open rounds again now and then: rounds live in memory and a broker may restart."""
-        now = time.monotonic()
+        now = now_s()
         for opened in self.open.values():
             if now - opened.published_s >= REPUBLISH_S:
                 await presence.open_round(self.bus, opened.record)
@@ -217,7 +222,7 @@ class Conductor:
         A round that is in the air is left to close first: those who have answered it have taken
         steps since, which only a round of its own collects.
         """
-        now = time.monotonic()
+        now = now_s()
         if not self.fleet.finished(now):
             return False
         left = [i for i in self.shard.fragments if i not in self.finals]
@@ -244,7 +249,7 @@ class Conductor:
 
     def _idle_s(self) -> float:
         """Return how long nothing can happen unless something arrives."""
-        now = time.monotonic()
+        now = now_s()
         waits = [REPUBLISH_S]
         launch_s = schedule.next_launch_s(*self._situation(now))
         if launch_s is not None and not self.fleet.finished(now):
@@ -272,5 +277,5 @@ def _report(manifest: Manifest, sync_s: float) -> None:
         quorum_s=round(commit.quorum_s, 4),
         grace_s=round(commit.grace_s, 4),
         sync_s=round(sync_s, 4),
-        refused=list(commit.refused),
+        refused=[f"{r.cause} {r.learner}" for r in commit.refused],
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from skerry.bus.contributions import Contribution, Inbox, Refusal
 from skerry.bus.state import MASTER, StateWriter, read_part
 from skerry.core import staleness
-from skerry.wire.messages import ContributionKind, LearnerProgress
+from skerry.wire.messages import ContributionKind, LearnerProgress, Refused
 from skerry.wire.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from skerry.core.fragments import Fragment, Plan
     from skerry.core.outer import Outer
     from skerry.settings import SyncConfig
-    from skerry.wire.messages import Manifest
+    from skerry.wire.messages import ContributionHeader, Manifest
 
 OUTER = "outer."
 MOST_REFUSED = 1000
@@ -41,7 +41,7 @@ class FragmentState:
     outer: object = None
     pending: list[Contribution] = field(default_factory=list[Contribution])
     arrived_s: dict[str, float] = field(default_factory=dict[str, float])
-    refused: list[str] = field(default_factory=list[str])
+    refused: list[Refused] = field(default_factory=list[Refused])
     launched_step: int = 0
     floor: int = 0
 
@@ -73,10 +73,10 @@ class FragmentState:
         self.pending = self.pending[len(done) :]
         self.arrived_s = {}
 
-    def refuse(self, cause: str, learner: str) -> None:
-        """Have the next commit name a refusal."""
+    def refuse(self, cause: str, learner: str, told: ContributionHeader | None = None) -> None:
+        """Have the next commit name a refusal; ``told`` is its header where it was readable."""
         if len(self.refused) < MOST_REFUSED:
-            self.refused.append(f"{cause} {learner}")
+            self.refused.append(refusal(cause, learner, told))
 
     def waits(self, contribution: Contribution) -> bool:
         """Tell whether this contribution waits already.
@@ -144,7 +144,7 @@ class Shard:
             return None
         discount, cause = judge(got, state.version, self.config)
         if discount is None:
-            state.refuse(cause, got.header.learner)
+            state.refuse(cause, got.header.learner, got.header)
             return Refusal(cause, f"from {got.header.learner}", record.sequence, record.subject)
         state.pending.append(got)
         if got.header.round_version == state.version + 1:
@@ -169,6 +169,21 @@ def judge(contribution: Contribution, version: int, config: SyncConfig) -> tuple
         return (1.0 if fits else None), "genesis"
     return staleness.judge(
         told.base_version, version, config.max_staleness, config.staleness_discount
+    )
+
+
+def refusal(cause: str, learner: str, told: ContributionHeader | None = None) -> Refused:
+    """Return the record of a refusal."""
+    if told is None:
+        return Refused(cause, learner)
+    return Refused(
+        cause,
+        learner,
+        told.incarnation,
+        told.identity,
+        told.tokens,
+        told.cursor_from,
+        told.cursor_to,
     )
 
 

@@ -16,6 +16,7 @@ from skerry.wire.messages import (
     LearnerPhase,
     MemberRecord,
     Pulse,
+    Refused,
     RunRecord,
     RunState,
 )
@@ -221,10 +222,9 @@ def _accepted(accepted: Mapping[str, int], commit: Commit) -> Mapping[str, int]:
     return {**accepted, **told}
 
 
-def _counted(counts: Mapping[str, int], refused: tuple[str, ...]) -> Mapping[str, int]:
-    """Count refusals by reason: the first word of ``"too_stale learner-3"``."""
+def _counted(counts: Mapping[str, int], refused: tuple[Refused, ...]) -> Mapping[str, int]:
+    """Count refusals by cause."""
     added = dict(counts)
     for entry in refused:
-        reason = entry.partition(" ")[0]
-        added[reason] = added.get(reason, 0) + 1
+        added[entry.cause] = added.get(entry.cause, 0) + 1
     return added

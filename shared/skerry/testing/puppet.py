@@ -88,7 +88,7 @@ class Puppet:
         """Join, offer genesis, then pulse and answer rounds until cancelled."""
         member = await ledger.join(self.bus, self.run, self.name, "test", time.time_ns())
         self.incarnation = member.incarnation
-        self.began_s = time.monotonic()
+        self.began_s = asyncio.get_running_loop().time()
         await self.offer_genesis()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pulse())
@@ -97,7 +97,9 @@ class Puppet:
 
     @property
     def step(self) -> int:
-        return min(self.steps, int((time.monotonic() - self.began_s) / self.step_s))
+        return min(
+            self.steps, int((asyncio.get_running_loop().time() - self.began_s) / self.step_s)
+        )
 
     async def offer_genesis(self) -> None:
         """Offer every fragment that the log has no version of."""

@@ -49,6 +49,8 @@ class Kind(IntEnum):
     COMMIT = 7
     FENCE = 8
     CHECKPOINT = 9
+    SYNCER_PULSE = 10
+    START = 11
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,11 @@ class RunRecord:
 class MemberRecord:
     """``ledger.member.<learner>``: one start of a learner's process.
 
-    The data shard of a learner is the rank of its name by first appearance in the ledger.
+    The data shard of a learner is the rank of its name by first appearance in the ledger. Said
+    once to join (``inner`` empty) and once more, for the same incarnation, when the learner knows
+    where it goes on: ``cursor`` and ``step`` then hold its start, ``contrib_sequence`` is where its
+    ``Start`` lies in CONTRIB, and ``inner`` says what became of its inner optimizer's state:
+    ``new``, ``warm`` (read back, ``inner_age_steps`` old) or ``cold`` (begun anew).
     """
 
     run: str
@@ -52,13 +56,19 @@ class MemberRecord:
     host: str
     joined_ns: int
     shard: int
+    cursor: int = 0
+    step: int = 0
+    inner: str = ""
+    inner_age_steps: int = 0
+    contrib_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """``round.<f>``: the syncer asks for contributions towards ``version`` of a fragment.
 
-    ``final`` rounds come after training has ended and collect what is left.
+    ``final`` rounds come after training has ended and collect what is left. ``attempt`` counts how
+    often the round was opened before, because nobody's contribution came.
     """
 
     run: str
@@ -70,6 +80,7 @@ class Round:
     syncer: str
     final: bool = False
     trace_id: str = ""
+    attempt: int = 0
 
 
 class LearnerPhase(StrEnum):
@@ -118,6 +129,38 @@ class Pulse:
     versions: tuple[int, ...] = ()
     max_staleness: int = 0
     syncs_skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncerPulse:
+    """``syncer.<name>``: a syncer lives and holds ``shards`` by the fence tokens in ``fences``.
+
+    ``instance`` tells two processes of one name apart. Silence for longer than the lease frees the
+    shards; what makes a take-over safe is the fence alone.
+    """
+
+    run: str
+    syncer: str
+    instance: str
+    sent_ns: int
+    shards: tuple[int, ...] = ()
+    fences: tuple[int, ...] = ()
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """``contrib.start.<learner>``: no contribution of an older incarnation behind this one counts.
+
+    It lies in the stream of the contributions itself, so its place among them is the same for
+    everybody: a learner that comes back reads up to it, and knows all that can ever be merged of
+    what its predecessors sent.
+    """
+
+    run: str
+    learner: str
+    incarnation: int
+    sent_ns: int
 
 
 class ContributionKind(StrEnum):
@@ -200,6 +243,19 @@ class Consumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """One contribution that will never be merged, and why; zeros where its header never came."""
+
+    cause: str
+    learner: str
+    incarnation: int = 0
+    identity: int = 0
+    tokens: int = 0
+    cursor_from: int = 0
+    cursor_to: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerProgress:
     """What the log has accepted from a learner up to this commit, for this fragment."""
 
@@ -227,7 +283,7 @@ class Commit:
     quorum_s: float
     grace_s: float
     consumed: tuple[Consumed, ...]
-    refused: tuple[str, ...]
+    refused: tuple[Refused, ...]
     contrib_floor: int
     progress: tuple[LearnerProgress, ...]
     params_digest: int
@@ -261,7 +317,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """``ledger.checkpoint``: a checkpoint was written and read back."""
+    """``ledger.checkpoint``: a checkpoint was written and read back.
+
+    It is the global state after every commit up to ``ledger_sequence``, and after no other.
+    """
 
     run: str
     path: str
@@ -271,6 +330,7 @@ class CheckpointRecord:
     tokens: int
     written_ns: int
     size_bytes: int
+    ledger_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,22 @@ from skerry.wire.messages import (
     Pulse,
     Round,
     RunRecord,
+    Start,
+    SyncerPulse,
 )
 
-Record = RunRecord | MemberRecord | Round | Pulse | Manifest | Commit | Fence | CheckpointRecord
+Record = (
+    RunRecord
+    | MemberRecord
+    | Round
+    | Pulse
+    | Manifest
+    | Commit
+    | Fence
+    | CheckpointRecord
+    | SyncerPulse
+    | Start
+)
 T = TypeVar("T", bound=Record)
 
 KINDS: dict[type[object], Kind] = {
@@ -34,6 +47,8 @@ KINDS: dict[type[object], Kind] = {
     Commit: Kind.COMMIT,
     Fence: Kind.FENCE,
     CheckpointRecord: Kind.CHECKPOINT,
+    SyncerPulse: Kind.SYNCER_PULSE,
+    Start: Kind.START,
 }
 
 

@@ -48,7 +48,7 @@ class Subjects:
             "STATE": ("state.>",),
             "LEDGER": ("ledger.>",),
             "CONTRIB": ("contrib.>",),
-            "PULSE": ("pulse.>", "round.>"),
+            "PULSE": ("pulse.>", "round.>", "syncer.>"),
         }[kind]
         return tuple(f"{self.root}.{head}" for head in heads)
 
@@ -61,6 +61,7 @@ class Subjects:
             "contrib": "CONTRIB",
             "pulse": "PULSE",
             "round": "PULSE",
+            "syncer": "PULSE",
         }
         return self.stream(kinds[head])
 
@@ -100,8 +101,19 @@ class Subjects:
     def contribution(self, fragment: int, learner: str) -> str:
         return f"{self.root}.contrib.{fragment}.{checked_token(learner, 'learner')}"
 
-    def contributions(self) -> str:
-        return f"{self.root}.contrib.*.*"
+    def contributions(self, fragment: int | None = None) -> str:
+        """Return the pattern of one fragment's contributions; None: all, and every ``Start``."""
+        return f"{self.root}.contrib.{'*' if fragment is None else fragment}.*"
+
+    def contributions_of(self, learner: str) -> str:
+        """Return the pattern of everything that one learner has sent to CONTRIB."""
+        return f"{self.root}.contrib.*.{checked_token(learner, 'learner')}"
+
+    def start(self, learner: str) -> str:
+        return f"{self.root}.contrib.start.{checked_token(learner, 'learner')}"
+
+    def starts(self) -> str:
+        return f"{self.root}.contrib.start.*"
 
     # PULSE
     def pulse(self, learner: str) -> str:
@@ -115,6 +127,12 @@ class Subjects:
 
     def rounds(self) -> str:
         return f"{self.root}.round.*"
+
+    def syncer(self, name: str) -> str:
+        return f"{self.root}.syncer.{checked_token(name, 'syncer')}"
+
+    def syncers(self) -> str:
+        return f"{self.root}.syncer.*"
 
 
 def run_of(subject: str) -> str:

@@ -23,6 +23,7 @@ from skerry.wire.messages import (
     LearnerProgress,
     MemberRecord,
     Pulse,
+    Refused,
     RunRecord,
     RunState,
 )
@@ -92,7 +93,7 @@ def commit(
     *,
     reason: str = "all_arrived",
     by: Iterable[Consumed] = (),
-    refused: tuple[str, ...] = (),
+    refused: tuple[Refused, ...] = (),
     tokens: int = 0,
     step: int = 0,
 ) -> Commit:
@@ -198,7 +199,7 @@ def test_genesis_is_no_round() -> None:
 
 
 def test_a_commit_that_was_seen_changes_nothing() -> None:
-    view = seen((5, commit(0, 2, 5, by=[consumed("a", 1)], refused=("too_stale b",))))
+    view = seen((5, commit(0, 2, 5, by=[consumed("a", 1)], refused=(Refused("too_stale", "b"),))))
     assert fold(view, commit(0, 2, 5), T0 + 6) is view
 
 
@@ -215,8 +216,8 @@ def test_staleness_is_averaged_over_merged_contributions() -> None:
 
 def test_refusals_are_counted_by_reason() -> None:
     view = seen(
-        (1, commit(0, 2, 1, refused=("too_stale a", "diverged b"))),
-        (2, commit(0, 3, 2, refused=("too_stale b",))),
+        (1, commit(0, 2, 1, refused=(Refused("too_stale", "a"), Refused("diverged", "b")))),
+        (2, commit(0, 3, 2, refused=(Refused("too_stale", "b"),))),
     )
     assert report(view, T0 + 3).run.refused == {"too_stale": 2, "diverged": 1}
 

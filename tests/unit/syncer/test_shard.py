@@ -13,7 +13,7 @@ from skerry.core.fragments import LeafSpec, plan
 from skerry.settings import SyncConfig
 from skerry.testing.puppet import walk
 from skerry.wire.codec import encode_vector
-from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, Manifest
+from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, Manifest, Refused
 from skerry.wire.subjects import Subjects
 from skerry_syncer.shard import MOST_REFUSED, FragmentState, Shard, judge
 
@@ -106,7 +106,7 @@ async def test_damaged_chunk_is_refused_and_named_to_the_next_commit() -> None:
     held = shard()
     damaged = dataclasses.replace(record, payload=record.payload[:-1] + b"?")
     assert isinstance(held.take(damaged, 1.0), Refusal)
-    assert held.fragments[0].refused == ["corrupt a"]
+    assert held.fragments[0].refused == [Refused("corrupt", "a")]
 
 
 async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:

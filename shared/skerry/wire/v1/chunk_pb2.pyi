@@ -190,3 +190,33 @@ class ChunkHeader(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChunkHeader: _TypeAlias = ChunkHeader  # noqa: Y015
+
+@_typing.final
+class Start(_message.Message):
+    """contrib.start.<learner>: from here on, nothing of an older incarnation of this learner counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    SENT_NS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    learner: _builtins.str
+    incarnation: _builtins.int
+    sent_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        learner: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        sent_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "learner", b"learner", "run", b"run", "sent_ns", b"sent_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Start: _TypeAlias = Start  # noqa: Y015

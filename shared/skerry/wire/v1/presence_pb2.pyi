@@ -57,6 +57,7 @@ class Round(_message.Message):
     SYNCER_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     plan_digest: _builtins.int
     fragment: _builtins.int
@@ -66,6 +67,8 @@ class Round(_message.Message):
     syncer: _builtins.str
     final: _builtins.bool
     trace_id: _builtins.str
+    attempt: _builtins.int
+    """How often this round was opened before, for want of any contribution."""
     def __init__(
         self,
         *,
@@ -78,14 +81,56 @@ class Round(_message.Message):
         syncer: _builtins.str = ...,
         final: _builtins.bool = ...,
         trace_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_step", b"due_step", "final", b"final", "fragment", b"fragment", "opened_ns", b"opened_ns", "plan_digest", b"plan_digest", "run", b"run", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "due_step", b"due_step", "final", b"final", "fragment", b"fragment", "opened_ns", b"opened_ns", "plan_digest", b"plan_digest", "run", b"run", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Round: _TypeAlias = Round  # noqa: Y015
+
+@_typing.final
+class SyncerPulse(_message.Message):
+    """syncer.<name>: a syncer lives, and what it holds; silence beyond the lease frees its shards."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    SYNCER_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    SENT_NS_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    FENCES_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    syncer: _builtins.str
+    instance: _builtins.str
+    sent_ns: _builtins.int
+    host: _builtins.str
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def fences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        syncer: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        sent_ns: _builtins.int = ...,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+        fences: _abc.Iterable[_builtins.int] | None = ...,
+        host: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences", "host", b"host", "instance", b"instance", "run", b"run", "sent_ns", b"sent_ns", "shards", b"shards", "syncer", b"syncer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SyncerPulse: _TypeAlias = SyncerPulse  # noqa: Y015
 
 @_typing.final
 class Pulse(_message.Message):

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from skerry.wire.v1 import plan_pb2 as skerry_dot_wire_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18skerry/wire/v1/run.proto\x12\x0eskerry.wire.v1\x1a\x19skerry/wire/v1/plan.proto\"\xeb\x01\n\tRunRecord\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12(\n\x06leaves\x18\x03 \x03(\x0b\x32\x18.skerry.wire.v1.LeafSpec\x12\x11\n\tfragments\x18\x04 \x01(\x04\x12\x13\n\x0bplan_digest\x18\x05 \x01(\x06\x12\x12\n\ncreated_ns\x18\x06 \x01(\x04\x12\x16\n\x0eskerry_version\x18\x07 \x01(\t\x12\'\n\x05state\x18\x08 \x01(\x0e\x32\x18.skerry.wire.v1.RunState\x12\x15\n\rrestored_from\x18\t \x01(\t\"q\n\x0cMemberRecord\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x11\n\tjoined_ns\x18\x05 \x01(\x04\x12\r\n\x05shard\x18\x06 \x01(\x04\"\x95\x01\n\x10\x43heckpointRecord\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x10\n\x08versions\x18\x04 \x03(\x04\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x12\n\nwritten_ns\x18\x07 \x01(\x04\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04*Q\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x12\n\x0eRUN_STATE_OPEN\x10\x01\x12\x16\n\x12RUN_STATE_FINISHED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18skerry/wire/v1/run.proto\x12\x0eskerry.wire.v1\x1a\x19skerry/wire/v1/plan.proto\"\xeb\x01\n\tRunRecord\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12(\n\x06leaves\x18\x03 \x03(\x0b\x32\x18.skerry.wire.v1.LeafSpec\x12\x11\n\tfragments\x18\x04 \x01(\x04\x12\x13\n\x0bplan_digest\x18\x05 \x01(\x06\x12\x12\n\ncreated_ns\x18\x06 \x01(\x04\x12\x16\n\x0eskerry_version\x18\x07 \x01(\t\x12\'\n\x05state\x18\x08 \x01(\x0e\x32\x18.skerry.wire.v1.RunState\x12\x15\n\rrestored_from\x18\t \x01(\t\"\xd1\x01\n\x0cMemberRecord\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x11\n\tjoined_ns\x18\x05 \x01(\x04\x12\r\n\x05shard\x18\x06 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x07 \x01(\x04\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12\r\n\x05inner\x18\t \x01(\t\x12\x17\n\x0finner_age_steps\x18\n \x01(\x04\x12\x18\n\x10\x63ontrib_sequence\x18\x0b \x01(\x04\"\xae\x01\n\x10\x43heckpointRecord\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x10\n\x08versions\x18\x04 \x03(\x04\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x12\n\nwritten_ns\x18\x07 \x01(\x04\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fledger_sequence\x18\t \x01(\x04*Q\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x12\n\x0eRUN_STATE_OPEN\x10\x01\x12\x16\n\x12RUN_STATE_FINISHED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'skerry.wire.v1.run_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNSTATE']._serialized_start=576
-  _globals['_RUNSTATE']._serialized_end=657
+  _globals['_RUNSTATE']._serialized_start=698
+  _globals['_RUNSTATE']._serialized_end=779
   _globals['_RUNRECORD']._serialized_start=72
   _globals['_RUNRECORD']._serialized_end=307
-  _globals['_MEMBERRECORD']._serialized_start=309
-  _globals['_MEMBERRECORD']._serialized_end=422
-  _globals['_CHECKPOINTRECORD']._serialized_start=425
-  _globals['_CHECKPOINTRECORD']._serialized_end=574
+  _globals['_MEMBERRECORD']._serialized_start=310
+  _globals['_MEMBERRECORD']._serialized_end=519
+  _globals['_CHECKPOINTRECORD']._serialized_start=522
+  _globals['_CHECKPOINTRECORD']._serialized_end=696
 # @@protoc_insertion_point(module_scope)

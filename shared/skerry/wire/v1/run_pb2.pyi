@@ -85,7 +85,7 @@ Global___RunRecord: _TypeAlias = RunRecord  # noqa: Y015
 
 @_typing.final
 class MemberRecord(_message.Message):
-    """ledger.member.<learner>: one start of a learner's process."""
+    """ledger.member.<learner>: one start of a learner's process; said again once it knows where it goes on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -95,12 +95,23 @@ class MemberRecord(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     JOINED_NS_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    INNER_FIELD_NUMBER: _builtins.int
+    INNER_AGE_STEPS_FIELD_NUMBER: _builtins.int
+    CONTRIB_SEQUENCE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
     host: _builtins.str
     joined_ns: _builtins.int
     shard: _builtins.int
+    cursor: _builtins.int
+    step: _builtins.int
+    inner: _builtins.str
+    """"" before it knows, then "new", "warm" or "cold"."""
+    inner_age_steps: _builtins.int
+    contrib_sequence: _builtins.int
     def __init__(
         self,
         *,
@@ -110,10 +121,15 @@ class MemberRecord(_message.Message):
         host: _builtins.str = ...,
         joined_ns: _builtins.int = ...,
         shard: _builtins.int = ...,
+        cursor: _builtins.int = ...,
+        step: _builtins.int = ...,
+        inner: _builtins.str = ...,
+        inner_age_steps: _builtins.int = ...,
+        contrib_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "incarnation", b"incarnation", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -133,6 +149,7 @@ class CheckpointRecord(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     WRITTEN_NS_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    LEDGER_SEQUENCE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     path: _builtins.str
     digest: _builtins.str
@@ -140,6 +157,7 @@ class CheckpointRecord(_message.Message):
     tokens: _builtins.int
     written_ns: _builtins.int
     size_bytes: _builtins.int
+    ledger_sequence: _builtins.int
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -153,10 +171,11 @@ class CheckpointRecord(_message.Message):
         tokens: _builtins.int = ...,
         written_ns: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        ledger_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "path", b"path", "run", b"run", "size_bytes", b"size_bytes", "step", b"step", "tokens", b"tokens", "versions", b"versions", "written_ns", b"written_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "ledger_sequence", b"ledger_sequence", "path", b"path", "run", b"run", "size_bytes", b"size_bytes", "step", b"step", "tokens", b"tokens", "versions", b"versions", "written_ns", b"written_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -174,6 +174,45 @@ class LearnerProgress(_message.Message):
 Global___LearnerProgress: _TypeAlias = LearnerProgress  # noqa: Y015
 
 @_typing.final
+class Refused(_message.Message):
+    """One contribution that will never be merged, and why; zeros where its header never arrived."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CURSOR_FROM_FIELD_NUMBER: _builtins.int
+    CURSOR_TO_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    learner: _builtins.str
+    incarnation: _builtins.int
+    identity: _builtins.int
+    tokens: _builtins.int
+    cursor_from: _builtins.int
+    cursor_to: _builtins.int
+    def __init__(
+        self,
+        *,
+        cause: _builtins.str = ...,
+        learner: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        identity: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        cursor_from: _builtins.int = ...,
+        cursor_to: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refused: _TypeAlias = Refused  # noqa: Y015
+
+@_typing.final
 class Commit(_message.Message):
     """ledger.commit.<f>: fragment f went from version-1 to version, and why."""
 
@@ -192,13 +231,13 @@ class Commit(_message.Message):
     QUORUM_S_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
     CONSUMED_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
     CONTRIB_FLOOR_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     PARAMS_DIGEST_FIELD_NUMBER: _builtins.int
     MASTER_DIGEST_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     plan_digest: _builtins.int
     fragment: _builtins.int
@@ -219,9 +258,9 @@ class Commit(_message.Message):
     @_builtins.property
     def consumed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumed]: ...
     @_builtins.property
-    def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerProgress]: ...
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refused]: ...
     def __init__(
         self,
         *,
@@ -238,13 +277,13 @@ class Commit(_message.Message):
         quorum_s: _builtins.float = ...,
         grace_s: _builtins.float = ...,
         consumed: _abc.Iterable[Global___Consumed] | None = ...,
-        refused: _abc.Iterable[_builtins.str] | None = ...,
         contrib_floor: _builtins.int = ...,
         progress: _abc.Iterable[Global___LearnerProgress] | None = ...,
         params_digest: _builtins.int = ...,
         master_digest: _builtins.int = ...,
         final: _builtins.bool = ...,
         trace_id: _builtins.str = ...,
+        refused: _abc.Iterable[Global___Refused] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
