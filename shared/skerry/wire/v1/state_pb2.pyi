@@ -231,13 +231,13 @@ class Commit(_message.Message):
     QUORUM_S_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
     CONSUMED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     CONTRIB_FLOOR_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     PARAMS_DIGEST_FIELD_NUMBER: _builtins.int
     MASTER_DIGEST_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     plan_digest: _builtins.int
     fragment: _builtins.int
@@ -258,9 +258,9 @@ class Commit(_message.Message):
     @_builtins.property
     def consumed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumed]: ...
     @_builtins.property
-    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerProgress]: ...
-    @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refused]: ...
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerProgress]: ...
     def __init__(
         self,
         *,
@@ -277,13 +277,13 @@ class Commit(_message.Message):
         quorum_s: _builtins.float = ...,
         grace_s: _builtins.float = ...,
         consumed: _abc.Iterable[Global___Consumed] | None = ...,
+        refused: _abc.Iterable[Global___Refused] | None = ...,
         contrib_floor: _builtins.int = ...,
         progress: _abc.Iterable[Global___LearnerProgress] | None = ...,
         params_digest: _builtins.int = ...,
         master_digest: _builtins.int = ...,
         final: _builtins.bool = ...,
         trace_id: _builtins.str = ...,
-        refused: _abc.Iterable[Global___Refused] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -1,0 +1,1 @@
+"""Reads a run's whole log and says whether it keeps its promises; replays it."""
