@@ -108,7 +108,8 @@ async def join(bus: Bus, run: str, learner: str, host: str, now_ns: int) -> Memb
 
     A name keeps its shard for ever; a new name takes the next number. The whole member table is
     compared-and-set through a count kept on the newest record, so two learners that join at the
-    same instant get different shards.
+    same instant get different shards. Where the acknowledgement of a write was lost, its number
+    is left out and the next one taken: nobody else ever used it.
     """
     subjects = Subjects(run)
     subject = subjects.member(learner)
