@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -56,6 +58,34 @@ async def test_records_carry_the_broker_clock() -> None:
     record = await bus.last(NAMES.run_record())
     assert record is not None
     assert record.time_ns == clock.now_ns
+
+
+async def test_a_restart_loses_what_was_in_memory_and_nothing_else() -> None:
+    broker = MemoryBroker()
+    bus = broker.connect()
+    await bus.declare(specs("r"))
+    await bus.publish(NAMES.run_record(), b"kept")
+    await bus.publish(NAMES.pulse("a"), b"lost")
+    broker.restart()
+    await bus.declare(specs("r"))
+    assert await bus.last(NAMES.pulse("a")) is None
+    kept = await bus.last(NAMES.run_record())
+    assert kept is not None
+    assert kept.payload == b"kept"
+
+
+async def test_a_follower_goes_on_in_the_stream_that_a_restart_began_anew() -> None:
+    broker = MemoryBroker()
+    bus = broker.connect()
+    await bus.declare(specs("r"))
+    await bus.publish(NAMES.pulse("a"), b"before")
+    async with asyncio.timeout(10), aclosing(bus.follow(NAMES.pulses())) as pulses:
+        assert (await anext(pulses)).payload == b"before"
+        broker.restart()
+        coming = asyncio.create_task(anext(pulses))
+        await bus.declare(specs("r"))
+        await bus.publish(NAMES.pulse("a"), b"after")
+        assert (await coming).payload == b"after"
 
 
 @given(sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=30))

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +21,7 @@ from skerry.bus.base import (
     Record,
     Retention,
     Start,
+    Storage,
     StreamInfo,
     StreamSpec,
 )
@@ -30,6 +32,7 @@ RECORD_OVERHEAD = 30
 """Bytes a stored message takes beside its subject, headers and payload."""
 
 
+@lru_cache(maxsize=8192)
 def matches(pattern: str, subject: str) -> bool:
     """Tell whether a subject matches a pattern with ``*`` (one token) and ``>`` (the rest)."""
     wants, has = pattern.split("."), subject.split(".")
@@ -57,7 +60,39 @@ class MemoryStream:
     seen: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     last_seq: int = 0
     bytes: int = 0
-    grown: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: bool = False
+    waiting: list[tuple[tuple[str, ...], asyncio.Future[None]]] = field(
+        default_factory=list[tuple[tuple[str, ...], "asyncio.Future[None]"]]
+    )
+
+    async def more(self, patterns: tuple[str, ...]) -> None:
+        """Wait until a message on one of these subjects is stored, or the stream is lost."""
+        if self.lost:
+            return
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append((patterns, future))
+        await future
+
+    def wake(self, subject: str | None = None) -> None:
+        """End the wait of those who wait for this subject; None: of everybody."""
+        waiting, self.waiting = self.waiting, []
+        for patterns, future in waiting:
+            if subject is not None and not any(matches(p, subject) for p in patterns):
+                self.waiting.append((patterns, future))
+            elif not future.done():
+                future.set_result(None)
+
+    def after(self, position: int, patterns: tuple[str, ...]) -> list[Record]:
+        """Return what lies behind a sequence on these subjects."""
+        if position >= self.last_seq:
+            return []
+        found = (self.records.get(seq) for seq in range(position + 1, self.last_seq + 1))
+        return [r for r in found if r is not None and any(matches(p, r.subject) for p in patterns)]
+
+    def newest_each(self, patterns: tuple[str, ...]) -> list[Record]:
+        """Return the newest message of every subject that matches, in sequence order."""
+        found = (q for s, q in self.newest.items() if any(matches(p, s) for p in patterns))
+        return [self.records[sequence] for sequence in sorted(found)]
 
     def drop(self, sequence: int) -> None:
         record = self.records.pop(sequence)
@@ -106,8 +141,7 @@ class MemoryStream:
         self.records[record.sequence] = record
         self.newest[record.subject] = self.last_seq = record.sequence
         self.bytes += size
-        self.grown.set()
-        self.grown = asyncio.Event()
+        self.wake(record.subject)
 
     def info(self) -> StreamInfo:
         first = next(iter(self.records), self.last_seq + 1 if self.last_seq else 0)
@@ -149,6 +183,13 @@ class MemoryBroker:
         changes = mend(spec, found.spec)
         found.spec = normal(spec)
         return changes
+
+    def restart(self) -> None:
+        """Do what a restart does: streams in memory are gone, those in files are as they were."""
+        lost = [n for n, s in self.streams.items() if s.spec.storage is Storage.MEMORY]
+        for stream in [self.streams.pop(name) for name in lost]:
+            stream.lost = True
+            stream.wake()
 
     def append(
         self,
@@ -237,8 +278,7 @@ class MemoryBus:
         stream = self.broker.stream(stream_of(pattern))
         if stream is None:
             return []
-        found = sorted(seq for subject, seq in stream.newest.items() if matches(pattern, subject))
-        return [stream.records[seq] for seq in found]
+        return stream.newest_each((pattern,))
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         await asyncio.sleep(0)
@@ -254,25 +294,29 @@ class MemoryBus:
     async def _follow(
         self, patterns: tuple[str, ...], start: Start, after: int
     ) -> AsyncGenerator[Record]:
-        name = stream_of(patterns[0])
-        while (stream := self.broker.stream(name)) is None:
-            await self.broker.declared.wait()
+        stream = await self._stream(stream_of(patterns[0]))
         if 0 < after > stream.last_seq:
             start, after = Start.ALL, 0
-        position, first = after, list[int]()
+        position, batch = after, list[Record]()
         if not after and start is not Start.ALL:
             position = stream.last_seq
         if not after and start is Start.LAST_PER_SUBJECT:
-            wanted = [(seq, s) for s, seq in stream.newest.items()]
-            first = sorted(seq for seq, s in wanted if any(matches(p, s) for p in patterns))
-        for sequence in first:
-            if (record := stream.records.get(sequence)) is not None:
-                yield record
+            batch = stream.newest_each(patterns)
         while True:
-            while position < stream.last_seq:
-                position += 1
-                record = stream.records.get(position)
-                if record is not None and any(matches(p, record.subject) for p in patterns):
+            for record in batch:
+                if record.sequence in stream.records:
                     yield record
                 stream.age(self.broker.clock_ns())
-            await stream.grown.wait()
+            position = max(position, batch[-1].sequence if batch else 0)
+            batch = stream.after(position, patterns)
+            if not batch:
+                await stream.more(patterns)
+                now = await self._stream(stream.spec.name)
+                stream, position = now, (position if now is stream else 0)
+                batch = stream.after(position, patterns)
+
+    async def _stream(self, name: str) -> MemoryStream:
+        """Return a stream, waiting until it has been declared."""
+        while (stream := self.broker.stream(name)) is None:
+            await self.broker.declared.wait()
+        return stream
