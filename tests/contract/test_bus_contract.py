@@ -1,19 +1,31 @@
-"""What every bus must do, on the memory broker and on a real nats-server alike."""
+"""What every bus must do: the memory broker, a real nats-server, and three that replicate."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
-from skerry.bus.base import MSG_ID, Bus, Expect, Record, Retention, Start, Storage, StreamSpec
+from skerry.bus.base import (
+    MSG_ID,
+    Bus,
+    Expect,
+    Receipt,
+    Record,
+    Retention,
+    Start,
+    Storage,
+    StreamInfo,
+    StreamSpec,
+)
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs as specs_of_run
 from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull, StreamDrift
+from skerry.testing.nats_cluster import NatsCluster
 from skerry.wire.subjects import Subjects
 
 DEADLINE_S = 10.0
@@ -25,14 +37,44 @@ def specs(run: str, *, window_bytes: int = WINDOW_BYTES) -> tuple[StreamSpec, ..
     return specs_of_run(run, window_bytes=window_bytes)
 
 
-@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.nats)])
+KINDS = (
+    "memory",
+    pytest.param("nats", marks=pytest.mark.nats),
+    pytest.param("cluster", marks=pytest.mark.nats),
+)
+
+
+class Replicated(NatsBus):
+    """Declares every stream with a replica on each of three servers, and otherwise says nothing."""
+
+    async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
+        return await super().declare([replace(spec, replicas=3) for spec in specs])
+
+    async def streams(self) -> list[StreamInfo]:
+        found = await super().streams()
+        return [replace(info, spec=replace(info.spec, replicas=1)) for info in found]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    """Three servers; every stream of these tests has a replica on each."""
+    with NatsCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
 async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
     if request.param == "memory":
         async with MemoryBroker().connect() as memory:
             yield memory
         return
-    url: str = request.getfixturevalue("shared_nats").url
-    async with NatsBus(url, connect_timeout_s=5.0, request_timeout_s=5.0) as nats:
+    if request.param == "nats":
+        client, url = NatsBus, request.getfixturevalue("shared_nats").url
+    else:
+        cluster: NatsCluster = request.getfixturevalue("cluster")
+        await cluster.ready()
+        client, url = Replicated, cluster.url
+    async with client(url, connect_timeout_s=5.0, request_timeout_s=5.0) as nats:
         yield nats
 
 
@@ -119,11 +161,49 @@ async def test_another_subject_can_fence_a_write(bus: Bus, names: Subjects) -> N
     assert record.payload == b"chunk"
 
 
-async def test_an_expectation_is_checked_before_the_message_id(bus: Bus, names: Subjects) -> None:
+async def test_a_repeated_id_whose_expectation_fails_is_stored_once(
+    bus: Bus, names: Subjects
+) -> None:
+    """One server looks at the expectation first, a cluster at the id; callers must bear both."""
     subject = names.run_record()
-    await bus.publish(subject, b"a", msg_id="id", expect=Expect(subject, 0))
+    first = await bus.publish(subject, b"a", msg_id="id", expect=Expect(subject, 0))
+    try:
+        again = await bus.publish(subject, b"a", msg_id="id", expect=Expect(subject, 0))
+    except Conflict:
+        pass
+    else:
+        assert again == Receipt(first.sequence, duplicate=True)
+    assert await bus.get(names.stream("LEDGER"), first.sequence + 1) is None
+
+
+async def test_a_fence_lets_all_of_a_window_through(bus: Bus, names: Subjects) -> None:
+    fence = await bus.publish(names.fence(0), b"one")
+    held = Expect(names.fence(0), fence.sequence)
+    publishing = (
+        bus.publish(names.chunk(0, 0, i), b"%d" % i, msg_id=f"{i}", expect=held) for i in range(12)
+    )
+    stored = await asyncio.gather(*publishing)
+    assert sorted(receipt.sequence for receipt in stored) == list(range(2, 14))
+
+
+async def test_a_pattern_can_fence_a_write(bus: Bus, names: Subjects) -> None:
+    first = await bus.publish(names.member("a"), b"a", expect=Expect(names.members(), 0))
     with pytest.raises(Conflict):
-        await bus.publish(subject, b"a", msg_id="id", expect=Expect(subject, 0))
+        await bus.publish(names.member("b"), b"b", expect=Expect(names.members(), 0))
+    known = Expect(names.members(), first.sequence)
+    assert (await bus.publish(names.member("b"), b"b", expect=known)).sequence == 2
+
+
+async def test_of_eight_racing_joiners_exactly_one_wins(bus: Bus, names: Subjects) -> None:
+    async def race(i: int) -> bool:
+        try:
+            await bus.publish(names.member(f"l{i}"), b"", expect=Expect(names.members(), 0))
+        except Conflict:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(race(i) for i in range(8)))) == 1
+    assert len(await bus.last_each(names.members())) == 1
 
 
 async def test_of_eight_racing_writers_exactly_one_wins(bus: Bus, names: Subjects) -> None:

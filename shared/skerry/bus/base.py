@@ -139,6 +139,11 @@ class Bus(Protocol):
         A publish whose acknowledgement was lost is sent again under the same ``msg_id``; without
         one it is not. Raises Conflict when ``expect`` does not hold (after a lost acknowledgement
         that may be our own write: read back before concluding), StorageFull when there is no room.
+        Where both ``msg_id`` and ``expect`` speak against a write, either may be heard first: a
+        ``duplicate`` receipt, or Conflict.
+
+        In a cluster, writes whose ``expect`` names the same subject or the same pattern are held
+        apart; a write that expects ``a.*`` and one that expects ``a.b`` at one instant are not.
         """
         ...
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -21,11 +22,10 @@ from skerry.bus.base import (
     StreamInfo,
     StreamSpec,
 )
-from skerry.bus.nats_batch import MOST_SUBJECTS, batch_get
 from skerry.bus.nats_connection import Backoff, Connection, Event, Login
 from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.bus.nats_follow import Cursor, follow
-from skerry.bus.nats_records import direct_record, status_of
+from skerry.bus.nats_reads import Reads
 from skerry.bus.nats_streams import config_of, hidden_changes, info_of, spec_of
 from skerry.bus.streams import STREAM_PREFIX, mend, stream_of
 from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError
@@ -76,7 +76,9 @@ class NatsBus:
             on_event=on_event,
         )
         self._patience_s = patience_s or ATTEMPTS_WORTH * request_timeout_s
+        self._reads = Reads(self._connection, self._patience_s)
         self._window = asyncio.Semaphore(publish_window)
+        self._turns: dict[str, asyncio.Lock] = {}
         self._forgetful: dict[str, StreamSpec] = {}
 
     async def __aenter__(self) -> Self:
@@ -131,31 +133,19 @@ class NatsBus:
                 sent[EXPECT_SUBJECT] = expect.subject
         self._check_size(subject, payload, sent)
         deadline = self._deadline()
-        await self._acquire(deadline)
-        try:
-            return await self._publish(Message(subject, payload, sent), expect, deadline)
-        finally:
-            self._window.release()
+        async with self._turn(expect, deadline), self._slot(self._window, deadline):
+            receipt = await self._publish(Message(subject, payload, sent), expect, deadline)
+        self._reads.saw(stream_of(subject), receipt.sequence)
+        return receipt
 
     async def last(self, subject: str) -> Record | None:
-        stream = stream_of(subject)
-        return await self._direct(stream, f"{stream}.{subject}", b"")
+        return await self._reads.last(subject)
 
     async def last_each(self, pattern: str) -> list[Record]:
-        stream, deadline = stream_of(pattern), self._deadline()
-        found: dict[str, Record] = {}
-        complete = await self._last_of(stream, [pattern], found, deadline)
-        if not complete:
-            subjects = await self._subjects(stream, pattern, deadline)
-            for i in range(0, len(subjects), MOST_SUBJECTS):
-                page = subjects[i : i + MOST_SUBJECTS]
-                await self._last_of(stream, page, found, deadline)
-        return sorted(found.values(), key=lambda record: record.sequence)
+        return await self._reads.last_each(pattern)
 
     async def get(self, stream: str, sequence: int) -> Record | None:
-        if sequence < 1:
-            return None
-        return await self._direct(stream, stream, json.dumps({"seq": sequence}).encode())
+        return await self._reads.get(stream, sequence)
 
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
@@ -169,15 +159,29 @@ class NatsBus:
     def _deadline(self) -> float:
         return self._now() + self._patience_s
 
-    async def _acquire(self, deadline: float) -> None:
-        if not self._window.locked():
-            await self._window.acquire()
-            return
+    @asynccontextmanager
+    async def _slot(
+        self, held: asyncio.Semaphore | asyncio.Lock, deadline: float
+    ) -> AsyncGenerator[None]:
+        """Hold one of them; BrokerUnavailable when none is free by the deadline."""
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._window.acquire()
+            async with asyncio.timeout_at(deadline if held.locked() else None):
+                await held.acquire()
         except TimeoutError as e:
             raise self._connection.unavailable(self._patience_s) from e
+        try:
+            yield
+        finally:
+            held.release()
+
+    def _turn(self, expect: Expect | None, deadline: float) -> AbstractAsyncContextManager[None]:
+        """Wait for the writes before this one whose expectation names the same subject.
+
+        A replicated stream refuses a second one while the first is under way, as if it had lost.
+        """
+        if expect is None or not self._connection.clustered:
+            return nullcontext()
+        return self._slot(self._turns.setdefault(expect.subject, asyncio.Lock()), deadline)
 
     def _check_size(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Refuse what the server would close the connection for."""
@@ -203,7 +207,7 @@ class NatsBus:
             if MSG_ID not in message.headers:
                 raise
         timeout = self._connection.request_timeout_s
-        await self._exists(stream_of(message.subject), self._now() + timeout)
+        await self._reads.exists(stream_of(message.subject), self._now() + timeout)
         try:
             return await self._store(message, expect, self._now() + timeout, doubt=True)
         except BrokerUnavailable as e:
@@ -224,9 +228,9 @@ class NatsBus:
                 if error is None:
                     return Receipt(reply["seq"], bool(reply.get("duplicate", False)))
                 code = error.get("err_code", 0)
-                if code in nats_errors.WRONG_SEQUENCE and expect is not None:
+                if code == nats_errors.WRONG_SEQUENCE and expect is not None:
                     return await self._lost_or_ours(message, expect, error, doubt=doubt)
-                if code not in nats_errors.TRANSIENT:
+                if code != nats_errors.IN_PROCESS and code not in nats_errors.TRANSIENT:
                     raise self._refused(error, subject)
             except NoAnswer as e:
                 doubt = doubt or e.sent
@@ -258,20 +262,11 @@ class NatsBus:
         declared is made again.
         """
         stream = stream_of(subject)
-        if await self._exists(stream, deadline):
+        if await self._reads.exists(stream, deadline):
             return
         if stream not in self._forgetful:
             raise nats_errors.no_stream(subject, stream)
         await self._declare(self._forgetful[stream])
-
-    async def _exists(self, stream: str, deadline: float) -> bool:
-        try:
-            await self._connection.api(f"STREAM.INFO.{stream}", deadline=deadline)
-        except ApiError as e:
-            if e.err_code == nats_errors.STREAM_NOT_FOUND:
-                return False
-            raise nats_errors.translate(e, f"a look at stream {stream}") from e
-        return True
 
     async def _api(self, name: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
         try:
@@ -305,61 +300,3 @@ class NatsBus:
         if changes:
             await self._api(f"STREAM.UPDATE.{spec.name}", found | config, f"stream {spec.name}")
         return changes
-
-    async def _direct(self, stream: str, path: str, body: bytes) -> Record | None:
-        deadline = self._deadline()
-        backoff = Backoff(deadline)
-        while True:
-            try:
-                answer = await self._connection.request(
-                    f"$JS.API.DIRECT.GET.{path}", body, deadline=deadline
-                )
-            except NoAnswer as e:
-                if not e.sent and not await self._exists(stream, deadline):
-                    return None
-                if not await backoff.pause():
-                    raise self._connection.unavailable(self._patience_s) from e
-                continue
-            status = status_of(answer)
-            if not status:
-                return direct_record(answer)
-            if status == "404":
-                return None
-            msg = f"The broker refused a read of {path} (status {status})."
-            raise BusError(msg)
-
-    async def _subjects(self, stream: str, pattern: str, deadline: float) -> list[str]:
-        """List the subjects that match in a stream."""
-        found: set[str] = set()
-        while True:
-            body = {"subjects_filter": pattern, "offset": len(found)}
-            reply = await self._connection.api(f"STREAM.INFO.{stream}", body, deadline=deadline)
-            page = reply["state"].get("subjects") or {}
-            before = len(found)
-            found |= page.keys()
-            if len(found) >= reply.get("total", 0) or len(found) == before:
-                return sorted(found)
-
-    async def _last_of(
-        self, stream: str, subjects: list[str], found: dict[str, Record], deadline: float
-    ) -> bool:
-        """Add the newest record of each subject; False if there are too many of them."""
-        backoff, sequence = Backoff(deadline), 0
-        while True:
-            try:
-                page, status = await batch_get(
-                    self._connection, stream, subjects, sequence, deadline
-                )
-            except NoAnswer as e:
-                if not e.sent and not await self._exists(stream, deadline):
-                    return True
-                if not await backoff.pause():
-                    raise self._connection.unavailable(self._patience_s) from e
-                continue
-            for record in page:
-                found[record.subject] = record
-            if status.get("Status") == "413":
-                return False
-            if status.get("Status") != "204" or int(status.get("Nats-Num-Pending", 0)) == 0:
-                return True
-            sequence = int(status["Nats-Last-Sequence"]) + 1

@@ -135,6 +135,12 @@ class Connection:
     def max_payload(self) -> int:
         return 1024**2 if self._client is None else self._client.max_payload
 
+    @property
+    def clustered(self) -> bool:
+        """Whether the server that we are connected to is one of a cluster."""
+        client = self._client
+        return client is not None and bool(client._server_info.get("cluster"))  # noqa: SLF001
+
     async def open(self) -> None:
         """Connect and check the server; BrokerUnavailable or BrokerUnfit say what is wrong."""
         await self.ready(asyncio.get_running_loop().time() + self.connect_timeout_s)
@@ -205,7 +211,7 @@ class Connection:
         Raises ApiError for an error answer, BrokerUnavailable once the deadline has passed.
         """
         now = asyncio.get_running_loop().time
-        start, backoff = now(), Backoff(deadline)
+        start, backoff, refused = now(), Backoff(deadline), ""
         data = b"" if body is None else json.dumps(body).encode()
         while True:
             try:
@@ -219,9 +225,12 @@ class Connection:
                     raise ApiError(
                         error["code"], error.get("err_code", 0), error.get("description", "")
                     )
+                refused = error.get("description", "")
             except NoAnswer as e:
                 self._reason = str(e)
             if not await backoff.pause():
+                if refused:
+                    raise nats_errors.leaderless(self.login.urls, now() - start, refused)
                 raise self.unavailable(now() - start)
 
     async def _wait_up(self, client: Client | None) -> None:

@@ -7,18 +7,23 @@ from skerry.errors import (
     BrokerUnfit,
     BusError,
     Conflict,
+    StateLost,
     StorageFull,
 )
 
 MIN_VERSION = (2, 12)
 STREAM_NOT_FOUND = 10059
 STREAM_NAME_IN_USE = 10058
-WRONG_SEQUENCE = frozenset({10071, 10164})
-"""The expected last sequence did not hold; the second code is the one without a number."""
+NOT_THERE = frozenset({10037, STREAM_NOT_FOUND})
+WRONG_SEQUENCE = 10071
+IN_PROCESS = 10164
+"""A replicated stream has a write under way whose expectation names the same subject: whether this
+one's holds is not known yet, although the server calls it a wrong last sequence."""
 NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077, 10110, 10120})
 """Account, server, memory and file limits, a stream's own bounds, and a store that failed."""
-TRANSIENT = frozenset({10008, 10009, 10013, 10118, 10163, 10194})
-"""A cluster without a leader, a stream that is offline, a check that is not ready yet."""
+TRANSIENT = frozenset({10004, 10005, 10008, 10009, 10013, 10118, 10158, 10163, 10167, 10194})
+"""A cluster without a leader or without enough nodes, a stream that is offline, a check that is not
+ready yet, our own first attempt still under way, a queue that is full for a moment."""
 NOT_CLUSTERED = 10074
 
 
@@ -47,6 +52,24 @@ def unavailable(url: str, seconds: float, reason: str) -> BrokerUnavailable:
         " (`skerry up` does), or set nats.url to where it is."
     )
     return BrokerUnavailable(msg, url=url)
+
+
+def leaderless(url: str, seconds: float, reason: str) -> BrokerUnavailable:
+    """Say that servers answer, but not enough of them to decide anything."""
+    msg = (
+        f"The NATS cluster at {url} could not act for {seconds:.3g} s ({reason}): bring back the"
+        " nodes that are down, it needs more than half of them and as many as log.replicas."
+    )
+    return BrokerUnavailable(msg, url=url)
+
+
+def lost_acknowledged(stream: str, acknowledged: int, last: int) -> StateLost:
+    msg = (
+        f"Stream {stream} ends at sequence {last}, but the broker had acknowledged"
+        f" {acknowledged}: it came back with an older copy. Restore the run from its newest"
+        " checkpoint, and set `sync_interval: always` in the jetstream block of its config file."
+    )
+    return StateLost(msg)
 
 
 def too_old(url: str, version: str) -> BrokerUnfit:

@@ -38,8 +38,12 @@ IN_FLIGHT_BYTES = 16 * 1024**2
 """Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
 MOST_AHEAD = 256
 LEAST_AHEAD = 2
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 1.0
 MISSED_S = 3 * HEARTBEAT_S
+"""A consumer lives on one node of a cluster: this is how long its death goes unnoticed."""
+SHORTER_S = 5.0
+"""A new leader of a replicated stream may still be putting in what it has in its own log. Only a
+stream that stays shorter than what was read of it for so long is another one."""
 PULL_EXPIRES_S = 60.0
 IDLE_CONSUMER_S = 60.0
 ENDED_PULL = ("message size exceeds", "batch completed", "request timeout")
@@ -220,11 +224,22 @@ async def stream_state(connection: Connection, stream: str) -> dict[str, Any]:
 async def place(connection: Connection, stream: str, cursor: Cursor) -> None:
     """Move a cursor to where it must go on in the stream as it is now."""
     state = await stream_state(connection, stream)
+    if connection.clustered and state["last_seq"] < cursor.sequence:
+        state = await settled_state(connection, stream, cursor.sequence)
     if cursor.start is Start.NEW and not cursor.sequence:
         cursor.sequence, cursor.start = state["last_seq"], Start.ALL
         cursor.time_ns = nanoseconds(state["last_ts"]) if state["messages"] else 0
     elif cursor.sequence and cursor.began_anew(state):
         cursor.sequence, cursor.time_ns, cursor.start = 0, 0, Start.ALL
+
+
+async def settled_state(connection: Connection, stream: str, sequence: int) -> dict[str, Any]:
+    """Return the state of a stream once it reaches ``sequence`` or stays shorter for SHORTER_S."""
+    backoff = Backoff(asyncio.get_running_loop().time() + SHORTER_S)
+    while True:
+        state = await stream_state(connection, stream)
+        if state["last_seq"] >= sequence or not await backoff.pause():
+            return state
 
 
 async def follow(
@@ -239,6 +254,8 @@ async def follow(
             await puller.open(patterns, cursor)
             while (record := await puller.next()) is not None:
                 backoff = Backoff(None)
+                if record.sequence <= cursor.sequence:
+                    continue  # a consumer on a replica that lags begins too early
                 cursor.sequence, cursor.time_ns = record.sequence, record.time_ns
                 yield record
         except (NatsError, ApiError, BrokerUnavailable, OSError):

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
@@ -54,6 +55,19 @@ def direct_record(msg: Msg) -> Record:
         time_ns=nanoseconds(headers["Nats-Time-Stamp"]),
         payload=msg.data,
         headers=own_headers(headers),
+    )
+
+
+def leader_record(message: Mapping[str, Any]) -> Record:
+    """Read the message in a leader's answer, which is JSON with everything in base64."""
+    lines = base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return Record(
+        subject=message["subject"],
+        sequence=message["seq"],
+        time_ns=nanoseconds(message["time"]),
+        payload=base64.b64decode(message.get("data", "")),
+        headers=own_headers({name: value.strip() for name, _, value in pairs}),
     )
 
 

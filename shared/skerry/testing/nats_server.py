@@ -56,6 +56,10 @@ class NatsServer(LocalBroker):
         """End the process at once; what it had acknowledged is in its store."""
         self.kill()
 
+    def signal_kill(self) -> None:
+        """Send SIGKILL and return before the process has ended: several die in one instant."""
+        self._signal(signal.SIGKILL)
+
     def restart(self, timeout_s: float = 15.0) -> None:
         """End the process if it runs, at once, and start it on the same port and store."""
         self.kill()
