@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from skerry.bus.base import Start
 from skerry.errors import WireError
-from skerry.wire.messages import Pulse, Round
+from skerry.wire.messages import Pulse, Round, SyncerPulse
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
 
@@ -50,6 +50,22 @@ async def follow_rounds(bus: Bus, run: str, plan_digest: int) -> AsyncGenerator[
         async for record in follower:
             try:
                 yield decode(Round, record.payload, run=run, plan_digest=plan_digest)
+            except WireError:
+                continue
+
+
+async def publish_syncer_pulse(bus: Bus, pulse: SyncerPulse) -> None:
+    """Say that this syncer lives and which shards it holds; replaces its previous pulse."""
+    await bus.publish(Subjects(pulse.run).syncer(pulse.syncer), encode(pulse))
+
+
+async def follow_syncer_pulses(bus: Bus, run: str) -> AsyncGenerator[SyncerPulse]:
+    """Yield the newest pulse of every syncer, then each new one; unreadable ones are left out."""
+    follower = bus.follow(Subjects(run).syncers(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            try:
+                yield decode(SyncerPulse, record.payload, run=run)
             except WireError:
                 continue
 

@@ -19,11 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """P fragments, each due once per H steps, each in the air for tau steps."""
+    """P fragments, each due once per H steps, each in the air for tau steps.
+
+    ``own`` of them are launched by whoever asks, the rest by other syncers; None: all are.
+    """
 
     fragments: int
     h_steps: int
     overlap_steps: int
+    own: int | None = None
+
+    @property
+    def launched(self) -> int:
+        """How many fragments the launches that are asked for are about."""
+        return self.fragments if self.own is None else self.own
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +106,24 @@ def extrapolated_step(step: int, age_s: float, step_time_s: float, limit: int) -
 
 
 def launch_floor_s(schedule: Schedule, step_time_s: float) -> float:
-    """Return the least time between two launches in seconds: ``H * step_time / P``."""
-    return schedule.h_steps * step_time_s / schedule.fragments
+    """Return the least time between two launches in seconds: ``H * step_time / P``.
+
+    Of a part of the fragments, so many times as long that the floors of all parts together allow
+    one launch per ``H * step_time / P``.
+    """
+    return schedule.h_steps * step_time_s / schedule.launched
 
 
 def max_in_flight(schedule: Schedule) -> int:
     """Return how many rounds may be open at once.
 
     A round lives for tau steps and P / H rounds start per step, so ``tau * P / H`` overlap; what
-    is due at one and the same step comes on top: one fragment, or P / H where P exceeds H.
+    is due at one and the same step comes on top: one fragment, or P / H where P exceeds H. P is
+    the number of fragments that are launched here.
     """
-    per_step = schedule.fragments / schedule.h_steps
+    per_step = schedule.launched / schedule.h_steps
     room = math.ceil(schedule.overlap_steps * per_step) + math.ceil(per_step)
-    return min(room, schedule.fragments)
+    return min(room, schedule.launched)
 
 
 def next_round(

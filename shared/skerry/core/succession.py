@@ -1,0 +1,251 @@
+"""Which syncer serves which shard: each syncer decides for itself, by what it has heard.
+
+There is no vote and no leader. A syncer says a few times per lease which shards it holds; one that
+has not been heard for a lease counts as gone, and what nobody holds is free. Who takes a free shard
+and who gives one away follows from the same rule everywhere: every living syncer has its share,
+and shares differ by at most one. Where two have heard different things, both may try, and the
+fence lets one of them in: that, a compare-and-set in the log, is what keeps a shard safe. The lease
+is a hint about when it is worth trying, in the sense of C. Gray, D. Cheriton, "Leases", SOSP 1989.
+
+A syncer hears itself, too. While it does, it would hear the others; a gap (its process was stopped,
+its link was cut, the broker was away) says nothing about them, so it waits for a lease again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PULSES_PER_LEASE = 4
+"""Times per lease that a syncer says what it holds."""
+
+DEAF_LEASES = 0.5
+"""A syncer that has not heard itself for this part of a lease may have missed others."""
+
+SETTLED_LEASES = 1.25
+"""Leases after which a newcomer may be given shards: it has listened for one by then."""
+
+OVERDUE_LEASES = 2.0
+"""A shard that has been free for this long is anybody's: whose share it is does not come for it."""
+
+FORGET_LEASES = 20.0
+"""Leases of silence after which a syncer is forgotten altogether."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How many shards there are, and how long a silent syncer keeps its own."""
+
+    shards: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another syncer's process as heard: since when, last, how often, and the shards it claims.
+
+    ``claims`` maps a shard to the fence token by which the syncer holds it.
+    """
+
+    name: str
+    instance: str
+    first_s: float
+    heard_s: float
+    pulses: int
+    claims: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The newest fence of a shard, and when it was first seen here.
+
+    ``found``: it was there before this process began to listen.
+    """
+
+    token: int
+    holder: str
+    seen_s: float
+    found: bool
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that one syncer has heard; all times by its own clock, in seconds.
+
+    ``holds`` are its own shards with their tokens, ``claimed_s`` says when each shard was last
+    claimed by anybody, ``echo_s`` when it last heard itself and ``listening_s`` since when it has
+    done so without a gap.
+    """
+
+    name: str
+    instance: str
+    peers: Mapping[str, Peer] = field(default_factory=dict[str, Peer])
+    fences: Mapping[int, Fence] = field(default_factory=dict[int, Fence])
+    holds: Mapping[int, int] = field(default_factory=dict[int, int])
+    claimed_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    echo_s: float | None = None
+    listening_s: float | None = None
+
+
+class Moves(NamedTuple):
+    """Shards to take now, and shards to hand over as soon as their commit in hand is done."""
+
+    take: tuple[int, ...] = ()
+    hand_over: tuple[int, ...] = ()
+
+
+def heard(
+    view: View, now: float, policy: Policy, name: str, instance: str, claims: Mapping[int, int]
+) -> View:
+    """Fold in one pulse of a syncer, this one's own included."""
+    claimed = {s: now for s, token in claims.items() if _valid(view, s, token)}
+    view = replace(view, claimed_s={**view.claimed_s, **claimed})
+    if instance == view.instance:
+        deaf = view.echo_s is None or now - view.echo_s > DEAF_LEASES * policy.lease_s
+        return replace(view, echo_s=now, listening_s=now if deaf else view.listening_s)
+    before = view.peers.get(instance)
+    if before is None or now - before.heard_s >= policy.lease_s:
+        before = Peer(name, instance, now, now, 0, {})
+    peer = replace(before, heard_s=now, pulses=before.pulses + 1, claims=dict(claims))
+    oldest = now - FORGET_LEASES * policy.lease_s
+    kept = {key: known for key, known in view.peers.items() if known.heard_s >= oldest}
+    return replace(view, peers={**kept, instance: peer})
+
+
+def fenced(
+    view: View, now: float, shard: int, token: int, holder: str, *, found: bool = False
+) -> View:
+    """Fold in the newest fence of a shard; one that is known already changes nothing."""
+    known = view.fences.get(shard)
+    if known is not None and known.token >= token:
+        return view
+    return replace(view, fences={**view.fences, shard: Fence(token, holder, now, found)})
+
+
+def decide(now: float, view: View, policy: Policy) -> tuple[Moves, str]:
+    """Say which shards this syncer should take and which it should hand over, and why.
+
+    ============ ==================================================================================
+    free         takes its share of what nobody living holds, or what has been free for too long
+    above_share  hands over what is above its share to syncers that are below theirs
+    watching     somebody's shard may be free, but it has not listened for a lease yet
+    served       every shard has an owner, and shares differ by at most one
+    ============ ==================================================================================
+    """
+    loads = _loads(now, view, policy)
+    shares = _shares(loads, policy.shards)
+    unclaimed = [s for s in range(policy.shards) if not _claimed(now, view, policy, s)]
+    free = [s for s in unclaimed if _free(now, view, policy, s)]
+    take = _assigned(view.instance, free, loads, shares)
+    take += [s for s in free if s not in take and _overdue(now, view, policy, s)]
+    if take:
+        return Moves(take=tuple(sorted(take))), "free"
+    mine = sorted(_mine(view))
+    above = len(mine) - shares[view.name, view.instance]
+    if above > 0:
+        return Moves(hand_over=tuple(mine[-above:])), "above_share"
+    return Moves(), "watching" if unclaimed else "served"
+
+
+def next_wake_s(now: float, view: View, policy: Policy) -> float:
+    """Return after how many seconds time alone could change the decision; at most a lease."""
+    lease = policy.lease_s
+    times = [now + lease]
+    for peer in view.peers.values():
+        times += [peer.heard_s + lease, peer.first_s + SETTLED_LEASES * lease]
+    starts = [fence.seen_s for fence in view.fences.values()]
+    starts += [*view.claimed_s.values(), view.listening_s or 0.0]
+    times += [start + leases * lease for start in starts for leases in (1.0, OVERDUE_LEASES)]
+    return min(t - now for t in times if t > now)
+
+
+def _valid(view: View, shard: int, token: int) -> bool:
+    """Tell whether a claim rests on the newest fence; an overtaken syncer's does not."""
+    fence = view.fences.get(shard)
+    return fence is None or token >= fence.token
+
+
+def _living(now: float, view: View, policy: Policy) -> list[Peer]:
+    """Return the others that were heard within a lease.
+
+    The newest pulse of an earlier process of this name lies in the log when this one begins; only
+    one that goes on pulsing lives beside it.
+    """
+    return [
+        peer
+        for peer in view.peers.values()
+        if now - peer.heard_s < policy.lease_s and (peer.name != view.name or peer.pulses > 1)
+    ]
+
+
+def _mine(view: View) -> list[int]:
+    return [s for s, token in view.holds.items() if _valid(view, s, token)]
+
+
+def _claims(view: View, peer: Peer) -> list[int]:
+    return [s for s, token in peer.claims.items() if _valid(view, s, token)]
+
+
+def _claimed(now: float, view: View, policy: Policy, shard: int) -> bool:
+    return shard in _mine(view) or any(
+        shard in _claims(view, peer) for peer in _living(now, view, policy)
+    )
+
+
+def _loads(now: float, view: View, policy: Policy) -> dict[tuple[str, str], int]:
+    """Return how many shards each syncer holds that could hold any: itself, and the settled."""
+    loads = {(view.name, view.instance): len(_mine(view))}
+    for peer in _living(now, view, policy):
+        claims = _claims(view, peer)
+        if claims or now - peer.first_s >= SETTLED_LEASES * policy.lease_s:
+            loads[peer.name, peer.instance] = len(claims)
+    return loads
+
+
+def _shares(loads: Mapping[tuple[str, str], int], shards: int) -> dict[tuple[str, str], int]:
+    """Return how many shards each should hold: who holds more keeps the one more, if any."""
+    order = sorted(loads, key=lambda key: (-loads[key], key))
+    least, more = divmod(shards, len(order))
+    return {key: least + (rank < more) for rank, key in enumerate(order)}
+
+
+def _assigned(
+    instance: str,
+    free: Sequence[int],
+    loads: Mapping[tuple[str, str], int],
+    shares: Mapping[tuple[str, str], int],
+) -> list[int]:
+    """Return the free shards that are this syncer's, as every other one would deal them out."""
+    left, mine = list(free), list[int]()
+    for key in shares:
+        room = max(0, shares[key] - loads[key])
+        dealt, left = left[:room], left[room:]
+        mine += dealt if key[1] == instance else []
+    return mine
+
+
+def _free(now: float, view: View, policy: Policy, shard: int) -> bool:
+    """Tell whether a shard that nobody living claims may be taken."""
+    fence = view.fences.get(shard)
+    if fence is None or (fence.found and fence.holder == view.name):
+        return True
+    since = _listening_s(now, view, policy)
+    return since is not None and now - max(since, fence.seen_s) >= policy.lease_s
+
+
+def _overdue(now: float, view: View, policy: Policy, shard: int) -> bool:
+    fence, since = view.fences.get(shard), _listening_s(now, view, policy)
+    if fence is None or since is None:
+        return False
+    since = max(since, fence.seen_s, view.claimed_s.get(shard, since))
+    return now - since >= OVERDUE_LEASES * policy.lease_s
+
+
+def _listening_s(now: float, view: View, policy: Policy) -> float | None:
+    """Return since when this syncer hears all that is said; None while it does not."""
+    if view.echo_s is None or now - view.echo_s > DEAF_LEASES * policy.lease_s:
+        return None
+    return view.listening_s
