@@ -1,0 +1,116 @@
+"""Commands to a running process over a unix socket in its run's folder: one JSON per line.
+
+``{"op": ...}`` goes in, ``{"ok": true, ...}`` or ``{"ok": false, "error": "..."}`` comes back. Who
+may write to the folder may command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from skerry.errors import SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+CONTROL = "control.sock"
+"""Where the command that keeps a cluster running listens."""
+PROXY = "proxy.sock"
+"""Where the proxy between the services and their broker listens."""
+
+LONGEST_PATH = 100
+"""Bytes; the kernel takes 107."""
+
+Message = dict[str, Any]
+Answer = Callable[[Message], Awaitable[Message]]
+
+
+class ControlError(SkerryError):
+    """A command was not carried out; the message says why."""
+
+
+@contextlib.asynccontextmanager
+async def listening(path: Path, answer: Answer) -> AsyncGenerator[None]:
+    """Answer commands on this socket for as long as the context lasts.
+
+    A SkerryError of ``answer`` goes back to who asked.
+    """
+    _remove(path)
+    talks: set[asyncio.Task[None]] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            talks.add(task)
+            task.add_done_callback(talks.discard)
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                writer.write(json.dumps(await _reply(line, answer)).encode() + b"\n")
+                await writer.drain()
+
+    with _address(path) as address:
+        server = await asyncio.start_unix_server(talk, address)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in tuple(talks):
+            task.cancel()
+        await asyncio.gather(*talks, return_exceptions=True)
+        _remove(path)
+
+
+async def ask(path: Path, request: Message, timeout_s: float = 10.0) -> Message:
+    """Send one command and return its answer.
+
+    Raises ControlError when nobody answers there, or when the answer is a refusal.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reply = await _asked(path, request)
+    except (OSError, ValueError, TimeoutError) as error:
+        msg = f"Nobody answers at {path} ({error or 'too late'}): is the cluster still running?"
+        raise ControlError(msg) from error
+    if not reply.get("ok"):
+        raise ControlError(str(reply.get("error", "It was refused without a reason.")))
+    return reply
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+async def _asked(path: Path, request: Message) -> Message:
+    with _address(path) as address:
+        reader, writer = await asyncio.open_unix_connection(address)
+    with contextlib.closing(writer):
+        writer.write(json.dumps(request).encode() + b"\n")
+        await writer.drain()
+        return cast("Message", json.loads(await reader.readline()))
+
+
+async def _reply(line: bytes, answer: Answer) -> Message:
+    try:
+        request = json.loads(line)
+        return {"ok": True, **await answer(cast("Message", request))}
+    except (SkerryError, ValueError, KeyError, TypeError) as error:
+        return {"ok": False, "error": str(error) or type(error).__name__}
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Generator[str]:
+    """Yield a name of the socket that is short enough for the kernel, however deep it lies."""
+    if len(os.fsencode(path)) <= LONGEST_PATH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
