@@ -1,30 +1,27 @@
-"""Reads a run's whole log and checks what must be true of it, whatever was killed on the way."""
+"""Reads a run's whole log and checks what must be true of it, whatever was killed on the way.
+
+Thin on top of ``skerry.audit``: the checks are those of ``skerry ledger verify --replay``.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from skerry.bus import ledger, state
+from skerry.audit.checks import Rules
+from skerry.audit.log import Log, newest, read
+from skerry.audit.verify import verify
+from skerry.bus import ledger
 from skerry.bus.contributions import Contribution, Inbox
 from skerry.bus.state import StateWriter
 from skerry.core import fragments
-from skerry.core.backend import cpu
-from skerry.core.fold import Contribution as Merged
-from skerry.core.outer import make_outer, merge_and_apply
 from skerry.settings import RunConfig
-from skerry.wire.codec import vector_digest
-from skerry.wire.messages import Commit, ContributionKind
-from skerry.wire.records import decode, encode
-from skerry.wire.subjects import Subjects
+from skerry.wire.messages import Commit
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from skerry.bus.base import Bus, Record
+    from skerry.bus.base import Bus
     from skerry.core.fragments import Plan
     from skerry.core.merge import Method
     from skerry.core.outer import Outer
@@ -41,154 +38,59 @@ class History:
     violations: tuple[str, ...]
 
 
-async def _records(bus: Bus, stream: str) -> list[Record]:
-    infos = {info.name: info for info in await bus.streams()}
-    info = infos[stream]
-    found = [await bus.get(stream, s) for s in range(info.first_seq, info.last_seq + 1)]
-    return [record for record in found if record is not None]
-
-
 async def settle(bus: Bus, run: str) -> History:
     """Read the history of a run whose syncer is dead, after doing what the next one would first.
 
-    Takes the fence, so that nothing can be committed meanwhile, and mends the ledger.
+    Takes every shard's fence, so that nothing can be committed meanwhile, and mends the ledger.
     """
     record = await ledger.read_run(bus, run)
     config = RunConfig.model_validate_json(record.config_json)
     plan = fragments.plan(record.leaves, record.fragments)
-    writer = await StateWriter.acquire(bus, run, plan, holder="settle", now_ns=time.time_ns())
-    await writer.recover()
-    given = config.outer
-    outer = make_outer(
-        given.preset, lr=given.lr, momentum=given.momentum, h_steps=config.sync.h_steps
-    )
-    return await read_history(bus, run, plan, outer, config.sync.merge)
+    for shard in range(config.sync.shards):
+        writer = await StateWriter.acquire(
+            bus, run, plan, holder="settle", now_ns=time.time_ns(), shard=shard
+        )
+        await writer.recover()
+    return await read_history(bus, run, plan)
 
 
 async def read_history(
-    bus: Bus, run: str, plan: Plan, outer: Outer, method: Method = "average"
+    bus: Bus,
+    run: str,
+    plan: Plan | None = None,
+    outer: Outer | None = None,
+    method: Method | None = None,
+    *,
+    puppets: bool = True,
 ) -> History:
     """Return the run's history with every violation found in it.
 
-    Checked: versions are contiguous, nothing is consumed twice, whatever lies at or below a
-    commit's floor was consumed or refused, the ledger agrees with the manifests, and replaying
-    the contributions gives the digests that the commits name.
+    ``puppets`` says that its learners may be puppets, whose tokens have nothing to do with the
+    config's. The plan, the outer optimizer and the merge are those of the run's own config.
     """
-    subjects = Subjects(run)
-    ledger_records = await _records(bus, subjects.stream("LEDGER"))
-    commits = tuple(
-        decode(Commit, record.payload, run=run)
-        for record in ledger_records
-        if ".ledger.commit." in record.subject
-    )
-    inbox = Inbox(run, plan)
-    fed = [inbox.feed(r) for r in await _records(bus, subjects.stream("CONTRIB"))]
-    whole = {_key(c): c for c in fed if isinstance(c, Contribution)}
-    violations = [
-        *_contiguous(commits),
-        *_once(commits),
-        *_resolved(commits, whole),
-        *await _manifests(bus, run, plan, commits),
-        *_replay(commits, whole, plan, outer, method),
-    ]
-    return History(commits, whole, tuple(violations))
+    del plan, outer, method
+    log = Log.of(bus, await ledger.read_run(bus, run))
+    rules = Rules.of(log.config)
+    if puppets:
+        rules = replace(rules, sequence_tokens=None, counted=False)
+    report = await verify(bus, run, replay=True, rules=rules)
+    entries = log.ledger(await newest(bus, log.subjects.commits()))
+    async with aclosing(entries):
+        values = [entry.value async for entry in entries]
+    commits = tuple(value for value in values if isinstance(value, Commit))
+    whole = await _contributions(log)
+    stopped = (f.stopped for f in report.replayed.fragments if f.stopped) if report.replayed else ()
+    said = (*(v.sentence for v in report.violations), *stopped)
+    return History(commits, whole, said)
 
 
-def _key(contribution: Contribution) -> Key:
-    told = contribution.header
-    return told.fragment, told.learner, told.incarnation, told.identity
-
-
-def _consumed(commit: Commit) -> list[Key]:
-    return [(commit.fragment, c.learner, c.incarnation, c.identity) for c in commit.consumed]
-
-
-def _of(commits: tuple[Commit, ...], fragment: int) -> list[Commit]:
-    return [commit for commit in commits if commit.fragment == fragment]
-
-
-def _contiguous(commits: tuple[Commit, ...]) -> list[str]:
-    found: list[str] = []
-    for fragment in sorted({c.fragment for c in commits}):
-        versions = [c.version for c in _of(commits, fragment)]
-        if versions != list(range(1, len(versions) + 1)):
-            found.append(f"fragment {fragment}: versions {versions} are not contiguous")
-    return found
-
-
-def _once(commits: tuple[Commit, ...]) -> list[str]:
-    keys = [key for commit in commits for key in _consumed(commit)]
-    return [
-        f"{key} was consumed {keys.count(key)} times" for key in set(keys) if keys.count(key) > 1
-    ]
-
-
-def _resolved(commits: tuple[Commit, ...], whole: dict[Key, Contribution]) -> list[str]:
-    """Check every floor against what had been consumed or refused by then, not only the last."""
-    found: list[str] = []
-    for fragment in sorted({c.fragment for c in commits}):
-        gradients = {
-            key: c.sequence_last
-            for key, c in whole.items()
-            if key[0] == fragment and c.header.kind is not ContributionKind.GENESIS
-        }
-        consumed: set[Key] = set()
-        refused = 0
-        for commit in _of(commits, fragment):
-            consumed.update(_consumed(commit))
-            refused += len(commit.refused)
-            floor = commit.contrib_floor
-            left = [k for k, last in gradients.items() if last <= floor and k not in consumed]
-            if len(left) > refused:
-                found.append(
-                    f"fragment {fragment}, version {commit.version}: {left} lie below the floor"
-                    f" {floor}, unresolved"
-                )
-    return found
-
-
-async def _manifests(bus: Bus, run: str, plan: Plan, commits: tuple[Commit, ...]) -> list[str]:
-    manifests = await state.read_manifests(bus, run, plan)
-    found: list[str] = []
-    for fragment, manifest in manifests.items():
-        mine = _of(commits, fragment)
-        # As bytes: a loss that is not a number equals nothing, itself included.
-        if not mine or encode(mine[-1]) != encode(manifest.commit):
-            ends = mine[-1:]
-            found.append(f"fragment {fragment}: ledger {ends} ends not with {manifest.commit}")
-        for part in manifest.parts:
-            await state.read_part(bus, run, plan, manifest, part.name)
-    return found
-
-
-def _replay(
-    commits: tuple[Commit, ...],
-    whole: dict[Key, Contribution],
-    plan: Plan,
-    outer: Outer,
-    method: Method,
-) -> list[str]:
-    masters: dict[int, NDArray[np.float32]] = {}
-    states: dict[int, object] = {}
-    for commit in commits:
-        index = commit.fragment
-        inputs = [whole[key] for key in _consumed(commit)]
-        if commit.version == 1:
-            negated = cpu().dequantise(inputs[0].scheme, inputs[0].planes)
-            masters[index] = np.float32(0) - negated
-            states[index] = outer.init(masters[index])
-        elif inputs:
-            fragment = plan.fragments[index]
-            masters[index], states[index], _ = merge_and_apply(
-                outer,
-                masters[index],
-                states[index],
-                [Merged(c.scheme, c.planes, c.header.norms) for c in inputs],
-                [c.weight for c in commit.consumed],
-                method,
-                fragment,
-                fragments.averaged(plan, fragment),
-            )
-        if vector_digest(masters[index]) != commit.master_digest:
-            return [f"fragment {index}: version {commit.version} does not replay to its digest"]
-    return []
+async def _contributions(log: Log) -> dict[Key, Contribution]:
+    pattern, inbox = log.subjects.contributions(), Inbox(log.run, log.plan)
+    records = read(log.bus, pattern, await newest(log.bus, pattern))
+    async with aclosing(records):
+        fed = [inbox.feed(record) async for record in records]
+    found = [got for got in fed if isinstance(got, Contribution)]
+    return {
+        (c.header.fragment, c.header.learner, c.header.incarnation, c.header.identity): c
+        for c in found
+    }

@@ -1,0 +1,289 @@
+"""What if: the same contributions under another policy, and how far the result drifts.
+
+What is kept: every contribution as it was sent, the rounds that were opened and when, and the base
+version of each contribution. What a learner would have computed from another global state, and
+when it would then have answered, nobody knows: this says what the *syncer* would have made of the
+same answers, and its drift is a lower bound on how differently a run would have gone.
+
+Another quorum K closes each round again: at the arrival of the K-th answer to it (the broker's
+time of its last chunk) plus the grace that was recorded, never later than the timeout and never
+later than the next round of the fragment was opened, since what came then was made from the
+version that this round had become. All that has arrived by then and was not merged earlier is
+judged for staleness and merged; the rest waits for the next round. Times of broker and syncer are
+compared as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from skerry.audit.payloads import key_of
+from skerry.core import staleness, weights
+from skerry.core.fold import Contribution as Merged
+from skerry.core.merge import largest
+from skerry.core.outer import make_outer, merge_and_apply
+from skerry.core.quantise import finite
+from skerry.errors import ConfigError, Diverged
+from skerry.wire.messages import ContributionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from skerry.audit.payloads import Arrived, Key, Payloads
+    from skerry.core.fragments import Fragment
+    from skerry.core.merge import Method
+    from skerry.core.outer import Outer
+    from skerry.settings import RunConfig
+    from skerry.wire.messages import Commit
+
+    Vector = NDArray[np.float32]
+
+NANOSECONDS = 1_000_000_000
+TOO_STALE = "too_stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Another policy; what is None stays as the run had it."""
+
+    merge: Method | None = None
+    outer: str | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    quorum: int | None = None
+    max_staleness: int | None = None
+    staleness_discount: float | None = None
+
+    def make_outer(self, config: RunConfig) -> Outer:
+        """Return the outer optimizer; another preset brings its own learning rate and momentum."""
+        given = config.outer
+        same = self.outer is None
+        lr = given.lr if self.outer_lr is None and same else self.outer_lr
+        momentum = given.momentum if self.outer_momentum is None and same else self.outer_momentum
+        preset = given.preset if self.outer is None else self.outer
+        return make_outer(preset, lr=lr, momentum=momentum, h_steps=config.sync.h_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One version: distance over the committed norm, and the cosine of both movements.
+
+    ``cosine`` is between what each has moved since the base; None where one has not moved.
+    ``merged`` contributions went into the what-if, ``refused`` were refused by its policy.
+    """
+
+    version: int
+    distance: float
+    cosine: float | None
+    merged: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The drift of one fragment; the sums are of its last version, to add over fragments."""
+
+    points: tuple[Point, ...]
+    difference_square: float
+    committed_square: float
+    moved_dot: float
+    moved_square: float
+    other_square: float
+    cold: bool
+
+
+@dataclass(slots=True)
+class Branch:
+    """One fragment under another policy."""
+
+    policy: Policy
+    config: RunConfig
+    fragment: Fragment
+    averaged: Sequence[bool]
+    master: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
+    origin: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
+    state: object = None
+    points: list[Point] = field(default_factory=list[Point])
+    sums: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    cold: bool = False
+    used: set[Key] = field(default_factory=set["Key"])
+    _outer: list[Outer] = field(default_factory=list["Outer"])
+
+    @property
+    def outer(self) -> Outer:
+        """The outer optimizer, made once."""
+        if not self._outer:
+            self._outer.append(self.policy.make_outer(self.config))
+        return self._outer[0]
+
+    def begin(self, master: Vector, leaves: Mapping[str, Vector] | None, version: int) -> None:
+        """Begin where the committed history begins; another optimizer's state begins cold."""
+        del version
+        self.master = self.origin = master
+        try:
+            self.state = self.outer.restore(master, leaves) if leaves else self.outer.init(master)
+        except ConfigError:
+            self.state, self.cold = self.outer.init(master), True
+
+    async def round(
+        self,
+        commit: Commit,
+        following: Commit | None,
+        inputs: Sequence[Arrived],
+        source: Payloads,
+        committed: Vector,
+    ) -> None:
+        """Fold one round of the history again, and measure how far it is from ``committed``."""
+        if self.policy.quorum is None:
+            taken = [*inputs, *await self._stale(commit, source)]
+            source.forget(commit.contrib_floor)
+        else:
+            taken = await self._closed_again(commit, following, source)
+        merged, refused = await asyncio.to_thread(self._merge, commit, taken)
+        await asyncio.to_thread(self._measure, commit.version, committed, merged, refused)
+
+    def curve(self) -> Curve:
+        """Return the drift up to the newest version."""
+        return Curve(tuple(self.points), *self.sums, cold=self.cold)
+
+    async def _stale(self, commit: Commit, source: Payloads) -> list[Arrived]:
+        """Return what this commit refused as too stale: another bound may take it."""
+        keys = [
+            (r.learner, r.incarnation, r.identity) for r in commit.refused if r.cause == TOO_STALE
+        ]
+        found = [await source.fetch(key, commit.contrib_floor) for key in keys]
+        return [item for item in found if item is not None]
+
+    async def _closed_again(
+        self, commit: Commit, following: Commit | None, source: Payloads
+    ) -> list[Arrived]:
+        """Return what has arrived when the round closes under the other quorum."""
+        timeout_ns = int(self.config.sync.round_timeout_s * NANOSECONDS)
+        latest = commit.opened_ns + timeout_ns
+        if following is not None:
+            latest = min(latest, following.opened_ns)
+        latest = max(latest, commit.opened_ns)
+        await source.until(latest)
+        answers = sorted(
+            item.time_ns
+            for item in source.held.values()
+            if item.contribution.header.round_version == commit.version
+        )
+        quorum = self.policy.quorum or 1
+        close = latest
+        if len(answers) >= quorum:
+            close = min(latest, answers[quorum - 1] + int(commit.grace_s * NANOSECONDS))
+        refused = _refused_keys(commit) | (_refused_keys(following) if following else set())
+        taken = [
+            item
+            for key, item in source.held.items()
+            if item.time_ns <= close
+            and key not in refused
+            and item.contribution.header.base_version < commit.version
+        ]
+        for item in taken:
+            del source.held[key_of(item.contribution)]
+        return [item for item in taken if self._once(item)]
+
+    def _once(self, item: Arrived) -> bool:
+        """Tell whether this is the first time: what was stored twice is held twice."""
+        key = key_of(item.contribution)
+        new = key not in self.used
+        self.used.add(key)
+        return new
+
+    def _merge(self, commit: Commit, taken: Sequence[Arrived]) -> tuple[int, int]:
+        """Merge what counts, as the syncer does; return how many were merged and refused."""
+        kept, shares = self._weigh(commit.version - 1, taken)
+        while kept:
+            try:
+                self.master, self.state, _ = merge_and_apply(
+                    self.outer,
+                    self.master,
+                    self.state,
+                    kept,
+                    shares,
+                    self.policy.merge or self.config.sync.merge,
+                    self.fragment,
+                    self.averaged,
+                )
+            except Diverged:
+                worst = largest(kept, self.fragment)
+                kept = [k for number, k in enumerate(kept) if number != worst]
+                rest = [s for number, s in enumerate(shares) if number != worst]
+                shares = list(weights.normalised(rest))
+                continue
+            break
+        return len(kept), len(taken) - len(kept)
+
+    def _weigh(self, version: int, taken: Sequence[Arrived]) -> tuple[list[Merged], list[float]]:
+        sync, policy = self.config.sync, self.policy
+        bound = sync.max_staleness if policy.max_staleness is None else policy.max_staleness
+        factor = policy.staleness_discount or sync.staleness_discount
+        kept: list[Merged] = []
+        work: list[float] = []
+        for item in sorted(taken, key=lambda i: key_of(i.contribution)):
+            contribution = item.contribution
+            told = contribution.header
+            discount, _ = staleness.judge(told.base_version, version, bound, factor)
+            genesis = told.kind is ContributionKind.GENESIS
+            if discount is None or genesis or not finite(contribution.scheme, contribution.planes):
+                continue
+            kept.append(Merged(contribution.scheme, contribution.planes, told.norms))
+            work.append(weights.weight(told.tokens, told.steps) * discount)
+        return kept, list(weights.normalised(work))
+
+    def _measure(self, version: int, committed: Vector, merged: int, refused: int) -> None:
+        other, base = self.master, self.origin
+        difference = _square(other - committed)
+        norm = _square(committed)
+        moved, branched = committed - base, other - base
+        dot = float(np.dot(moved.astype(np.float64), branched.astype(np.float64)))
+        self.sums = (difference, norm, dot, _square(moved), _square(branched))
+        self.points.append(
+            Point(
+                version,
+                math.sqrt(difference / norm) if norm else 0.0,
+                cosine(dot, self.sums[3], self.sums[4]),
+                merged,
+                refused,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far the what-if is from what was committed: distance over the norm, and cosine."""
+
+    distance: float
+    cosine: float | None
+
+
+def overall(curves: Sequence[Curve]) -> Drift:
+    """Return the drift of all fragments together, each at its last version."""
+    difference = sum(c.difference_square for c in curves)
+    norm = sum(c.committed_square for c in curves)
+    dot = sum(c.moved_dot for c in curves)
+    moved, other = sum(c.moved_square for c in curves), sum(c.other_square for c in curves)
+    return Drift(math.sqrt(difference / norm) if norm else 0.0, cosine(dot, moved, other))
+
+
+def cosine(dot: float, first: float, second: float) -> float | None:
+    """Return a cosine from a dot product and two squares; None where one of them is zero."""
+    return dot / math.sqrt(first * second) if first and second else None
+
+
+def _square(vector: Vector) -> float:
+    return float(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
+
+
+def _refused_keys(commit: Commit) -> set[Key]:
+    """Return what a commit refused for a reason that no policy changes."""
+    return {(r.learner, r.incarnation, r.identity) for r in commit.refused if r.cause != TOO_STALE}
