@@ -1,4 +1,4 @@
-"""The checkpointer: reads the newest global state from the log and writes it down.
+"""The checkpointer: reads consistent cuts of the global state from the log and writes them down.
 
 One checkpoint as soon as every fragment has a version, one every ``checkpoint.every_s`` in which
 something was committed, one when the run is finished. It holds no state of its own: what has been
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import structlog
 
 from skerry.bus import ledger
-from skerry.bus.state import follow_manifests, read_latest, read_manifests
+from skerry.bus.state import follow_manifests
 from skerry.core.fragments import plan as plan_of
 from skerry.errors import (
     BrokerUnavailable,
     Overtaken,
     RunMismatch,
+    StateLost,
     StorageFull,
     StoreError,
     WireError,
@@ -29,9 +30,11 @@ from skerry.errors import (
 )
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
-from skerry.store.checkpoint import MASTER, OUTER, read_manifest
+from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump
 from skerry.wire.messages import CheckpointRecord
+from skerry_checkpointer.capture import capture
+from skerry_checkpointer.cut import take_cut
 from skerry_checkpointer.retention import keep
 from skerry_checkpointer.writer import CheckpointWriter
 
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint
     from skerry.wire.messages import Manifest, RunRecord
+    from skerry_checkpointer.capture import Vector
+    from skerry_checkpointer.cut import Cut
     from skerry_checkpointer.writer import Written
 
 P = ParamSpec("P")
@@ -99,7 +104,7 @@ class Checkpointer:
             last = finished.is_set()
             try:
                 await self.save()
-            except (StoreError, Overtaken, WireError) as error:
+            except (StoreError, Overtaken, StateLost, WireError) as error:
                 if last:
                     raise
                 log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
@@ -127,40 +132,36 @@ class Checkpointer:
 
     async def save(self) -> Written | None:
         """Write one checkpoint, note it in the ledger and thin out; None if nothing is new."""
-        manifests = await read_manifests(self.bus, self.record.run, self.plan)
-        if len(manifests) < len(self.plan.fragments):
+        cut = await take_cut(self.bus, self.record.run, self.plan)
+        if cut is None:
             return None
         await _in_thread(self._look)
-        content = tuple(
-            (manifests[f.index].commit.version, manifests[f.index].commit.master_digest)
-            for f in self.plan.fragments
-        )
+        commits = [cut.manifests[f.index].commit for f in self.plan.fragments]
+        content = tuple((commit.version, commit.master_digest) for commit in commits)
         if content in {checkpoint.content for checkpoint in self.known.values()}:
             return None
         started = time.monotonic()
-        written = await self._write(manifests)
+        written = await self._write(cut)
         await self._note(written, time.monotonic() - started)
         await _in_thread(self._thin_out)
         return written
 
-    async def _write(self, manifests: Mapping[int, Manifest]) -> Written:
+    async def _write(self, cut: Cut) -> Written:
         run = self.record.run
-        writer = await _in_thread(CheckpointWriter, self.store, self.record, self.plan, manifests)
+        writer = await _in_thread(CheckpointWriter, self.store, self.record, self.plan)
+
+        async def keep(manifest: Manifest, parts: Mapping[str, Vector]) -> None:
+            await _in_thread(writer.add, manifest, parts)
+
         try:
-            for fragment in self.plan.fragments:
-                parts = [part.name for part in manifests[fragment.index].parts]
-                names = [name for name in parts if name == MASTER or name.startswith(OUTER)]
-                latest = await read_latest(self.bus, run, self.plan, fragment, names)
-                if latest is None:
-                    msg = f"Fragment {fragment.index} of run {run!r} is gone from the log."
-                    raise RunMismatch(msg)
-                await _in_thread(writer.add, *latest)
+            whole = await capture(self.bus, run, self.plan, cut, keep)
             members = await ledger.members(self.bus, run)
             learners = [SavedLearner(m.learner, m.shard) for m in members.values()]
             return await _in_thread(
                 writer.finish,
                 index=1 + max((c.index for c in self.known.values()), default=-1),
                 learners=sorted(learners, key=lambda learner: learner.shard),
+                ledger_sequence=whole.sequence,
                 now_ns=time.time_ns(),
             )
         finally:
@@ -177,6 +178,7 @@ class Checkpointer:
             step=checkpoint.step,
             tokens=checkpoint.tokens,
             versions=list(checkpoint.versions),
+            ledger_sequence=checkpoint.ledger_sequence,
             size_bytes=checkpoint.size_bytes,
             took_s=round(took_s, 3),
         )
@@ -193,6 +195,7 @@ class Checkpointer:
             tokens=checkpoint.tokens,
             written_ns=checkpoint.created_ns,
             size_bytes=checkpoint.size_bytes + len(data),
+            ledger_sequence=checkpoint.ledger_sequence,
         )
         await ledger.record_checkpoint(self.bus, record)
 

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.core.fragments import BLOCK, scatter
-from skerry.errors import StoreError
+from skerry.core.fragments import scatter
 from skerry.store import tensorfile
-from skerry.store.checkpoint import MASTER, OUTER, entry_name, tensor_name
+from skerry.store.checkpoint import MASTER, entry_name, tensor_name
 from skerry.store.manifest import (
     FORMAT,
-    OUTER_FILE,
     PARAMS_FILE,
     Checkpoint,
     SavedFragment,
     SavedLearner,
     SavedPart,
     dump,
+    outer_file,
     step_of,
     tokens_of,
 )
@@ -46,56 +45,35 @@ class Written:
 
 
 class CheckpointWriter:
-    """Takes the fragments in order, then commits; every method blocks, so call it in a thread.
+    """Takes the fragments in any order, then commits; every method blocks: call it in a thread.
 
-    ``manifests`` are the fragments' when the checkpoint is begun: they give the name and the shapes
-    of the outer state. A fragment that is committed meanwhile is taken as it is then.
+    A fragment may be given again, in a newer version: the last one counts. The draft becomes an
+    entry only when every fragment has been given.
     """
 
-    def __init__(
-        self, store: Store, record: RunRecord, plan: Plan, manifests: Mapping[int, Manifest]
-    ) -> None:
+    def __init__(self, store: Store, record: RunRecord, plan: Plan) -> None:
         self._record = record
         self._plan = plan
         self._leaves = [
             np.zeros(int(np.prod(leaf.shape, dtype=np.int64)), np.float32) for leaf in plan.leaves
         ]
-        self._saved: list[SavedFragment] = []
-        self._sizes = {
-            tensor_name(fragment.index, part.name): (part.blocks * BLOCK,)
-            for fragment in plan.fragments
-            for part in manifests[fragment.index].parts
-            if part.name.startswith(OUTER)
-        }
-        step = step_of([manifest.commit for manifest in manifests.values()])
-        self._draft: Draft = store.draft(entry_name(step))
-        try:
-            self._draft.append(OUTER_FILE, tensorfile.header(self._sizes, self._metadata()))
-        except StoreError:
-            self._draft.discard()
-            raise
+        self._saved: dict[int, SavedFragment] = {}
+        self._draft: Draft = store.draft(entry_name(0))
 
     def add(self, manifest: Manifest, parts: Mapping[str, Vector]) -> None:
-        """Take the next fragment: ``master`` and every ``outer.<name>``, f32 padded vectors."""
-        fragment = self._plan.fragments[len(self._saved)]
-        if manifest.commit.fragment != fragment.index:
-            msg = f"Fragment {manifest.commit.fragment} came where {fragment.index} was due."
-            raise ValueError(msg)
+        """Take a fragment: ``master`` and every ``outer.<name>``, f32 padded vectors."""
+        index = manifest.commit.fragment
+        scatter(self._plan.fragments[index], parts[MASTER], self._leaves)
         outer = [name for name in parts if name != MASTER]
-        expected = {key for key in self._sizes if key.startswith(f"{fragment.index}/")}
-        found = {tensor_name(fragment.index, name): parts[name].shape for name in outer}
-        if found != {key: self._sizes[key] for key in expected}:
-            msg = (
-                f"The outer state of fragment {fragment.index} changed its shape meanwhile: "
-                "all syncers of a run must use the same outer optimizer."
-            )
-            raise StoreError(msg)
-        scatter(fragment, parts[MASTER], self._leaves)
+        shapes = {tensor_name(index, name): parts[name].shape for name in outer}
+        file = outer_file(index)
+        self._draft.drop(file)
+        self._draft.append(file, tensorfile.header(shapes, self._metadata()))
         for name in outer:
-            self._draft.append(OUTER_FILE, tensorfile.raw(parts[name]))
+            self._draft.append(file, tensorfile.raw(parts[name]))
         digests = {part.name: part.digest for part in manifest.parts}
         saved = tuple(SavedPart(name, digests[name]) for name in (MASTER, *outer))
-        self._saved.append(SavedFragment(manifest.commit, saved))
+        self._saved[index] = SavedFragment(manifest.commit, saved)
 
     def _metadata(self) -> dict[str, str]:
         return {"format": "skerry", "run": self._record.run}
@@ -105,6 +83,7 @@ class CheckpointWriter:
         *,
         index: int,
         learners: Sequence[SavedLearner],
+        ledger_sequence: int,
         now_ns: int,
     ) -> Written:
         """Write the parameters, read everything back, and put the manifest in place."""
@@ -112,7 +91,8 @@ class CheckpointWriter:
         self._draft.append(PARAMS_FILE, tensorfile.header(shapes, self._metadata()))
         for leaf in self._leaves:
             self._draft.append(PARAMS_FILE, tensorfile.raw(leaf))
-        commits = [saved.commit for saved in self._saved]
+        state = tuple(self._saved[fragment.index] for fragment in self._plan.fragments)
+        commits = [saved.commit for saved in state]
         checkpoint = Checkpoint(
             format=FORMAT,
             run=self._record.run,
@@ -127,11 +107,12 @@ class CheckpointWriter:
             fragments=len(self._plan.fragments),
             leaves=self._plan.leaves,
             learners=tuple(learners),
-            state=tuple(self._saved),
+            state=state,
             files=self._draft.seal(),
+            ledger_sequence=ledger_sequence,
         )
         data, _ = dump(checkpoint)
-        return Written(self._draft.commit(data), checkpoint)
+        return Written(self._draft.commit(data, entry_name(checkpoint.step)), checkpoint)
 
     def discard(self) -> None:
         """Throw away what was written; does nothing after ``finish``."""

@@ -35,18 +35,23 @@ class Draft(Protocol):
         """
         ...
 
-    def seal(self) -> tuple[StoredFile, ...]:
-        """Make every file durable, read each back and return what it is.
+    def drop(self, file: str) -> None:
+        """Forget a file, if there is one of that name; it may then be begun anew."""
+        ...
 
-        Raises CheckpointCorrupt when a file does not read as it was written.
+    def seal(self) -> tuple[StoredFile, ...]:
+        """Make every file durable and return what it is, as the store itself has it.
+
+        Raises CheckpointCorrupt when a file is not there as it was written.
         """
         ...
 
-    def commit(self, manifest: bytes) -> str:
+    def commit(self, manifest: bytes, name: str | None = None) -> str:
         """Write the manifest last, make the entry visible and return the name it got.
 
-        Seals the draft first where that was not done. A name that somebody else took meanwhile
-        gets a suffix: ``name-2``, ``name-3``, …
+        Seals the draft first where that was not done. ``name`` replaces the one that the draft was
+        begun with. A name that somebody else took meanwhile gets a suffix: ``name-2``, ``name-3``,
+        …
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Reading and verifying checkpoints: ``params.safetensors``, ``outer.safetensors``, manifest.
+"""Reading and verifying checkpoints: ``params.safetensors``, outer state by fragment, manifest.
 
 The digests form a chain: the manifest's covers the manifest, which covers each file whole, and the
 log's own digest of every vector is checked after the files have been cut into fragments again.
@@ -6,7 +6,6 @@ log's own digest of every vector is checked after the files have been cut into f
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,8 @@ from skerry.core.fragments import gather, plan
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import tensorfile
 from skerry.store.base import MANIFEST
-from skerry.store.manifest import OUTER_FILE, PARAMS_FILE, load
+from skerry.store.checked import CheckedFile
+from skerry.store.manifest import PARAMS_FILE, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.core.fragments import Fragment, Plan
-    from skerry.store.base import Store, StoredFile
+    from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint, SavedFragment
 
     Vector = NDArray[np.float32]
 
 MASTER = "master"
 OUTER = "outer."
-READ_BYTES = 4 * 1024**2
 
 
 def entry_name(step: int) -> str:
@@ -59,47 +58,67 @@ def plan_of(checkpoint: Checkpoint, path: str) -> Plan:
 def params(
     store: Store, name: str, *, on_bytes: Callable[[int], None] | None = None
 ) -> tuple[Checkpoint, dict[str, Vector]]:
-    """Return the global parameters as f32 tensors by leaf name, verified file by file."""
+    """Return the global parameters as f32 tensors by leaf name, verified byte by byte."""
     checkpoint = read_manifest(store, name)
-    path = _checked_file(store, name, checkpoint, PARAMS_FILE, on_bytes)
-    with closing(store.open(name, PARAMS_FILE)) as file:
-        tensors = dict(tensorfile.read_all(file, path))
+    tensors = _tensors(store, name, checkpoint, PARAMS_FILE, on_bytes)
     shapes = {leaf.name: leaf.shape for leaf in checkpoint.leaves}
     if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
-        msg = f"{path} does not hold the tensors that {MANIFEST} names: use another checkpoint."
-        raise CheckpointCorrupt(msg, path=path)
+        raise _damaged(f"{store.where(name)}/{PARAMS_FILE}")
     return checkpoint, tensors
 
 
 def fragments(
     store: Store, name: str, *, on_bytes: Callable[[int], None] | None = None
 ) -> Iterator[tuple[SavedFragment, dict[str, Vector]]]:
-    """Yield each fragment with its f32 padded vectors by part name, each against its digest."""
-    from skerry.wire.codec import vector_digest
+    """Yield each fragment with its f32 padded vectors by part name, each against its digest.
 
+    Every file is read once: a fragment is yielded after all that it came from has been checked.
+    """
     checkpoint, tensors = params(store, name, on_bytes=on_bytes)
-    outer_path = _checked_file(store, name, checkpoint, OUTER_FILE, on_bytes)
     cut = plan_of(checkpoint, store.where(name))
     flat = [tensors[leaf.name].reshape(-1) for leaf in checkpoint.leaves]
-    with closing(store.open(name, OUTER_FILE)) as file:
-        found = tensorfile.index(file, outer_path)
+    read, outer = "", dict[str, "Vector"]()
+    for fragment, saved in zip(cut.fragments, checkpoint.state, strict=True):
+        file = checkpoint.outer_file(fragment.index)
+        if file != read:
+            outer = _tensors(store, name, checkpoint, file, on_bytes)
+            read = file
+        path = f"{store.where(name)}/{file}"
+        vectors = _vectors(fragment, saved, flat, outer, path)
+        _compare(vectors, saved, f"{store.where(name)}/{PARAMS_FILE}", path)
+        yield saved, vectors
 
-        def vector_of(fragment: Fragment, part: str) -> Vector:
-            if part == MASTER:
-                return gather(fragment, flat)
-            key = tensor_name(fragment.index, part)
-            if key not in found:
-                raise _mismatch(outer_path, fragment.index, part)
-            return tensorfile.read(file, found[key], outer_path)
 
-        for fragment, saved in zip(cut.fragments, checkpoint.state, strict=True):
-            vectors = {part.name: vector_of(fragment, part.name) for part in saved.parts}
-            for part in saved.parts:
-                if vector_digest(vectors[part.name]) != part.digest:
-                    at = PARAMS_FILE if part.name == MASTER else OUTER_FILE
-                    path = f"{store.where(name)}/{at}"
-                    raise _mismatch(path, fragment.index, part.name)
-            yield saved, vectors
+def _vectors(
+    fragment: Fragment,
+    saved: SavedFragment,
+    flat: list[Vector],
+    outer: dict[str, Vector],
+    outer_path: str,
+) -> dict[str, Vector]:
+    """Return a fragment's parts: the master out of the leaves, the rest as they lie in the file."""
+    vectors: dict[str, Vector] = {}
+    for part in saved.parts:
+        key = tensor_name(fragment.index, part.name)
+        if part.name == MASTER:
+            vectors[part.name] = gather(fragment, flat)
+        elif key in outer:
+            vectors[part.name] = outer[key]
+        else:
+            raise _mismatch(outer_path, fragment.index, part.name)
+    return vectors
+
+
+def _compare(
+    vectors: dict[str, Vector], saved: SavedFragment, params_path: str, outer_path: str
+) -> None:
+    """Hold every vector against the digest that the log had for it."""
+    from skerry.wire.codec import vector_digest
+
+    for part in saved.parts:
+        if vector_digest(vectors[part.name]) != part.digest:
+            path = params_path if part.name == MASTER else outer_path
+            raise _mismatch(path, saved.commit.fragment, part.name)
 
 
 def verify(store: Store, name: str, *, on_bytes: Callable[[int], None] | None = None) -> Checkpoint:
@@ -111,37 +130,33 @@ def verify(store: Store, name: str, *, on_bytes: Callable[[int], None] | None = 
 
 
 def tensor_name(fragment: int, part: str) -> str:
-    """Return the name of a fragment's vector in ``outer.safetensors``."""
+    """Return the name of a fragment's vector in its file of outer state."""
     return f"{fragment}/{part}"
 
 
-def _checked_file(
+def _tensors(
     store: Store,
     name: str,
     checkpoint: Checkpoint,
     file: str,
     on_bytes: Callable[[int], None] | None,
-) -> str:
-    """Compare a file with what the manifest says about it and return its path."""
+) -> dict[str, Vector]:
+    """Return the tensors of a file that is, byte for byte, what the manifest says about it."""
     path = f"{store.where(name)}/{file}"
     expected = {stored.name: stored for stored in checkpoint.files}.get(file)
-    if expected is None or not _matches(store, name, expected, on_bytes):
-        msg = f"{path} is damaged (it does not match {MANIFEST}): use another checkpoint."
-        raise CheckpointCorrupt(msg, path=path)
-    return path
+    if expected is None:
+        raise _damaged(path)
+    with closing(store.open(name, file)) as handle:
+        checked = CheckedFile(handle, on_bytes)
+        tensors = dict(tensorfile.read_all(checked, path, expected.size))
+        if not checked.matches(expected):
+            raise _damaged(path)
+    return tensors
 
 
-def _matches(
-    store: Store, name: str, expected: StoredFile, on_bytes: Callable[[int], None] | None
-) -> bool:
-    digest, size = hashlib.sha256(), 0
-    with closing(store.open(name, expected.name)) as file:
-        while block := file.read(READ_BYTES):
-            digest.update(block)
-            size += len(block)
-            if on_bytes is not None:
-                on_bytes(len(block))
-    return size == expected.size and digest.hexdigest() == expected.sha256
+def _damaged(path: str) -> CheckpointCorrupt:
+    msg = f"{path} is damaged (it does not match {MANIFEST}): use another checkpoint."
+    return CheckpointCorrupt(msg, path=path)
 
 
 def _mismatch(path: str, fragment: int, part: str) -> CheckpointCorrupt:

@@ -128,6 +128,13 @@ class LocalDraft:
             self._files[file].handle.write(data)
             self._files[file].digest.update(data)
 
+    def drop(self, file: str) -> None:
+        written = self._files.pop(file, None)
+        if written is not None:
+            with suppress(OSError):  # a buffered rest may not fit on the disk: it is thrown away
+                written.handle.close()
+            written.path.unlink(missing_ok=True)
+
     def seal(self) -> tuple[StoredFile, ...]:
         sealed: list[StoredFile] = []
         for file, written in self._files.items():
@@ -146,17 +153,19 @@ class LocalDraft:
             sealed.append(stored)
         return tuple(sealed)
 
-    def commit(self, manifest: bytes) -> str:
+    def commit(self, manifest: bytes, name: str | None = None) -> str:
+        if name is not None:
+            self._name = _checked(name)
         if not all(written.handle.closed for written in self._files.values()):
             self.seal()
         with refusals(self._folder):
             write_durably(self._folder / MANIFEST, manifest)
             os.fsync(self._lock)
-            name = self._rename()
+            taken = self._rename()
             fsync_folder(self._root)
         self._over = True
         os.close(self._lock)
-        return name
+        return taken
 
     def _rename(self) -> str:
         name = self._name

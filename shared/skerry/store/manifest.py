@@ -1,5 +1,8 @@
 """A checkpoint's ``manifest.json``: all that a run needs to go on, and a digest over every byte.
 
+Format 2 has one file of outer state per fragment, so that a fragment that was committed anew while
+the checkpoint was written is written anew alone; format 1, which is still read, had one file for all.
+
 The file is JSON whose last line holds the SHA-256 of everything before it, so that one flipped bit
 anywhere in it, white space included, is found.
 """
@@ -18,9 +21,10 @@ from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store.base import StoredFile
 from skerry.wire.messages import Commit
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
 PARAMS_FILE = "params.safetensors"
-OUTER_FILE = "outer.safetensors"
+SHARED_OUTER_FILE = "outer.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class Checkpoint:
 
     Name and creation time together tell a run from a later one of the same name. ``config`` is the
     run's RunConfig, ``tokens`` what all learners together have contributed, ``step`` the global
-    clock. ``state`` holds the fragments in order.
+    clock. ``state`` holds the fragments in order: as they are after every commit that the run's
+    ledger has at or below ``ledger_sequence``, and after no other (0: not known, format 1).
     """
 
     format: int
@@ -71,6 +76,11 @@ class Checkpoint:
     learners: tuple[SavedLearner, ...]
     state: tuple[SavedFragment, ...]
     files: tuple[StoredFile, ...]
+    ledger_sequence: int = 0
+
+    def outer_file(self, fragment: int) -> str:
+        """Return the name of the file that holds a fragment's outer state."""
+        return SHARED_OUTER_FILE if self.format == 1 else outer_file(fragment)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -86,6 +96,11 @@ class Checkpoint:
     def content(self) -> tuple[tuple[int, int], ...]:
         """What was saved: version and digest of each fragment."""
         return tuple((saved.commit.version, saved.commit.master_digest) for saved in self.state)
+
+
+def outer_file(fragment: int) -> str:
+    """Return the name of the file that holds a fragment's outer state in format 2."""
+    return f"outer-{fragment:04d}.safetensors"
 
 
 def step_of(commits: list[Commit]) -> int:
@@ -123,9 +138,10 @@ def load(data: bytes, path: str) -> Checkpoint:
     if len(data) <= size or data[-size:] != _trailer(hashlib.sha256(body).hexdigest()):
         raise _corrupt(path)
     values = cast("dict[str, Any]", json.loads(data))
-    if values.get("format") != FORMAT:
+    if values.get("format") not in READABLE:
+        known = " and ".join(map(str, READABLE))
         msg = (
-            f"{path} has checkpoint format {values.get('format')!r}, this release reads {FORMAT}: "
+            f"{path} has checkpoint format {values.get('format')!r}, this release reads {known}: "
             f"use skerry {values.get('skerry_version')}."
         )
         raise StoreError(msg)

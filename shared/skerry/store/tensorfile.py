@@ -11,7 +11,7 @@ import json
 import struct
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -22,10 +22,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from skerry.store.checked import CheckedFile
+
 LENGTH = struct.Struct("<Q")
 ALIGN = 8
 LARGEST_HEADER = 100_000_000
 ITEM = 4
+
+
+class Readable(Protocol):
+    """What a header is read from."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +67,15 @@ def raw(tensor: NDArray[np.float32]) -> memoryview:
     return np.ascontiguousarray(tensor, "<f4").reshape(-1).view(np.uint8).data
 
 
-def index(file: BinaryIO, path: str) -> dict[str, TensorInfo]:
+def index(file: Readable, path: str) -> dict[str, TensorInfo]:
     """Read the header; CheckpointCorrupt naming ``path`` if it makes no sense."""
     try:
         return _parsed(file)
     except (ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
-        msg = f"{path} is not a safetensors file of f32 tensors: use another checkpoint."
-        raise CheckpointCorrupt(msg, path=path) from error
+        raise _senseless(path) from error
 
 
-def _parsed(file: BinaryIO) -> dict[str, TensorInfo]:
+def _parsed(file: Readable) -> dict[str, TensorInfo]:
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
     if length > LARGEST_HEADER:
         raise ValueError(length)
@@ -80,22 +87,36 @@ def _parsed(file: BinaryIO) -> dict[str, TensorInfo]:
 def _info(name: str, entry: dict[str, object], start: int) -> TensorInfo:
     first, last = cast("tuple[int, int]", entry["data_offsets"])
     info = TensorInfo(name, tuple(cast("list[int]", entry["shape"])), start + first)
-    if entry["dtype"] != "F32" or last - first != ITEM * info.size:
+    sane = first >= 0 and all(dimension >= 0 for dimension in info.shape)
+    if entry["dtype"] != "F32" or last - first != ITEM * info.size or not sane:
         raise ValueError(name)
     return info
 
 
-def read(file: BinaryIO, info: TensorInfo, path: str) -> NDArray[np.float32]:
-    """Return one tensor in its shape; CheckpointCorrupt naming ``path`` if the file ends early."""
-    file.seek(info.offset)
-    data = file.read(ITEM * info.size)
-    if len(data) != ITEM * info.size:
-        msg = f"{path} ends in the middle of tensor {info.name}: use another checkpoint."
-        raise CheckpointCorrupt(msg, path=path)
-    return np.frombuffer(data, "<f4").astype(np.float32).reshape(info.shape)
+def read_all(file: CheckedFile, path: str, size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield every tensor of a file of ``size`` bytes with its name, front to back.
+
+    CheckpointCorrupt naming ``path`` if the header makes no sense or the file ends early.
+    """
+    found = index(file, path).values()
+    for info in sorted(found, key=lambda info: (info.offset, info.size)):
+        if info.offset + ITEM * info.size > size:
+            raise _ends_early(path, info.name)
+        try:
+            file.skip_to(info.offset)
+        except ValueError as error:
+            raise _senseless(path) from error
+        data = file.read(ITEM * info.size)
+        if len(data) != ITEM * info.size:
+            raise _ends_early(path, info.name)
+        yield info.name, np.frombuffer(data, "<f4").astype(np.float32).reshape(info.shape)
 
 
-def read_all(file: BinaryIO, path: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield every tensor of the file with its name, in the header's order."""
-    for name, info in index(file, path).items():
-        yield name, read(file, info, path)
+def _ends_early(path: str, name: str) -> CheckpointCorrupt:
+    msg = f"{path} ends in the middle of tensor {name}: use another checkpoint."
+    return CheckpointCorrupt(msg, path=path)
+
+
+def _senseless(path: str) -> CheckpointCorrupt:
+    msg = f"{path} is not a safetensors file of f32 tensors: use another checkpoint."
+    return CheckpointCorrupt(msg, path=path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from skerry.store.manifest import OUTER_FILE
+from skerry.store.manifest import outer_file
 from skerry_checkpointer.__main__ import checkpoints as app
 
 runner = CliRunner()
@@ -44,16 +44,16 @@ def test_verify_says_that_a_checkpoint_is_whole(saved: Path) -> None:
 
 
 def test_verify_of_a_damaged_one_names_the_file_and_fails(saved: Path) -> None:
-    (saved / OUTER_FILE).write_bytes(b"")
+    (saved / outer_file(0)).write_bytes(b"")
     result = runner.invoke(app, ["verify", str(saved)])
     assert result.exit_code == 1
-    assert str(saved / OUTER_FILE) in result.stderr
+    assert str(saved / outer_file(0)) in result.stderr
     assert "Traceback" not in result.output
 
 
 def test_verify_as_json_tells_both_outcomes(saved: Path) -> None:
     whole = runner.invoke(app, ["verify", "--json", str(saved)])
-    (saved / OUTER_FILE).write_bytes(b"")
+    (saved / outer_file(0)).write_bytes(b"")
     damaged = runner.invoke(app, ["verify", "--json", str(saved)])
     assert (whole.exit_code, json.loads(whole.stdout)["ok"]) == (0, True)
     assert (damaged.exit_code, json.loads(damaged.stdout)["ok"]) == (1, False)

@@ -1,0 +1,82 @@
+"""Reading a cut out of the log while the run goes on.
+
+A fragment's version stays readable until the second commit after it begins to write (the double
+buffer of ``skerry.bus.state``), so what was committed first is read first. A fragment that was
+overtaken nevertheless needs a newer cut, in which all that has not changed stays as it was read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.bus.state import read_part
+from skerry.errors import Overtaken, StateLost
+from skerry.store.checkpoint import MASTER, OUTER
+from skerry_checkpointer.cut import take_cut
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from skerry.bus.base import Bus
+    from skerry.core.fragments import Plan
+    from skerry.wire.messages import Manifest
+    from skerry_checkpointer.cut import Cut
+
+    Vector = NDArray[np.float32]
+    Keep = Callable[[Manifest, Mapping[str, Vector]], Awaitable[None]]
+
+CUTS = 10
+"""Cuts that are begun before the link is said to be too slow."""
+
+
+async def capture(bus: Bus, run: str, plan: Plan, cut: Cut, keep: Keep) -> Cut:
+    """Hand every fragment of a cut to ``keep``, a fragment in memory at a time; return the cut.
+
+    That is ``cut`` itself or a newer one, when the run went on faster than it could be read; then
+    ``keep`` gets the fragments again that have changed. Raises Overtaken after CUTS of them,
+    StateLost when the log lacks what its newest manifest names.
+    """
+    held: set[int] = set()
+    for _ in range(CUTS):
+        lost = await _read(bus, run, plan, cut, held, keep)
+        if lost is None:
+            return cut
+        newer = await take_cut(bus, run, plan)
+        if newer is None or newer.same(cut, lost):
+            raise _gone(run, cut.manifests[lost])
+        held = {fragment for fragment in held if newer.same(cut, fragment)}
+        cut = newer
+    msg = (
+        f"Run {run!r} was committed on {CUTS} times before its fragments were read: the link to "
+        "the broker is too slow for this sync.h_steps, the checkpoint is tried again next turn."
+    )
+    raise Overtaken(msg)
+
+
+async def _read(bus: Bus, run: str, plan: Plan, cut: Cut, held: set[int], keep: Keep) -> int | None:
+    """Hand on what is not held yet; return the fragment that was overtaken, if one was."""
+    for fragment in cut.oldest_first:
+        if fragment in held:
+            continue
+        manifest = cut.manifests[fragment]
+        names = [p.name for p in manifest.parts if p.name == MASTER or p.name.startswith(OUTER)]
+        try:
+            parts = {name: await read_part(bus, run, plan, manifest, name) for name in names}
+        except Overtaken:
+            return fragment
+        await keep(manifest, parts)
+        held.add(fragment)
+    return None
+
+
+def _gone(run: str, manifest: Manifest) -> StateLost:
+    commit = manifest.commit
+    msg = (
+        f"The log lacks fragment {commit.fragment}, version {commit.version}, of run {run!r}, "
+        "which its newest manifest names: stop the run, then "
+        "`skerry checkpoints restore --replace` mends it from the newest checkpoint."
+    )
+    return StateLost(msg)

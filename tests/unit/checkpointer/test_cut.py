@@ -1,0 +1,217 @@
+"""A checkpoint is the state after every commit up to one ledger sequence, and after no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from skerry.bus import ledger, state
+from skerry.bus.base import Record, Start
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.errors import Overtaken, StateLost
+from skerry.store.checkpoint import verify
+from skerry.store.local import LocalStore
+from skerry.store.manifest import Checkpoint
+from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import Commit, Manifest
+from skerry_checkpointer import cut as cuts
+from skerry_checkpointer.capture import CUTS, capture
+from skerry_checkpointer.service import Checkpointer
+
+FRAGMENTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What the syncers do while the checkpointer waits for one answer of the bus.
+
+    ``commit`` publishes a fragment's next manifest; its ledger record waits until an act says
+    ``append``, as that of another shard may.
+    """
+
+    commit: int | None = None
+    append: bool = False
+
+
+acts = st.builds(Act, st.one_of(st.none(), st.integers(0, FRAGMENTS - 1)), st.booleans())
+
+
+class BusyBus(MemoryBus):
+    """A checkpointer's bus: before every answer the syncers do what the script says next."""
+
+    def __init__(self, scripted: ScriptedRun, acts: Sequence[Act]) -> None:
+        assert isinstance(scripted.bus, MemoryBus)
+        super().__init__(scripted.bus.broker)
+        self.scripted, self.acts = scripted, list(acts)
+        self.unwritten: dict[int, Commit] = {}
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        await self.go_on()
+        return await MemoryBus.get(self, stream, sequence)
+
+    async def last_each(self, pattern: str) -> list[Record]:
+        await self.go_on()
+        return await MemoryBus.last_each(self, pattern)
+
+    async def _follow(
+        self, patterns: tuple[str, ...], start: Start, after: int
+    ) -> AsyncGenerator[Record]:
+        """Let the syncers go on also while there is nothing to read yet."""
+        records = MemoryBus._follow(self, patterns, start, after)
+        while True:
+            step = asyncio.ensure_future(anext(records))
+            try:
+                while not step.done():
+                    await self.go_on()
+                    await asyncio.sleep(0)
+            finally:
+                step.cancel()
+            yield step.result()
+
+    async def go_on(self) -> None:
+        act = self.acts.pop(0) if self.acts else Act(append=True)
+        if act.commit is not None and act.commit not in self.unwritten:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(state, "append_commit", self.later)
+                await self.scripted.commit(act.commit)
+        if act.append:
+            for fragment in sorted(self.unwritten, reverse=True):
+                await ledger.append_commit(self.scripted.bus, self.unwritten.pop(fragment))
+
+    async def later(self, _bus: object, commit: Commit) -> None:
+        self.unwritten[commit.fragment] = commit
+
+
+async def state_after(scripted: ScriptedRun, sequence: int) -> tuple[tuple[int, int], ...]:
+    """Fold the ledger up to a sequence: version and digest of every fragment."""
+    found: dict[int, tuple[int, int]] = {}
+    stream = f"SKERRY_{scripted.record.run}_LEDGER"
+    for at in range(1, sequence + 1):
+        record = await scripted.bus.get(stream, at)
+        assert record is not None
+        if ".commit." in record.subject:
+            commit = ledger._readable(Commit, record, scripted.record.run)
+            assert commit is not None
+            found[commit.fragment] = (commit.version, commit.master_digest)
+    return tuple(found[i] for i in range(FRAGMENTS))
+
+
+async def saved_under(acts: Sequence[Act], store: LocalStore) -> tuple[ScriptedRun, Checkpoint]:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    busy = BusyBus(scripted, acts)
+    written = await Checkpointer.of(busy, scripted.record, store).save()
+    assert written is not None
+    assert verify(store, written.name) == written.checkpoint
+    return scripted, written.checkpoint
+
+
+@given(st.lists(acts, max_size=60))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_checkpoint_is_the_fold_of_the_ledger_up_to_its_sequence(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[Act]
+) -> None:
+    async def check() -> None:
+        store = LocalStore(tmp_path_factory.mktemp("store"))
+        try:
+            scripted, checkpoint = await saved_under(acts, store)
+        except Overtaken:
+            assert store.names() == []
+            return
+        assert checkpoint.content == await state_after(scripted, checkpoint.ledger_sequence)
+
+    asyncio.run(check())
+
+
+async def test_commits_at_every_turn_do_not_keep_a_checkpoint_from_being_written(
+    tmp_path: Path,
+) -> None:
+    """Every tenth answer of the bus meets a commit: the double buffer leaves time to read."""
+    steady = [
+        Act(commit=i // 10 % FRAGMENTS if i % 10 == 0 else None, append=True) for i in range(300)
+    ]
+    scripted, checkpoint = await saved_under(steady, LocalStore(tmp_path))
+    assert checkpoint.content == await state_after(scripted, checkpoint.ledger_sequence)
+
+
+async def test_the_ledger_is_told_the_sequence(tmp_path: Path) -> None:
+    scripted, checkpoint = await saved_under([], LocalStore(tmp_path))
+    record = await ledger.last_checkpoint(scripted.bus, scripted.record.run)
+    assert record is not None
+    assert record.ledger_sequence == checkpoint.ledger_sequence > 0
+
+
+async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    kept: list[tuple[int, int]] = []
+
+    async def keep(manifest: Manifest, _parts: object) -> None:
+        commit = manifest.commit
+        kept.append((commit.fragment, commit.version))
+        if len(kept) == 1:  # the second commit after a version overwrites it
+            for _ in range(2):
+                await scripted.commit(2)
+
+    first = await cuts.take_cut(scripted.bus, "run", scripted.plan)
+    assert first is not None
+    await capture(scripted.bus, "run", scripted.plan, first, keep)
+    assert kept == [(0, 1), (1, 1), (2, 3)]
+
+
+async def test_a_link_that_is_too_slow_is_one_sentence_after_some_attempts() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    begun = 0
+
+    async def keep(*_: object) -> None:
+        nonlocal begun
+        begun += 1
+        for _ in range(2):
+            await scripted.commit_all()
+
+    first = await cuts.take_cut(scripted.bus, "run", scripted.plan)
+    assert first is not None
+    with pytest.raises(Overtaken, match="too slow for this"):
+        await capture(scripted.bus, "run", scripted.plan, first, keep)
+    assert begun == CUTS
+
+
+async def test_chunks_that_are_gone_name_fragment_and_version_and_the_way_out() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    found = await cuts.take_cut(scripted.bus, "run", scripted.plan)
+    assert found is not None
+    stream = scripted.bus.broker.streams["SKERRY_run_STATE"]  # type: ignore[attr-defined]
+    for chunk in scripted.manifests[1].parts[1].chunks:
+        stream.drop(chunk.sequence)
+
+    async def keep(*_: object) -> None:
+        return None
+
+    with pytest.raises(StateLost, match=r"fragment 1, version 1.*restore --replace"):
+        await capture(scripted.bus, "run", scripted.plan, found, keep)
+
+
+async def test_a_manifest_that_the_ledger_never_gets_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+
+    async def never(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(state, "append_commit", never)
+    monkeypatch.setattr(cuts, "LEDGER_DEADLINE_S", 0.01)
+    await scripted.commit(2)
+    with pytest.raises(StateLost, match="fragment 2, version 2"):
+        await cuts.take_cut(scripted.bus, "run", scripted.plan)
