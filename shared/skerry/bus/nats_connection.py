@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ MAX_OUTSTANDING_PINGS = 2
 REDIAL_S = 0.25
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
+GREETING_S = 1.5
+"""A server that does not greet within this time, on a connection of its own, hangs."""
 GIVE_UP_S = 10.0
 """After this long without a connection nats-py's own attempts are ended and we dial anew."""
 
@@ -54,6 +57,11 @@ class WideTransport(TcpTransport):
             self._io_writer.close()
         await super().connect(uri, max(buffer_size, READ_BYTES), connect_timeout)
 
+    def abort(self) -> None:
+        """Cut the connection without waiting for what is still to be sent."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
     async def read(self, buffer_size: int) -> bytes:
         data: bytes = await super().read(max(buffer_size, READ_BYTES))
         return data
@@ -70,8 +78,10 @@ class Login:
     password: str = ""
 
     def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"servers": [u.strip() for u in self.urls.split(",")]}
-        options["name"] = self.name
+        servers = [u.strip() for u in self.urls.split(",")]
+        random.shuffle(servers)
+        # nats-py would shuffle at each reconnect, and might go back to the server that hangs.
+        options: dict[str, Any] = {"servers": servers, "dont_randomize": True, "name": self.name}
         if self.credentials is not None:
             options["user_credentials"] = str(self.credentials)
         if self.user:
@@ -125,6 +135,7 @@ class Connection:
         """Called whenever what the server held for this connection is gone."""
         self._on_event = on_event
         self._client: Client | None = None
+        self._look: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
         self._dialling = asyncio.Lock()
         self._in_flight: set[asyncio.Timeout] = set()
@@ -148,6 +159,8 @@ class Connection:
     async def close(self) -> None:
         """End the connection; requests that wait and followers end too."""
         self.closing = True
+        if self._look is not None:
+            self._look.cancel()
         self._drop()
         self._up.set()
         if self._client is not None:
@@ -196,6 +209,7 @@ class Connection:
         except (NoRespondersError, OutboundBufferLimitError) as e:
             raise NoAnswer(str(e), sent=False) from e
         except (TimeoutError, NatsError) as e:
+            self.suspect()
             raise NoAnswer(str(e) or "connection lost", sent=True) from e
         if _cancels() > cancels:
             # nats-py's asyncio.wait_for, on Python 3.11, drops a cancellation that comes together
@@ -232,6 +246,32 @@ class Connection:
                 if refused:
                     raise nats_errors.leaderless(self.login.urls, now() - start, refused)
                 raise self.unavailable(now() - start)
+
+    def suspect(self) -> None:
+        """Have a silent server looked at: one that hangs is left for another of its cluster.
+
+        Pings would tell too, but much later; and asked more often they would cut off learners whose
+        slow links are busy with what they send. A greeting needs no room in that queue.
+        """
+        if self.clustered and not self.closing and (self._look is None or self._look.done()):
+            self._look = asyncio.create_task(self._leave_hung(), name="look-at-broker")
+
+    async def _leave_hung(self) -> None:
+        client = self._client
+        if client is None or client.connected_url is None:
+            return
+        url, transport = client.connected_url, client._transport  # noqa: SLF001
+        try:
+            async with asyncio.timeout(GREETING_S):
+                reader, writer = await asyncio.open_connection(url.hostname, url.port)
+                try:
+                    await reader.readexactly(1)
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            if client.connected_url == url and isinstance(transport, WideTransport):
+                self._reason = "the server hangs"
+                transport.abort()
 
     async def _wait_up(self, client: Client | None) -> None:
         """Wait for nats-py to reconnect; dial anew when it does not or has given up for good."""

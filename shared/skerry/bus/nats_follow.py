@@ -195,6 +195,7 @@ class Puller:
             async with asyncio.timeout(MISSED_S):
                 await self._wake.wait()
         except TimeoutError:
+            self._connection.suspect()
             return False
         return True
 
