@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.cli import child
-from skerry.cli.services import environment, require, stages
+from skerry.cli.keeper import Keeper
+from skerry.cli.services import Team, environment, require, stages
 from skerry.cli.supervise import Supervisor
 from skerry.errors import ConfigError, SkerryError
 from skerry.runtime.broker import LocalBroker, find_server
+from skerry.runtime.processes import Processes
 from skerry.settings import NatsSettings, control_variable, to_toml
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from skerry.cli.place import Place
     from skerry.cli.supervise import Event
@@ -60,13 +62,30 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """A broker that runs; ``keeper`` is None for one that is not ours."""
+
+    url: str
+    table: Processes
+    keeper: Keeper | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
-    """Everything a view or a script needs to know about a cluster that runs."""
+    """Everything a view or a script needs to know about a cluster that runs.
+
+    ``urls`` are the addresses that services use instead of the broker's own, by name.
+    """
 
     place: Place
     settings: Settings
-    url: str
+    broker: Served
     stop: Stop
+    urls: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def url(self) -> str:
+        return self.broker.url
 
     @property
     def nats(self) -> NatsSettings:
@@ -93,20 +112,27 @@ def run_stoppable(main: Callable[[Stop], Awaitable[None]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def broker(place: Place, settings: Settings, external: str | None) -> AsyncGenerator[str]:
-    """Yield the address of the broker: the one named, or our own for as long as this lasts."""
+async def broker(
+    place: Place,
+    settings: Settings,
+    external: str | None,
+    say: Callable[[str], None] = lambda _sentence: None,
+) -> AsyncGenerator[Served]:
+    """Yield the broker: the one named, or our own for as long as this lasts."""
+    table = Processes(place.processes)
     if external:
-        yield external
+        yield Served(external, table)
         return
     binary = find_server(control_variable("SKERRY_NATS_SERVER"))
     ours = LocalBroker(place.broker, binary=binary)
-    ours.start()
-    keeper = asyncio.create_task(_keep(ours), name="broker")
+    keeper = Keeper(ours, table, say)
+    keeper.start()
+    keeping = asyncio.create_task(keeper.run(), name="broker")
     try:
-        yield ours.url
+        yield Served(ours.url, table, keeper)
     finally:
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
         ours.stop(settings.local.shutdown_s)
 
 
@@ -129,10 +155,10 @@ def prepared(settings: Settings, url: str, place: Place) -> Settings:
     return full
 
 
-def supervisor(cluster: Cluster, learners: int, on_event: Callable[[Event], None]) -> Supervisor:
+def supervisor(cluster: Cluster, team: Team, on_event: Callable[[Event], None]) -> Supervisor:
     """Return the supervisor of the cluster's services, bound to its stop."""
     kept = Supervisor(
-        stages(cluster.place, cluster.url, learners),
+        stages(cluster.place, team, cluster.url, cluster.urls),
         on_event,
         grace_s=cluster.settings.local.shutdown_s + 2.0,
     )
@@ -180,26 +206,3 @@ def refuse_state(place: Place) -> None:
             "or take another name with --run."
         )
         raise ConfigError(msg, path="run")
-
-
-async def _keep(ours: LocalBroker) -> None:
-    """Start the broker again whenever it ends; everybody connected heals by itself.
-
-    ``start`` blocks, and has to run in the main thread: the kernel ends the server together with
-    the thread that started it.
-    """
-    while ours.pid is not None and hasattr(os, "pidfd_open"):
-        await _exited(ours.pid)
-        ours.start()
-
-
-async def _exited(pid: int) -> None:
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)
-        loop.add_reader(handle, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(handle)
-            os.close(handle)

@@ -20,7 +20,7 @@ from skerry.cli.follow import is_finished
 from skerry.cli.live import screen, size
 from skerry.cli.outage import Outage
 from skerry.cli.place import Place
-from skerry.cli.services import argv
+from skerry.cli.services import Team, argv
 from skerry.cli.supervise import Change
 from skerry.cli.tail import last_event, size_of
 from skerry.cli.traffic import (
@@ -136,9 +136,10 @@ def run_demo(
         _begin(place, wanted, on, resume=resume)
 
         async def main(stop: Stop) -> None:
-            async with broker(place, wanted, None) as url:
-                cluster = Cluster(place, prepared(wanted, url, place), url, stop)
-                with place.announced(url):
+            async with broker(place, wanted, None, on.say) as served:
+                full = prepared(wanted, served.url, place)
+                cluster = Cluster(place, full, served, stop)
+                with place.announced(served.url):
                     results = await _demo(
                         cluster, Recorder(on, began_s, place.logs / f"{VICTIM}.log")
                     )
@@ -187,7 +188,7 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
     feed = await conduct(
         cluster,
         on,
-        learners=cluster.settings.run.sync.learners,
+        team=Team(cluster.settings.run.sync.learners),
         script=script,
         on_message=recorder.message,
         on_event=recorder.event,

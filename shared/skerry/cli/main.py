@@ -83,7 +83,7 @@ def demo(
 
 
 @app.command()
-def up(
+def up(  # noqa: PLR0913 - one option each
     config: Config = None,
     *,
     set_: Sets = None,
@@ -97,10 +97,16 @@ def up(
     learners: Annotated[
         int | None, typer.Option(help="Learners to start.", min=1, metavar="N")
     ] = None,
+    syncers: Annotated[
+        int, typer.Option(help="Syncers: they share the shards.", min=1, metavar="N")
+    ] = 1,
+    checkpointers: Annotated[
+        int, typer.Option(help="Checkpointers to start.", min=1, metavar="N")
+    ] = 1,
     nats: Nats = None,
 ) -> None:
     """Run a whole cluster on this machine to its end."""
-    from skerry.cli.up import run_up
+    from skerry.cli.up import Counts, run_up
 
     with exit_on_error():
         run_up(
@@ -109,7 +115,7 @@ def up(
             run=run,
             checkpoint=from_,
             fresh=fresh,
-            learners=learners,
+            counts=Counts(learners, syncers, checkpointers),
             nats=nats,
         )
 
@@ -122,7 +128,7 @@ def learner(context: typer.Context) -> None:
 
 @app.command(context_settings=FOR_OTHERS)
 def syncer(context: typer.Context) -> None:
-    """Run the syncer: one per run; a newer one takes over at once."""
+    """Run a syncer; further ones stand by."""
     _hand_on("syncer", context.args)
 
 

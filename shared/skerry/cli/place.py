@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from skerry.errors import ConfigError
+from skerry.runtime.processes import TABLE
 from skerry.wire.subjects import checked_token
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class Place:
     def cluster(self) -> Path:
         """While a cluster runs: where its broker listens."""
         return self.folder / "cluster.json"
+
+    @property
+    def processes(self) -> Path:
+        """While a cluster runs: its processes, by name."""
+        return self.folder / TABLE
 
     @property
     def cache(self) -> Path:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from skerry.cli.place import Place
     from skerry.cli.supervise import Command
 
@@ -45,27 +48,58 @@ def argv(service: str, *rest: str) -> tuple[str, ...]:
     return (sys.executable, "-m", SERVICES[service], *rest)
 
 
-def stages(place: Place, url: str, learners: int) -> tuple[tuple[Command, ...], ...]:
-    """Return the cluster's processes in the order in which they are stopped."""
-    names = [f"learner-{number}" for number in range(1, learners + 1)]
-    return (
-        tuple(_command(place, url, "learner", name) for name in names),
-        (_command(place, url, "syncer", "syncer"),),
-        (_command(place, url, "checkpointer", "checkpointer"),),
-        (_command(place, url, "health-monitor", "health-monitor"),),
+@dataclass(frozen=True, slots=True)
+class Team:
+    """How many of each service a cluster has; ``chaos``: faults may be injected into it."""
+
+    learners: int
+    syncers: int = 1
+    checkpointers: int = 1
+    chaos: bool = False
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of each service's processes, in the order in which they are stopped."""
+        return {
+            "learner": tuple(f"learner-{n}" for n in range(1, self.learners + 1)),
+            "syncer": _numbered("syncer", self.syncers),
+            "checkpointer": _numbered("checkpointer", self.checkpointers),
+            "health-monitor": ("health-monitor",),
+        }
+
+    def kinds(self) -> dict[str, str]:
+        """Return the service of every process, by name."""
+        return {name: service for service, names in self.names().items() for name in names}
+
+
+def stages(
+    place: Place, team: Team, url: str, urls: Mapping[str, str]
+) -> tuple[tuple[Command, ...], ...]:
+    """Return the cluster's processes in the order in which they are stopped.
+
+    Each uses its own address in ``urls``, or else ``url``.
+    """
+    return tuple(
+        tuple(_command(place, urls.get(name, url), service, name, team) for name in names)
+        for service, names in team.names().items()
     )
 
 
-def _command(place: Place, url: str, service: str, name: str) -> Command:
+def _numbered(service: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{service}-{n}" for n in range(1, count + 1)) if count > 1 else (service,)
+
+
+def _command(place: Place, url: str, service: str, name: str, team: Team) -> Command:
+    from skerry.chaos import clock
     from skerry.cli.supervise import Command
 
     given = ("--nats", url, "--run", place.run, "--name", name, "--config", str(place.settings))
     end = ("--until-finished",) if service == "health-monitor" else ()
+    moved = clock.environment(place.folder, name) if team.chaos else {}
     return Command(
         name=name,
         argv=argv(service, *given, *end),
         log=place.logs / f"{name}.log",
-        env=environment(place),
+        env={**environment(place), **moved},
         essential=service != "health-monitor",
     )
 

@@ -72,8 +72,9 @@ async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGener
         yield Log(nats.model_copy(update={"url": clusters[0].url}), run)
     else:
         with places[0].held():
-            async with broker(places[0], given, None) as url:
-                yield Log(nats.model_copy(update={"url": url}), places[0].run, at_rest=True)
+            async with broker(places[0], given, None) as served:
+                at = nats.model_copy(update={"url": served.url})
+                yield Log(at, places[0].run, at_rest=True)
 
 
 async def _status(

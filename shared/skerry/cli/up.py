@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skerry import settings
 from skerry.bus import ledger
+from skerry.chaos import clock
 from skerry.cli.cluster import (
     Cluster,
     Stop,
@@ -20,15 +23,18 @@ from skerry.cli.cluster import (
 )
 from skerry.cli.follow import Feed, is_finished
 from skerry.cli.live import keep_showing, screen
+from skerry.cli.orders import orders
 from skerry.cli.place import Place
-from skerry.cli.services import argv
+from skerry.cli.routes import proxied, routes
+from skerry.cli.services import Team, argv
 from skerry.cli.supervise import Change, Event
 from skerry.errors import RunNotFound
 from skerry.runtime.connect import bus_from
+from skerry.runtime.control import CONTROL, listening
 from skerry.settings import masked_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
     from skerry.bus.view import Message
@@ -41,6 +47,15 @@ EXTENDING = ("train.steps", "train.duration_s")
 """Settings that a run restored from a checkpoint may change."""
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many of each service were asked for; None: as the run's config says."""
+
+    learners: int | None = None
+    syncers: int = 1
+    checkpointers: int = 1
+
+
 def run_up(
     *,
     config: Path | None,
@@ -48,11 +63,11 @@ def run_up(
     run: str,
     checkpoint: Path | None,
     fresh: bool,
-    learners: int | None,
+    counts: Counts,
     nats: str | None,
 ) -> None:
     """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
-    counted = [] if learners is None else [f"sync.learners={learners}"]
+    counted = [] if counts.learners is None else [f"sync.learners={counts.learners}"]
     wanted = settings.load(config, [*sets, *counted])
     place = Place(run)
     with place.held(), screen(began_s=time.time()) as on:
@@ -63,13 +78,13 @@ def run_up(
         restored: list[Path] = []
 
         async def main(stop: Stop) -> None:
-            async with broker(place, wanted, nats) as url:
-                cluster = Cluster(place, prepared(wanted, url, place), url, stop)
+            async with broker(place, wanted, nats, on.say) as served:
+                cluster = Cluster(place, prepared(wanted, served.url, place), served, stop)
                 if checkpoint is not None:
                     extends = [text for text in sets if text.startswith(EXTENDING)]
                     on.say(await restore(cluster, checkpoint, extends))
                     restored.append(checkpoint)
-                await _up(cluster, on, learners)
+                await _up(cluster, on, counts)
 
         try:
             run_stoppable(main)
@@ -78,7 +93,7 @@ def run_up(
                 place.clear()  # half a restored log is of no use to anybody
 
 
-async def _up(cluster: Cluster, on: Screen, learners: int | None) -> None:
+async def _up(cluster: Cluster, on: Screen, counts: Counts) -> None:
     place = cluster.place
     on.say(f"Run {place.run}: broker {cluster.url}, logs in {place.logs}")
     record = await existing(cluster)
@@ -88,16 +103,37 @@ async def _up(cluster: Cluster, on: Screen, learners: int | None) -> None:
     for sentence in ignored(record, cluster.settings.run):
         on.say(sentence)
     config = cluster.settings.run if record is None else config_of(record)
-    with place.announced(cluster.url):
-        feed = await conduct(cluster, on, learners=learners or config.sync.learners)
+    team = Team(
+        counts.learners or config.sync.learners,
+        counts.syncers,
+        counts.checkpointers,
+        chaos=config.chaos.allow,
+    )
+    async with _open_to_chaos(cluster, team, on) as shaped:
+        with place.announced(cluster.url):
+            feed = await conduct(shaped, on, team=team)
     conclude(on, feed)
+
+
+@contextlib.asynccontextmanager
+async def _open_to_chaos(cluster: Cluster, team: Team, on: Screen) -> AsyncGenerator[Cluster]:
+    """Yield the cluster with a proxy before its broker, if its run allows faults."""
+    if not team.chaos:
+        yield cluster
+        return
+    on.say(f"This run allows faults: `skerry chaos --run {cluster.place.run}` injects them.")
+    if not proxied(cluster.url):
+        yield cluster
+        return
+    async with routes(cluster.place, cluster.url, team.kinds()) as urls:
+        yield replace(cluster, urls=urls)
 
 
 async def conduct(
     cluster: Cluster,
     on: Screen,
     *,
-    learners: int,
+    team: Team,
     script: Callable[[Supervisor, Feed], Coroutine[object, object, None]] | None = None,
     on_message: Callable[[Message, float], None] | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -106,17 +142,28 @@ async def conduct(
 
     ``script`` runs beside them and may interfere; it is cancelled at the end.
     """
+    table, kinds = cluster.broker.table, team.kinds()
 
     def told(event: Event) -> None:
+        if event.change is Change.STARTED:
+            table.started(event.name, kinds[event.name], event.pid)
+        else:
+            table.ended(event.name, event.pid)
+            clock.sweep(event.pid)
         sentence = tell(event)
         if sentence:
             on.say(sentence)
         if on_event is not None:
             on_event(event)
 
-    kept = supervisor(cluster, learners, told)
+    kept = supervisor(cluster, team, told)
     heard = broker_watch(on, cluster.url)
-    async with bus_from(cluster.nats, "view", on_event=heard) as bus:
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(bus_from(cluster.nats, "view", on_event=heard))
+        stack.enter_context(table.kept())
+        if team.chaos:
+            obeying = listening(cluster.place.folder / CONTROL, orders(kept, cluster.broker.keeper))
+            await stack.enter_async_context(obeying)
         feed = Feed(bus, cluster.place.run, on_message=on_message)
         beside = [
             asyncio.create_task(feed.run(), name="feed"),

@@ -16,12 +16,17 @@ from skerry.errors import BrokerUnavailable, ConfigError
 
 GUARD = """
 import ctypes, os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGXFSZ})
 ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
 if os.getppid() != int(sys.argv[2]):
     sys.exit(1)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Asks the kernel to signal the server when its parent dies, then becomes the server."""
+"""Asks the kernel to signal the server when its parent dies, then becomes the server.
+
+A file that may not grow beyond a limit becomes a write error, as a full disk does: Go would end the
+server at the signal that comes with it, unless it is blocked.
+"""
 
 
 def find_server(override: str | None = None) -> Path:

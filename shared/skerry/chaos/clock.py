@@ -1,0 +1,70 @@
+"""The wall clock of a service, to be set from outside: libfaketime and a file per service.
+
+Only ``time()`` and its kin move; the monotonic clock, by which services wait and decide, does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CLOCKS = "clocks"
+"""Folder below the run's folder; one file per service says how far off its clock is."""
+LIBRARIES = ("faketime/libfaketimeMT.so.1", "faketime/libfaketime.so.1")
+FIX = "install libfaketime (on Debian: apt install faketime) and start the cluster again"
+
+
+def library() -> Path | None:
+    """Return libfaketime's shared library, or None where it is not installed."""
+    roots = [*Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib"), Path("/usr/local/lib")]
+    found = (root / name for root in roots for name in LIBRARIES)
+    return next((path for path in found if path.is_file()), None)
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """Return the file that says how far off a service's clock is."""
+    return folder / CLOCKS / name
+
+
+def environment(folder: Path, name: str) -> Mapping[str, str]:
+    """Return what a service is started with so that its clock, right at first, can be set.
+
+    Nothing where the library is not installed.
+    """
+    lib = library()
+    if lib is None:
+        return {}
+    move(folder, name, 0.0)
+    return {
+        "LD_PRELOAD": str(lib),
+        "FAKETIME_TIMESTAMP_FILE": str(file_of(folder, name).resolve()),
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_CACHE_DURATION": "1",
+        "NO_FAKE_STAT": "1",
+    }
+
+
+def move(folder: Path, name: str, seconds: float) -> None:
+    """Set a service's clock this far off; it follows within a second."""
+    path = file_of(folder, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(f"{seconds:+f}\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def was_read(folder: Path, name: str) -> bool:
+    """Say whether the service has looked at its clock since it was moved."""
+    stat = file_of(folder, name).stat()
+    return stat.st_atime_ns > stat.st_mtime_ns
+
+
+def sweep(pid: int) -> None:
+    """Remove what libfaketime leaves in shared memory when its process ends."""
+    for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+        with contextlib.suppress(OSError):
+            (Path("/dev/shm") / name).unlink()  # noqa: S108 - where the kernel keeps it

@@ -1,0 +1,26 @@
+"""What another command may ask of a cluster that runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from skerry.cli.orders import orders
+from skerry.cli.supervise import Supervisor
+from skerry.errors import ConfigError
+from skerry.runtime.control import ControlError
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        ({"op": "dance"}, ConfigError, "no order 'dance'"),
+        ({"op": "kill", "name": "nobody"}, ConfigError, "no process 'nobody'"),
+        ({"op": "kill", "name": "broker"}, ControlError, "not started by this cluster"),
+    ],
+)
+async def test_an_order_that_cannot_be_obeyed_says_why(
+    request_: dict[str, object], error: type[Exception], words: str
+) -> None:
+    answer = orders(Supervisor([], lambda _event: None), None)
+    with pytest.raises(error, match=words):
+        await answer(request_)
