@@ -57,6 +57,7 @@ def run(
             given.run,
             shutdown_s=given.local.shutdown_s,
             started_s=STARTED_S,
+            local=given.local.learner,
         )
     )
 

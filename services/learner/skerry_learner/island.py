@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import jax
@@ -14,6 +15,9 @@ from skerry.settings import RunConfig
 from skerry.wire.messages import LearnerPhase
 from skerry_learner.data.prefetch import Prefetch
 from skerry_learner.data.stream import Stream
+from skerry_learner.inner import recall
+from skerry_learner.inner.keeper import Keeper
+from skerry_learner.inner.recall import Recalled
 from skerry_learner.sync.encode import load_kernels
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
@@ -34,7 +38,9 @@ UNSENT_GENESIS = 2
 class Island:
     """Everything the trainer thread owns; ``run`` is its body.
 
-    ``missing`` are the fragments that the log had no version of when this learner joined.
+    ``missing`` are the fragments that the log had no version of when this learner joined,
+    ``recalled`` is how its inner optimizer begins, ``keeper`` saves it; without them it begins as
+    it was made and is not saved.
     """
 
     learner: Learner
@@ -51,6 +57,9 @@ class Island:
     diverged: int = 0
     reported_s: float = 0.0
     wall_ns: Callable[[], int] = time.time_ns
+    recalled: Future[Recalled] | None = None
+    keeper: Keeper | None = None
+    rewarming: bool = False
 
     def run(self) -> None:
         """Live until the mailbox says stop; a step loop that never waits lies in between."""
@@ -60,6 +69,7 @@ class Island:
         self.trainer.warm(self._tick)
         log.info("compiled", seconds=round(self.meter.clock() - began, 2))
         self._catch_up()
+        self._recall()
         self._train()
         self._linger()
 
@@ -88,6 +98,19 @@ class Island:
             self._tick()
             self.mailbox.wait(self.config.liveness.pulse_s)
 
+    def _recall(self) -> None:
+        """Go on with the saved inner state, which was read while everything compiled."""
+        while self.recalled is not None and not self.mailbox.stopping():
+            if self.recalled.done():
+                recalled = self.recalled.result()
+                self.rewarming = recalled.inner == "cold"
+                if recalled.inner == "warm":
+                    self.trainer.restore_moments(recalled.tensors)
+                self.recalled = None
+            else:
+                self._tick()
+                self.mailbox.wait(self.config.liveness.pulse_s)
+
     def _train(self) -> None:
         if self.mailbox.stopping() or self._done():
             return
@@ -104,7 +127,7 @@ class Island:
         """Take one step; the outcome read meanwhile is that of the step before."""
         began = self.meter.clock()
         tokens, cursor = next(feed)
-        after = self.trainer.step(tokens, self._progress())
+        after = self.trainer.step(tokens, self._progress(), self._share())
         if before is not None:
             self._read(before)
         busy_s = self.meter.clock() - began
@@ -116,6 +139,8 @@ class Island:
             cursor=cursor,
         )
         self._boundary()
+        if self.keeper is not None and self.keeper.due():
+            self.keeper.keep(self.trainer.state.optimizer, self.now)
         self.meter.stepped(busy_s, self.meter.clock() - began)
         return after
 
@@ -154,6 +179,14 @@ class Island:
         genesis = self.mailbox.genesis_ns
         elapsed_s = (self.wall_ns() - genesis) / 1e9 if genesis else 0.0
         return progress(self.config.train, max(self.now.step, self.session.clock()), elapsed_s)
+
+    def _share(self) -> float:
+        """Return the factor on the learning rate: moments that begin anew say little at first."""
+        if not self.rewarming:
+            return 1.0
+        share = recall.share(self.now.steps, self.config.train.rewarm_steps)
+        self.rewarming = share < 1.0
+        return share
 
     def _done(self) -> bool:
         return self._progress() >= 1.0 or self.session.ended()

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import structlog
+import xxhash
 
 from skerry import settings
-from skerry.bus import ledger, state
+from skerry.bus import ledger, place, state
 from skerry.bus.base import Bus, StreamSpec
 from skerry.bus.streams import specs
 from skerry.core.fragments import Plan, plan
-from skerry.errors import BrokerUnfit, ConfigError, RunMismatch, RunNotFound
+from skerry.errors import (
+    BrokerUnavailable,
+    BrokerUnfit,
+    ConfigError,
+    RunMismatch,
+    RunNotFound,
+    StorageFull,
+)
 from skerry.settings import RunConfig
-from skerry.wire.messages import RunRecord, RunState
+from skerry.wire.messages import MemberRecord, RunRecord, RunState
 from skerry_learner.data.corpus import Corpus, load_corpus
+from skerry_learner.inner.file import Origin
+from skerry_learner.inner.recall import Recalled
 from skerry_learner.models.base import Model, specs_of
 from skerry_learner.models.factory import build_model
 from skerry_learner.sync.rules import Progress
@@ -27,6 +37,7 @@ log = structlog.get_logger()
 
 ENVELOPE_BYTES = 8192
 """Room for the header of a chunk; norms of a contribution are most of it."""
+RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +52,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A learner's place in a run: who it is, which stream it reads, and where it goes on."""
+    """A learner's place in a run: who it is, which stream it reads, and where it goes on.
+
+    ``member`` is its record with where it goes on, to be published once its inner state is known.
+    """
 
     learner: Learner
-    shard: int
+    member: MemberRecord
     start: Progress
     missing: tuple[int, ...]
 
@@ -153,29 +167,55 @@ def _checked(record: RunRecord, work: Work) -> Work:
 
 
 async def take_place(bus: Bus, record: RunRecord, work: Work, name: str, host: str) -> Place:
-    """Join the run, and read from the ledger how far it and this learner's stream are."""
-    member = await ledger.join(bus, record.run, name, host, time.time_ns())
-    commits = await ledger.last_commits(bus, record.run)
-    manifests = await state.read_manifests(bus, record.run, work.plan)
-    known = [*commits.values(), *(m.commit for m in manifests.values())]
-    cursors = [row.cursor for c in known for row in c.progress if row.learner == name]
-    start = Progress(
-        step=max((c.step for c in known), default=0),
-        steps=0,
-        tokens=0,
-        cursor=max(cursors, default=0),
-    )
-    missing = tuple(f.index for f in work.plan.fragments if f.index not in manifests)
-    learner = Learner(record.run, name, member.incarnation)
+    """Join the run, and read from the log how far it and this learner's stream are."""
+    run = record.run
+    found = await place.take_place(bus, run, work.plan, name, host=host, now_ns=time.time_ns())
+    manifests = await state.read_manifests(bus, run, work.plan)
+    member = found.member
     log.info(
         "joined",
-        run=record.run,
+        run=run,
         incarnation=member.incarnation,
         shard=member.shard,
-        step=start.step,
-        cursor=start.cursor,
+        step=found.step,
+        cursor=found.cursor,
     )
-    return Place(learner, member.shard, start, missing)
+    return Place(
+        learner=Learner(run, name, member.incarnation),
+        member=member,
+        start=Progress(step=found.step, steps=0, tokens=0, cursor=found.cursor),
+        missing=tuple(f.index for f in work.plan.fragments if f.index not in manifests),
+    )
+
+
+async def settle(bus: Bus, member: MemberRecord, recalled: Recalled) -> None:
+    """Put on record where this incarnation goes on, waiting for a broker that is away.
+
+    Raises Superseded when a newer incarnation has joined meanwhile.
+    """
+    settled = replace(member, inner=recalled.inner, inner_age_steps=recalled.age_steps)
+    while True:
+        try:
+            await place.settle_in(bus, settled)
+        except (BrokerUnavailable, StorageFull) as error:
+            log.warning("member_record_unsent", error=str(error))
+            await asyncio.sleep(RETRY_S)
+            continue
+        break
+    log.info(
+        "settled",
+        inner=recalled.inner,
+        reason=recalled.reason,
+        inner_age_steps=recalled.age_steps,
+        step=settled.step,
+        cursor=settled.cursor,
+    )
+
+
+def origin_of(record: RunRecord, name: str) -> Origin:
+    """Return whose inner state this learner may go on with."""
+    config = xxhash.xxh3_64_intdigest(record.config_json.encode())
+    return Origin(record.run, record.created_ns, record.plan_digest, config, name)
 
 
 def is_over(record: RunRecord) -> bool:

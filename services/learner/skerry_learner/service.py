@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -14,11 +15,22 @@ import structlog
 
 from skerry.bus.base import Bus
 from skerry.runtime.service import serve
-from skerry.settings import RunConfig
-from skerry.wire.messages import LearnerPhase
+from skerry.settings import LearnerSettings, RunConfig
+from skerry.wire.messages import LearnerPhase, RunRecord
 from skerry_learner.data.stream import Stream
+from skerry_learner.inner import recall
+from skerry_learner.inner.keeper import Keeper
+from skerry_learner.inner.recall import Recalled
 from skerry_learner.island import Island
-from skerry_learner.joining import Place, Work, find_or_create, is_over, take_place
+from skerry_learner.joining import (
+    Place,
+    Work,
+    find_or_create,
+    is_over,
+    origin_of,
+    settle,
+    take_place,
+)
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.network import Network
@@ -28,11 +40,23 @@ from skerry_learner.trainer.trainer import Trainer
 
 log = structlog.get_logger()
 
+RECALL_S = 60.0
+
 
 async def learner(
-    bus: Bus, run: str, name: str, given: RunConfig, *, shutdown_s: float, started_s: float
+    bus: Bus,
+    run: str,
+    name: str,
+    given: RunConfig,
+    *,
+    shutdown_s: float,
+    started_s: float,
+    local: LearnerSettings | None = None,
 ) -> None:
-    """Train in ``run`` until it is finished or a signal comes; ``started_s`` is monotonic."""
+    """Train in ``run`` until it is finished or a signal comes; ``started_s`` is monotonic.
+
+    ``local`` says where the inner optimizer's state is kept; without it, it is not.
+    """
     structlog.contextvars.bind_contextvars(learner=name)
     async with bus:
         record, work = await find_or_create(bus, run, given)
@@ -41,7 +65,19 @@ async def learner(
             return
         place = await take_place(bus, record, work, name, socket.gethostname())
         trainer = await asyncio.to_thread(Trainer, work.model, work.config, work.plan)
-        await _Service(bus, work, place, trainer, started_s).run(shutdown_s)
+        keeper = _keeper(local, record, place, trainer)
+        await _Service(bus, work, place, trainer, keeper, started_s).run(shutdown_s)
+
+
+def _keeper(
+    local: LearnerSettings | None, record: RunRecord, place: Place, trainer: Trainer
+) -> Keeper | None:
+    """Return who keeps the inner optimizer's state, or None where nobody shall."""
+    if local is None or not local.save_every_s:
+        return None
+    learner = place.learner
+    origin = origin_of(record, learner.name)
+    return Keeper(local, origin, learner.incarnation, trainer.moments_like())
 
 
 @dataclass(slots=True)
@@ -52,6 +88,7 @@ class _Service:
     work: Work
     place: Place
     trainer: Trainer
+    keeper: Keeper | None
     started_s: float
     over: bool = False
     mailbox: Mailbox = field(init=False)
@@ -59,6 +96,8 @@ class _Service:
     network: Network = field(init=False)
     thread: threading.Thread = field(init=False)
     ended: asyncio.Future[None] = field(init=False)
+    recalled: Future[Recalled] = field(init=False)
+    kept: asyncio.Event = field(init=False)
 
     def __post_init__(self) -> None:
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
@@ -74,6 +113,13 @@ class _Service:
             chunk_bytes=config.sync.chunk_bytes,
             pulse_s=config.liveness.pulse_s,
         )
+        self.recalled, self.kept = Future[Recalled](), asyncio.Event()
+        if self.keeper is not None:
+            self.keeper.start(
+                self.place.start.step,
+                config.train.inner_max_age_steps,
+                lambda: _call(loop, self.kept.set),
+            )
         self.island = self._island()
         self.ended = loop.create_future()
         context = copy_context()  # so that the thread's log lines say whose they are
@@ -98,10 +144,12 @@ class _Service:
             session=session,
             mailbox=self.mailbox,
             meter=Meter(self.started_s),
-            stream=Stream(self.work.corpus, self.place.shard),
+            stream=Stream(self.work.corpus, self.place.member.shard),
             vocab=getattr(self.work.model, "vocab", None),
             missing=self.place.missing,
             now=self.place.start,
+            recalled=self.recalled,
+            keeper=self.keeper,
         )
 
     async def run(self, shutdown_s: float) -> None:
@@ -119,6 +167,7 @@ class _Service:
             "send": self.network.send,
             "pulses": self.network.pulses,
             "watch_name": self.network.watch_name,
+            "settle": self._settle,
         }
         try:
             await serve(loops, drain=self._drain, shutdown_s=shutdown_s)
@@ -138,6 +187,24 @@ class _Service:
     async def _watch_trainer(self) -> None:
         await asyncio.shield(self.ended)
 
+    async def _settle(self) -> None:
+        """Say how this incarnation goes on, then be idle for ever."""
+        recalled = await self._recall()
+        self.recalled.set_result(recalled)
+        await settle(self.bus, self.place.member, recalled)
+        await asyncio.Event().wait()
+
+    async def _recall(self) -> Recalled:
+        """Return the saved inner state, read meanwhile; a disk that hangs holds nobody up."""
+        incarnation = self.place.learner.incarnation
+        if self.keeper is None:
+            return recall.without(incarnation, "nothing is kept on this machine")
+        try:
+            async with asyncio.timeout(RECALL_S):
+                return await asyncio.wrap_future(self.keeper.recalled)
+        except TimeoutError:
+            return recall.without(incarnation, f"the disk gave nothing for {RECALL_S:g} s")
+
     async def _finished(self) -> None:
         await self.network.finished()
         self.over = True
@@ -147,12 +214,24 @@ class _Service:
         self.mailbox.stop()
         # Not the thread's join: in a pool thread it would outlive the deadline and delay the exit.
         await asyncio.wait({self.ended})
+        self._keep()
         if not self.over:
             await self.network.flush()
         self.island.phase = LearnerPhase.FINISHED if self.over else LearnerPhase.STOPPED
         self.island.pulse()
         await self.network.pulse()
+        if self.keeper is not None:
+            await self.kept.wait()
         log.info("stopped", phase=self.island.phase.value, step=self.island.now.step)
+
+    def _keep(self) -> None:
+        """Have the inner state saved as it is now, unless it is no better than what is saved."""
+        if self.keeper is None:
+            return
+        if self.over or not self.island.now.steps:
+            self.keeper.close()
+        else:
+            self.keeper.close(self.trainer.state.optimizer, self.island.now)
 
 
 def _call(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:

@@ -111,6 +111,7 @@ class Cluster:
             "JAX_COMPILATION_CACHE_DIR": str(self.cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "SKERRY_STORE__PATH": str(self.folder / "checkpoints"),
+            "SKERRY_LEARNER__PATH": str(self.folder / "learners"),
         }
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(

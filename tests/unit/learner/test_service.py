@@ -131,7 +131,7 @@ async def test_each_name_has_its_own_shard_and_each_start_its_own_incarnation(
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
     places = [await take_place(bus, record, work, name, "host") for name in ("a", "b", "a")]
-    assert [p.shard for p in places] == [0, 1, 0]
+    assert [p.member.shard for p in places] == [0, 1, 0]
     assert [p.learner.incarnation for p in places] == [1, 1, 2]
     assert places[0].missing == (0, 1)
 

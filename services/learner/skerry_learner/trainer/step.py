@@ -31,7 +31,7 @@ class StepResult(NamedTuple):
 
 
 StepFunction: TypeAlias = Callable[
-    [TrainState, jax.Array, np.float32], tuple[TrainState, StepResult]
+    [TrainState, jax.Array, np.float32, np.float32], tuple[TrainState, StepResult]
 ]
 
 
@@ -54,21 +54,22 @@ def global_norm(tree: Params) -> jax.Array:
 
 
 def make_step(model: Model, config: TrainConfig) -> StepFunction:
-    """Return the jitted ``(state, tokens i32 [batch, seq + 1], progress f32) -> (state, result)``.
+    """Return the jitted ``(state, tokens i32 [batch, seq + 1], done, share) -> (state, result)``.
 
-    A step whose loss or gradient is not finite leaves the state as it was and says so.
+    ``done`` (f32) is the progress of the run, ``share`` (f32) a factor on the learning rate. A step
+    whose loss or gradient is not finite leaves the state as it was and says so.
     """
     optimizer = make_optimizer(config)
 
     def step(
-        state: TrainState, tokens: jax.Array, done: jax.Array
+        state: TrainState, tokens: jax.Array, done: jax.Array, share: jax.Array
     ) -> tuple[TrainState, StepResult]:
         loss, gradients = jax.value_and_grad(model.loss)(state.params, tokens)
         norm = global_norm(gradients)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes in its int32 step count
             updates, moments = optimizer.update(gradients, state.optimizer, state.params)
-        rate = learning_rate(config, done)
+        rate = share * learning_rate(config, done)
         params = jax.tree.map(lambda leaf, update: leaf - rate * update, state.params, updates)
         new = TrainState(params, moments)
         kept = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)

@@ -5,7 +5,7 @@ Used by one thread. Every call only dispatches; nothing here waits for the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from skerry.core.fragments import Plan
 from skerry.settings import RunConfig
-from skerry_learner.models.base import Model
+from skerry_learner.models.base import Model, path_name
 from skerry_learner.trainer.fragments import (
     Leaves,
     check_plan,
@@ -60,10 +60,27 @@ class Trainer:
         self.state = self._fresh()
         tick()
 
-    def step(self, tokens: jax.Array, done: float) -> StepResult:
-        """Dispatch one step on int32 [batch, seq + 1] at progress ``done`` in [0, 1]."""
-        self.state, result = self._step(self.state, tokens, np.float32(done))
+    def step(self, tokens: jax.Array, done: float, share: float = 1.0) -> StepResult:
+        """Dispatch one step on int32 [batch, seq + 1] at progress ``done`` in [0, 1].
+
+        ``share`` in (0, 1] is a factor on the learning rate.
+        """
+        factors = np.float32(done), np.float32(share)
+        self.state, result = self._step(self.state, tokens, *factors)
         return result
+
+    def moments_like(self) -> Any:
+        """Return the inner optimizer's state as shapes and dtypes."""
+        return jax.eval_shape(self._init_moments, self.state.params)
+
+    def restore_moments(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with moments of an earlier incarnation, named and shaped as ``moments_like``.
+
+        They are copied: what a step may write into must be the device's own memory.
+        """
+        named, tree = jax.tree_util.tree_flatten_with_path(self.state.optimizer)
+        leaves = [jnp.array(tensors[path_name(path)], copy=True) for path, _ in named]
+        self.state = TrainState(self.state.params, jax.tree.unflatten(tree, leaves))
 
     def genesis(self, fragment: int) -> jax.Array:
         """Return the outer gradient of the parameters relative to zero: f32 [padded_size]."""

@@ -1,0 +1,195 @@
+"""The thread that reads the inner optimizer's state once and saves it from time to time.
+
+The trainer copies the state on its device at a step boundary and goes on; fetching, hashing and
+writing happen here. The copy costs the state's own size (8 bytes a parameter for AdamW) until it
+is written, and is given up tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from skerry.errors import SkerryError
+from skerry.settings import LearnerSettings
+from skerry_learner.inner import file, recall
+from skerry_learner.inner.file import Origin, Saved, Shapes
+from skerry_learner.inner.recall import Recalled
+from skerry_learner.models.base import path_name
+from skerry_learner.sync.rules import Progress
+
+log = structlog.get_logger()
+
+FILE = "inner.safetensors"
+DRAFT = "inner-*.draft"
+
+
+def shapes_of(moments: Any) -> Shapes:
+    """Name every tensor of an optimizer's state (arrays or their shapes), in flattening order."""
+    found = jax.tree_util.tree_flatten_with_path(moments)[0]
+    return {path_name(path): (tuple(leaf.shape), str(leaf.dtype)) for path, leaf in found}
+
+
+def _copied(moments: Any) -> Any:
+    return jax.tree.map(jnp.copy, moments)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A state to be saved; its tensors go as they are written."""
+
+    leaves: list[jax.Array | None]
+    saved: Saved
+
+
+@dataclass(slots=True)
+class Keeper:
+    """One learner's state on disk, below ``path/<run>/<name>``; at most one save in flight.
+
+    ``template`` is the state's tree of shapes and dtypes; ``ended`` is called from the thread once
+    it has ended. A save that fails is logged once and tried again when the next one is due.
+    """
+
+    local: LearnerSettings
+    origin: Origin
+    incarnation: int
+    template: Any
+    clock: Callable[[], float] = time.monotonic
+    recalled: Future[Recalled] = field(default_factory=Future[Recalled])
+    _changed: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _job: _Job | None = field(init=False, default=None)
+    _busy: bool = field(init=False, default=False)
+    _closing: bool = field(init=False, default=False)
+    _copy: Callable[[Any], Any] | None = field(init=False, default=None)
+    _due_s: float = field(init=False, default=0.0)
+    _complained: str = field(init=False, default="")
+
+    @property
+    def path(self) -> Path:
+        return self.local.path / self.origin.run / self.origin.learner / FILE
+
+    def start(self, step: int, max_age_steps: int, ended: Callable[[], None]) -> None:
+        """Begin to read what was saved, for a learner at ``step`` of the global clock."""
+        self.recalled.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
+        self._due_s = self.clock() + self.local.save_every_s
+
+        def live() -> None:
+            try:
+                self._live(step, max_age_steps)
+            finally:
+                ended()
+
+        threading.Thread(target=copy_context().run, args=(live,), name="inner", daemon=True).start()
+
+    # the trainer's side
+
+    def due(self) -> bool:
+        """Tell whether a save is due and can begin; never while one is in flight."""
+        return self._copy is not None and not self._busy and self.clock() >= self._due_s
+
+    def keep(self, moments: Any, now: Progress) -> None:
+        """Copy the state on its device and have it saved; nothing here waits."""
+        if self._copy is not None:
+            self._due_s = self.clock() + self.local.save_every_s
+            self._post(self._job_of(self._copy(moments), now))
+
+    # the end
+
+    def close(self, moments: Any = None, now: Progress | None = None) -> None:
+        """Save a state that nobody changes any more, if there is one, and end the thread."""
+        self._post(self._job_of(moments, now) if now else None, closing=True)
+
+    def _job_of(self, moments: Any, now: Progress) -> _Job:
+        saved = Saved(self.origin, self.incarnation, now.step, now.steps)
+        return _Job(list(jax.tree.leaves(moments)), saved)
+
+    def _post(self, job: _Job | None, *, closing: bool = False) -> None:
+        with self._changed:
+            self._busy, self._job, self._closing = True, job or self._job, closing
+            self._changed.notify_all()
+
+    # the thread
+
+    def _live(self, step: int, max_age_steps: int) -> None:
+        self.recalled.set_result(self._recall(step, max_age_steps))
+        self._sweep()
+        self._copy = jax.jit(_copied).lower(self.template).compile()
+        while (job := self._next()) is not None:
+            self._save(job)
+
+    def _next(self) -> _Job | None:
+        """Return the next state to save, waiting for it; None at the end."""
+        with self._changed:
+            self._busy = self._job is not None
+            while self._job is None and not self._closing:
+                self._changed.wait()
+            job, self._job = self._job, None
+            return job
+
+    def _recall(self, step: int, max_age_steps: int) -> Recalled:
+        try:
+            saved, tensors = file.read(self.path, shapes_of(self.template))
+        except FileNotFoundError:
+            return recall.without(self.incarnation, "nothing is saved on this machine")
+        except (OSError, SkerryError) as error:
+            log.warning("inner_state_unreadable", error=str(error))
+            return recall.without(self.incarnation, "what is saved cannot be read")
+        return recall.judge(
+            saved,
+            tensors,
+            origin=self.origin,
+            incarnation=self.incarnation,
+            step=step,
+            max_age_steps=max_age_steps,
+        )
+
+    def _sweep(self) -> None:
+        """Remove what an earlier incarnation was killed over."""
+        with suppress(OSError):
+            for draft in self.path.parent.glob(DRAFT):
+                draft.unlink()
+
+    def _save(self, job: _Job) -> None:
+        began = self.clock()
+        try:
+            shapes = shapes_of(self.template)
+            draft = DRAFT.replace("*", str(self.incarnation))
+            file.write(self.path, job.saved, shapes, _fetched(job), draft)
+        except (OSError, RuntimeError) as error:
+            self._complain(error)
+            return
+        self._complained = ""
+        took = round(self.clock() - began, 3)
+        log.debug(
+            "inner_state_saved", step=job.saved.step, bytes=file.size_of(shapes), seconds=took
+        )
+
+    def _complain(self, error: Exception) -> None:
+        """Say once what keeps the state from being saved."""
+        if str(error) != self._complained:
+            self._complained = str(error)
+            log.warning(
+                "inner_state_unsaved",
+                error=f"{error}: training goes on; make room below learner.path or make it"
+                " writable, or the next start of this learner begins cold.",
+            )
+
+
+def _fetched(job: _Job) -> Iterator[NDArray[Any]]:
+    """Yield a state's tensors on the host one by one, giving each up on the device behind it."""
+    for number, leaf in enumerate(job.leaves):
+        job.leaves[number] = None
+        yield np.asarray(leaf)

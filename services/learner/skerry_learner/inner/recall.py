@@ -1,0 +1,55 @@
+"""With which inner optimizer state a learner begins: its own of last time, or a fresh one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from skerry_learner.inner.file import Origin, Saved
+
+Condition = Literal["new", "warm", "cold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """How the inner optimizer begins, and why; ``tensors`` by name if it begins warm.
+
+    new: this learner's first start in the run, so the run's own warm-up is all it needs. warm: as
+    it was ``age_steps`` ago. cold: its moments are gone, so the learning rate rises again.
+    """
+
+    inner: Condition
+    reason: str
+    age_steps: int = 0
+    tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+
+
+def without(incarnation: int, reason: str) -> Recalled:
+    """Return how a learner begins that has nothing to go on with."""
+    return Recalled("new" if incarnation <= 1 else "cold", reason)
+
+
+def judge(
+    saved: Saved,
+    tensors: Mapping[str, NDArray[Any]],
+    *,
+    origin: Origin,
+    incarnation: int,
+    step: int,
+    max_age_steps: int,
+) -> Recalled:
+    """Decide whether a saved state may be used at ``step`` of the global clock."""
+    if saved.origin != origin:
+        return without(incarnation, "it belongs to another run or learner")
+    age = max(0, step - saved.step)  # a learner may have been ahead of the newest commit
+    if age > max_age_steps:
+        return without(incarnation, f"it is {age} steps old, of {max_age_steps} allowed")
+    return Recalled("warm", "saved", age, tensors)
+
+
+def share(now_steps: int, rewarm_steps: int) -> float:
+    """Return the factor on the learning rate for the next step of a cold start, in (0, 1]."""
+    return min(1.0, (now_steps + 1) / max(1, rewarm_steps))
