@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from skerry.bus.contributions import refusal
 from skerry.bus.state import MASTER, PARAMS, NewPart
-from skerry.core import fragments, staleness, weights
+from skerry.core import fragments, weights
 from skerry.core.backend import cpu
 from skerry.core.fold import Contribution as Merged
 from skerry.core.merge import largest
@@ -17,7 +18,8 @@ from skerry.core.outer import merge_and_apply
 from skerry.core.quantise import finite
 from skerry.errors import Diverged
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
-from skerry_syncer.shard import OUTER, judge, mark, refusal
+from skerry_syncer.loading import OUTER
+from skerry_syncer.shard import judge, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from skerry.bus.state import StateWriter
     from skerry.core.outer import Outer
     from skerry.settings import SyncConfig
-    from skerry.wire.messages import Manifest, Refused
+    from skerry.wire.messages import Manifest
     from skerry_syncer.shard import FragmentState, Shard
 
     Vector = NDArray[np.float32]
@@ -60,17 +62,13 @@ class Batch:
 
     pending: tuple[Contribution, ...]
     floor: int
-    outdated: tuple[Refused, ...]
 
     @classmethod
     def take(cls, shard: Shard, state: FragmentState) -> Batch:
-        index = state.fragment.index
-        oldest_base = staleness.oldest_base(state.version, shard.config.max_staleness)
-        outdated = shard.inbox.expire(index, oldest_base) if state.version else []
-        floor = max(state.floor, shard.floor_of(index))
-        return cls(
-            tuple(state.pending), floor, tuple(refusal("incomplete", name) for name in outdated)
-        )
+        if state.version:
+            shard.expire(state)
+        floor = max(state.floor, shard.floor_of(state.fragment.index))
+        return cls(tuple(state.pending), floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +97,8 @@ class Committer:
         """Commit version 1: the negated gradient of the first GENESIS contribution, as it is."""
         batch = Batch.take(shard, state)
         first = min(batch.pending, key=lambda c: c.sequence_last)
+        for late in (c.header for c in batch.pending if c is not first):
+            state.refuse(refusal("genesis", late.learner, late))
         negated = await asyncio.to_thread(cpu().dequantise, first.scheme, first.planes)
         # Not the negative: the padding must stay +0, which is what a checkpoint restores.
         master = np.float32(0) - negated
@@ -109,10 +109,11 @@ class Committer:
         """Commit the next version from all that is pending; None when nothing is.
 
         Where nothing of it counts the next version equals this one: those who answered learn that
-        their round is over, and the ledger who was refused.
+        their round is over, and the ledger who was refused. So does a final version to which
+        nobody came: whoever owns another shard sees that this fragment is done.
         """
         batch = Batch.take(shard, state)
-        if not batch.pending or state.master is None:
+        if state.master is None or not (batch.pending or closing.final):
             return None
         weighed = self._weigh(batch, state)
         while weighed:
@@ -122,7 +123,7 @@ class Committer:
                 weighed = await self._without_largest(state, weighed)
                 continue
             return await self._write(batch, state, weighed, master, outer_state, closing)
-        closing = replace(closing, reason=NOTHING_COUNTS)
+        closing = replace(closing, reason=NOTHING_COUNTS) if batch.pending else closing
         return await self._write(batch, state, [], state.master, state.outer, closing)
 
     async def _step(
@@ -150,7 +151,7 @@ class Committer:
         """Refuse the contribution that is to blame for a merge that is not finite."""
         worst = await asyncio.to_thread(largest, [_merged(w) for w in weighed], state.fragment)
         told = weighed[worst].contribution.header
-        state.refuse("diverged", told.learner, told)
+        state.refuse(refusal("diverged", told.learner, told))
         rest = [w for number, w in enumerate(weighed) if number != worst]
         shares = weights.normalised([w.weight for w in rest])
         return [replace(w, weight=share) for w, share in zip(rest, shares, strict=True)]
@@ -161,13 +162,13 @@ class Committer:
         What became too stale while it waited and what is not finite is refused and named.
         """
         kept: list[tuple[Contribution, float]] = []
-        for contribution in sorted(batch.pending, key=mark):
+        for contribution in sorted(batch.pending, key=_order):
             told = contribution.header
             discount, reason = judge(contribution, state.version, self.config)
             if discount is None:
-                state.refuse(reason, told.learner, told)
+                state.refuse(refusal(reason, told.learner, told))
             elif not finite(contribution.scheme, contribution.planes):
-                state.refuse("diverged", told.learner, told)
+                state.refuse(refusal("diverged", told.learner, told))
             else:
                 kept.append((contribution, discount))
         shares = weights.normalised(
@@ -201,7 +202,7 @@ class Committer:
             quorum_s=closing.quorum_s,
             grace_s=closing.grace_s,
             consumed=tuple(_consumed(w) for w in weighed),
-            refused=(*state.refused, *batch.outdated),
+            refused=tuple(state.refused),
             contrib_floor=batch.floor,
             progress=_progress(state, weighed),
             params_digest=0,
@@ -223,8 +224,13 @@ class Committer:
         state.floor = batch.floor
         self.spare = tuple(cast("Vector", v) for v in replaced if isinstance(v, np.ndarray))
         state.drop(batch.pending)
+        state.settle_all(manifest.commit)
         del state.refused[:told]
         return manifest
+
+
+def _order(contribution: Contribution) -> tuple[str, int, int]:
+    return contribution.header.learner, *mark_of(contribution)
 
 
 def _merged(weighed: Weighed) -> Merged:

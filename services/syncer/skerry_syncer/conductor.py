@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,16 @@ import structlog
 
 from skerry.bus import ledger, presence
 from skerry.bus.contributions import Contribution, Refusal
+from skerry.bus.state import read_manifests
 from skerry.core import rounds, schedule
+from skerry.errors import BrokerUnavailable
 from skerry.wire.messages import Round
 from skerry.wire.subjects import Subjects
 from skerry_syncer.committer import Closing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from skerry.bus.base import Bus
     from skerry.core.fragments import Plan
     from skerry.settings import RunConfig
@@ -47,7 +50,10 @@ class Open:
 
 @dataclass(slots=True)
 class Conductor:
-    """One session: decides by the core, does by the ports."""
+    """One session over one shard: decides by the core, does by the ports.
+
+    ``turns`` counts how often it has looked at everything: whoever watches sees that it lives.
+    """
 
     bus: Bus
     run: RunRecord
@@ -58,38 +64,55 @@ class Conductor:
     fleet: Fleet
     timetable: schedule.Schedule
     policy: rounds.Policy
+    wall_ns: Callable[[], int]
     timings: rounds.Timings = field(default_factory=rounds.Timings)
     open: dict[int, Open] = field(default_factory=dict[int, Open])
     finals: set[int] = field(default_factory=set[int])
     launched_s: float | None = None
     short_since_s: float | None = None
+    looked_s: float | None = None
+    leaving: bool = False
+    turns: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def follow_contributions(self) -> None:
-        """Take every contribution behind what the manifests have resolved."""
-        subjects = Subjects(self.run.run)
-        after = self.shard.resume_after
-        async for record in self.bus.follow(subjects.contributions(), after=after):
+        """Take every contribution to this shard behind what the manifests have resolved.
+
+        Raises BrokerUnavailable when their stream began anew: what the shard has counted in the
+        old one must be read again.
+        """
+        subjects, last = Subjects(self.run.run), 0
+        own = [subjects.contributions(fragment) for fragment in self.shard.fragments]
+        everything = len(own) == len(self.plan.fragments)
+        patterns = [subjects.contributions()] if everything else [*own, subjects.starts()]
+        async for record in self.bus.follow(patterns, after=self.shard.resume_after):
+            if record.sequence <= last:
+                msg = "The stream of contributions began anew."
+                raise BrokerUnavailable(msg)
+            last = record.sequence
             got = self.shard.take(record, now_s())
             if isinstance(got, Contribution):
                 self.wake.set()
             elif isinstance(got, Refusal):
                 log.warning("contribution_refused", cause=got.cause, detail=got.detail)
 
-    async def follow_pulses(self) -> None:
-        async for pulse in presence.follow_pulses(self.bus, self.run.run):
-            self.fleet.observe(pulse, now_s())
-            self.wake.set()
+    def leave(self) -> None:
+        """Have ``conduct`` return as soon as the commit in hand is done."""
+        self.leaving = True
+        self.wake.set()
 
-    async def conduct(self) -> None:
-        """Open, close and commit until the run is finished."""
-        while True:
+    async def conduct(self) -> bool:
+        """Open, close and commit until the run is finished; False when told to leave before."""
+        while not self.leaving:
+            self.turns += 1
             self.wake.clear()
             self._count_hands()
             await self._genesis()
             await self._close_due()
             if await self._finish():
-                return
+                return True
+            if self.leaving:
+                break
             await self._open_due()
             await self._republish()
             try:
@@ -97,11 +120,12 @@ class Conductor:
                     await self.wake.wait()
             except TimeoutError:
                 pass
+        return False
 
     async def _genesis(self) -> None:
         for state in self.shard.fragments.values():
             if state.version == 0 and state.pending:
-                now_ns = time.time_ns()
+                now_ns = self.wall_ns()
                 closing = Closing("genesis", 0, now_ns, now_ns, 0.0, 0.0, final=False)
                 await self.committer.genesis(self.shard, state, closing)
                 log.info("genesis", fragment=state.fragment.index)
@@ -114,6 +138,8 @@ class Conductor:
 
     async def _close_due(self) -> None:
         for index, opened in list(self.open.items()):
+            if self.leaving:
+                return
             state = self.shard.fragments[index]
             now = now_s()
             view = self._view(state, opened, now)
@@ -123,7 +149,7 @@ class Conductor:
             elif decision is rounds.Decision.REOPEN:
                 log.warning("round_reopened", fragment=index, reason=reason)
                 over = opened.record.final or self.fleet.finished(now)
-                await self._launch(index, final=over)
+                await self._launch(index, final=over, attempt=opened.record.attempt + 1)
 
     def _view(self, state: FragmentState, opened: Open, now: float) -> rounds.View:
         return rounds.View(
@@ -144,7 +170,7 @@ class Conductor:
             reason=reason,
             step=self._told_clock(closed_s),
             opened_ns=opened.record.opened_ns,
-            closed_ns=time.time_ns(),
+            closed_ns=self.wall_ns(),
             quorum_s=quorum_s,
             grace_s=max(0.0, closed_s - opened.opened_s - quorum_s),
             final=opened.record.final,
@@ -152,6 +178,7 @@ class Conductor:
         manifest = await self.committer.merge(self.shard, state, closing)
         del self.open[state.fragment.index]
         (self.finals.add if closing.final else self.finals.discard)(state.fragment.index)
+        self.looked_s = None
         if manifest is None:
             log.info("round_empty", fragment=state.fragment.index, reason=reason)
             return
@@ -191,7 +218,7 @@ class Conductor:
             schedule.max_in_flight(self.timetable),
         )
 
-    async def _launch(self, fragment: int, *, final: bool) -> None:
+    async def _launch(self, fragment: int, *, final: bool, attempt: int = 0) -> None:
         state = self.shard.fragments[fragment]
         now = now_s()
         record = Round(
@@ -200,9 +227,10 @@ class Conductor:
             fragment=fragment,
             version=state.version + 1,
             due_step=self._told_clock(now),
-            opened_ns=time.time_ns(),
+            opened_ns=self.wall_ns(),
             syncer=self.committer.writer.holder,
             final=final,
+            attempt=attempt,
         )
         await presence.open_round(self.bus, record)
         self.open[fragment] = Open(record, now, now)
@@ -222,19 +250,31 @@ class Conductor:
         A round that is in the air is left to close first: those who have answered it have taken
         steps since, which only a round of its own collects.
         """
-        now = now_s()
-        if not self.fleet.finished(now):
+        if not self.fleet.finished(now_s()):
             return False
         left = [i for i in self.shard.fragments if i not in self.finals]
         if not left:
-            await self.committer.writer.check()  # rounds that stayed empty have met no fence
-            await ledger.finish_run(self.bus, self.run)
-            log.info("run_finished", run=self.run.run)
-            return True
+            return await self._finish_run()
         for index in left[: schedule.max_in_flight(self.timetable)]:
             if index not in self.open:
                 await self._launch(index, final=True)
         return False
+
+    async def _finish_run(self) -> bool:
+        """Close the run if the other shards are done too; whoever sees that first does it."""
+        now = now_s()
+        if self.looked_s is not None and now - self.looked_s < REPUBLISH_S:
+            return False
+        if len(self.shard.fragments) < len(self.plan.fragments):
+            self.looked_s = now
+            manifests = await read_manifests(self.bus, self.run.run, self.plan)
+            finals = {index for index, m in manifests.items() if m.commit.final} | self.finals
+            if len(finals) < len(self.plan.fragments) or not self.fleet.finished(now_s()):
+                return False
+        await self.committer.writer.check()  # rounds that stayed empty have met no fence
+        await ledger.finish_run(self.bus, self.run)
+        log.info("run_finished", run=self.run.run)
+        return True
 
     def _clock(self, now: float) -> int:
         """Return the clock that rounds are opened by; a little ahead of what is on record."""

@@ -1,110 +1,115 @@
-"""The syncer: sessions over the log until the run is finished.
-
-All it knows can be rebuilt from the log, so every trouble with the broker ends the session and
-begins a new one: the same path as after kill -9.
-"""
+"""The syncer: one of any number, each of which takes over where another one falls silent."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
+from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import ledger
+from skerry.bus import ledger, presence
 from skerry.bus.state import StateWriter
-from skerry.bus.streams import specs
-from skerry.core import backend, liveness, rounds, schedule
-from skerry.core.fragments import plan as plan_of
-from skerry.core.outer import make_outer
-from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, first_cause
+from skerry.core import backend
+from skerry.errors import BrokerUnavailable, BusError, StorageFull, first_cause
 from skerry.runtime.service import serve
-from skerry.settings import RunConfig
-from skerry.wire.messages import RunState
-from skerry_syncer.committer import Committer
-from skerry_syncer.conductor import Conductor
-from skerry_syncer.fleet import Fleet
-from skerry_syncer.shard import Shard
+from skerry.wire.messages import RunState, SyncerPulse
+from skerry_syncer.candidate import Candidate
+from skerry_syncer.work import Work, conduct
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from skerry.bus.base import Bus
-    from skerry.wire.messages import RunRecord
+    from skerry_syncer.conductor import Conductor
 
 log = structlog.get_logger()
 
 RETRY_S = 1.0
+FAREWELL_S = 1.0
+
+numbers = count(1)
+
+
+async def candidate(
+    bus: Bus,
+    run: str,
+    name: str,
+    *,
+    wall_ns: Callable[[], int] = time.time_ns,
+    instance: str = "",
+) -> None:
+    """Stand by for every shard of a run, serve those that fall to this syncer; return at its end.
+
+    Lives through every trouble with the broker and through being overtaken; raises only what a
+    person must mend. ``instance`` tells this process from others of its name.
+    """
+    host = socket.gethostname()
+    instance = instance or new_instance(wall_ns)
+    while True:
+        try:
+            record = await ledger.wait_run(bus, run)
+            if record.state is RunState.FINISHED:
+                log.info("run_already_finished", run=run)
+                return
+            work = await Work.begin(bus, record, name, wall_ns)
+            await Candidate.of(work, instance, host).stand()
+        except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
+            cause = first_cause(error)
+            if not isinstance(cause, BrokerUnavailable | StorageFull):
+                raise cause from error
+            log.warning("begins_again", cause=str(cause))
+            del cause
+        else:
+            return
+        await asyncio.sleep(RETRY_S)
+
+
+def new_instance(wall_ns: Callable[[], int]) -> str:
+    """Return what tells one start of a syncer from every other one."""
+    return f"{socket.gethostname()}/{os.getpid()}/{wall_ns()}/{next(numbers)}"
 
 
 async def session(bus: Bus, run: str, holder: str) -> None:
-    """Take the shard, rebuild it from the log and conduct until the run is finished."""
+    """Take every shard at once, from whoever holds it, and conduct until the run is finished.
+
+    Raises Fenced, in an exception group, when another syncer takes one of them.
+    """
     record = await ledger.wait_run(bus, run)
     if record.state is RunState.FINISHED:
         log.info("run_already_finished", run=run)
         return
-    config = RunConfig.model_validate_json(record.config_json)
-    await bus.declare(
-        specs(
-            run,
-            replicas=config.log.replicas,
-            window_bytes=config.log.window_bytes,
-            window_s=config.log.window_s,
-        )
-    )
-    conductor = await _conductor(bus, record, config, holder)
+    work = await Work.begin(bus, record, holder, time.time_ns)
+    conductors = [await _seized(work, shard) for shard in range(work.config.sync.shards)]
+
+    def wake() -> None:
+        for conductor in conductors:
+            conductor.wake.set()
+
     async with asyncio.TaskGroup() as group:
-        followers = [
-            group.create_task(conductor.follow_contributions(), name="contributions"),
-            group.create_task(conductor.follow_pulses(), name="pulses"),
-            group.create_task(conductor.committer.writer.hold(), name="fence"),
-        ]
-        await group.create_task(conductor.conduct(), name="conduct")
-        for task in followers:
-            task.cancel()
+        pulses = group.create_task(work.follow_pulses(wake), name="pulses")
+        for task in [group.create_task(conduct(conductor)) for conductor in conductors]:
+            await task
+        pulses.cancel()
 
 
-async def _conductor(bus: Bus, record: RunRecord, config: RunConfig, holder: str) -> Conductor:
-    plan = plan_of(record.leaves, record.fragments)
-    if plan.digest != record.plan_digest:
-        msg = (
-            f"Run {record.run!r} was cut by another release of Skerry ({record.skerry_version}): "
-            "use that release."
-        )
-        raise RunMismatch(msg)
-    sync = config.sync
-    outer = make_outer(
-        config.outer.preset,
-        lr=config.outer.lr,
-        momentum=config.outer.momentum,
-        h_steps=sync.h_steps,
-    )
+async def _seized(work: Work, shard: int) -> Conductor:
+    sync = work.config.sync
     writer = await StateWriter.acquire(
-        bus, record.run, plan, holder=holder, now_ns=time.time_ns(), chunk_bytes=sync.chunk_bytes
-    )
-    shard = await Shard.load(bus, writer, plan, sync, outer)
-    finals = {
-        i for i, s in shard.fragments.items() if s.manifest is not None and s.manifest.commit.final
-    }
-    log.info(
-        "shard_taken",
-        run=record.run,
-        fence=writer.token,
-        versions=[s.version for s in shard.fragments.values()],
-    )
-    return Conductor(
-        bus=bus,
-        run=record,
-        config=config,
-        plan=plan,
-        committer=Committer(writer, sync, outer),
+        work.bus,
+        work.record.run,
+        work.plan,
+        holder=work.name,
+        now_ns=work.wall_ns(),
         shard=shard,
-        fleet=Fleet(liveness.policy_from(**config.liveness.model_dump())),
-        timetable=schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps),
-        policy=rounds.Policy(
-            sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.round_timeout_s
-        ),
-        finals=finals,
+        shards=sync.shards,
+        chunk_bytes=sync.chunk_bytes,
     )
+    return await work.conductor(writer)
 
 
 def load_kernels() -> None:
@@ -113,24 +118,24 @@ def load_kernels() -> None:
     backend.merger()
 
 
-async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
-    """Serve one run until it is finished, across broker restarts; Fenced ends it."""
+async def farewell(bus: Bus, run: str, name: str, instance: str) -> None:
+    """Say that this syncer holds nothing any more, so that nobody waits for its lease to end."""
+    pulse = SyncerPulse(run=run, syncer=name, instance=instance, sent_ns=time.time_ns())
+    with suppress(BusError, TimeoutError):
+        async with asyncio.timeout(FAREWELL_S):
+            await presence.publish_syncer_pulse(bus, pulse)
 
-    async def sessions() -> None:
-        while True:
-            try:
-                await session(bus, run, holder)
-            except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
-                cause = first_cause(error)
-                if not isinstance(cause, BrokerUnavailable | StorageFull):
-                    raise cause from error
-                log.warning("session_restarts", cause=str(cause))
-                # A traceback holds the session's frames, and those hold all its vectors.
-                del cause
-            else:
-                return
-            await asyncio.sleep(RETRY_S)
+
+async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
+    """Serve one run beside any number of other syncers, until it is finished."""
+    instance = new_instance(time.time_ns)
+
+    async def stand() -> None:
+        await candidate(bus, run, holder, instance=instance)
+
+    async def leave() -> None:
+        await farewell(bus, run, holder, instance)
 
     async with bus:
         await asyncio.to_thread(load_kernels)
-        await serve({"syncer": sessions}, shutdown_s=shutdown_s)
+        await serve({"syncer": stand}, drain=leave, shutdown_s=shutdown_s)

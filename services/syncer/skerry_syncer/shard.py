@@ -5,34 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.bus.contributions import Contribution, Inbox, Refusal
-from skerry.bus.state import MASTER, StateWriter, read_part
+from skerry.bus.contributions import Contribution, Inbox, Mark, Refusal, refusal
 from skerry.core import staleness
 from skerry.wire.messages import ContributionKind, LearnerProgress, Refused
-from skerry.wire.subjects import Subjects, contributor
+from skerry.wire.subjects import contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.bus.base import Bus, Record
+    from skerry.bus.base import Record
     from skerry.core.fragments import Fragment, Plan
-    from skerry.core.outer import Outer
     from skerry.settings import SyncConfig
-    from skerry.wire.messages import ContributionHeader, Manifest
+    from skerry.wire.messages import Commit, Manifest
 
-OUTER = "outer."
 MOST_REFUSED = 1000
 """Refusals that one commit names; a flood of bad bytes beyond that is in the syncer's log alone."""
+MOST_SETTLED = 4096
+"""Contributions per fragment that are remembered as resolved; duplicates come sooner than that."""
 
 
 @dataclass(slots=True)
 class FragmentState:
     """One fragment: its committed state and the contributions that wait for its next round.
 
-    ``floor`` is the CONTRIB sequence up to which its contributions are resolved.
+    ``floor`` is the CONTRIB sequence up to which its contributions are resolved; ``settled`` are
+    those that were merged or refused lately, so that none is counted twice.
     """
 
     fragment: Fragment
@@ -42,6 +42,7 @@ class FragmentState:
     pending: list[Contribution] = field(default_factory=list[Contribution])
     arrived_s: dict[str, float] = field(default_factory=dict[str, float])
     refused: list[Refused] = field(default_factory=list[Refused])
+    settled: dict[tuple[str, Mark], None] = field(default_factory=dict[tuple[str, Mark], None])
     launched_step: int = 0
     floor: int = 0
 
@@ -73,28 +74,56 @@ class FragmentState:
         self.pending = self.pending[len(done) :]
         self.arrived_s = {}
 
-    def refuse(self, cause: str, learner: str, told: ContributionHeader | None = None) -> None:
-        """Have the next commit name a refusal; ``told`` is its header where it was readable."""
+    def refuse(self, refused: Refused) -> None:
+        """Have the next commit name a refusal."""
+        if refused.identity:
+            self.settle(refused.learner, (refused.incarnation, refused.identity))
         if len(self.refused) < MOST_REFUSED:
-            self.refused.append(refusal(cause, learner, told))
+            self.refused.append(refused)
 
-    def waits(self, contribution: Contribution) -> bool:
+    def settle(self, learner: str, mark: Mark) -> None:
+        """Remember that a contribution has been merged or refused."""
+        self.settled[learner, mark] = None
+        if len(self.settled) > MOST_SETTLED:
+            del self.settled[next(iter(self.settled))]
+
+    def settle_all(self, commit: Commit) -> None:
+        """Remember all that a commit has merged or refused."""
+        for row in (*commit.consumed, *commit.refused):
+            if row.identity:
+                self.settle(row.learner, (row.incarnation, row.identity))
+
+    def waits(self, learner: str, mark: Mark) -> bool:
         """Tell whether this contribution waits already.
 
         Its learner sends it again when an acknowledgement was lost, and a broker that was away for
         longer than it remembers message ids stores it again.
         """
-        return mark(contribution) in map(mark, self.pending)
+        return (learner, mark) in ((c.header.learner, mark_of(c)) for c in self.pending)
 
     def resolved(self, contribution: Contribution) -> bool:
-        """Tell whether a commit has consumed or refused this contribution already."""
-        told = contribution.header
+        """Tell whether a commit has merged or refused this contribution already.
+
+        One of an older incarnation than the newest that was merged has been before it: it lies
+        before that one's ``Start``, and so was seen first.
+        """
+        told, mark = contribution.header, mark_of(contribution)
         row = self.progress.get(told.learner)
-        counted = row is not None and (told.incarnation, told.identity) <= (
-            row.incarnation,
-            row.identity,
-        )
-        return counted or contribution.sequence_last <= self.floor
+        counted = row is not None and mark <= (row.incarnation, row.identity)
+        settled = (told.learner, mark) in self.settled
+        return counted or settled or contribution.sequence_last <= self.floor
+
+    def accounted(self, refused: Refused, sequence: int) -> bool:
+        """Tell whether a refusal is about a contribution that was merged, refused or still waits.
+
+        Late chunks of one say nothing new. ``sequence`` is where the last of them lies.
+        """
+        if not refused.identity:
+            return False
+        mark, row = (refused.incarnation, refused.identity), self.progress.get(refused.learner)
+        merged = row is not None and row.incarnation == mark[0] and mark[1] <= row.identity
+        settled = (refused.learner, mark) in self.settled
+        return merged or settled or sequence <= self.floor or self.waits(refused.learner, mark)
 
 
 @dataclass(slots=True)
@@ -108,22 +137,6 @@ class Shard:
     inbox: Inbox
     seen_sequence: int = 0
 
-    @classmethod
-    async def load(
-        cls, bus: Bus, writer: StateWriter, plan: Plan, config: SyncConfig, outer: Outer
-    ) -> Shard:
-        """Rebuild the shard from manifests and slots, mending the ledger on the way."""
-        manifests = await writer.recover()
-        floors = await _floors(bus, writer.run, manifests)
-        fragments: dict[int, FragmentState] = {}
-        for fragment in plan.fragments:
-            index = fragment.index
-            state = FragmentState(fragment, manifests.get(index), floor=floors.get(index, 0))
-            if state.manifest is not None:
-                await _restore(bus, writer.run, plan, state, outer)
-            fragments[fragment.index] = state
-        return cls(writer.run, plan, config, fragments, Inbox(writer.run, plan))
-
     @property
     def resume_after(self) -> int:
         """The CONTRIB sequence up to which every fragment's contributions are resolved."""
@@ -133,23 +146,47 @@ class Shard:
         """Feed one record; a contribution that is new waits in its fragment afterwards."""
         self.seen_sequence = max(self.seen_sequence, record.sequence)
         got = self.inbox.feed(record)
+        self._note_replaced(record.sequence)
         if isinstance(got, Refusal):
-            fragment, learner = contributor(got.subject)
-            if fragment in self.fragments:
-                self.fragments[fragment].refuse(got.cause, learner)
-        if not isinstance(got, Contribution):
-            return got
-        state = self.fragments[got.header.fragment]
-        if state.resolved(got) or state.waits(got):
+            return self._refuse(got)
+        if got is None or (state := self.fragments.get(got.header.fragment)) is None:
+            return None
+        if state.resolved(got) or state.waits(got.header.learner, mark_of(got)):
             return None
         discount, cause = judge(got, state.version, self.config)
         if discount is None:
-            state.refuse(cause, got.header.learner, got.header)
-            return Refusal(cause, f"from {got.header.learner}", record.sequence, record.subject)
+            refused = refusal(cause, got.header.learner, got.header)
+            detail = f"from {got.header.learner}"
+            return self._refuse(Refusal(refused, detail, record.sequence, record.subject))
         state.pending.append(got)
         if got.header.round_version == state.version + 1:
             state.arrived_s.setdefault(got.header.learner, now_s)
         return got
+
+    def expire(self, state: FragmentState) -> None:
+        """Refuse unfinished contributions that are too stale to be merged once they are whole."""
+        oldest_base = staleness.oldest_base(state.version, self.config.max_staleness)
+        for refused in self.inbox.expire(state.fragment.index, oldest_base):
+            if not state.accounted(refused, self.seen_sequence):
+                state.refuse(refused)
+
+    def _refuse(self, got: Refusal) -> Refusal | None:
+        """Have the next commit name a refusal; None where that would count it twice."""
+        fragment, _ = contributor(got.subject)
+        state = self.fragments.get(fragment)
+        if state is None:
+            return got
+        if state.accounted(got.refused, got.sequence):
+            return None
+        state.refuse(got.refused)
+        return got
+
+    def _note_replaced(self, sequence: int) -> None:
+        while self.inbox.replaced:
+            fragment, refused = self.inbox.replaced.pop()
+            state = self.fragments.get(fragment)
+            if state is not None and not state.accounted(refused, sequence):
+                state.refuse(refused)
 
     def floor_of(self, fragment: int) -> int:
         """Return up to where this fragment's contributions are resolved once all pending are."""
@@ -172,49 +209,6 @@ def judge(contribution: Contribution, version: int, config: SyncConfig) -> tuple
     )
 
 
-def refusal(cause: str, learner: str, told: ContributionHeader | None = None) -> Refused:
-    """Return the record of a refusal."""
-    if told is None:
-        return Refused(cause, learner)
-    return Refused(
-        cause,
-        learner,
-        told.incarnation,
-        told.identity,
-        told.tokens,
-        told.cursor_from,
-        told.cursor_to,
-    )
-
-
-def mark(contribution: Contribution) -> tuple[str, int, int]:
-    """Return what tells a contribution from every other one to its fragment."""
-    told = contribution.header
-    return told.learner, told.incarnation, told.identity
-
-
-async def _floors(bus: Bus, run: str, manifests: Mapping[int, Manifest]) -> dict[int, int]:
-    """Return each fragment's floor; none where the stream is not the one they were counted in.
-
-    Somebody has removed it, or its end went down with the machine: sequences count from further
-    down again, and what they number now is not what the floors speak of. Progress still tells what
-    was consumed.
-    """
-    stream = Subjects(run).stream("CONTRIB")
-    newest = max((info.last_seq for info in await bus.streams() if info.name == stream), default=0)
-    floors = {index: manifest.commit.contrib_floor for index, manifest in manifests.items()}
-    return floors if max(floors.values(), default=0) <= newest else {}
-
-
-async def _restore(bus: Bus, run: str, plan: Plan, state: FragmentState, outer: Outer) -> None:
-    manifest = state.manifest
-    if manifest is None:
-        return
-    vectors = {
-        part.name: await read_part(bus, run, plan, manifest, part.name)
-        for part in manifest.parts
-        if part.name == MASTER or part.name.startswith(OUTER)
-    }
-    state.master = vectors.pop(MASTER)
-    leaves = {name.removeprefix(OUTER): vector for name, vector in vectors.items()}
-    state.outer = outer.restore(state.master, leaves)
+def mark_of(contribution: Contribution) -> Mark:
+    """Return what tells a contribution from its learner's other ones to the same fragment."""
+    return contribution.header.incarnation, contribution.header.identity

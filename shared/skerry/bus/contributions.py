@@ -12,8 +12,9 @@ from skerry.core.fragments import BLOCK
 from skerry.errors import Corrupt, WireError, first_cause
 from skerry.wire.codec import PlaneAssembler
 from skerry.wire.envelope import seal, unseal
-from skerry.wire.messages import ChunkHeader
-from skerry.wire.subjects import Subjects
+from skerry.wire.messages import ChunkHeader, Refused, Start
+from skerry.wire.records import decode
+from skerry.wire.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,95 +90,194 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Bytes that were not taken: ``cause`` is the label they are counted under."""
+    """What was not taken: ``refused`` names its cause, and its numbers as far as they are known.
 
-    cause: str
+    Where ``refused`` has no identity it is about bytes, not about a contribution: that one may
+    still come whole.
+    """
+
+    refused: Refused
     detail: str
     sequence: int
     subject: str
 
+    @property
+    def cause(self) -> str:
+        """The label it is counted under."""
+        return self.refused.cause
+
+
+Mark = tuple[int, int]
+"""Incarnation and identity: what tells a learner's contributions to one fragment apart."""
+
+
+def refusal(cause: str, learner: str, told: ContributionHeader | Mark | None = None) -> Refused:
+    """Return the record of a refusal, with what is ``told`` about the contribution."""
+    if told is None:
+        return Refused(cause, learner)
+    if isinstance(told, tuple):
+        return Refused(cause, learner, *told)
+    return Refused(
+        cause,
+        learner,
+        told.incarnation,
+        told.identity,
+        told.tokens,
+        told.cursor_from,
+        told.cursor_to,
+    )
+
 
 @dataclass(slots=True)
 class _Partial:
+    mark: Mark
     assembler: PlaneAssembler
     base_version: int
     first: int
     last: int
     header: ContributionHeader | None = None
 
+    def refused(self, cause: str, learner: str) -> Refused:
+        return refusal(cause, learner, self.header or self.mark)
+
 
 @dataclass(slots=True)
 class Inbox:
-    """Puts chunks together; holds at most one unfinished contribution per fragment and learner.
+    """Puts chunks together, in the order of the stream.
 
-    A newer contribution of the same learner to the same fragment replaces an unfinished older one:
-    its learner was replaced half way and will not finish it.
+    Holds at most one unfinished contribution per fragment and learner: a newer one of the same
+    learner replaces it, since whoever sent it was replaced half way. ``replaced`` collects those
+    until somebody takes note of them. ``starts`` is, by learner, where which incarnation began:
+    what an older one completes behind that does not count.
     """
 
     run: str
     plan: Plan
-    open: dict[tuple[int, str], tuple[tuple[int, int], _Partial]] = field(
-        default_factory=dict[tuple[int, str], "tuple[tuple[int, int], _Partial]"]
+    open: dict[tuple[int, str], _Partial] = field(default_factory=dict[tuple[int, str], "_Partial"])
+    replaced: list[tuple[int, Refused]] = field(default_factory=list[tuple[int, Refused]])
+    starts: dict[str, list[tuple[int, int]]] = field(
+        default_factory=dict[str, list[tuple[int, int]]]
     )
 
     def feed(self, record: Record) -> Contribution | Refusal | None:
-        """Take one record: a whole contribution, a refusal, or None while chunks are missing."""
-        try:
-            return self._take(record)
-        except WireError as error:
-            return Refusal(error.cause, str(error), record.sequence, record.subject)
+        """Take one record: a whole contribution, a refusal, or None while chunks are missing.
 
-    def expire(self, fragment: int, oldest_base: int) -> list[str]:
-        """Give up unfinished contributions whose base is older; return their learners."""
+        None also for a learner's ``Start``, which is taken note of.
+        """
+        _, learner = contributor(record.subject)
+        try:
+            if record.subject == Subjects(self.run).starts().replace("*", learner):
+                incarnation = decode(Start, record.payload, run=self.run).incarnation
+                self.start(learner, incarnation, record.sequence)
+                self._forget_starts(learner, incarnation, record.sequence)
+                return None
+            header, packed = self._unseal(record)
+        except WireError as error:
+            return _bytes_refused(error.cause, learner, str(error), record)
+        return self._take(record, header, packed)
+
+    def start(self, learner: str, incarnation: int, sequence: int) -> None:
+        """Take note of where in the stream an incarnation began; in any order, also again."""
+        known = self.starts.setdefault(learner, [])
+        if (incarnation, sequence) not in known:
+            known.append((incarnation, sequence))
+
+    def superseded(self, learner: str, incarnation: int, sequence: int) -> bool:
+        """Tell whether a newer incarnation had begun before what became whole at ``sequence``."""
+        return any(
+            newer > incarnation and began < sequence
+            for newer, began in self.starts.get(learner, ())
+        )
+
+    def expire(self, fragment: int, oldest_base: int) -> list[Refused]:
+        """Give up unfinished contributions whose base is older, and return what they were."""
         old = [
             key
-            for key, (_, partial) in self.open.items()
+            for key, partial in self.open.items()
             if key[0] == fragment and partial.base_version < oldest_base
         ]
-        for key in old:
-            del self.open[key]
-        return [learner for _, learner in old]
+        return [self.open.pop(key).refused("incomplete", key[1]) for key in old]
 
     def unfinished_from(self, fragment: int) -> int | None:
         """Return the lowest sequence of an unfinished contribution to ``fragment``, or None."""
-        firsts = [p.first for (f, _), (_, p) in self.open.items() if f == fragment]
-        return min(firsts, default=None)
+        return min((p.first for (f, _), p in self.open.items() if f == fragment), default=None)
 
-    def _take(self, record: Record) -> Contribution | Refusal | None:
+    def _forget_starts(self, learner: str, incarnation: int, sequence: int) -> None:
+        """Forget older starts that the reading has passed: this one says all they did."""
+        self.starts[learner] = [
+            (other, began)
+            for other, began in self.starts[learner]
+            if other >= incarnation or began > sequence
+        ]
+
+    def _unseal(self, record: Record) -> tuple[ChunkHeader, memoryview]:
         header, packed = unseal(record.payload, run=self.run, plan=self.plan)
-        if record.subject != Subjects(self.run).contribution(header.fragment, header.sender):
+        if contributor(record.subject) != (header.fragment, header.sender):
             msg = f"A contribution of {header.sender!r} came on the subject {record.subject!r}."
             raise Corrupt(msg)
-        key = (header.fragment, header.sender)
+        return header, packed
+
+    def _take(
+        self, record: Record, header: ChunkHeader, packed: memoryview
+    ) -> Contribution | Refusal | None:
+        key, mark = (header.fragment, header.sender), (header.incarnation, header.identity)
         partial = self._partial(key, header, record.sequence)
         if partial is None:
-            return Refusal("incomplete", "A newer one has begun.", record.sequence, record.subject)
+            refused = refusal("incomplete", header.sender, _told(header, self.plan) or mark)
+            return Refusal(refused, "A newer one has begun.", record.sequence, record.subject)
         partial.first = min(partial.first, record.sequence)
         partial.last = max(partial.last, record.sequence)
-        if header.contribution is not None:
-            partial.header = _checked(header, self.plan)
-        if not partial.assembler.add(header, packed):
-            return None
+        try:
+            if header.contribution is not None:
+                partial.header = _checked(header, self.plan)
+            if not partial.assembler.add(header, packed):
+                return None
+            if partial.header is None:
+                msg = f"A contribution of {header.sender!r} came without its header."
+                raise Corrupt(msg)
+        except WireError as error:
+            # It contradicts itself: it will never be whole.
+            del self.open[key]
+            refused = partial.refused(error.cause, header.sender)
+            return Refusal(refused, str(error), record.sequence, record.subject)
         del self.open[key]
-        if partial.header is None:
-            msg = f"A contribution of {header.sender!r} came without its header."
-            raise Corrupt(msg)
-        return Contribution(
-            partial.header, header.scheme, partial.assembler.planes, partial.first, partial.last
-        )
+        return self._whole(partial, partial.header, header.scheme, record)
+
+    def _whole(
+        self, partial: _Partial, told: ContributionHeader, scheme: str, record: Record
+    ) -> Contribution | Refusal:
+        if self.superseded(told.learner, told.incarnation, partial.last):
+            refused = refusal("superseded", told.learner, told)
+            detail = f"{told.learner!r} had been started again."
+            return Refusal(refused, detail, record.sequence, record.subject)
+        return Contribution(told, scheme, partial.assembler.planes, partial.first, partial.last)
 
     def _partial(self, key: tuple[int, str], header: ChunkHeader, sequence: int) -> _Partial | None:
         """Return the unfinished contribution this chunk belongs to; None if it is outdated."""
         mark = (header.incarnation, header.identity)
         held = self.open.get(key)
-        if held is not None and held[0] > mark:
+        if held is not None and held.mark > mark:
             return None
-        if held is None or held[0] < mark:
+        if held is None or held.mark < mark:
+            if held is not None:
+                self.replaced.append((header.fragment, held.refused("incomplete", header.sender)))
             blocks = self.plan.fragments[header.fragment].padded_size // BLOCK
             assembler = PlaneAssembler(header.scheme, blocks)
-            held = (mark, _Partial(assembler, header.version, sequence, sequence))
+            held = _Partial(mark, assembler, header.version, sequence, sequence)
             self.open[key] = held
-        return held[1]
+        return held
+
+
+def _told(header: ChunkHeader, plan: Plan) -> ContributionHeader | None:
+    """Return what a chunk tells of its contribution, as far as that can be believed."""
+    try:
+        return _checked(header, plan)
+    except WireError:
+        return None
+
+
+def _bytes_refused(cause: str, learner: str, detail: str, record: Record) -> Refusal:
+    return Refusal(refusal(cause, learner), detail, record.sequence, record.subject)
 
 
 def _checked(header: ChunkHeader, plan: Plan) -> ContributionHeader:

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from skerry.bus import fences
 from skerry.bus.base import Expect, Start
-from skerry.bus.ledger import append_commit, last_commits
+from skerry.bus.ledger import append_commit
+from skerry.bus.loss import state_lost
+from skerry.bus.recovery import mend, read_behind
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
-from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, WireError, first_cause
+from skerry.errors import Conflict, Corrupt, Overtaken, WireError, first_cause
 from skerry.wire.codec import PlaneAssembler, encode_vector, vector_digest
 from skerry.wire.envelope import seal, unseal, vector_blocks
-from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Fence, Manifest, Part
+from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Manifest, Part
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
 
@@ -41,7 +44,10 @@ if TYPE_CHECKING:
 PARAMS = "params"
 MASTER = "master"
 READ_WINDOW = 8
-TAKEOVER_ATTEMPTS = 20
+LOST_ATTEMPTS = 8
+LOST_PAUSE_S = 0.25
+"""How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
+lags behind does not have the newest yet."""
 OVERTAKEN_ATTEMPTS = 50
 
 
@@ -57,21 +63,24 @@ class NewPart(NamedTuple):
 class StateWriter:
     """The one writer of a shard's fragments, as long as its fence holds.
 
-    Every method raises Fenced once another writer has taken the shard.
+    Every method raises Fenced once another writer has taken the shard. ``published`` counts what
+    it has written: whoever watches over a long commit sees that it goes on.
     """
 
     bus: Bus
     run: str
     plan: Plan
     shard: int
+    shards: int
     holder: str
     token: int
     chunk_bytes: int
     window: int
     attempts: Iterator[int]
+    published: int = 0
 
     @classmethod
-    async def acquire(
+    async def acquire(  # noqa: PLR0913 - what a writer is, by name
         cls,
         bus: Bus,
         run: str,
@@ -80,55 +89,48 @@ class StateWriter:
         holder: str,
         now_ns: int,
         shard: int = 0,
+        shards: int = 1,
+        over: int | None = None,
         chunk_bytes: int = 524_288,
         window: int = 6,
     ) -> StateWriter:
-        """Take the shard's fence from whoever holds it; its stream sequence is the token."""
-        subject = Subjects(run).fence(shard)
-        fence = encode(Fence(run=run, shard=shard, holder=holder, taken_ns=now_ns))
-        for _ in range(TAKEOVER_ATTEMPTS):
-            held = await bus.last(subject)
-            expect = Expect(subject, held.sequence if held else 0)
-            try:
-                receipt = await bus.publish(
-                    subject, fence, msg_id=f"fence/{shard}/{holder}/{now_ns}", expect=expect
-                )
-            except Conflict:
-                continue
-            return cls(
-                bus, run, plan, shard, holder, receipt.sequence, chunk_bytes, window, count(1)
-            )
-        msg = f"Shard {shard} was taken by another syncer {TAKEOVER_ATTEMPTS} times in a row."
-        raise Fenced(msg)
+        """Take the shard's fence from whoever holds it; its stream sequence is the token.
+
+        With ``over``, only from that token (0: none): Conflict when it is not the newest any more.
+        """
+        token = await fences.take(bus, run, shard, holder=holder, now_ns=now_ns, over=over)
+        return cls(bus, run, plan, shard, shards, holder, token, chunk_bytes, window, count(1))
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """The fragments that this writer may commit to."""
+        return tuple(f for f in self.plan.fragments if f.index % self.shards == self.shard)
 
     async def hold(self) -> None:
         """Raise Fenced as soon as another writer has taken the shard; return never.
 
         A writer that was frozen would learn of it only by its next commit, which may never come.
         """
-        follower = self.bus.follow(
-            Subjects(self.run).fence(self.shard), start=Start.LAST_PER_SUBJECT
-        )
+        follower = fences.follow_fences(self.bus, self.run, [self.shard])
         async with aclosing(follower):
-            async for record in follower:
-                self._compare(record)
+            async for held in follower:
+                self._compare(held)
 
     async def check(self) -> None:
         """Raise Fenced if another writer has taken the shard by now."""
-        self._compare(await self.bus.last(Subjects(self.run).fence(self.shard)))
+        self._compare(await fences.newest(self.bus, self.run, self.shard))
 
     async def recover(self) -> dict[int, Manifest]:
         """Append to the ledger what a syncer that died after a commit point left out.
 
-        Returns the manifest of every fragment that has one.
+        Returns the manifest of every fragment of the shard that has one. Raises StateLost when the
+        ledger knows of a version that the state does not hold.
         """
-        manifests = await read_manifests(self.bus, self.run, self.plan)
-        commits = await last_commits(self.bus, self.run)
-        for fragment, manifest in manifests.items():
-            held = commits.get(fragment)
-            if held is None or held.version < manifest.commit.version:
-                await append_commit(self.bus, manifest.commit)
-        return manifests
+        own = [fragment.index for fragment in self.fragments]
+        found, newest = await read_behind(self.bus, self.run, own, self.shard, self.token)
+        if newest != self.token:
+            raise fences.overtaken(self.run, self.shard, self.holder)
+        return await mend(self.bus, self.run, self.plan, own, found)
 
     async def commit(
         self, commit: Commit, parts: Sequence[NewPart], previous: Manifest | None
@@ -223,22 +225,17 @@ class StateWriter:
     async def _publish(self, subject: str, payload: bytes, msg_id: str) -> Receipt:
         fence = Subjects(self.run).fence(self.shard)
         try:
-            return await self.bus.publish(
+            receipt = await self.bus.publish(
                 subject, payload, msg_id=msg_id, expect=Expect(fence, self.token)
             )
         except Conflict as error:
-            raise self._overtaken() from error
+            raise fences.overtaken(self.run, self.shard, self.holder) from error
+        self.published += 1
+        return receipt
 
-    def _compare(self, fence: Record | None) -> None:
-        if fence is None or fence.sequence != self.token:
-            raise self._overtaken()
-
-    def _overtaken(self) -> Fenced:
-        msg = (
-            f"Another syncer has taken shard {self.shard} of run {self.run!r}: "
-            f"{self.holder!r} steps down; nothing is lost."
-        )
-        return Fenced(msg)
+    def _compare(self, newest: fences.Held | None) -> None:
+        if newest is None or newest.token != self.token:
+            raise fences.overtaken(self.run, self.shard, self.holder)
 
 
 def _take(chunks: Iterator[Chunk], number: int) -> list[Chunk]:
@@ -285,8 +282,9 @@ async def read_part(
 ) -> Vector:
     """Return one part of a fragment as an f32 padded vector, verified chunk by chunk and whole.
 
-    Raises Overtaken when a newer commit has replaced a chunk meanwhile, Corrupt when the bytes are
-    not what the manifest says.
+    Raises Overtaken when a newer commit has replaced a chunk meanwhile, StateLost when a chunk is
+    gone although the manifest is still the newest, Corrupt when the bytes are not what the manifest
+    says.
     """
     part = _part(manifest, name)
     fragment = plan.fragments[manifest.commit.fragment]
@@ -301,9 +299,7 @@ async def read_part(
         async with window:
             record = await bus.get(stream, ref.sequence)
             if record is None:
-                version = manifest.commit.version
-                msg = f"Fragment {fragment.index} has moved on from version {version}."
-                raise Overtaken(msg)
+                record = await _missed(bus, stream, plan, manifest, name, ref)
             if on_bytes is not None:
                 on_bytes(len(record.payload))
             async with placing:  # an assembler is for one thread at a time
@@ -320,6 +316,23 @@ async def read_part(
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
     return vector
+
+
+async def _missed(
+    bus: Bus, stream: str, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef
+) -> Record:
+    """Return a chunk that was not there when it was asked for, or say why it will never be."""
+    commit = manifest.commit
+    for attempt in range(LOST_ATTEMPTS):
+        await asyncio.sleep(LOST_PAUSE_S if attempt else 0)
+        newest = await read_manifest(bus, commit.run, plan, commit.fragment)
+        if newest is not None and newest.parts != manifest.parts:
+            msg = f"Fragment {commit.fragment} has moved on from version {commit.version}."
+            raise Overtaken(msg)
+        if newest is not None and (record := await bus.get(stream, ref.sequence)) is not None:
+            return record
+    what = f"the chunk of its {name!r} at sequence {ref.sequence} of {stream} is not in the log"
+    raise await state_lost(bus, commit.run, commit.fragment, commit.version, what)
 
 
 def _accept(

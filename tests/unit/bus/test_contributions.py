@@ -15,7 +15,8 @@ from skerry.core.fragments import LeafSpec, plan
 from skerry.core.merge import slice_norms
 from skerry.testing.puppet import walk
 from skerry.wire.codec import encode_vector
-from skerry.wire.messages import ContributionHeader, ContributionKind
+from skerry.wire.messages import ContributionHeader, ContributionKind, Refused, Start
+from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
 
 RUN = "t"
@@ -122,5 +123,70 @@ async def test_outdated_unfinished_contribution_is_given_up() -> None:
     inbox = Inbox(RUN, PLAN)
     inbox.feed(records[0])
     assert inbox.expire(0, 3) == []
-    assert inbox.expire(0, 4) == ["a"]
+    assert inbox.expire(0, 4) == [Refused("incomplete", "a", 1, 1, 1000, 5, 15)]
     assert inbox.unfinished_from(0) is None
+
+
+def started(incarnation: int, sequence: int) -> Record:
+    payload = encode(Start(RUN, "a", incarnation, 1))
+    return Record(Subjects(RUN).start("a"), sequence, 1, payload)
+
+
+async def test_what_an_older_incarnation_completes_behind_a_start_is_superseded() -> None:
+    *chunks, last = await sent(header())
+    inbox = Inbox(RUN, PLAN)
+    assert [inbox.feed(r) for r in [*chunks, started(2, last.sequence)]] == [None] * len(
+        [*chunks, last]
+    )
+    got = inbox.feed(Record(last.subject, last.sequence + 1, 1, last.payload))
+    assert isinstance(got, Refusal)
+    assert got.refused == Refused("superseded", "a", 1, 1, 1000, 5, 15)
+
+
+async def test_what_was_whole_before_the_start_still_counts() -> None:
+    records = await sent(header())
+    inbox = Inbox(RUN, PLAN)
+    inbox.start("a", 2, records[-1].sequence + 1)  # known before it is passed
+    *_, got = [inbox.feed(record) for record in records]
+    assert isinstance(got, Contribution)
+
+
+async def test_own_start_supersedes_nothing_of_its_incarnation() -> None:
+    records = await sent(header(incarnation=2))
+    inbox = Inbox(RUN, PLAN)
+    inbox.feed(started(2, 0))
+    *_, got = [inbox.feed(record) for record in records]
+    assert isinstance(got, Contribution)
+
+
+async def test_an_earlier_start_counts_although_a_later_one_is_known() -> None:
+    records = await sent(header())
+    inbox = Inbox(RUN, PLAN)
+    inbox.start("a", 3, 1000)
+    inbox.feed(started(2, 0))
+    *_, got = [inbox.feed(record) for record in records]
+    assert isinstance(got, Refusal)
+    assert got.cause == "superseded"
+
+
+async def test_replaced_unfinished_contribution_is_handed_on_with_its_numbers() -> None:
+    first, second = await sent(header(1)), await sent(header(2))
+    inbox = Inbox(RUN, PLAN)
+    for record in [*first[:-1], *second]:
+        inbox.feed(record)
+    assert inbox.replaced == [(0, Refused("incomplete", "a", 1, 1, 1000, 5, 15))]
+
+
+async def test_unfinished_contribution_without_its_first_chunk_is_named_by_identity() -> None:
+    _, *rest = await sent(header(7))
+    inbox = Inbox(RUN, PLAN)
+    for record in rest:
+        inbox.feed(record)
+    assert inbox.expire(0, 4) == [Refused("incomplete", "a", 1, 7)]
+
+
+async def test_subject_that_no_learner_can_have_is_refused_and_ends_nobody() -> None:
+    (first, *_) = await sent(header())
+    got = Inbox(RUN, PLAN).feed(Record(f"skerry.{RUN}.contrib.0.a b*c", 1, 1, first.payload))
+    assert isinstance(got, Refusal)
+    assert got.cause == "corrupt"

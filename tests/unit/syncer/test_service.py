@@ -8,35 +8,44 @@ import weakref
 
 import pytest
 
-from skerry.bus.base import Bus
+from skerry.bus import ledger
 from skerry.bus.memory import MemoryBroker
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable
-from skerry_syncer import service
+from skerry.settings import RunConfig, SyncConfig
+from skerry.testing.puppet import run_record
+from skerry_syncer import tenure
+from skerry_syncer.conductor import Conductor
+from skerry_syncer.service import syncer
 
-
-class Shardlike:
-    """Stands for all that a session holds."""
+RUN = "t"
+PLAN = plan([LeafSpec("w", (20, 64))], 1)
 
 
 async def test_failed_session_holds_no_memory_during_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held: list[weakref.ref[Shardlike]] = []
+    held: list[weakref.ref[object]] = []
     alive: list[bool] = []
 
-    async def session(_bus: Bus, _run: str, _holder: str) -> None:
+    async def conduct(conductor: Conductor) -> bool:
         await asyncio.sleep(0)
         if held:
             gc.collect()
             alive.append(held[0]() is not None)
-            return
-        shard = Shardlike()
-        held.append(weakref.ref(shard))
+            await ledger.finish_run(conductor.bus, conductor.run)
+            return True
+        held.append(weakref.ref(conductor.wake))
         msg = "gone"
         raise BrokerUnavailable(msg)
 
-    monkeypatch.setattr(service, "session", session)
-    monkeypatch.setattr(service, "RETRY_S", 0.0)
+    monkeypatch.setattr(tenure, "conduct", conduct)
+    monkeypatch.setattr(tenure, "RETRY_S", 0.0)
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    config = RunConfig(sync=SyncConfig(fragments=1, h_steps=8))
+    await ledger.create_run(bus, run_record(RUN, PLAN, config.model_dump_json()))
     async with asyncio.timeout(60):
-        await service.syncer(MemoryBroker().connect(), "t", "s", 1.0)
+        await syncer(bus, RUN, "s", 1.0)
     assert alive == [False]

@@ -1,0 +1,223 @@
+"""A syncer beside others: says what it holds, hears the rest, takes shards and hands them over."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.bus import fences, ledger, presence
+from skerry.core import succession
+from skerry.errors import BrokerUnavailable, BusError
+from skerry.wire.messages import SyncerPulse
+from skerry_syncer.conductor import now_s
+from skerry_syncer.tenure import RETRY_S, Ending, Tenure
+
+if TYPE_CHECKING:
+    from skerry_syncer.work import Work
+
+log = structlog.get_logger()
+
+STUCK_S = 60.0
+"""A shard that has made no progress for this long, while the event loop lives, is given up."""
+SHY_LEASES = 4.0
+"""Leases for which a syncer leaves a shard to others that it was stuck with."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What a tenure's progress was when it last changed, and when that was."""
+
+    progress: tuple[int, int, int]
+    changed_s: float
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One syncer process: a stand-by for every shard that it does not hold.
+
+    Its decisions are those of ``core.succession``, made anew whenever something is heard or time
+    has passed; each shard that it serves is a task of its own.
+    """
+
+    work: Work
+    instance: str
+    host: str
+    view: succession.View
+    policy: succession.Policy
+    tenures: dict[int, Tenure] = field(default_factory=dict[int, Tenure])
+    watched: dict[int, Watch] = field(default_factory=dict[int, Watch])
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, "asyncio.Task[None]"])
+    shy_until_s: dict[int, float] = field(default_factory=dict[int, float])
+    said: str = ""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def of(cls, work: Work, instance: str, host: str) -> Candidate:
+        sync = work.config.sync
+        view = succession.View(work.name, instance)
+        return cls(work, instance, host, view, succession.Policy(sync.shards, sync.lease_s))
+
+    async def stand(self) -> None:
+        """Serve what falls to this syncer until the run is finished.
+
+        Raises what a person must mend, such as StateLost.
+        """
+        bus, run = self.work.bus, self.work.record.run
+        await self._look()
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(self._follow_fences(), name="fences"),
+                group.create_task(self._follow_syncers(), name="syncers"),
+                group.create_task(self.work.follow_pulses(self._wake_all), name="pulses"),
+                group.create_task(self._pulse(), name="pulse"),
+                group.create_task(self._govern(group), name="govern"),
+            ]
+            await ledger.wait_finished(bus, run)
+            log.info("run_is_finished", run=run)
+            for task in (*loops, *self.tasks.values()):
+                task.cancel()
+
+    async def _look(self) -> None:
+        """Read the fences as they are, waiting for the broker if need be."""
+        shard = 0
+        while shard < self.policy.shards:
+            try:
+                held = await fences.newest(self.work.bus, self.work.record.run, shard)
+            except BrokerUnavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            if held is not None:
+                self._saw(held, found=True)
+            shard += 1
+
+    def _saw(self, held: fences.Held, *, found: bool = False) -> None:
+        self.view = succession.fenced(
+            self.view, now_s(), held.shard, held.token, held.holder, found=found
+        )
+        self.wake.set()
+
+    async def _follow_fences(self) -> None:
+        shards = range(self.policy.shards)
+        async for held in fences.follow_fences(self.work.bus, self.work.record.run, shards):
+            self._saw(held)
+
+    async def _follow_syncers(self) -> None:
+        async for pulse in presence.follow_syncer_pulses(self.work.bus, self.work.record.run):
+            claims = dict(zip(pulse.shards, pulse.fences, strict=False))
+            now, before = now_s(), self.view
+            self.view = succession.heard(
+                before, now, self.policy, pulse.syncer, pulse.instance, claims
+            )
+            if self.tenures and before.echo_s is not None:
+                self._warn_if_late(now - before.echo_s, pulse.instance)
+            self.wake.set()
+
+    def _warn_if_late(self, gap_s: float, instance: str) -> None:
+        if instance == self.instance and gap_s > self.policy.lease_s:
+            log.warning(
+                "pulses_late",
+                gap_s=round(gap_s, 2),
+                lease_s=self.policy.lease_s,
+                hint="other syncers may take its shards: raise sync.lease_s if this happens often",
+            )
+
+    async def _pulse(self) -> None:
+        """Say what is held, a few times per lease and whenever that changes."""
+        every_s = self.policy.lease_s / succession.PULSES_PER_LEASE
+        while True:
+            self.due.clear()
+            try:
+                async with asyncio.timeout(2 * every_s):
+                    await presence.publish_syncer_pulse(self.work.bus, self._said_now())
+            except (BusError, TimeoutError) as error:
+                log.debug("pulse_not_sent", cause=str(error))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self.due.wait()
+
+    def _said_now(self) -> SyncerPulse:
+        holds = sorted(self._holds().items())
+        return SyncerPulse(
+            run=self.work.record.run,
+            syncer=self.work.name,
+            instance=self.instance,
+            sent_ns=self.work.wall_ns(),
+            shards=tuple(shard for shard, _ in holds),
+            fences=tuple(token for _, token in holds),
+            host=self.host,
+        )
+
+    def _holds(self) -> dict[int, int]:
+        return {shard: tenure.token for shard, tenure in self.tenures.items() if tenure.taken}
+
+    async def _govern(self, group: asyncio.TaskGroup) -> None:
+        """Take and hand over what the rule says, for ever."""
+        while True:
+            self.wake.clear()
+            now = now_s()
+            self._give_up_stuck(now)
+            self.view = replace(self.view, holds=self._holds())
+            moves, reason = succession.decide(now, self.view, self.policy)
+            if reason != self.said:
+                log.info("succession", reason=reason, take=moves.take, hand_over=moves.hand_over)
+                self.said = reason
+            for shard in moves.hand_over:
+                self.tenures[shard].leave()
+            for shard in moves.take:
+                if shard not in self.tenures and self.shy_until_s.get(shard, now) <= now:
+                    self._take(group, shard)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(succession.next_wake_s(now, self.view, self.policy)):
+                    await self.wake.wait()
+
+    def _take(self, group: asyncio.TaskGroup, shard: int) -> None:
+        fence = self.view.fences.get(shard)
+        tenure = Tenure(self.work, shard, fence.token if fence else 0, self._tell)
+        self.tenures[shard] = tenure
+        self.tasks[shard] = group.create_task(self._serve(tenure), name=f"shard-{shard}")
+
+    async def _serve(self, tenure: Tenure) -> None:
+        """Serve a shard to the end of its tenure, and say at once that it is not held any more."""
+        ending = await tenure.serve()
+        if ending is Ending.FINISHED:
+            return
+        if ending is Ending.LEFT:
+            log.info("shard_handed_over", shard=tenure.shard, fence=tenure.token)
+        if ending in {Ending.NOT_TAKEN, Ending.OVERTAKEN}:
+            with suppress(BrokerUnavailable):
+                newest = await fences.newest(self.work.bus, self.work.record.run, tenure.shard)
+                if newest is not None:
+                    self._saw(newest)
+        self._drop(tenure)
+
+    def _drop(self, tenure: Tenure) -> None:
+        if self.tenures.get(tenure.shard) is tenure:
+            del self.tenures[tenure.shard], self.tasks[tenure.shard]
+            self.watched.pop(tenure.shard, None)
+            self._tell()
+
+    def _give_up_stuck(self, now: float) -> None:
+        """Stop claiming a shard that makes no progress, so that another syncer can have it."""
+        for shard, tenure in list(self.tenures.items()):
+            watch = self.watched.get(shard)
+            if watch is None or watch.progress != tenure.progress:
+                self.watched[shard] = Watch(tenure.progress, now)
+            elif now - watch.changed_s >= STUCK_S:
+                log.error("shard_stuck", shard=shard, fence=tenure.token, after_s=STUCK_S)
+                self.shy_until_s[shard] = now + SHY_LEASES * self.policy.lease_s
+                self.tasks[shard].cancel()
+                self._drop(tenure)
+
+    def _tell(self) -> None:
+        """Have the others hear of what has changed without waiting for the next pulse."""
+        self.due.set()
+        self.wake.set()
+
+    def _wake_all(self) -> None:
+        for tenure in self.tenures.values():
+            tenure.wake()

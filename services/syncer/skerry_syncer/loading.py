@@ -1,0 +1,184 @@
+"""From the log to a shard in memory: what a syncer reads before it conducts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from skerry.bus import ledger
+from skerry.bus.base import Start as From
+from skerry.bus.contributions import Inbox
+from skerry.bus.loss import state_lost
+from skerry.bus.state import MASTER, StateWriter, read_part
+from skerry.errors import Corrupt, WireError
+from skerry.wire.messages import Commit, Start
+from skerry.wire.records import decode
+from skerry.wire.subjects import Subjects, contributor
+from skerry_syncer.shard import FragmentState, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from skerry.bus.base import Bus, Record, StreamInfo
+    from skerry.core.fragments import Plan
+    from skerry.core.outer import Outer
+    from skerry.settings import SyncConfig
+    from skerry.wire.messages import Manifest
+
+OUTER = "outer."
+READ_ATTEMPTS = 3
+"""How often a part is read whose bytes are wrong: they may have been damaged on the way."""
+MOST_RECENT = 2000
+READ_WINDOW = 16
+
+
+async def load(
+    bus: Bus,
+    writer: StateWriter,
+    plan: Plan,
+    config: SyncConfig,
+    outer: Outer,
+    *,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Shard:
+    """Rebuild the writer's shard from manifests and slots, mending the ledger on the way.
+
+    Raises StateLost where the log lacks what its own records name.
+    """
+    manifests = await writer.recover()
+    streams = {info.name: info for info in await bus.streams()}
+    floors = _floors(writer.run, manifests, streams)
+    fragments: dict[int, FragmentState] = {}
+    for fragment in writer.fragments:
+        index = fragment.index
+        state = FragmentState(fragment, manifests.get(index), floor=floors.get(index, 0))
+        if state.manifest is not None:
+            await _restore(bus, writer.run, plan, state, outer, on_bytes)
+        fragments[index] = state
+    for commit in await _recent(bus, writer.run, config, streams):
+        if commit.fragment in fragments:
+            fragments[commit.fragment].settle_all(commit)
+    inbox = Inbox(writer.run, plan)
+    await _read_starts(bus, writer.run, inbox, streams)
+    return Shard(writer.run, plan, config, fragments, inbox)
+
+
+def _floors(
+    run: str, manifests: dict[int, Manifest], streams: dict[str, StreamInfo]
+) -> dict[int, int]:
+    """Return each fragment's floor; none where the stream is not the one they were counted in.
+
+    Somebody has removed it, or its end went down with the machine: sequences count from further
+    down again, and what they number now is not what the floors speak of. Progress still tells what
+    was consumed.
+    """
+    stream = streams.get(Subjects(run).stream("CONTRIB"))
+    newest = stream.last_seq if stream else 0
+    floors = {index: manifest.commit.contrib_floor for index, manifest in manifests.items()}
+    return floors if max(floors.values(), default=0) <= newest else {}
+
+
+async def _restore(
+    bus: Bus,
+    run: str,
+    plan: Plan,
+    state: FragmentState,
+    outer: Outer,
+    on_bytes: Callable[[int], None] | None,
+) -> None:
+    manifest = state.manifest
+    if manifest is None:
+        return
+    vectors = {
+        part.name: await _read(bus, run, plan, manifest, part.name, on_bytes)
+        for part in manifest.parts
+        if part.name == MASTER or part.name.startswith(OUTER)
+    }
+    state.master = vectors.pop(MASTER)
+    leaves = {name.removeprefix(OUTER): vector for name, vector in vectors.items()}
+    state.outer = outer.restore(state.master, leaves)
+
+
+async def _read(
+    bus: Bus,
+    run: str,
+    plan: Plan,
+    manifest: Manifest,
+    name: str,
+    on_bytes: Callable[[int], None] | None,
+) -> NDArray[np.float32]:
+    """Return one part; StateLost where its bytes stay wrong."""
+    for attempt in range(READ_ATTEMPTS):
+        try:
+            return await read_part(bus, run, plan, manifest, name, on_bytes=on_bytes)
+        except Corrupt as error:
+            if attempt + 1 == READ_ATTEMPTS:
+                commit = manifest.commit
+                what = f"its {name!r} cannot be read ({error})"
+                raise await state_lost(bus, run, commit.fragment, commit.version, what) from error
+    raise AssertionError
+
+
+async def _recent(
+    bus: Bus, run: str, config: SyncConfig, streams: dict[str, StreamInfo]
+) -> list[Commit]:
+    """Return the newest commits: what they refused may be read again.
+
+    What lies above a fragment's floor was sent at most ``max_staleness`` versions ago, since
+    nothing older holds a floor down. A ledger holds one commit per fragment and version, and half
+    as many other records at the very most.
+    """
+    ledger_stream = Subjects(run).stream("LEDGER")
+    if (info := streams.get(ledger_stream)) is None:
+        return []
+    subjects = {Subjects(run).commit(fragment) for fragment in range(config.fragments)}
+    count = min(MOST_RECENT, 2 * config.fragments * (config.max_staleness + 2))
+    window = asyncio.Semaphore(READ_WINDOW)
+
+    async def read(sequence: int) -> Commit | None:
+        async with window:
+            record = await bus.get(ledger_stream, sequence)
+        if record is None or record.subject not in subjects:
+            return None
+        try:
+            return decode(Commit, record.payload, run=run)
+        except WireError:
+            return None
+
+    first = max(info.first_seq, info.last_seq - count + 1, 1)
+    found = await asyncio.gather(*(read(s) for s in range(first, info.last_seq + 1)))
+    return [commit for commit in found if commit is not None]
+
+
+async def _read_starts(bus: Bus, run: str, inbox: Inbox, streams: dict[str, StreamInfo]) -> None:
+    """Tell the inbox where in the stream each learner's incarnations began.
+
+    The ledger knows of the newest ones, also where retention has dropped their ``Start``.
+    """
+    subjects = Subjects(run)
+    stream = streams.get(subjects.stream("CONTRIB"))
+    for member in (await ledger.members(bus, run)).values():
+        if 0 < member.contrib_sequence <= (stream.last_seq if stream else 0):
+            inbox.start(member.learner, member.incarnation, member.contrib_sequence)
+    newest = max((r.sequence for r in await bus.last_each(subjects.starts())), default=0)
+    if not newest:
+        return
+    follower = bus.follow(subjects.starts(), start=From.ALL)
+    async with aclosing(follower):
+        async for record in follower:
+            _note_start(inbox, record)
+            if record.sequence >= newest:
+                break
+
+
+def _note_start(inbox: Inbox, record: Record) -> None:
+    _, learner = contributor(record.subject)
+    try:
+        started = decode(Start, record.payload, run=inbox.run)
+    except WireError:
+        return
+    inbox.start(learner, started.incarnation, record.sequence)

@@ -1,0 +1,135 @@
+"""One shard in the hands of this process: take its fence, load it, conduct it, give it up."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.bus.state import StateWriter
+from skerry.errors import BrokerUnavailable, Conflict, Fenced, Overtaken, StorageFull, first_cause
+from skerry_syncer.work import conduct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry_syncer.conductor import Conductor
+    from skerry_syncer.work import Work
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+PASSING = (BrokerUnavailable, StorageFull, Overtaken)
+"""Troubles after which the same process begins the shard again, from the log."""
+
+
+class Ending(StrEnum):
+    """How a tenure ended."""
+
+    FINISHED = "finished"
+    LEFT = "left"
+    NOT_TAKEN = "not_taken"
+    OVERTAKEN = "overtaken"
+
+
+@dataclass(slots=True)
+class Tenure:
+    """The service of one shard, across troubles with the broker.
+
+    ``token`` is the fence that it takes over, then the one it holds; ``taken`` says which. All it
+    knows can be rebuilt from the log, so every trouble begins it anew under a new fence: behind
+    that, nothing can arrive any more of what it had under way. ``changed`` is called when ``taken``
+    has changed.
+    """
+
+    work: Work
+    shard: int
+    token: int
+    changed: Callable[[], None]
+    taken: bool = False
+    leaving: bool = False
+    conductor: Conductor | None = None
+    writer: StateWriter | None = None
+    loaded_bytes: int = 0
+
+    async def serve(self) -> Ending:
+        """Serve the shard until the run is finished, it is left, or another syncer has it.
+
+        Raises what a person must mend.
+        """
+        while not self.leaving:
+            try:
+                return await self._session()
+            except (*PASSING, Conflict, Fenced, BaseExceptionGroup) as error:
+                cause = first_cause(error)
+                if isinstance(cause, Conflict | Fenced):
+                    return self._overtaken(cause)
+                if not isinstance(cause, PASSING):
+                    raise cause from error
+                log.warning("session_restarts", shard=self.shard, cause=str(cause))
+                # A traceback holds the session's frames, and those hold all its vectors.
+                del cause
+            self.conductor = self.writer = None
+            if not self.taken:
+                await asyncio.sleep(RETRY_S)
+                return Ending.NOT_TAKEN
+            await asyncio.sleep(RETRY_S)
+        return Ending.LEFT
+
+    def leave(self) -> None:
+        """Give the shard up as soon as the commit in hand is done."""
+        self.leaving = True
+        if self.conductor is not None:
+            self.conductor.leave()
+
+    def wake(self) -> None:
+        """Have the conductor look again."""
+        if self.conductor is not None:
+            self.conductor.wake.set()
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """What changes as long as the tenure is not stuck."""
+        turns = self.conductor.turns if self.conductor is not None else 0
+        published = self.writer.published if self.writer is not None else 0
+        return turns, published, self.loaded_bytes
+
+    async def _session(self) -> Ending:
+        work = self.work
+        await work.declare()
+        self.writer = await StateWriter.acquire(
+            work.bus,
+            work.record.run,
+            work.plan,
+            holder=work.name,
+            now_ns=work.wall_ns(),
+            shard=self.shard,
+            shards=work.config.sync.shards,
+            over=self.token,
+            chunk_bytes=work.config.sync.chunk_bytes,
+        )
+        self.token, self.taken = self.writer.token, True
+        log.info("shard_taken", run=work.record.run, shard=self.shard, fence=self.token)
+        self.changed()
+        conductor = await work.conductor(self.writer, self._on_bytes)
+        self.conductor = conductor
+        if self.leaving:
+            return Ending.LEFT
+        return Ending.FINISHED if await conduct(conductor) else Ending.LEFT
+
+    def _on_bytes(self, number: int) -> None:
+        self.loaded_bytes += number
+
+    def _overtaken(self, cause: BaseException) -> Ending:
+        if not self.taken:
+            log.info("shard_not_taken", shard=self.shard, cause=str(cause))
+            return Ending.NOT_TAKEN
+        taken = (
+            f"Another syncer has taken shard {self.shard} of run {self.work.record.run!r}: "
+            f"{self.work.name!r} steps down and stands by; nothing is lost."
+        )
+        log.warning("stepped_down", shard=self.shard, fence=self.token, cause=taken)
+        return Ending.OVERTAKEN

@@ -1,0 +1,140 @@
+"""What every shard of a run is served with, and how a conductor is made of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.bus import presence
+from skerry.bus.streams import specs
+from skerry.core import liveness, rounds, schedule
+from skerry.core.fragments import plan as plan_of
+from skerry.core.outer import make_outer
+from skerry.errors import RunMismatch
+from skerry.settings import RunConfig
+from skerry_syncer.committer import Committer
+from skerry_syncer.conductor import Conductor
+from skerry_syncer.fleet import Fleet
+from skerry_syncer.loading import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.bus.base import Bus
+    from skerry.bus.state import StateWriter
+    from skerry.core.fragments import Plan
+    from skerry.core.outer import Outer
+    from skerry.wire.messages import RunRecord
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One run as this process serves it; ``fleet`` is shared by all its shards."""
+
+    bus: Bus
+    record: RunRecord
+    config: RunConfig
+    plan: Plan
+    outer: Outer
+    name: str
+    fleet: Fleet
+    wall_ns: Callable[[], int]
+
+    @classmethod
+    async def begin(
+        cls, bus: Bus, record: RunRecord, name: str, wall_ns: Callable[[], int]
+    ) -> Work:
+        """Read the run's settings and declare its streams; RunMismatch if it cannot be served."""
+        config = RunConfig.model_validate_json(record.config_json)
+        plan = plan_of(record.leaves, record.fragments)
+        if plan.digest != record.plan_digest:
+            msg = (
+                f"Run {record.run!r} was cut by another release of Skerry "
+                f"({record.skerry_version}): use that release."
+            )
+            raise RunMismatch(msg)
+        outer = make_outer(
+            config.outer.preset,
+            lr=config.outer.lr,
+            momentum=config.outer.momentum,
+            h_steps=config.sync.h_steps,
+        )
+        fleet = Fleet(liveness.policy_from(**config.liveness.model_dump()))
+        work = cls(bus, record, config, plan, outer, name, fleet, wall_ns)
+        await work.declare()
+        return work
+
+    async def declare(self) -> None:
+        """Create what is missing of the run's streams."""
+        given = self.config.log
+        await self.bus.declare(
+            specs(
+                self.record.run,
+                replicas=given.replicas,
+                window_bytes=given.window_bytes,
+                window_s=given.window_s,
+            )
+        )
+
+    async def follow_pulses(self, wake: Callable[[], None]) -> None:
+        """Have the fleet hear the learners, and call ``wake`` at each pulse."""
+        now_s = asyncio.get_running_loop().time
+        async for pulse in presence.follow_pulses(self.bus, self.record.run):
+            self.fleet.observe(pulse, now_s())
+            wake()
+
+    async def conductor(
+        self, writer: StateWriter, on_bytes: Callable[[int], None] | None = None
+    ) -> Conductor:
+        """Rebuild a shard from the log; StateLost where that cannot be done."""
+        sync = self.config.sync
+        shard = await load(self.bus, writer, self.plan, sync, self.outer, on_bytes=on_bytes)
+        log.info(
+            "shard_loaded",
+            run=self.record.run,
+            shard=writer.shard,
+            fence=writer.token,
+            versions={index: state.version for index, state in shard.fragments.items()},
+        )
+        return Conductor(
+            bus=self.bus,
+            run=self.record,
+            config=self.config,
+            plan=self.plan,
+            committer=Committer(writer, sync, self.outer),
+            shard=shard,
+            fleet=self.fleet,
+            timetable=schedule.Schedule(
+                sync.fragments, sync.h_steps, sync.overlap_steps, own=len(shard.fragments)
+            ),
+            policy=rounds.Policy(
+                sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.round_timeout_s
+            ),
+            wall_ns=self.wall_ns,
+            finals={
+                index
+                for index, state in shard.fragments.items()
+                if state.manifest is not None and state.manifest.commit.final
+            },
+        )
+
+
+async def conduct(conductor: Conductor) -> bool:
+    """Conduct a shard until the run is finished (True) or it is to be left (False).
+
+    Whatever ends it comes in an exception group: Fenced when another syncer has taken the shard.
+    """
+    async with asyncio.TaskGroup() as group:
+        followers = [
+            group.create_task(conductor.follow_contributions(), name="contributions"),
+            group.create_task(conductor.committer.writer.hold(), name="fence"),
+        ]
+        finished = await group.create_task(conductor.conduct(), name="conduct")
+        for task in followers:
+            task.cancel()
+    return finished

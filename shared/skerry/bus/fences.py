@@ -1,0 +1,90 @@
+"""Fences: who may commit to a shard, by compare-and-set in the log and by nothing else."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, NamedTuple
+
+from skerry.bus.base import Expect, Start
+from skerry.errors import Conflict, Fenced, WireError
+from skerry.wire.messages import Fence
+from skerry.wire.records import decode, encode
+from skerry.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from skerry.bus.base import Bus, Record
+
+TAKEOVER_ATTEMPTS = 20
+
+
+class Held(NamedTuple):
+    """The newest fence of a shard: its token, and who took it (empty where that is unreadable)."""
+
+    shard: int
+    token: int
+    holder: str
+
+
+async def take(
+    bus: Bus, run: str, shard: int, *, holder: str, now_ns: int, over: int | None = None
+) -> int:
+    """Take a shard's fence and return the new token.
+
+    With ``over`` from that token only (0: none): Conflict when somebody else has taken it since.
+    Without, from whoever holds it: Fenced when others keep taking it in between.
+    """
+    if over is not None:
+        return await _take(bus, run, shard, over, holder, now_ns)
+    for _ in range(TAKEOVER_ATTEMPTS):
+        held = await newest(bus, run, shard)
+        try:
+            return await _take(bus, run, shard, held.token if held else 0, holder, now_ns)
+        except Conflict:
+            continue
+    msg = f"Shard {shard} was taken by another syncer {TAKEOVER_ATTEMPTS} times in a row."
+    raise Fenced(msg)
+
+
+async def _take(bus: Bus, run: str, shard: int, over: int, holder: str, now_ns: int) -> int:
+    subject = Subjects(run).fence(shard)
+    receipt = await bus.publish(
+        subject,
+        encode(Fence(run=run, shard=shard, holder=holder, taken_ns=now_ns)),
+        msg_id=f"fence/{shard}/{holder}/{over}/{now_ns}",
+        expect=Expect(subject, over),
+    )
+    return receipt.sequence
+
+
+async def newest(bus: Bus, run: str, shard: int) -> Held | None:
+    """Return the newest fence of a shard, or None if nobody ever took it."""
+    record = await bus.last(Subjects(run).fence(shard))
+    return _held(record, run) if record else None
+
+
+async def follow_fences(bus: Bus, run: str, shards: Sequence[int]) -> AsyncGenerator[Held]:
+    """Yield the newest fence of each shard, then each new one."""
+    patterns = [Subjects(run).fence(shard) for shard in shards]
+    follower = bus.follow(patterns, start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            yield _held(record, run)
+
+
+def overtaken(run: str, shard: int, holder: str) -> Fenced:
+    """Return the error of a writer whose fence is no longer the newest."""
+    return Fenced(
+        f"Another syncer has taken shard {shard} of run {run!r}: "
+        f"{holder!r} steps down; nothing is lost."
+    )
+
+
+def _held(record: Record, run: str) -> Held:
+    shard = int(record.subject.rpartition(".")[2])
+    try:
+        holder = decode(Fence, record.payload, run=run).holder
+    except WireError:
+        holder = ""
+    return Held(shard, record.sequence, holder)
