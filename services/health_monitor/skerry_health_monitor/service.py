@@ -1,18 +1,19 @@
 """The health monitor: follows a run's log, tells who falls silent, and answers over HTTP.
 
-It keeps nothing: started again, it reads the ledger and the newest pulses and knows the same.
+It keeps nothing: started again, it reads the newest commits, members and pulses and answers at
+once; then it reads the ledger from its beginning, and knows the same as before.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import structlog
 
 from skerry.bus import ledger, presence
-from skerry.errors import BrokerUnavailable, first_cause
+from skerry.errors import BrokerUnavailable, WireError, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry_health_monitor.watch import Watch
@@ -66,6 +67,9 @@ class Monitor:
             watch.take(known)
         for pulse in (await presence.last_pulses(self.bus, self.run)).values():
             watch.take(pulse)
+        with suppress(WireError):  # what cannot be read is left out below; this only saves time
+            for newest in (await ledger.last_commits(self.bus, self.run)).values():
+                watch.know(newest)
         self.watch = watch
         async with asyncio.TaskGroup() as group:
             followers = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.bus.report import report
-from skerry.bus.view import Frame, RunView, fold
+from skerry.bus.view import Frame, RunView, fold, peek
 from skerry.core.liveness import Liveness, policy_from
 from skerry.wire.messages import MemberRecord
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from skerry.bus.report import LearnerRow
     from skerry.bus.view import Message
     from skerry.settings import RunConfig
-    from skerry.wire.messages import RunRecord
+    from skerry.wire.messages import Commit, RunRecord
 
 log = structlog.get_logger()
 
@@ -58,6 +58,10 @@ class Watch:
         if isinstance(message, MemberRecord) and message.incarnation == 0:
             return
         self.view = fold(self.view, message, self._clock_s())
+
+    def know(self, newest: Commit) -> None:
+        """Take note of a fragment's newest commit ahead of the history that leads to it."""
+        self.view = peek(self.view, newest)
 
     def judge(self) -> list[tuple[str, str]]:
         """Log each learner that has become suspect, gone or alive again; return event and name.

@@ -49,6 +49,7 @@ class RunRow:
 
     ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
     ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
+    ``counting``: rounds, contributions, staleness and refusals still lack earlier commits.
     """
 
     run: str
@@ -77,6 +78,7 @@ class RunRow:
     wall_s: float
     eta_s: float | None
     timed: bool
+    counting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,7 @@ def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
         eta_s=_eta_s(view, rows, steps_s, time_s),
         timed=time_s is not None and (steps_s is None or time_s < steps_s),
+        counting=view.counting,
     )
 
 

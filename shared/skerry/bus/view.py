@@ -2,6 +2,9 @@
 
 ``fold`` takes messages in any order between streams and in order within each, again or not: what
 it has seen already changes nothing. ``skerry.bus.report`` turns a view into rows and JSON.
+
+A reader that starts on a long history need not fold all of it before it can say how the run is
+going: it may ``peek`` at each fragment's newest commit first, and fold the history afterwards.
 """
 
 from __future__ import annotations
@@ -75,6 +78,8 @@ class LearnerView:
 class RunView:
     """The whole run: learners by name, the newest version per fragment, and sums over commits.
 
+    ``counted`` is the version of each fragment up to which its commits are in the sums (rounds,
+    merged, staleness, refused, started): behind ``versions`` while a history is being read.
     ``accepted`` counts the tokens that commits have merged from a learner, all its incarnations
     together; ``staleness`` is that of its newest merged contribution.
     """
@@ -84,6 +89,7 @@ class RunView:
     accepted: Mapping[str, int] = field(default_factory=dict[str, int])
     staleness: Mapping[str, int] = field(default_factory=dict[str, int])
     versions: Mapping[int, int] = field(default_factory=dict[int, int])
+    counted: Mapping[int, int] = field(default_factory=dict[int, int])
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
     rounds: int = 0
     merged: int = 0
@@ -100,6 +106,11 @@ class RunView:
     def last_commit_s(self) -> float | None:
         """When the newest commit closed, by the syncer's clock."""
         return None if self.last_commit is None else self.last_commit.closed_ns / 1e9
+
+    @property
+    def counting(self) -> bool:
+        """Whether the sums still lack commits that are known to be there."""
+        return any(self.counted.get(f, 0) < version for f, version in self.versions.items())
 
 
 def fold(view: RunView, message: Message, at_s: float) -> RunView:
@@ -193,26 +204,39 @@ def _pulsed(view: RunView, pulse: Pulse, at_s: float) -> LearnerView | None:
     )
 
 
-def _committed(view: RunView, commit: Commit) -> RunView:
+def peek(view: RunView, commit: Commit) -> RunView:
+    """Return the view that knows of a commit, but counts it only once it is folded in its place.
+
+    What came before it may be unknown still: that is for whoever folds the history to fill in.
+    """
     if commit.version <= view.versions.get(commit.fragment, 0):
         return view
-    genesis, closed_s = commit.reason == GENESIS, commit.closed_ns / 1e9
-    ages = [] if genesis else [c.staleness for c in commit.consumed]
-    started = [s for s in (view.started_s, closed_s if genesis else None) if s is not None]
     newest = view.last_commit is None or commit.closed_ns >= view.last_commit.closed_ns
     return replace(
         view,
         accepted=_accepted(view.accepted, commit),
-        staleness={**view.staleness, **{c.learner: c.staleness for c in commit.consumed}},
         versions={**view.versions, commit.fragment: commit.version},
+        step=max(view.step, commit.step),
+        last_commit=commit if newest else view.last_commit,
+    )
+
+
+def _committed(view: RunView, commit: Commit) -> RunView:
+    if commit.version <= view.counted.get(commit.fragment, 0):
+        return view
+    genesis, closed_s = commit.reason == GENESIS, commit.closed_ns / 1e9
+    ages = [] if genesis else [c.staleness for c in commit.consumed]
+    started = [s for s in (view.started_s, closed_s if genesis else None) if s is not None]
+    return replace(
+        peek(view, commit),
+        counted={**view.counted, commit.fragment: commit.version},
+        staleness={**view.staleness, **{c.learner: c.staleness for c in commit.consumed}},
         refused=_counted(view.refused, commit.refused),
         rounds=view.rounds + (not genesis),
         merged=view.merged + len(ages),
         staleness_sum=view.staleness_sum + sum(ages),
         staleness_max=max([view.staleness_max, *ages]),
-        step=max(view.step, commit.step),
         started_s=min(started, default=None),
-        last_commit=commit if newest else view.last_commit,
     )
 
 

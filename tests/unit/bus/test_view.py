@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.bus.report import report, to_json
-from skerry.bus.view import Frame, RunView, fold
+from skerry.bus.view import Frame, RunView, fold, peek
 from skerry.core.liveness import Liveness, Policy
 from skerry.wire.messages import (
     CheckpointRecord,
@@ -280,6 +280,32 @@ def test_json_is_strict_even_with_a_diverged_loss() -> None:
     diverged = replace(pulse(2, 20), loss=math.nan)
     told = to_json(seen((0, member()), (2, diverged)), T0 + 2)
     assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+
+HISTORY = [
+    commit(0, 1, 0, reason="genesis"),
+    commit(1, 1, 0.1, reason="genesis"),
+    commit(0, 2, 1, by=[consumed("a", 1), consumed("b", 4)], tokens=1000, step=10),
+    commit(0, 3, 2, by=[consumed("a", 0)], refused=(Refused("too_stale", "b"),), tokens=2000),
+    commit(1, 2, 3, by=[consumed("b", 0)], step=30),
+]
+
+
+def test_the_newest_commits_tell_how_far_the_run_is_before_its_history_is_read() -> None:
+    view = peek(peek(EMPTY, HISTORY[3]), HISTORY[4])
+    run = report(view, T0 + 4).run
+    assert (run.versions, run.step, run.last_round_s_ago) == ((3, 2), 30, pytest.approx(1.0))
+    assert (run.rounds, run.counting) == (0, True)
+    assert view.accepted == {"a": 2000}
+
+
+@pytest.mark.parametrize("ahead", [HISTORY[3:], HISTORY[4:], HISTORY[2:3]])
+def test_a_history_read_after_the_newest_commits_counts_the_same(ahead: list[Commit]) -> None:
+    history: list[tuple[float, Message]] = [(9, message) for message in HISTORY]
+    knowing = reduce(peek, ahead, EMPTY)
+    view = reduce(lambda v, item: fold(v, item[1], T0 + item[0]), history, knowing)
+    assert view == seen(*history)
+    assert not report(view, T0 + 9).run.counting
 
 
 @settings(max_examples=40, deadline=None)

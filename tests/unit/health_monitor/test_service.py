@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import httpx
@@ -14,7 +14,8 @@ from skerry.bus import ledger, presence
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import ConfigError
 from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import CheckpointRecord, LearnerPhase, Pulse
+from skerry.wire.messages import CheckpointRecord, Commit, LearnerPhase, Pulse
+from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web import application, listen
 
@@ -86,6 +87,34 @@ async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
     assert [(row["name"], row["liveness"]) for row in told["learners"]] == [("a", "alive")]
     assert (await asked(monitor, "/api/learners")).json()[0]["tokens"] == 50
     assert (await asked(monitor, "/healthz")).json()["status"] == "following"
+
+
+async def test_it_answers_with_the_newest_versions_before_it_has_read_the_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    for step in range(3):
+        await scripted.commit_all(step=step)
+
+    async def endless(*_: object) -> AsyncGenerator[tuple[int, Commit]]:
+        await asyncio.Event().wait()
+        yield 0, scripted.manifests[0].commit
+
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "follow_commits", endless)
+        told = (await seen(monitor, lambda answer: answer["run"]["step"] == 2))["run"]
+    assert (told["versions"], told["rounds"], told["counting"]) == ([3, 3, 3], 0, True)
+    told = (await seen(monitor, lambda answer: not answer["run"]["counting"]))["run"]
+    assert told["rounds"] == 9
+
+
+async def test_a_newest_commit_that_cannot_be_read_does_not_end_it() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    await scripted.bus.publish(Subjects("run").commit(1), b"no commit")
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    await seen(monitor, lambda answer: answer["run"]["versions"] == [1, 1, 1])
 
 
 async def test_a_monitor_that_is_started_again_knows_the_same() -> None:
