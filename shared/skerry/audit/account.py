@@ -34,7 +34,8 @@ class Account:
 
     ``last`` is the newest contribution consumed, ``newest`` the newest consumed or refused,
     ``holes`` those before it that are neither. ``refused`` is what was refused since ``last``,
-    ``discarded`` what was trained and never offered.
+    ``discarded`` what was trained and never offered. The first contribution of every incarnation up
+    to ``pardoned`` may have been an offer of initial parameters that lost to another one.
     """
 
     last: Mark = (0, 0)
@@ -46,6 +47,7 @@ class Account:
     contributions: int = 0
     refused: int = 0
     discarded: int = 0
+    pardoned: int = 0
 
     @classmethod
     def of(cls, row: LearnerProgress) -> Account:
@@ -103,7 +105,8 @@ class Account:
 
     def missing(self) -> list[Mark]:
         """Return the contributions that were numbered and are neither consumed nor refused."""
-        return sorted(self.holes)[self.unnamed :]
+        told = sorted(m for m in self.holes if m[1] > 1 or m[0] > self.pardoned)
+        return told[self.unnamed :]
 
     def _resolve(self, mark: Mark) -> None:
         self.holes.discard(mark)

@@ -176,6 +176,10 @@ class Checks:
 
     def _resolved(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
         """Take what a commit consumed and refused, in the order in which it was numbered."""
+        if commit.reason == GENESIS:
+            for learner, starts in self.starts.items():
+                account = book.accounts.setdefault(learner, Account())
+                account.pardoned = max(0, starts.incarnation)
         items: list[Consumed | Refused] = [*commit.refused, *commit.consumed]
         for item in sorted(items, key=lambda i: (i.incarnation, i.identity)):
             account = book.accounts.setdefault(item.learner, Account())

@@ -95,19 +95,23 @@ async def _check_fragment(
             held = manifest.commit.version if manifest else 0
             if held < wanted:
                 there = f"is at version {held}" if held else "is not there at all"
-                text = f"the state {there}, the ledger at {wanted}"
-                return _state(fragment, wanted, text)
-            if manifest is not None and held == seen:
+                return _state(fragment, wanted, f"the state {there}, the ledger at {wanted}")
+            if held == seen:
                 return _state(fragment, held, "a chunk that its manifest names is gone")
-            for part in manifest.parts if manifest else ():
-                await read_part(log.bus, log.run, log.plan, manifest, part.name, on_bytes=on_bytes)
+            if manifest is not None:
+                await _read_parts(log, manifest, on_bytes)
         except Overtaken:
             seen = held
-            continue
         except WireError as error:
             return _state(fragment, wanted, f"the state cannot be read ({error})")
-        return None
+        else:
+            return None
     return None
+
+
+async def _read_parts(log: Log, manifest: Manifest, on_bytes: Callable[[int], None] | None) -> None:
+    for part in manifest.parts:
+        await read_part(log.bus, log.run, log.plan, manifest, part.name, on_bytes=on_bytes)
 
 
 def _state(fragment: int, version: int, text: str) -> Violation:

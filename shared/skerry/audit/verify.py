@@ -59,6 +59,7 @@ class Report:
     learners: tuple[LearnerReport, ...]
     fragments: tuple[FragmentReport, ...]
     window: Window
+    reach: dict[int, Reach]
     raise_window_to: int
     replayed: Replayed | None = None
 
@@ -175,6 +176,7 @@ async def verify(
         learners=walk.tally.learners(walk.checks),
         fragments=walk.fragments(),
         window=walk.window,
+        reach=walk.reach,
         raise_window_to=max((r.raise_to() for r in walk.reach.values()), default=0),
         replayed=replayed,
     )

@@ -102,8 +102,10 @@ def window_sentences(window: Window, reach: dict[int, Reach], raise_to: int) -> 
     since = f" since {moment(window.since_ns)}" if window.since_ns else ""
     bound = f" of {window.window_bytes / MEGABYTE:,.1f}" if window.window_bytes > 0 else ""
     said = [
-        f"Window: {window.bytes / MEGABYTE:,.1f}{bound} MB of contributions"
-        f" ({window.messages:,} messages){since}."
+        (
+            f"Window: {window.bytes / MEGABYTE:,.1f}{bound} MB of contributions"
+            f" ({window.messages:,} messages){since}."
+        )
     ]
     bases = {index: r.base for index, r in sorted(reach.items())}
     if not any(bases.values()):
@@ -114,7 +116,8 @@ def window_sentences(window: Window, reach: dict[int, Reach], raise_to: int) -> 
     said.append(f"Replay: from a checkpoint no older than {moment(latest)} ({shown}{more}).")
     if raise_to:
         said.append(
-            f"The window has dropped contributions: log.window_bytes={raise_to} would have kept all."
+            f"The window has dropped contributions: log.window_bytes={raise_to} would have kept"
+            " all."
         )
     return said
 
