@@ -10,7 +10,6 @@ import structlog
 
 from skerry.bus import ledger, presence
 from skerry.bus.contributions import Contribution, Refusal
-from skerry.bus.state import read_manifests
 from skerry.core import rounds, schedule
 from skerry.errors import BrokerUnavailable
 from skerry.wire.messages import Round
@@ -267,8 +266,9 @@ class Conductor:
             return False
         if len(self.shard.fragments) < len(self.plan.fragments):
             self.looked_s = now
-            manifests = await read_manifests(self.bus, self.run.run, self.plan)
-            finals = {index for index, m in manifests.items() if m.commit.final} | self.finals
+            # By the ledger: a manifest may be ahead of it, and nobody mends a finished run.
+            commits = await ledger.last_commits(self.bus, self.run.run)
+            finals = {index for index, c in commits.items() if c.final} | self.finals
             if len(finals) < len(self.plan.fragments) or not self.fleet.finished(now_s()):
                 return False
         await self.committer.writer.check()  # rounds that stayed empty have met no fence
