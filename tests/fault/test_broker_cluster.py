@@ -154,17 +154,20 @@ async def assert_whole(watched: Watched) -> None:
     assert [seen.commit for seen in watched.seen] == list(stored), "an acknowledged commit is gone"
 
 
+@pytest.mark.parametrize("others", [0, pytest.param(2, marks=pytest.mark.soak)])
 async def test_any_one_node_may_be_killed_while_the_run_goes_on(
-    tmp_path: Path, run_id: str
+    tmp_path: Path, run_id: str, others: int
 ) -> None:
+    """The leader of the state first, then, once that is back, the others in turn."""
     async with running(tmp_path, run_id) as run:
         leader = await run.led_by("STATE")
         await run.survive("kill -9 of STATE's leader", run.cluster.nodes[leader].kill9)
-        for node in ((leader + 1) % 3, (leader + 2) % 3):
+        for node in ((leader + 1) % 3, (leader + 2) % 3)[:others]:
             await run.whole()
             await run.survive(f"kill -9 of n{node}", run.cluster.nodes[node].kill9)
 
 
+@pytest.mark.soak
 async def test_a_leader_that_hangs_is_replaced_and_wakes_up_harmless(
     tmp_path: Path, run_id: str
 ) -> None:
@@ -177,6 +180,7 @@ async def test_a_leader_that_hangs_is_replaced_and_wakes_up_harmless(
         await run.more(4)
 
 
+@pytest.mark.soak
 async def test_what_was_acknowledged_survives_the_death_of_all_nodes_at_once(
     tmp_path: Path, run_id: str
 ) -> None:

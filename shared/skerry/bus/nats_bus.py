@@ -211,7 +211,11 @@ class NatsBus:
         try:
             return await self._store(message, expect, self._now() + timeout, doubt=True)
         except BrokerUnavailable as e:
-            raise nats_errors.not_stored(message.subject, self._patience_s) from e
+            subject, waited_s = message.subject, self._patience_s + timeout
+            if self._connection.clustered:
+                url = self._connection.login.urls
+                raise nats_errors.not_agreed(url, subject, waited_s) from e
+            raise nats_errors.not_stored(subject, waited_s) from e
 
     async def _store(
         self, message: Message, expect: Expect | None, deadline: float, *, doubt: bool
@@ -230,7 +234,7 @@ class NatsBus:
                 code = error.get("err_code", 0)
                 if code == nats_errors.WRONG_SEQUENCE and expect is not None:
                     return await self._lost_or_ours(message, expect, error, doubt=doubt)
-                if code != nats_errors.IN_PROCESS and code not in nats_errors.TRANSIENT:
+                if code != nats_errors.IN_PROCESS and not nats_errors.transient(error):
                     raise self._refused(error, subject)
             except NoAnswer as e:
                 doubt = doubt or e.sent

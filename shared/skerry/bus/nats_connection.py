@@ -235,7 +235,7 @@ class Connection:
                 error = reply.get("error")
                 if error is None:
                     return reply
-                if error.get("err_code") not in nats_errors.TRANSIENT:
+                if not nats_errors.transient(error):
                     raise ApiError(
                         error["code"], error.get("err_code", 0), error.get("description", "")
                     )
@@ -349,7 +349,7 @@ class Connection:
         except NoRespondersError as e:
             raise nats_errors.no_jetstream(url, "its API has no responder") from e
         error = json.loads(answer.data).get("error")
-        if error is not None:
+        if error is not None and not nats_errors.transient(error):
             raise nats_errors.no_jetstream(url, error.get("description", "refused"))
         if client.max_payload < self.needed_payload_bytes:
             raise nats_errors.small_payload(url, client.max_payload, self.needed_payload_bytes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from skerry.errors import (
     BrokerUnavailable,
     BrokerUnfit,
@@ -24,6 +27,7 @@ NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077, 10110, 10120})
 TRANSIENT = frozenset({10004, 10005, 10008, 10009, 10013, 10118, 10158, 10163, 10167, 10194})
 """A cluster without a leader or without enough nodes, a stream that is offline, a check that is not
 ready yet, our own first attempt still under way, a queue that is full for a moment."""
+NO_PEERS = 10005
 NOT_CLUSTERED = 10074
 
 
@@ -43,6 +47,12 @@ class ApiError(Exception):
         self.code = code
         self.err_code = err_code
         self.description = description
+
+
+def transient(error: Mapping[str, Any]) -> bool:
+    """Tell whether an error answer is worth asking again for: nodes may come back, room may not."""
+    code, text = error.get("err_code", 0), error.get("description", "")
+    return code in TRANSIENT and not (code == NO_PEERS and "storage" in text)
 
 
 def unavailable(url: str, seconds: float, reason: str) -> BrokerUnavailable:
@@ -129,9 +139,20 @@ def not_stored(subject: str, seconds: float) -> StorageFull:
     return StorageFull(msg)
 
 
+def not_agreed(url: str, subject: str, seconds: float) -> BrokerUnavailable:
+    """Say that a cluster answers and yet stores nothing: no majority, or a full disk."""
+    msg = (
+        f"The NATS cluster at {url} answers, but has not stored a message on {subject} for"
+        f" {seconds:.3g} s: bring back the nodes that are down, it needs more than half of them; if"
+        " all are up, a disk is full (their logs say so): free some and restart that server. What"
+        " was acknowledged is kept."
+    )
+    return BrokerUnavailable(msg, url=url)
+
+
 def translate(error: ApiError, what: str) -> BusError:
     """Return our error for one of JetStream's about ``what``."""
-    if error.err_code in NO_ROOM:
+    if error.err_code in NO_ROOM or error.err_code == NO_PEERS:
         return no_room(what, error.description)
     if error.err_code == NOT_CLUSTERED:
         msg = f"{what}: {error.description}. Set log.replicas to 1, or run the broker as a cluster."

@@ -1,0 +1,281 @@
+"""NatsBus on three servers that replicate: elections, lagging replicas, lost nodes and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from skerry.bus.base import Expect, Record, Start
+from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs
+from skerry.errors import BrokerUnavailable, Conflict, StorageFull
+from skerry.testing.nats_cluster import NatsCluster
+from skerry.testing.nats_server import NatsServer
+from skerry.wire.subjects import Subjects
+
+pytestmark = [pytest.mark.nats, pytest.mark.fault]
+
+DEADLINE_S = 60.0
+WINDOW_BYTES = 64 * 1024**2
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[NatsCluster]:
+    with NatsCluster(tmp_path / "cluster") as running:
+        yield running
+
+
+@pytest.fixture
+def names(run_id: str) -> Subjects:
+    return Subjects(run_id)
+
+
+@pytest.fixture
+async def bus(cluster: NatsCluster, names: Subjects) -> AsyncIterator[NatsBus]:
+    """A bus that knows every node, with the run's streams on all of them."""
+    await cluster.ready()
+    async with NatsBus(cluster.url, request_timeout_s=2.0, patience_s=DEADLINE_S) as bus:
+        await bus.declare(specs(names.run, replicas=3, window_bytes=WINDOW_BYTES))
+        for spec in specs(names.run):
+            await cluster.until_current(spec.name)
+        yield bus
+
+
+async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
+    async with asyncio.timeout(DEADLINE_S):
+        return [await anext(records) for _ in range(count)]
+
+
+async def ask(url: str, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Call the JetStream API behind the bus's back."""
+    client = await nats.connect(url.split(","))
+    try:
+        payload = json.dumps(body).encode() if body else b""
+        answer = await client.request(f"$JS.API.{name}", payload, timeout=10)
+        reply: dict[str, Any] = json.loads(answer.data)
+    finally:
+        await client.close()
+    assert "error" not in reply, reply
+    return reply
+
+
+async def test_writes_and_followers_pass_the_death_of_a_leader_once_each(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    total = 90
+    leader = cluster.nodes[await cluster.leader(names.stream("LEDGER"))]
+
+    async def write() -> None:
+        for i in range(total):
+            await bus.publish(names.commit(0), b"%d" % i, msg_id=f"0/{i}")
+            if i == total // 3:
+                leader.kill9()
+
+    async with aclosing(bus.follow(names.commits())) as records:
+        reading = asyncio.ensure_future(take(records, total))
+        await write()
+        found = await reading
+    assert [int(record.payload) for record in found] == list(range(total))
+    assert [record.sequence for record in found] == list(range(1, total + 1))
+
+
+async def test_compare_and_set_counts_through_the_death_of_a_leader(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    """Three writers count together; a write that was acknowledged counts, any other does not."""
+    subject, each = names.fence(0), 20
+    leader = cluster.nodes[await cluster.leader(names.stream("STATE"))]
+    won: list[int] = []
+
+    async def count(writer: str) -> None:
+        mine = 0
+        while mine < each:
+            held = await bus.last(subject)
+            value = int(held.payload) + 1 if held else 1
+            expect = Expect(subject, held.sequence if held else 0)
+            try:
+                await bus.publish(subject, b"%d" % value, msg_id=f"{writer}/{mine}", expect=expect)
+            except Conflict:
+                continue
+            won.append(value)
+            mine += 1
+            if len(won) == each:
+                leader.kill9()
+
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*(count(writer) for writer in "abc"))
+    assert sorted(won) == list(range(1, 3 * each + 1))
+
+
+async def test_a_replica_that_lags_is_not_believed(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    """Its client asks while it is frozen, so that it answers before it has caught up."""
+    stream = names.stream("LEDGER")
+    lagging = cluster.nodes[(await cluster.leader(stream) + 1) % 3]
+    await bus.publish(names.commit(0), b"old", msg_id="0/1")
+    await cluster.until_current(stream)
+    async with NatsBus(lagging.url, request_timeout_s=5.0) as reader:
+        reader._connection.suspect = lambda: None  # type: ignore[method-assign]
+        lagging.pause()
+        async with NatsBus(others(cluster, lagging), patience_s=DEADLINE_S) as writer:
+            for i in range(300):
+                await writer.publish(names.commit(0), bytes(20_000) + b"%d" % i, msg_id=f"1/{i}")
+        reading = asyncio.gather(
+            reader.last(names.commit(0)),
+            reader.last_each(names.commits()),
+            reader.get(stream, 301),
+        )
+        await asyncio.sleep(0.2)
+        lagging.resume()
+        async with asyncio.timeout(DEADLINE_S):
+            last, (each,), got = await reading
+    assert last is not None
+    assert got is not None
+    assert [r.sequence for r in (last, each, got)] == [301, 301, 301]
+
+
+def others(cluster: NatsCluster, without: NatsServer) -> str:
+    return ",".join(node.url for node in cluster.nodes if node is not without)
+
+
+@pytest.mark.soak
+async def test_a_client_leaves_a_server_that_hangs(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    frozen = cluster.nodes[(await cluster.leader(names.stream("LEDGER")) + 1) % 3]
+    events: list[str] = []
+    async with NatsBus(
+        f"{frozen.url}", patience_s=DEADLINE_S, on_event=lambda event, _: events.append(event)
+    ) as client:
+        frozen.pause()
+        await client.publish(names.commit(0), b"x", msg_id="0/1")
+        frozen.resume()
+    assert events[-1] == "reconnected"
+    record = await bus.get(names.stream("LEDGER"), 1)
+    assert record is not None
+    assert await bus.get(names.stream("LEDGER"), 2) is None
+
+
+@pytest.mark.soak
+async def test_pulses_in_memory_survive_the_loss_of_one_node(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    await bus.publish(names.pulse("a"), b"here", msg_id="a")
+    cluster.nodes[await cluster.leader(names.stream("PULSE"))].kill9()
+    record = await bus.last(names.pulse("a"))
+    assert record is not None
+    assert record.payload == b"here"
+
+
+@pytest.mark.soak
+async def test_a_memory_stream_that_all_nodes_have_lost_is_followed_from_its_start(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    for i in range(5):
+        await bus.publish(names.pulse("a"), b"old %d" % i, msg_id=f"{i}")
+    follower = bus.follow(names.pulses(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower) as records:
+        await take(records, 1)
+        waiting = asyncio.ensure_future(take(records, 1))
+        cluster.kill9()
+        cluster.start()
+        await bus.publish(names.pulse("a"), b"new", msg_id="new")
+        assert [r.payload for r in await waiting] == [b"new"]
+
+
+@pytest.mark.soak
+async def test_a_memory_stream_without_replicas_is_there_again_with_its_node(
+    cluster: NatsCluster, names: Subjects
+) -> None:
+    await cluster.ready()
+    async with NatsBus(cluster.url, request_timeout_s=2.0, patience_s=DEADLINE_S) as bus:
+        await bus.declare([s for s in specs(names.run) if s.name.endswith("PULSE")])
+        await bus.publish(names.pulse("a"), b"old", msg_id="old")
+        holder = cluster.nodes[await cluster.leader(names.stream("PULSE"))]
+        holder.restart()
+        await bus.publish(names.pulse("a"), b"new", msg_id="new")
+        record = await bus.last(names.pulse("a"))
+    assert record is not None
+    assert record.payload == b"new"
+
+
+@pytest.mark.soak
+async def test_a_cluster_without_a_majority_says_what_to_bring_back(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    receipt = await bus.publish(names.commit(0), b"kept", msg_id="0/1")
+    for node in cluster.nodes[:2]:
+        node.kill9()
+    async with NatsBus(cluster.nodes[2].url, request_timeout_s=1.0, patience_s=3.0) as client:
+        with pytest.raises(BrokerUnavailable, match=r"bring back the nodes.*more than half"):
+            await client.publish(names.commit(0), b"no", msg_id="0/2")
+    cluster.start()
+    record = await bus.last(names.commit(0))
+    assert record is not None
+    assert record.sequence == receipt.sequence
+
+
+@pytest.mark.soak
+async def test_more_replicas_than_nodes_wait_for_the_missing_ones(
+    cluster: NatsCluster, run_id: str
+) -> None:
+    await cluster.ready()
+    wanted = specs(run_id, replicas=3, window_bytes=WINDOW_BYTES)
+    cluster.nodes[2].kill9()
+    async with NatsBus(cluster.url, request_timeout_s=1.0, patience_s=4.0) as bus:
+        with pytest.raises(BrokerUnavailable, match=r"bring back the nodes.*log\.replicas"):
+            await bus.declare([replace(spec, replicas=5) for spec in wanted])
+        cluster.start()
+        await cluster.ready()
+        assert await bus.declare(wanted) == ()
+
+
+async def test_a_window_that_fits_no_node_is_a_question_of_room(
+    cluster: NatsCluster, run_id: str
+) -> None:
+    await cluster.ready()
+    async with NatsBus(cluster.url, patience_s=5.0) as bus:
+        with pytest.raises(StorageFull, match=r"log\.window_bytes"):
+            await bus.declare(specs(run_id, replicas=3, window_bytes=10**12))
+
+
+async def test_a_follower_passes_what_was_purged_and_deleted(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    stream = names.stream("CONTRIB")
+    for i in range(10):
+        await bus.publish(names.contribution(0, "a"), b"%d" % i, msg_id=f"{i}")
+    follower = bus.follow(names.contributions())
+    async with aclosing(follower) as records:
+        assert [r.sequence for r in await take(records, 2)] == [1, 2]
+    await ask(cluster.url, f"STREAM.PURGE.{stream}", {"seq": 6})
+    await ask(cluster.url, f"STREAM.MSG.DELETE.{stream}", {"seq": 8})
+    async with aclosing(bus.follow(names.contributions(), after=2)) as records:
+        assert [r.sequence for r in await take(records, 4)] == [6, 7, 9, 10]
+    assert await bus.get(stream, 3) is None
+    assert await bus.get(stream, 8) is None
+    assert await bus.get(stream, 11) is None
+
+
+async def test_a_follower_takes_up_a_stream_that_was_removed_and_made_anew(
+    cluster: NatsCluster, bus: NatsBus, names: Subjects
+) -> None:
+    stream = names.stream("CONTRIB")
+    for i in range(4):
+        await bus.publish(names.contribution(0, "a"), b"%d" % i, msg_id=f"{i}")
+    async with aclosing(bus.follow(names.contributions())) as records:
+        await take(records, 4)
+        waiting = asyncio.ensure_future(take(records, 1))
+        await ask(cluster.url, f"STREAM.DELETE.{stream}")
+        await bus.declare(specs(names.run, replicas=3, window_bytes=WINDOW_BYTES))
+        await bus.publish(names.contribution(0, "a"), b"new", msg_id="new")
+        assert [(r.sequence, r.payload) for r in await waiting] == [(1, b"new")]
