@@ -106,7 +106,8 @@ def tamper(bus: MemoryBus, sequence: int, payload: bytes) -> None:
 async def test_history_of_a_real_syncer_holds_and_replays() -> None:
     report = await verified(await trained())
     assert report.violations == ()
-    assert report.replayed is not None and report.replayed.whole
+    assert report.replayed is not None
+    assert report.replayed.whole
     assert [f.reached for f in report.replayed.fragments] == [f.version for f in report.fragments]
     assert [row.learner for row in report.learners] == ["a", "b"]
     assert min(row.contributions for row in report.learners) > 0
@@ -239,7 +240,8 @@ async def test_replay_to_a_version_gives_what_was_committed_then() -> None:
         vectors[fragment.index] = vector
 
     replayed = await replay(await log_of(bus), target=Target(version=3), sink=keep)
-    assert replayed.whole and replayed.wrong == ()
+    assert replayed.whole
+    assert replayed.wrong == ()
     for index in (0, 1):
         (commit,) = [c for _, c in commits_of(bus, index) if c.version == 3]
         assert vector_digest(vectors[index]) == commit.master_digest
@@ -262,7 +264,7 @@ async def test_moment_before_the_first_commit_is_refused() -> None:
 
 async def test_window_that_has_dropped_something_is_told_per_fragment() -> None:
     bus = await trained(6)
-    needed = [c.consumed[0].sequence_last for _, c in commits_of(bus, 0) if c.version == 3][0]
+    needed = next(c.consumed[0].sequence_last for _, c in commits_of(bus, 0) if c.version == 3)
     held = bus.broker.streams[SUBJECTS.stream("CONTRIB")]
     for sequence in [s for s in held.records if s <= needed]:
         drop(bus, "CONTRIB", sequence)

@@ -30,6 +30,8 @@ HANDED_ON = {
 
 
 app = application(bare_shows_help=True)
+ledger_app = application(bare_shows_help=True)
+app.add_typer(ledger_app, name="ledger", help="Prove a run's log.")
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
 Nats = Annotated[str | None, typer.Option(help="A broker that runs already.", metavar="URL")]
@@ -159,6 +161,93 @@ def status(
 
     with exit_on_error():
         run_status(config=config, sets=set_ or [], run=run, nats=nats, once=once, as_json=json)
+
+
+@ledger_app.command()
+def verify(
+    *,
+    config: options.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Also rebuild what the window still holds.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Prove a run's log: nothing missing, nothing counted twice; exit code 5 if it is not so."""
+    from skerry.cli.ledger import run_verify
+
+    with exit_on_error():
+        run_verify(config=config, sets=set_ or [], run=run, nats=nats, replay=replay, as_json=json)
+
+
+@app.command()
+def replay(  # noqa: PLR0913 - one option each
+    *,
+    config: options.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="v17: every fragment at version 17; f3@17: when fragment 3 reached version 17;"
+            " seq:1234: a ledger sequence; a time (ISO, or -5m). Default: now.",
+            metavar="VERSION|TIME|SEQ",
+        ),
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Begin here. Default: genesis, or the oldest checkpoint that will do.",
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the parameters here.", metavar="FOLDER|FILE.safetensors"),
+    ] = None,
+    merge: Annotated[
+        str | None, typer.Option(help="What if: average or rda.", metavar="METHOD")
+    ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(help="What if: nesterov, direct or module:function.", metavar="PRESET"),
+    ] = None,
+    outer_lr: Annotated[float | None, typer.Option(help="What if.", metavar="LR")] = None,
+    outer_momentum: Annotated[float | None, typer.Option(help="What if.", metavar="M")] = None,
+    quorum: Annotated[int | None, typer.Option(help="What if.", min=1, metavar="K")] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="What if.", min=0, metavar="N")] = None,
+    staleness_discount: Annotated[float | None, typer.Option(help="What if.", metavar="X")] = None,
+    json: AsJson = False,
+) -> None:
+    """Rebuild the parameters of any moment from the log, bit by bit; or ask what if.
+
+    A what-if merges the same contributions under another policy and says how far the result
+    drifts; --out then holds that result.
+    """
+    from skerry.cli.replay import Asked, policy_of, run_replay
+
+    with exit_on_error():
+        policy = policy_of(
+            merge=merge,
+            outer=outer,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            quorum=quorum,
+            max_staleness=max_staleness,
+            staleness_discount=staleness_discount,
+        )
+        run_replay(
+            config=config,
+            sets=set_ or [],
+            run=run,
+            nats=nats,
+            asked=Asked(to, from_, out, policy),
+            as_json=json,
+        )
 
 
 @app.command(context_settings=FOR_OTHERS)
