@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from skerry.testing.nats_server import NatsServer
+from skerry.testing.s3_server import S3Server
 
 TINY = """
 [model]
@@ -57,6 +58,17 @@ def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """One real nats-server for all tests that leave it running; tell runs apart by ``run_id``."""
     server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One real S3 server for all tests; tell their entries apart by prefix."""
+    server = S3Server(tmp_path_factory.mktemp("s3"))
     server.start()
     try:
         yield server

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 import resource
 import shutil
 import signal
@@ -16,9 +18,10 @@ from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import local
 from skerry.store.base import MANIFEST, StoredFile
 from skerry.store.local import LocalStore
+from skerry.store.s3 import S3Store
+from skerry.testing.s3_server import BUCKET, S3Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from skerry.store.base import Store
@@ -26,10 +29,12 @@ if TYPE_CHECKING:
 MANIFEST_BYTES = b'{"made": "up"}\n'
 
 
-@pytest.fixture(params=["local"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    adapters: dict[str, Callable[[], Store]] = {"local": lambda: LocalStore(tmp_path / "run")}
-    return adapters[request.param]()
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, run_id: str) -> Store:
+    if request.param == "local":
+        return LocalStore(tmp_path / "run")
+    server: S3Server = request.getfixturevalue("s3_server")
+    return S3Store(f"s3://{BUCKET}/{run_id}/run", server.access())
 
 
 def written(store: Store, name: str, content: bytes = b"content") -> str:
@@ -82,6 +87,35 @@ class TestEveryStore:
         draft.append("a.bin", b"abc")
         draft.discard()
         assert (store.names(), store.sweep()) == ([], [])
+
+    def test_a_dropped_file_can_be_begun_anew(self, store: Store) -> None:
+        draft = store.draft("first")
+        draft.append("a.bin", b"earlier")
+        draft.append("b.bin", b"b")
+        draft.drop("a.bin")
+        draft.drop("never begun")
+        draft.append("a.bin", b"later")
+        assert {stored.name for stored in draft.seal()} == {"a.bin", "b.bin"}
+        assert read(store, draft.commit(MANIFEST_BYTES), "a.bin") == b"later"
+
+    def test_an_entry_may_get_another_name_in_the_end(self, store: Store) -> None:
+        draft = store.draft("first")
+        draft.append("a.bin", b"a")
+        assert draft.commit(MANIFEST_BYTES, "second") == "second"
+        assert store.names() == ["second"]
+
+    def test_a_large_file_reads_back_from_anywhere(self, store: Store) -> None:
+        content = random.Random(1).randbytes(20_000_001)
+        draft = store.draft("first")
+        for start in range(0, len(content), 6_000_000):
+            draft.append("a.bin", memoryview(content)[start : start + 6_000_000])
+        (stored,) = draft.seal()
+        draft.commit(MANIFEST_BYTES)
+        assert (stored.size, stored.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+        with closing(store.open("first", "a.bin")) as handle:
+            assert handle.read() == content
+            handle.seek(7_999_990)
+            assert handle.read(30) == content[7_999_990:8_000_020]
 
     def test_discard_after_commit_changes_nothing(self, store: Store) -> None:
         draft = store.draft("first")

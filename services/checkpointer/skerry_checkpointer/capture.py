@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.bus.state import read_part
-from skerry.errors import Overtaken, StateLost
+from skerry.errors import Overtaken
 from skerry.store.checkpoint import MASTER, OUTER
 from skerry_checkpointer.cut import take_cut
 
@@ -41,12 +41,9 @@ async def capture(bus: Bus, run: str, plan: Plan, cut: Cut, keep: Keep) -> Cut:
     """
     held: set[int] = set()
     for _ in range(CUTS):
-        lost = await _read(bus, run, plan, cut, held, keep)
-        if lost is None:
+        if await _read(bus, run, plan, cut, held, keep):
             return cut
-        newer = await take_cut(bus, run, plan)
-        if newer is None or newer.same(cut, lost):
-            raise _gone(run, cut.manifests[lost])
+        newer = await take_cut(bus, run, plan) or cut
         held = {fragment for fragment in held if newer.same(cut, fragment)}
         cut = newer
     msg = (
@@ -56,8 +53,8 @@ async def capture(bus: Bus, run: str, plan: Plan, cut: Cut, keep: Keep) -> Cut:
     raise Overtaken(msg)
 
 
-async def _read(bus: Bus, run: str, plan: Plan, cut: Cut, held: set[int], keep: Keep) -> int | None:
-    """Hand on what is not held yet; return the fragment that was overtaken, if one was."""
+async def _read(bus: Bus, run: str, plan: Plan, cut: Cut, held: set[int], keep: Keep) -> bool:
+    """Hand on what is not held yet; False as soon as a fragment was overtaken."""
     for fragment in cut.oldest_first:
         if fragment in held:
             continue
@@ -66,17 +63,7 @@ async def _read(bus: Bus, run: str, plan: Plan, cut: Cut, held: set[int], keep: 
         try:
             parts = {name: await read_part(bus, run, plan, manifest, name) for name in names}
         except Overtaken:
-            return fragment
+            return False
         await keep(manifest, parts)
         held.add(fragment)
-    return None
-
-
-def _gone(run: str, manifest: Manifest) -> StateLost:
-    commit = manifest.commit
-    msg = (
-        f"The log lacks fragment {commit.fragment}, version {commit.version}, of run {run!r}, "
-        "which its newest manifest names: stop the run, then "
-        "`skerry checkpoints restore --replace` mends it from the newest checkpoint."
-    )
-    return StateLost(msg)
+    return True

@@ -2,18 +2,29 @@
 
 An *entry* is a named set of files plus one manifest. It exists from the moment its manifest is in
 place, which is written last; until then nobody sees it. The port asks for nothing that an object
-store cannot do (appending to a file is a multipart upload, the manifest a create-only put), so that
-one contract suite runs on every adapter.
+store cannot do (a file goes up in parts, the manifest is a create-only put), so that one contract suite runs on every adapter.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from skerry.errors import StoreError
+
 MANIFEST = "manifest.json"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 Buffer = bytes | bytearray | memoryview
+
+
+def checked_name(name: str) -> str:
+    """Return ``name`` if an entry or a file may be called that; StoreError says what may."""
+    if not NAME.fullmatch(name):
+        msg = f"{name!r} cannot name a checkpoint: use letters, digits, '_', '.' and '-'."
+        raise StoreError(msg)
+    return name
 
 
 @dataclass(frozen=True, slots=True)

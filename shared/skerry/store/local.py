@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import uuid
 from contextlib import suppress
@@ -17,8 +16,8 @@ from errno import EEXIST, ENOTEMPTY
 from itertools import count
 from typing import TYPE_CHECKING, BinaryIO
 
-from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.store.base import MANIFEST, StoredFile
+from skerry.errors import CheckpointCorrupt
+from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name
 from skerry.store.disk import (
     fsync_folder,
     refusals,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from skerry.store.base import Buffer
 
 PARTIAL = ".partial-"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 class LocalStore:
@@ -60,10 +58,10 @@ class LocalStore:
 
     def draft(self, name: str) -> LocalDraft:
         """Make the temporary folder of an entry; StoreError if the root cannot be written."""
-        return LocalDraft(self.root, _checked(name))
+        return LocalDraft(self.root, checked_name(name))
 
     def open(self, name: str, file: str) -> BinaryIO:
-        path = self.root / _checked(name) / _checked(file)
+        path = self.root / checked_name(name) / checked_name(file)
         try:
             return path.open("rb")
         except OSError as error:
@@ -71,7 +69,7 @@ class LocalStore:
 
     def delete(self, name: str) -> bool:
         """Rename the entry out of sight, then remove its files."""
-        doomed = self.root / f"{PARTIAL}{_checked(name)}-{uuid.uuid4().hex[:12]}"
+        doomed = self.root / f"{PARTIAL}{checked_name(name)}-{uuid.uuid4().hex[:12]}"
         try:
             with root_lock(self.root):
                 (self.root / name).rename(doomed)
@@ -121,7 +119,7 @@ class LocalDraft:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def append(self, file: str, data: Buffer) -> None:
-        path = self._folder / _checked(file)
+        path = self._folder / checked_name(file)
         with refusals(path):
             if file not in self._files:
                 self._files[file] = _Open(path)
@@ -155,7 +153,7 @@ class LocalDraft:
 
     def commit(self, manifest: bytes, name: str | None = None) -> str:
         if name is not None:
-            self._name = _checked(name)
+            self._name = checked_name(name)
         if not all(written.handle.closed for written in self._files.values()):
             self.seal()
         with refusals(self._folder):
@@ -189,10 +187,3 @@ class LocalDraft:
                 written.handle.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
-
-
-def _checked(name: str) -> str:
-    if not NAME.fullmatch(name):
-        msg = f"{name!r} cannot name a checkpoint: use letters, digits, '_', '.' and '-'."
-        raise StoreError(msg)
-    return name

@@ -1,0 +1,115 @@
+"""A real S3 server of one's own: SeaweedFS on free ports of this machine, with an empty bucket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skerry.errors import SkerryError
+from skerry.store.s3_client import S3Access
+
+BUCKET = "skerry"
+STARTUP_S = 60.0
+POLL_S = 0.05
+PORTS = ("master", "volume", "filer", "s3")
+IDENTITIES = {
+    "identities": [
+        {
+            "name": "writer",
+            "credentials": [{"accessKey": "writer", "secretKey": "writer-secret"}],
+            "actions": ["Admin", "Read", "Write", "List"],
+        },
+        {
+            "name": "reader",
+            "credentials": [{"accessKey": "reader", "secretKey": "reader-secret"}],
+            "actions": ["Read", "List"],
+        },
+    ]
+}
+
+
+@dataclass(slots=True)
+class S3Server:
+    """One server; ``credentials`` is a file in AWS's format with profiles writer and reader."""
+
+    folder: Path
+    ports: dict[str, int] = field(default_factory=dict[str, int])
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.ports['s3']}"
+
+    @property
+    def credentials(self) -> Path:
+        return self.folder / "credentials"
+
+    def access(self, profile: str = "writer") -> S3Access:
+        return S3Access(self.endpoint, "us-east-1", self.credentials, profile)
+
+    def start(self) -> None:
+        """Start it and make the bucket; SkerryError if it does not answer in time."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "identities.json").write_text(json.dumps(IDENTITIES))
+        lines = [
+            f"[{name}]\naws_access_key_id = {name}\naws_secret_access_key = {name}-secret\n"
+            for name in ("writer", "reader")
+        ]
+        self.credentials.write_text("".join(lines))
+        self.credentials.chmod(0o600)
+        free = _free_ports(2 * len(PORTS))
+        self.ports = dict(zip(PORTS, free, strict=False))
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                self._command(free[len(PORTS) :]), stdout=log, stderr=log, cwd=self.folder
+            )
+        filer = f"http://127.0.0.1:{self.ports['filer']}/buckets/{BUCKET}/"
+        self._wait(f"{self.endpoint}/status", "GET")
+        self._wait(filer, "POST")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def _command(self, grpc: list[int]) -> list[str]:
+        ports = [f"-{name}.port={port}" for name, port in self.ports.items()]
+        ports += [f"-{name}.port.grpc={port}" for name, port in zip(PORTS, grpc, strict=True)]
+        local = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"]
+        small = ["-volume.max=20", "-master.volumeSizeLimitMB=256", "-s3.port.iceberg=0"]
+        bucket = ["-s3.autoCreateBucket=false", f"-s3.config={self.folder / 'identities.json'}"]
+        binary = str(Path(sys.executable).with_name("weed"))
+        which = ["server", f"-dir={self.folder}", "-filer", "-s3", "-s3.port.lance=0"]
+        return [binary, *which, *local, *ports, *small, *bucket]
+
+    def _wait(self, url: str, method: str) -> None:
+        deadline = time.monotonic() + STARTUP_S
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5):  # noqa: S310  our own server
+                    return
+            except OSError:
+                if self.process is not None and self.process.poll() is not None:
+                    break
+                time.sleep(POLL_S)
+        self.kill()
+        msg = f"The S3 server for tests did not answer: read {self.folder / 'log'}."
+        raise SkerryError(msg)
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
