@@ -165,6 +165,7 @@ class _Service:
             "genesis": self.network.genesis,
             "fetch": self.network.fetch,
             "send": self.network.send,
+            "doubts": self.network.doubts,
             "pulses": self.network.pulses,
             "watch_name": self.network.watch_name,
             "settle": self._settle,

@@ -20,8 +20,8 @@ def at(step: int) -> Progress:
     return Progress(step=step, steps=step, tokens=10 * step, cursor=2 * step)
 
 
-def opened(version: int) -> Round:
-    return Round("run", 0, 0, version, 0, 0, "s")
+def opened(version: int, attempt: int = 0) -> Round:
+    return Round("run", 0, 0, version, 0, 0, "s", attempt=attempt)
 
 
 def policy(method: Method = "rebase", *, tau: int = 2) -> Policy:
@@ -105,6 +105,33 @@ def test_a_round_that_went_by_for_lack_of_room_is_told_apart() -> None:
     assert rules.lapsed(short, 4)
     assert not rules.lapsed(rules.captured(short, 4, at(5)), 4)
     assert not rules.lapsed(IDLE, 4)
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "attempt", "doubt"),
+    [
+        (FLYING, 4, 0, False),
+        (FLYING, 4, 1, True),
+        (FLYING, 5, 1, False),
+        (IDLE, 3, 1, False),
+        (rules.captured(IDLE, 4, at(5), attempt=1), 4, 1, False),
+        (rules.captured(IDLE, 4, at(5), attempt=1), 4, 2, True),
+    ],
+)
+def test_round_asked_for_again_puts_what_was_captured_for_it_in_doubt_once(
+    state: FragmentSync, version: int, attempt: int, *, doubt: bool
+) -> None:
+    assert rules.in_doubt(state, opened(version, attempt)) is doubt
+
+
+def test_what_is_given_up_is_in_the_next_contribution() -> None:
+    again = rules.given_up(FLYING)
+    answer, _ = rules.may_answer(
+        again, opened(4, 1), at(9), in_flight=0, idle=False, policy=policy()
+    )
+    assert answer
+    assert (again.origin, again.captured) == (IDLE.origin, None)
+    assert rules.captured(again, 4, at(9)).identity == FLYING.identity + 1
 
 
 @pytest.mark.parametrize(("step", "held"), [(7, False), (8, True)])

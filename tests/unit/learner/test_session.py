@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from skerry.core import fragments
+from skerry.core import adoption, fragments
 from skerry.core.fragments import Plan
 from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.wire.messages import Commit, ContributionKind, Manifest, Round
 from skerry_learner.models.base import specs_of
 from skerry_learner.models.factory import build_model
-from skerry_learner.sync.mailbox import Fresh, Mailbox
+from skerry_learner.sync.lost import Doubt
+from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.rules import Progress
 from skerry_learner.sync.session import Learner, Session
 from skerry_learner.trainer.trainer import Trainer
@@ -85,8 +86,9 @@ class Scene:
         vector = self.vector(fragment, version)
         self.mailbox.post_fresh(Fresh(Manifest(commit, 0, ()), vector))
 
-    def open(self, fragment: int, version: int, *, final: bool = False) -> None:
-        record = Round("run", self.plan.digest, fragment, version, 100, 0, "s", final)
+    def open(self, fragment: int, version: int, *, final: bool = False, attempt: int = 0) -> None:
+        digest = self.plan.digest
+        record = Round("run", digest, fragment, version, 100, 0, "s", final, attempt=attempt)
         self.mailbox.post_round(record)
 
     def boundary(self, *, steps: int = 0, idle: bool = False) -> None:
@@ -241,6 +243,82 @@ def test_after_a_reset_what_was_dropped_is_not_contributed(scene: Scene) -> None
     outgoing = scene.mailbox.next_outgoing()
     assert outgoing is not None
     assert (outgoing.header.steps, outgoing.header.cursor_from) == (1, 8)
+
+
+def sent(scene: Scene, fragment: int) -> Outgoing:
+    """Answer round 2 of a fragment after three steps, and have the log take the answer."""
+    scene.open(fragment, 2)
+    scene.boundary(steps=3)
+    outgoing = scene.mailbox.next_outgoing()
+    assert outgoing is not None
+    scene.mailbox.sent(outgoing)
+    return outgoing
+
+
+def test_round_that_is_opened_again_has_its_answer_looked_for_once_per_attempt(
+    scene: Scene,
+) -> None:
+    outgoing = sent(scene, 1)
+    asked: list[Doubt | None] = []
+    for attempt in (0, 1, 1, 2):
+        scene.open(1, 2, attempt=attempt)
+        scene.boundary(steps=1)
+        asked.append(scene.mailbox.take_doubt())
+    doubt = Doubt("a", 7, 1, outgoing.header.identity, 2)
+    assert asked == [None, doubt, None, doubt]
+
+
+def test_answer_that_waits_to_be_sent_is_not_looked_for(scene: Scene) -> None:
+    scene.open(1, 2)
+    scene.boundary(steps=1)
+    scene.open(1, 2, attempt=1)
+    scene.boundary(steps=1)
+    assert scene.mailbox.take_doubt() is None
+    waiting = scene.mailbox.next_outgoing()
+    assert waiting is not None
+    scene.mailbox.sent(waiting)
+    scene.boundary(steps=1)
+    assert scene.mailbox.take_doubt() is not None
+
+
+def test_contribution_that_left_the_log_is_in_the_next_one_bit_by_bit(scene: Scene) -> None:
+    lost = sent(scene, 1)
+    scene.mailbox.post_lost(Doubt("a", 7, 1, lost.header.identity, 2))
+    scene.open(1, 2, attempt=1)
+    scene.boundary(steps=2)
+    again = scene.mailbox.next_outgoing()
+    assert again is not None
+    leaves = [np.array(leaf) for leaf in jax.tree.leaves(scene.trainer.state.params)]
+    local = fragments.gather(scene.plan.fragments[1], leaves)
+    np.testing.assert_array_equal(again.gradient, scene.trainer.anchor(1) - local)
+    told = again.header
+    assert (told.identity, told.steps, told.round_version) == (2, 5, 2)
+    assert (told.cursor_from, told.cursor_to) == (lost.header.cursor_from, 10)
+
+
+def test_progress_taken_back_outlives_an_adoption_before_the_next_capture(scene: Scene) -> None:
+    lost = sent(scene, 1)
+    leaves = [np.array(leaf) for leaf in jax.tree.leaves(scene.trainer.state.params)]
+    local, anchor = fragments.gather(scene.plan.fragments[1], leaves), scene.trainer.anchor(1)
+    scene.mailbox.post_lost(Doubt("a", 7, 1, lost.header.identity, 2))
+    scene.publish(1, 2)
+    scene.boundary()
+    leaves = [np.array(leaf) for leaf in jax.tree.leaves(scene.trainer.state.params)]
+    after = fragments.gather(scene.plan.fragments[1], leaves)
+    np.testing.assert_array_equal(after, adoption.rebase(local, anchor, scene.vector(1, 2)))
+
+
+def test_loss_that_is_heard_of_after_the_adoption_changes_nothing(scene: Scene) -> None:
+    lost = sent(scene, 1)
+    scene.publish(1, 2)
+    scene.boundary(steps=2)
+    assert scene.session.versions[1] == 2
+    scene.mailbox.post_lost(Doubt("a", 7, 1, lost.header.identity, 2))
+    scene.open(1, 3)
+    scene.boundary(steps=1)
+    following = scene.mailbox.next_outgoing()
+    assert following is not None
+    assert following.header.cursor_from == lost.header.cursor_to
 
 
 def test_a_contribution_that_diverged_is_replaced_by_one_of_new_work(scene: Scene) -> None:

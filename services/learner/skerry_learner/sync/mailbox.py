@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.wire.messages import ContributionHeader, Manifest, Pulse, Round
+from skerry_learner.sync.lost import Doubt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Mailbox:
         self._fresh: dict[int, Fresh] = {}
         self._outgoing: dict[int, Outgoing] = {}
         self._diverged: set[int] = set()
+        self._doubts: list[Doubt] = []
+        self._lost: set[Doubt] = set()
         self._pulse: Pulse | None = None
         self._last_pulse: Pulse | None = None
         self._genesis_ns: int | None = None
@@ -102,6 +105,17 @@ class Mailbox:
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
             self._diverged.add(outgoing.header.fragment)
+            self._changed.notify_all()
+
+    def take_doubt(self) -> Doubt | None:
+        """Take the oldest contribution to be looked for in the log, or None."""
+        with self._changed:
+            return self._doubts.pop(0) if self._doubts else None
+
+    def post_lost(self, doubt: Doubt) -> None:
+        """Say that a contribution has left the log unmerged."""
+        with self._changed:
+            self._lost.add(doubt)
             self._changed.notify_all()
 
     def take_pulse(self) -> Pulse | None:
@@ -154,6 +168,18 @@ class Mailbox:
         """Take the fragments whose contribution was dropped because it was not finite."""
         with self._changed:
             taken, self._diverged = frozenset(self._diverged), set()
+            return taken
+
+    def post_doubt(self, doubt: Doubt) -> None:
+        """Ask whether a contribution can still be merged."""
+        with self._changed:
+            self._doubts.append(doubt)
+        self._notify()
+
+    def take_lost(self) -> frozenset[Doubt]:
+        """Take the contributions that nobody will merge any more."""
+        with self._changed:
+            taken, self._lost = frozenset(self._lost), set()
             return taken
 
     def busy(self) -> frozenset[int]:

@@ -19,12 +19,14 @@ from skerry.errors import (
     Diverged,
     ModelError,
     Overtaken,
+    StateLost,
     StorageFull,
     Superseded,
     WireError,
 )
 from skerry.wire.messages import ContributionKind, LearnerPhase, Manifest
 from skerry_learner.sync.encode import encode
+from skerry_learner.sync.lost import is_lost
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.session import Learner
 
@@ -57,8 +59,9 @@ class Network:
         self._pulse_s = pulse_s
         self._preparing = True
         self._wanted: dict[int, Manifest] = {}
+        self._said_lost: dict[int, int] = {}
         self._announced = asyncio.Event()
-        self._posted = {name: asyncio.Event() for name in ("outgoing", "pulse", "room")}
+        self._posted = {name: asyncio.Event() for name in ("outgoing", "pulse", "room", "doubt")}
 
     async def dispatch(self) -> None:
         """Pass the trainer's wake-up on to the loops that wait for it."""
@@ -117,6 +120,22 @@ class Network:
                 await self._posted["outgoing"].wait()
                 continue
             await self._send(outgoing)
+
+    async def doubts(self) -> None:
+        """Look in the log for contributions that were asked for again."""
+        while True:
+            self._posted["doubt"].clear()
+            doubt = self._mailbox.take_doubt()
+            if doubt is None:
+                await self._posted["doubt"].wait()
+                continue
+            try:
+                lost = await is_lost(self._bus, self._learner.run, self._plan, doubt)
+            except (BrokerUnavailable, WireError) as error:
+                log.warning("contribution_in_doubt", fragment=doubt.fragment, error=str(error))
+                continue  # the round is opened again while nobody answers it
+            if lost:
+                self._mailbox.post_lost(doubt)
 
     async def flush(self) -> None:
         """Send what is left; for the end, after the trainer has stopped."""
@@ -179,6 +198,9 @@ class Network:
             )
         except Overtaken:
             return  # the newer manifest is announced, or about to be
+        except StateLost as error:
+            self._say_lost(commit.fragment, commit.version, error)
+            return  # training goes on; the next commit of this fragment makes it whole again
         except (BrokerUnavailable, WireError) as error:
             log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
             self._wanted.setdefault(commit.fragment, manifest)
@@ -186,6 +208,12 @@ class Network:
             await asyncio.sleep(RETRY_S)
             return
         self._mailbox.post_fresh(Fresh(manifest, vector))
+
+    def _say_lost(self, fragment: int, version: int, error: StateLost) -> None:
+        """Say once per version what the log has lost."""
+        if self._said_lost.get(fragment) != version:
+            self._said_lost[fragment] = version
+            log.error("fragment_lost", fragment=fragment, version=version, error=str(error))
 
     async def _send(self, outgoing: Outgoing) -> None:
         fragment = outgoing.header.fragment

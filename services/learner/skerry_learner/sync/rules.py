@@ -11,6 +11,10 @@ adopts ``global + (local - captured)`` all the same: its captured progress is aw
 comes back with the commit that merges it, as a delayed gradient. Keeping it locally instead would
 need one more vector for each fragment of a learner that is always late. A learner that did not
 contribute at all keeps all its progress (rebase from the anchor) and sends it to the next round.
+
+A round that is opened again asks whether what was captured for it still lies in the log. If it has
+left the log unmerged (the window dropped it, or it was damaged there), it is given up: the anchor
+has not moved since, so the next capture contains all of it and its data is counted once.
 """
 
 from __future__ import annotations
@@ -58,7 +62,8 @@ class FragmentSync:
     """Where one fragment stands on this learner; version 0 is before the first adoption.
 
     ``commit_step`` is the global clock of the adopted version, ``identity`` that of the newest
-    contribution, ``short`` the newest round that could not be answered for lack of room.
+    contribution, ``short`` the newest round that could not be answered for lack of room,
+    ``attempt`` how often the answered round had been opened before when last heard of.
     """
 
     fragment: int
@@ -69,6 +74,7 @@ class FragmentSync:
     identity: int = 0
     captured: Progress | None = None
     short: int = 0
+    attempt: int = 0
 
 
 def may_answer(
@@ -115,13 +121,23 @@ def must_wait(state: FragmentSync, now: Progress, policy: Policy) -> bool:
     return schedule.due_step(policy.schedule, state.fragment, state.commit_step) <= now.step
 
 
-def captured(state: FragmentSync, version: int, now: Progress) -> FragmentSync:
+def in_doubt(state: FragmentSync, opened: Round) -> bool:
+    """Tell whether a round asks again for what was captured for it: is it still in the log?"""
+    asked_again = opened.version == state.answered and opened.attempt > state.attempt
+    return state.captured is not None and asked_again
+
+
+def captured(state: FragmentSync, version: int, now: Progress, *, attempt: int = 0) -> FragmentSync:
     """Return the state after a capture for the round towards ``version``."""
-    return replace(state, captured=now, answered=version, identity=state.identity + 1)
+    identity = state.identity + 1
+    return replace(state, captured=now, answered=version, identity=identity, attempt=attempt)
 
 
 def given_up(state: FragmentSync) -> FragmentSync:
-    """Return the state after a capture that will never be sent: its round may be answered again."""
+    """Return the state after a capture that nobody will merge: its round may be answered again.
+
+    ``origin`` is still that of the capture, so the next one contains it.
+    """
     return replace(state, captured=None, answered=min(state.answered, state.version))
 
 

@@ -16,6 +16,7 @@ from skerry.core.fragments import Plan
 from skerry.settings import SyncConfig
 from skerry.wire.messages import ContributionHeader, ContributionKind, Round
 from skerry_learner.sync import rules
+from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.rules import FragmentSync, Policy, Progress
 
@@ -27,6 +28,7 @@ class Fragments(Protocol):
 
     def genesis(self, fragment: int) -> jax.Array: ...
     def capture(self, fragment: int) -> jax.Array: ...
+    def release(self, fragment: int) -> None: ...
     def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None: ...
     def reset(self) -> None: ...
 
@@ -100,6 +102,8 @@ class Session:
         """Adopt and answer; ``idle`` says that no step will follow for the time being."""
         if lost := self._mailbox.take_diverged():
             self._give_up(lost, now)
+        for doubt in self._mailbox.take_lost():
+            self._take_back(doubt)
         for fresh in self._mailbox.fresh():
             self._adopt(fresh, now, idle=idle)
         if self.caught_up:
@@ -127,6 +131,18 @@ class Session:
             self._states[fragment] = rules.given_up(self._states[fragment])
         self.reset(now)
 
+    def _take_back(self, doubt: Doubt) -> None:
+        """Have what left the log unmerged go into the next contribution, unless it is too late.
+
+        Once a newer version is adopted the anchor has moved, and that progress is gone.
+        """
+        state = self._states[doubt.fragment]
+        if state.captured is None or state.identity != doubt.identity:
+            return
+        log.warning("contribution_taken_back", fragment=doubt.fragment, identity=doubt.identity)
+        self._fragments.release(doubt.fragment)
+        self._states[doubt.fragment] = rules.given_up(state)
+
     def _adopt(self, fresh: Fresh, now: Progress, *, idle: bool) -> None:
         commit = fresh.manifest.commit
         state = self._states[commit.fragment]
@@ -142,7 +158,24 @@ class Session:
         self._states[commit.fragment] = after
         log.debug("fragment_adopted", fragment=commit.fragment, version=commit.version)
 
+    def _look_for(self, opened: Round) -> None:
+        """Ask whether the answer to a round that is opened again is still in the log."""
+        state = self._states[opened.fragment]
+        if not rules.in_doubt(state, opened) or self._mailbox.sending(opened.fragment):
+            return
+        self._states[opened.fragment] = replace(state, attempt=opened.attempt)
+        self._mailbox.post_doubt(
+            Doubt(
+                learner=self._learner.name,
+                incarnation=self._learner.incarnation,
+                fragment=opened.fragment,
+                identity=state.identity,
+                round_version=opened.version,
+            )
+        )
+
     def _answer(self, opened: Round, now: Progress, loss: float, *, idle: bool) -> None:
+        self._look_for(opened)
         state = self._states[opened.fragment]
         flying = {s.fragment for s in self._states.values() if s.captured} | self._mailbox.busy()
         yes, reason = rules.may_answer(
@@ -158,7 +191,7 @@ class Session:
             self._states[opened.fragment] = replace(state, short=opened.version)
         if unsent or not yes:
             return
-        state = rules.captured(state, opened.version, now)
+        state = rules.captured(state, opened.version, now, attempt=opened.attempt)
         self._states[opened.fragment] = state
         gradient = self._fragments.capture(opened.fragment)
         header = self._header(state, ContributionKind.OUTER_GRADIENT, now, loss=loss)

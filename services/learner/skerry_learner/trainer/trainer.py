@@ -93,6 +93,10 @@ class Trainer:
             self._captured[fragment] = local
         return gradient
 
+    def release(self, fragment: int) -> None:
+        """Forget what was captured: nobody will merge it, so it is local progress again."""
+        self._captured.pop(fragment, None)
+
     def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
         """Take in a decoded global fragment, f32 [padded_size]; it becomes the anchor bit by bit.
 
