@@ -269,6 +269,52 @@ def evaluate(context: typer.Context) -> None:
 
 
 @app.command()
+def chaos(  # noqa: PLR0913 - one option each
+    *,
+    run: Run = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the plan.", metavar="N")] = None,
+    every_s: Annotated[float, typer.Option(help="Seconds between faults.", metavar="S")] = 5.0,
+    duration_s: Annotated[float, typer.Option(help="Seconds of faults.", metavar="S")] = 120.0,
+    kinds: Annotated[str, typer.Option(help="Only these, by comma.", metavar="K,...")] = "",
+    targets: Annotated[str, typer.Option(help="Only these, by comma.", metavar="T,...")] = "",
+    plan: Annotated[Path | None, typer.Option(help="A fault plan instead.", metavar="FILE")] = None,
+    save_plan: Annotated[
+        Path | None, typer.Option(help="Write the plan here.", metavar="FILE")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the result here.", metavar="FILE")
+    ] = None,
+    quiet_s: Annotated[
+        float, typer.Option(help="Seconds without faults, before and after.", metavar="S")
+    ] = 10.0,
+    goodput: Annotated[float, typer.Option(help="Least that is good enough.", metavar="G")] = 0.0,
+    json: AsJson = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+) -> None:
+    """Break a running cluster on purpose; heal and check it."""
+    from skerry.cli.chaos import Wanted, run_chaos
+
+    with exit_on_error():
+        run_chaos(
+            Wanted(
+                run=run,
+                seed=seed,
+                every_s=every_s,
+                duration_s=duration_s,
+                kinds=_words(kinds),
+                targets=_words(targets),
+                plan=plan,
+                save_plan=save_plan,
+                report=report,
+                quiet_s=quiet_s,
+                goodput=goodput,
+                as_json=json,
+                dry_run=dry_run,
+            )
+        )
+
+
+@app.command()
 def doctor(
     *,
     config: options.Config = None,
@@ -281,6 +327,10 @@ def doctor(
 
     with exit_on_error():
         run_doctor(config=config, sets=set_ or [], nats=nats, as_json=json)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _hand_on(name: str, rest: list[str]) -> None:

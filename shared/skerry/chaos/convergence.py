@@ -1,0 +1,119 @@
+"""Whether a cluster works again after faults: every service that survived does its work anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.bus import ledger
+from skerry.errors import WireError
+from skerry.wire.messages import CheckpointRecord
+from skerry.wire.records import decode
+from skerry.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from skerry.bus.base import Bus
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that has to be true at the end; ``detail`` is for people."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(slots=True)
+class Convergence:
+    """Waits for what has to happen behind ``after``, a ledger sequence at which all was healed.
+
+    ``kinds`` are the processes that run, by name. ``damage`` says what is wrong with the checkpoint
+    at a path, or nothing. In a run that finishes meanwhile nobody has anything left to do.
+    """
+
+    bus: Bus
+    run: str
+    after: int
+    kinds: Mapping[str, str]
+    damage: Callable[[str], Awaitable[str]]
+    _merged: dict[str, int] = field(default_factory=dict[str, int], init=False)
+    _commit: str = field(default="", init=False)
+    _checkpoint: str = field(default="", init=False)
+    _damage: str = field(default="none was written", init=False)
+    _finished: bool = field(default=False, init=False)
+
+    async def checks(self, deadline_s: float) -> list[Check]:
+        """Return one check per learner, and one each for the syncers and the checkpointers."""
+        work = asyncio.gather(self._commits(), self._checkpoints())
+        end = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.wait({work, end}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in (work, end):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (work, end):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        return self._told(deadline_s)
+
+    def _told(self, deadline_s: float) -> list[Check]:
+        late = f" within {deadline_s:.0f} s of healing"
+        told: list[Check] = []
+        for name in self._named("learner"):
+            at = self._merged.get(name)
+            detail = f"merged at ledger sequence {at}" if at else f"nothing of it was merged{late}"
+            told.append(self._check(f"{name} contributes", bool(at), detail))
+        if self._named("syncer"):
+            detail = self._commit or f"none did{late}"
+            told.append(self._check("a syncer that runs commits", bool(self._commit), detail))
+        if self._named("checkpointer"):
+            detail = self._checkpoint or f"{self._damage}{late}"
+            told.append(self._check("a checkpoint verifies", bool(self._checkpoint), detail))
+        return told
+
+    def _check(self, name: str, ok: bool, detail: str) -> Check:  # noqa: FBT001 - private
+        if self._finished and not ok:
+            return Check(name, ok=True, detail="the run is finished")
+        return Check(name, ok, detail)
+
+    async def _commits(self) -> None:
+        """Return once every learner has been merged, by a syncer that runs now."""
+        learners, syncers = set(self._named("learner")), set(self._named("syncer"))
+        commits = ledger.follow_commits(self.bus, self.run, after=self.after)
+        async with aclosing(commits):
+            async for sequence, commit in commits:
+                for row in commit.consumed:
+                    self._merged.setdefault(row.learner, sequence)
+                if commit.syncer in syncers and not self._commit:
+                    self._commit = f"{commit.syncer} did at ledger sequence {sequence}"
+                if learners <= set(self._merged) and (self._commit or not syncers):
+                    return
+
+    async def _checkpoints(self) -> None:
+        """Return once a checkpoint that was written after healing has been read back whole."""
+        if not self._named("checkpointer"):
+            return
+        follower = self.bus.follow(Subjects(self.run).checkpoint(), after=self.after)
+        async with aclosing(follower):
+            async for record in follower:
+                with contextlib.suppress(WireError):
+                    held = decode(CheckpointRecord, record.payload, run=self.run)
+                    self._damage = await self.damage(held.path)
+                    if not self._damage:
+                        self._checkpoint = held.path
+                        return
+
+    async def _end(self) -> None:
+        await ledger.wait_finished(self.bus, self.run)
+        self._finished = True
+
+    def _named(self, kind: str) -> list[str]:
+        return sorted(name for name, held in self.kinds.items() if held == kind)

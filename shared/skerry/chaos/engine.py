@@ -1,0 +1,149 @@
+"""Do to a cluster what a fault plan says, note what came of each fault, and heal everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.chaos import clock
+from skerry.chaos.actions import action_of, lift
+from skerry.chaos.ground import NETWORK, NotFired
+from skerry.chaos.plan import choose
+from skerry.errors import SkerryError
+from skerry.runtime.control import ControlError
+from skerry.runtime.processes import BROKER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.chaos.actions import Action
+    from skerry.chaos.ground import Ground
+    from skerry.chaos.plan import Fault, FaultPlan
+
+LOOK_S = 0.05
+PROOF_S = 6.0
+"""A fault without a sign of its effect lasts up to this much longer than planned: an idle service
+says something to its broker every five seconds."""
+BACK_S = 60.0
+"""How long healing waits for processes that are being started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """What became of one fault: seconds from the plan's start, and the proof that it fired.
+
+    Where it did not, ``proof`` says why.
+    """
+
+    index: int
+    kind: str
+    target: str
+    planned_s: float
+    began_s: float
+    ended_s: float
+    began_ns: int
+    fired: bool
+    proof: str
+
+
+@dataclass(slots=True)
+class Engine:
+    """Runs one plan. ``on_firing`` hears of a fault when it has begun and when it is over."""
+
+    plan: FaultPlan
+    ground: Ground
+    on_firing: Callable[[Firing, bool], None]
+    history: list[Firing] = field(default_factory=list[Firing])
+    _at_work: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]], init=False)
+    _began: float = field(default=0.0, init=False)
+
+    async def run(self) -> None:
+        """Run all faults, each at its time; those under way are ended when this is cancelled."""
+        self._began = asyncio.get_running_loop().time()
+        services = self.ground.kinds()
+        async with asyncio.TaskGroup() as group:
+            for index, fault in enumerate(self.plan.faults):
+                target = choose(self.plan, index, services)
+                group.create_task(self._fault(index, fault, target), name=f"fault-{index}")
+        self.history.sort(key=lambda firing: firing.index)
+
+    def now(self) -> float:
+        """Return the seconds since the plan began."""
+        return asyncio.get_running_loop().time() - self._began
+
+    async def _fault(self, index: int, fault: Fault, target: str) -> None:
+        await asyncio.sleep(fault.at_s - self.now())
+        began_s, began_ns = self.now(), time.time_ns()
+
+        def firing(*, fired: bool, proof: str) -> Firing:
+            when = (fault.at_s, began_s, self.now(), began_ns)
+            return Firing(index, fault.kind.value, target, *when, fired=fired, proof=proof)
+
+        action = action_of(fault, target, self.ground, f"{self.plan.seed}/{index}/action")
+        what = (("network" if fault.kind in NETWORK else fault.kind.value), target)
+        try:
+            if what in self._at_work:
+                msg = f"{target} suffers a {what[0]} fault already"
+                raise NotFired(msg)  # noqa: TRY301 - told like any other reason
+            self._at_work.add(what)
+            try:
+                proof = await self._held(action, fault, firing)
+            finally:
+                self._at_work.discard(what)
+        except (NotFired, ControlError) as error:
+            done = firing(fired=False, proof=str(error))
+        else:
+            done = firing(fired=bool(proof), proof=proof or "nothing of it could be seen")
+        self.history.append(done)
+        self.on_firing(done, True)  # noqa: FBT003 - over
+
+    async def _held(self, action: Action, fault: Fault, firing: Callable[..., Firing]) -> str:
+        """Begin, wait until the fault has lasted and shown itself, end; return the proof."""
+        proof, began = "", self.now()
+        try:
+            await action.begin()
+            self.on_firing(firing(fired=True, proof=""), False)  # noqa: FBT003 - begun
+            while not (proof and self.now() >= began + fault.duration_s):
+                proof = proof or await action.proof()
+                if self.now() > began + fault.duration_s + PROOF_S:
+                    break
+                await asyncio.sleep(LOOK_S)
+        finally:
+            await asyncio.shield(action.end())
+        return proof
+
+
+async def heal(ground: Ground, names: set[str]) -> None:
+    """Undo every fault there is, known or not, and wait until every process runs again.
+
+    Raises SkerryError naming those that do not come back.
+    """
+    with contextlib.suppress(ControlError):  # a cluster that is gone has no routes
+        await ground.open_routes()
+    for path in (ground.folder / clock.CLOCKS).glob("*"):
+        clock.move(ground.folder, path.name, 0.0)
+    for entry in ground.entries().values():
+        if entry.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(entry.pid, signal.SIGCONT)
+            if entry.kind == BROKER:
+                lift(entry.pid)
+    try:
+        async with asyncio.timeout(BACK_S):
+            while _missing(ground, names):  # noqa: ASYNC110 - others' processes send no event
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError as error:
+        msg = (
+            f"{', '.join(sorted(_missing(ground, names)))} did not come back within {BACK_S:.0f} s"
+            f" of healing: see the logs in {ground.folder / 'logs'}."
+        )
+        raise SkerryError(msg) from error
+
+
+def _missing(ground: Ground, names: set[str]) -> set[str]:
+    return names - {name for name, entry in ground.entries().items() if entry.alive}

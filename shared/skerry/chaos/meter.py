@@ -1,0 +1,143 @@
+"""Goodput under faults, against the same cluster without them.
+
+A learner is *up* while its process runs and is not stopped: from its start on, so that importing,
+compiling and catching up count as time that it had. Useful time is what learners' pulses report as
+spent inside training steps. With both summed over learners:
+
+* share = useful time / time up, during the faults and in the quiet phases before and after them;
+* goodput = share during the faults / share in the quiet phases: 1 means that faults cost nothing
+  but the time for which they took learners away;
+* rate = tokens / time up, and the rate's ratio likewise. Survivors that share processors with the
+  victims are faster while those are gone, so it may well be above 1.
+
+What a learner did after its last pulse before it was killed is not counted, as it is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from skerry.runtime.processes import Entry
+    from skerry.wire.messages import Pulse
+
+SAMPLE_S = 0.1
+
+
+class Phase(StrEnum):
+    """What is going on: time that is neither quiet nor under faults is not measured."""
+
+    QUIET = "quiet"
+    FAULTS = "faults"
+    OTHER = "other"
+
+
+@dataclass(slots=True)
+class Sums:
+    """Seconds inside steps, tokens and seconds up, over all learners."""
+
+    busy_s: float = 0.0
+    tokens: int = 0
+    up_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.busy_s / self.up_s if self.up_s else 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.up_s if self.up_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What was measured; shares and ratios in [0, 1] or a little above, rates in tokens/s."""
+
+    goodput: float
+    rate_ratio: float
+    share_faults: float
+    share_quiet: float
+    rate_faults: float
+    rate_quiet: float
+    up_s: float
+    quiet_s: float
+    loss_first: float | None
+    loss_last: float | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as plain types."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Adds up what pulses say and which processes run, by phase."""
+
+    phase: Phase = Phase.OTHER
+    sums: dict[Phase, Sums] = field(default_factory=lambda: {phase: Sums() for phase in Phase})
+    training: set[str] = field(default_factory=set[str])
+    _seen: dict[tuple[str, int], tuple[float, int]] = field(
+        default_factory=dict[tuple[str, int], tuple[float, int]]
+    )
+    _losses: dict[str, float] = field(default_factory=dict[str, float])
+    _loss_first: float | None = None
+
+    def observe(self, pulse: Pulse) -> None:
+        """Add what a learner did since its pulse before this one to the phase of now."""
+        key = (pulse.learner, pulse.incarnation)
+        busy_s, tokens = self._seen.get(key, (0.0, 0))
+        sums = self.sums[self.phase]
+        sums.busy_s += max(0.0, pulse.busy_s - busy_s)
+        sums.tokens += max(0, pulse.tokens - tokens)
+        self._seen[key] = (pulse.busy_s, pulse.tokens)
+        if pulse.steps:
+            self.training.add(pulse.learner)
+            if not math.isnan(pulse.loss):
+                self._losses[pulse.learner] = pulse.loss
+
+    def sample(self, entries: Iterable[Entry], seconds: float) -> None:
+        """Add the time since the last look for every learner that is up."""
+        up = sum(entry.kind == "learner" and entry.alive and not entry.paused for entry in entries)
+        self.sums[self.phase].up_s += up * seconds
+
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase; the loss before the first one under faults is the one to compare with."""
+        if phase is Phase.FAULTS and self._loss_first is None:
+            self._loss_first = self.loss()
+        self.phase = phase
+
+    def loss(self) -> float | None:
+        """Return the mean of the learners' newest losses in nats per token, None without any."""
+        told = list(self._losses.values())
+        return sum(told) / len(told) if told else None
+
+    def result(self) -> Goodput:
+        """Return what has been measured so far."""
+        faults, quiet = self.sums[Phase.FAULTS], self.sums[Phase.QUIET]
+        return Goodput(
+            goodput=faults.share / quiet.share if quiet.share else 0.0,
+            rate_ratio=faults.rate / quiet.rate if quiet.rate else 0.0,
+            share_faults=faults.share,
+            share_quiet=quiet.share,
+            rate_faults=faults.rate,
+            rate_quiet=quiet.rate,
+            up_s=faults.up_s,
+            quiet_s=quiet.up_s,
+            loss_first=self._loss_first,
+            loss_last=self.loss(),
+        )
+
+    async def watch(self, entries: Callable[[], dict[str, Entry]]) -> None:
+        """Sample until cancelled."""
+        now = asyncio.get_running_loop().time
+        last = now()
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            began, last = last, now()
+            self.sample(entries().values(), last - began)

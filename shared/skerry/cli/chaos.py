@@ -1,0 +1,235 @@
+"""``skerry chaos``: faults on purpose against a cluster that runs here, and the verdict on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from skerry import settings
+from skerry.bus import ledger
+from skerry.chaos import plan as plans
+from skerry.chaos.drill import Drill, Result
+from skerry.chaos.ground import Ground, able, refuse, refuse_targets, unable
+from skerry.chaos.plan import FaultPlan, Kind
+from skerry.cli.follow import Feed
+from skerry.cli.live import Lines, Screen, keep_showing, screen
+from skerry.cli.place import ROOT, Place, running
+from skerry.cli.services import argv
+from skerry.errors import ConfigError, HistoryBroken, RunNotFound
+from skerry.runtime.connect import bus_from
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from pathlib import Path
+
+    from skerry.chaos.engine import Firing
+    from skerry.cli.place import Announced
+
+KINDS = ("learner", "syncer", "checkpointer", "health-monitor", "broker")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for; ``kinds`` and ``targets`` empty: all that there are."""
+
+    run: str | None = None
+    seed: int | None = None
+    every_s: float = 5.0
+    duration_s: float = 120.0
+    kinds: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    plan: Path | None = None
+    save_plan: Path | None = None
+    report: Path | None = None
+    quiet_s: float = 10.0
+    goodput: float = 0.0
+    as_json: bool = False
+    dry_run: bool = False
+
+
+def run_chaos(wanted: Wanted) -> None:
+    """Run a drill and print its verdict; HistoryBroken if a check failed."""
+    cluster = _cluster(wanted.run)
+    result = asyncio.run(_stoppable(wanted, cluster))
+    if result is None:
+        return
+    if wanted.report is not None:
+        _write(wanted.report, json.dumps(result.to_json(), indent=2) + "\n")
+    if wanted.as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        Console(highlight=False).print(verdict(result))
+    if not result.ok:
+        failed = next(check for check in result.checks if not check.ok)
+        msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
+        raise HistoryBroken(msg)
+
+
+def make_plan(wanted: Wanted, ground: Ground) -> FaultPlan:
+    """Return the plan that was asked for; ConfigError for one that cannot be run here."""
+    if wanted.plan is not None:
+        plan = plans.load(wanted.plan)
+        refuse(plan, ground)
+        return plan
+    seed = random.SystemRandom().randrange(2**31) if wanted.seed is None else wanted.seed
+    present = set(ground.kinds().values())
+    targets = wanted.targets or tuple(kind for kind in KINDS if kind in present)
+    refuse_targets(targets, ground)
+    kinds = tuple(_kind(name) for name in wanted.kinds) or able(ground)
+    reasons = unable(ground)
+    for kind in kinds:
+        if kind in reasons:
+            msg = f"A {kind} cannot be done here: {reasons[kind]}."
+            raise ConfigError(msg, path="kinds")
+    plan = plans.random_plan(seed, wanted.every_s, wanted.duration_s, kinds, targets)
+    if not plan.faults:
+        msg = "This draws no fault at all: give more --duration-s, or targets the kinds can strike."
+        raise ConfigError(msg, path="duration_s")
+    return plan
+
+
+def verdict(result: Result) -> Table:
+    """Return the checks as a table."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for check in result.checks:
+        table.add_row("ok" if check.ok else "[red]FAILED[/]", check.name, check.detail)
+    return table
+
+
+def sentence(firing: Firing, *, over: bool) -> str:
+    """Return what a person is told when a fault begins and when it is over."""
+    at, what = f"{firing.began_s:6.1f} s", f"{firing.kind} {firing.target}"
+    if not over:
+        return f"{at}  {what} begins"
+    if not firing.fired:
+        return f"{at}  {what} did not fire: {firing.proof}"
+    return f"{firing.ended_s:6.1f} s  {what} ends: {firing.proof}"
+
+
+def _kind(name: str) -> Kind:
+    try:
+        return Kind(name)
+    except ValueError as error:
+        known = ", ".join(kind for kind in Kind if kind not in plans.SIMULATED)
+        msg = f"There is no fault {name!r}: use any of {known}."
+        raise ConfigError(msg, path="kinds") from error
+
+
+def _cluster(run: str | None) -> Announced:
+    """Return the cluster to strike; RunNotFound if there is none in this folder."""
+    found = [cluster for cluster in running() if run is None or cluster.run == run]
+    if not found:
+        named = "" if run is None else f" of run {run!r}"
+        msg = (
+            f"No cluster{named} runs in {ROOT.absolute()}: start one with `skerry up --set "
+            "chaos.allow=true`, and give this command in the same folder."
+        )
+        raise RunNotFound(msg)
+    return found[0]
+
+
+async def _stoppable(wanted: Wanted, cluster: Announced) -> Result | None:
+    """Run it; SIGINT and SIGTERM heal first, and then end it with KeyboardInterrupt."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await _chaos(wanted, cluster)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _chaos(wanted: Wanted, cluster: Announced) -> Result | None:
+    place = Place(cluster.run)
+    nats = settings.NatsSettings(url=cluster.url)
+    async with bus_from(nats, "chaos") as bus:
+        record = await ledger.read_run(bus, cluster.run)
+        if not settings.run_config_from_json(record.config_json).chaos.allow:
+            msg = (
+                f"Run {cluster.run!r} does not allow faults, and nothing was touched: only a run "
+                "that was created with --set chaos.allow=true does."
+            )
+            raise ConfigError(msg, path="chaos.allow")
+        ground = Ground(cluster.run, place.folder, bus)
+        plan = make_plan(wanted, ground)
+        if wanted.save_plan is not None:
+            _write(wanted.save_plan, plans.dumps(plan))
+        if wanted.dry_run:
+            print(plans.dumps(plan), end="")
+            return None
+        async with _shown(Feed(bus, cluster.run), quiet=wanted.as_json) as on:
+            return await _drill(wanted, ground, plan, on).run()
+
+
+def _drill(wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen) -> Drill:
+    return Drill(
+        ground,
+        plan,
+        quiet_s=wanted.quiet_s,
+        least=wanted.goodput,
+        damage=damage,
+        say=on.say,
+        on_firing=lambda firing, over: on.say(sentence(firing, over=over)),
+    )
+
+
+async def damage(path: str) -> str:
+    """Return what is wrong with a checkpoint, or nothing: `skerry checkpoints verify` says it."""
+    process = await asyncio.create_subprocess_exec(
+        *argv("checkpointer", "checkpoints", "verify", path),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == 0:
+        return ""
+    return said.decode("utf-8", "replace").strip().removeprefix("error: ") or "it does not verify"
+
+
+class _Silent(Lines):
+    """Nothing but the verdict: for machines."""
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.asynccontextmanager
+async def _shown(feed: Feed, *, quiet: bool) -> AsyncGenerator[Screen]:
+    """Show the run while the context lasts; ``quiet``: only sentences, on stderr."""
+    with _Silent() if quiet else screen() as on:
+        tasks: Sequence[asyncio.Task[None]] = ()
+        if not quiet:
+            tasks = [
+                asyncio.create_task(feed.run(), name="feed"),
+                asyncio.create_task(keep_showing(feed, on), name="screen"),
+            ]
+        try:
+            yield on
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"{path} cannot be written ({error.strerror}): name another file."
+        raise ConfigError(msg, path=str(path)) from error
