@@ -196,3 +196,15 @@ def test_a_run_opens_each_fragment_about_once_per_period(
                 last = now_s
     assert max(launches) <= 10
     assert min(launches) >= 4
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 8])
+def test_floors_of_all_parts_together_allow_as_many_launches_as_one(shards: int) -> None:
+    parts = [len(range(shard, 8, shards)) for shard in range(shards)]
+    rates = [1 / launch_floor_s(Schedule(8, 24, 2, own=part), 0.5) for part in parts]
+    assert sum(rates) == pytest.approx(1 / launch_floor_s(Schedule(8, 24, 2), 0.5))
+
+
+def test_part_of_the_fragments_has_its_part_of_the_room_in_the_air() -> None:
+    assert max_in_flight(Schedule(8, 1, 0, own=3)) == 3
+    assert offset(Schedule(8, 24, 2, own=3), 7) == offset(Schedule(8, 24, 2), 7)

@@ -1,0 +1,419 @@
+"""Several syncers beside each other on virtual time: take-over, hand-over, zombies, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+from structlog.testing import capture_logs
+
+from skerry.bus import fences, ledger, presence, state
+from skerry.bus.base import Expect, Receipt
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.core.outer import make_outer
+from skerry.errors import StateLost, first_cause
+from skerry.settings import OuterConfig, RunConfig, SyncConfig
+from skerry.testing.history import read_history
+from skerry.testing.puppet import Puppet, run_record
+from skerry.testing.simulation.loop import OWNER, VirtualLoop
+from skerry.wire.messages import Commit, Round, RunState
+from skerry.wire.subjects import Subjects
+from skerry_syncer import candidate as candidate_module
+from skerry_syncer.committer import Committer
+from skerry_syncer.service import candidate
+
+T = TypeVar("T")
+
+RUN = "t"
+LEASE_S = 2.0
+LEAVES = [LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (60, 64))]
+PLAN = plan(LEAVES, 4)
+
+
+def config(shards: int = 1, **changes: object) -> RunConfig:
+    given: dict[str, object] = {
+        "fragments": 4,
+        "h_steps": 8,
+        "merge": "average",
+        "chunk_bytes": 4096,
+        "shards": shards,
+        "lease_s": LEASE_S,
+    }
+    return RunConfig(
+        sync=SyncConfig(**{**given, **changes}),  # type: ignore[arg-type]
+        outer=OuterConfig(preset="direct"),
+    )
+
+
+class MutedBus(MemoryBus):
+    """A client whose syncer's pulses get lost once it is told so."""
+
+    muted = False
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        if self.muted and ".syncer." in subject:
+            return Receipt(0)
+        return await super().publish(
+            subject, payload, msg_id=msg_id, expect=expect, headers=headers
+        )
+
+
+@dataclass
+class World:
+    """One run on one virtual loop: candidates and puppets as tasks that can be stopped."""
+
+    loop: VirtualLoop
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    buses: dict[str, MutedBus] = field(default_factory=dict)
+
+    @property
+    def bus(self) -> MemoryBus:
+        return self.broker.connect()
+
+    async def begin(self, settings: RunConfig, learners: int = 2, **changes: object) -> None:
+        await self.bus.declare(specs(RUN))
+        await ledger.create_run(self.bus, run_record(RUN, PLAN, settings.model_dump_json()))
+        for number in range(learners):
+            name = f"l{number}"
+            puppet = Puppet(self.bus, RUN, PLAN, name, step_s=0.05, **changes)  # type: ignore[arg-type]
+            self.start(f"learner {name}", puppet.train())
+
+    def start(self, key: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        context = copy_context()
+        context.run(OWNER.set, key)
+        self.tasks[key] = self.loop.create_task(coroutine, context=context)
+
+    def syncer(self, name: str, key: str = "") -> None:
+        self.buses[key or name] = MutedBus(self.broker)
+        self.start(key or name, candidate(self.buses[key or name], RUN, name))
+
+    def kill(self, name: str) -> float:
+        """End a syncer without a word, and return when."""
+        self.buses[name].muted = True
+        self.tasks[name].cancel()
+        return self.loop.time()
+
+    async def commits(self, wanted: Callable[[Commit], bool]) -> Commit:
+        """Return the first commit, from the newest of each fragment on, that is wanted."""
+        manifests = state.follow_manifests(self.bus, RUN, PLAN)
+        async with aclosing(manifests):
+            async for manifest in manifests:
+                if wanted(manifest.commit):
+                    return manifest.commit
+        raise AssertionError
+
+    async def served_by(self, owners: dict[int, str]) -> None:
+        """Return once each shard's fence was taken by the one named and has committed since."""
+        shards = len(owners)
+        while True:
+            held = {s: await fences.newest(self.bus, RUN, s) for s in owners}
+            manifests = await state.read_manifests(self.bus, RUN, PLAN)
+            served = all(
+                (fence := held[s]) is not None
+                and fence.holder == owners[s]
+                and any(
+                    m.commit.fence == fence.token for f, m in manifests.items() if f % shards == s
+                )
+                for s in owners
+            )
+            if served:
+                return
+            await asyncio.sleep(0.05)
+
+    async def whole(self) -> None:
+        """Show that nothing was lost or counted twice."""
+        outer = make_outer("direct", lr=None, momentum=None, h_steps=8)
+        history = await read_history(self.bus, RUN, PLAN, outer)
+        assert history.violations == ()
+
+
+def virtual(play: Callable[[World], Awaitable[T]], deadline_s: float = 600.0) -> T:
+    """Run one play on a loop of its own, and end what it has left."""
+    loop = VirtualLoop()
+    world = World(loop)
+
+    async def whole() -> T:
+        try:
+            return await play(world)
+        finally:
+            for task in world.tasks.values():
+                task.cancel()
+            await asyncio.gather(*world.tasks.values(), return_exceptions=True)
+
+    task = loop.create_task(whole())
+    assert loop.run_until(task, deadline_s), "it took too long"
+    loop.close()
+    return task.result()
+
+
+def test_stand_by_commits_within_a_lease_and_a_second_of_a_kill() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.version == 3)
+        world.syncer("b")
+        await asyncio.sleep(10)
+        killed_s = world.kill("a")
+        commit = await world.commits(lambda c: c.syncer == "b")
+        assert world.loop.time() - killed_s < LEASE_S + 1
+        assert commit.version > 3
+        await world.whole()
+
+    virtual(play)
+
+
+def test_frozen_syncer_is_succeeded_and_stands_by_when_it_wakes() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.version == 3)
+        world.syncer("b")
+        await asyncio.sleep(10)
+        world.loop.freeze("a")
+        commit = await world.commits(lambda c: c.syncer == "b")
+        with capture_logs() as said:
+            world.loop.thaw("a")
+            await world.commits(lambda c: c.version > commit.version + 3)
+        stepped = [line for line in said if line["event"] == "stepped_down"]
+        assert len(stepped) == 1
+        assert "'a' steps down and stands by" in stepped[0]["cause"]
+        assert not world.tasks["a"].done()
+        world.kill("b")
+        await world.commits(lambda c: c.syncer == "a" and c.version > commit.version + 3)
+        await world.whole()
+
+    virtual(play)
+
+
+def test_syncer_whose_pulses_get_lost_is_overtaken_and_refused() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.version == 3)
+        world.syncer("b")
+        await asyncio.sleep(10)
+        world.buses["a"].muted = True
+        commit = await world.commits(lambda c: c.syncer == "b")
+        await world.commits(lambda c: c.version > commit.version + 5)
+        held = await fences.newest(world.bus, RUN, 0)
+        assert held is not None
+        assert held.holder == "b"
+        assert not world.tasks["a"].done()
+        await world.whole()
+
+    virtual(play)
+
+
+def test_restarted_syncer_of_the_same_name_goes_on_at_once() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        reached = await world.commits(lambda c: c.version == 3)
+        killed_s = world.kill("a")
+        world.syncer("a", "a again")
+        await world.commits(lambda c: c.version > reached.version + 1)
+        assert world.loop.time() - killed_s < LEASE_S
+        await world.whole()
+
+    virtual(play)
+
+
+def test_shards_are_shared_out_when_another_joins_and_taken_back_when_it_dies() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config(shards=4))
+        world.syncer("a")
+        await world.served_by(dict.fromkeys(range(4), "a"))
+        world.syncer("b")
+        await world.served_by({0: "a", 1: "a", 2: "b", 3: "b"})
+        before = {s: await fences.newest(world.bus, RUN, s) for s in range(4)}
+        await asyncio.sleep(30)
+        assert {s: await fences.newest(world.bus, RUN, s) for s in range(4)} == before
+        killed_s = world.kill("a")
+        await world.served_by(dict.fromkeys(range(4), "b"))
+        assert world.loop.time() - killed_s < LEASE_S + 3
+        await world.whole()
+
+    virtual(play)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_run_over_several_syncers_ends_with_every_fragment_final(shards: int) -> None:
+    async def play(world: World) -> None:
+        for name in "abc":
+            world.syncer(name)
+        await world.begin(config(shards=shards), steps=400)
+        for name in "abc":
+            await world.tasks[name]
+        record = await ledger.read_run(world.bus, RUN)
+        manifests = await state.read_manifests(world.bus, RUN, PLAN)
+        assert record.state is RunState.FINISHED
+        assert [manifests[f].commit.final for f in range(4)] == [True] * 4
+        assert len({m.commit.syncer for m in manifests.values()}) == shards
+        await world.whole()
+
+    virtual(play)
+
+
+def test_one_that_dies_at_the_end_leaves_a_run_that_still_ends() -> None:
+    async def play(world: World) -> None:
+        for name in "ab":
+            world.syncer(name)
+        await world.begin(config(shards=2), steps=400)
+        await world.commits(lambda c: c.final and c.syncer == "a")
+        world.kill("a")
+        await world.tasks["b"]
+        assert (await ledger.read_run(world.bus, RUN)).state is RunState.FINISHED
+        await world.whole()
+
+    virtual(play)
+
+
+def test_losing_one_shard_ends_no_other() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config(shards=2))
+        world.syncer("a")
+        await world.served_by({0: "a", 1: "a"})
+        before = await fences.newest(world.bus, RUN, 1)
+        await fences.take(world.bus, RUN, 0, holder="someone", now_ns=1)
+        reached = await world.commits(lambda c: c.fragment % 2 == 1)
+        await world.commits(lambda c: c.fragment % 2 == 1 and c.version > reached.version + 3)
+        assert await fences.newest(world.bus, RUN, 1) == before
+        await world.served_by({0: "a", 1: "a"})
+        assert await fences.newest(world.bus, RUN, 1) == before
+        await world.whole()
+
+    virtual(play)
+
+
+def test_broker_that_forgets_all_pulses_moves_no_shard() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config(shards=2))
+        for name in "ab":
+            world.syncer(name)
+        await world.served_by({0: "a", 1: "b"})
+        before = {s: await fences.newest(world.bus, RUN, s) for s in range(2)}
+        world.syncer("c")
+        world.broker.streams[Subjects(RUN).stream("PULSE")].records.clear()
+        world.broker.streams[Subjects(RUN).stream("PULSE")].newest.clear()
+        await asyncio.sleep(30)
+        assert {s: await fences.newest(world.bus, RUN, s) for s in range(2)} == before
+
+    virtual(play)
+
+
+def test_shard_whose_conductor_hangs_goes_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    merge = Committer.merge
+
+    async def hanging(self: Committer, *arguments: Any) -> Any:
+        if self.writer.holder == "a" and self.writer.token == 1:
+            await asyncio.Event().wait()
+        return await merge(self, *arguments)
+
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.version == 1)
+        world.syncer("b")
+        commit = await world.commits(lambda c: c.syncer == "b")
+        assert world.loop.time() < candidate_module.STUCK_S + 15
+        await world.commits(lambda c: c.version > commit.version + 3)
+        assert not world.tasks["a"].done()
+        await world.whole()
+
+    monkeypatch.setattr(Committer, "merge", hanging)
+    virtual(play)
+
+
+def test_rounds_of_all_shards_together_keep_the_launch_floor() -> None:
+    """P fragments are due once per H steps, however many syncers open their rounds."""
+
+    def opened(shards: int) -> int:
+        rounds: set[tuple[int, int]] = set()
+
+        async def play(world: World) -> int:
+            await world.begin(config(shards=shards, overlap_steps=1))
+            for name in "ab"[:shards]:
+                world.syncer(name)
+            await world.served_by({0: "a"} if shards == 1 else {0: "a", 1: "b"})
+            begun_s = world.loop.time()
+            follower = presence.follow_rounds(world.bus, RUN, PLAN.digest)
+            async with aclosing(follower):
+                async for record in follower:
+                    rounds.add((record.fragment, record.version))
+                    if world.loop.time() - begun_s > 12:
+                        return len(rounds)
+            raise AssertionError
+
+        return virtual(play)
+
+    assert opened(2) == pytest.approx(opened(1), rel=0.1)
+
+
+def test_round_to_which_nobody_came_is_counted() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config(round_timeout_s=5.0), learners=0)
+        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, incarnation=1)
+        await learner.offer_genesis()
+        world.syncer("a")
+        await world.commits(lambda c: c.version == 1)
+        seen: list[Round] = []
+        rounds = presence.follow_rounds(world.bus, RUN, PLAN.digest)
+        await learner.pulse(100)
+        async with aclosing(rounds):
+            async for opened in rounds:
+                await learner.pulse(100)
+                if opened.fragment == (seen or [opened])[0].fragment and opened not in seen:
+                    seen.append(opened)
+                if len(seen) == 3:
+                    break
+        assert [opened.attempt for opened in seen] == [0, 1, 2]
+        assert {opened.version for opened in seen} == {2}
+
+    virtual(play)
+
+
+def test_state_that_is_lost_ends_a_syncer_with_what_is_missing() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.fragment == 2 and c.version == 3)
+        world.kill("a")
+        stream = world.broker.streams[Subjects(RUN).stream("STATE")]
+        stream.drop(stream.newest[Subjects(RUN).manifest(2)])
+        world.syncer("b")
+        with pytest.raises(BaseException) as raised:  # noqa: PT011  a group or the error itself
+            await world.tasks["b"]
+        cause = first_cause(raised.value)
+        assert isinstance(cause, StateLost)
+        assert "fragment 2 at version" in str(cause)
+
+    virtual(play)
+
+
+def test_clock_and_names_are_those_that_were_given() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.start("a", candidate(world.bus, RUN, "a", wall_ns=lambda: 77))
+        await world.commits(lambda c: c.version == 2)
+        pulses = presence.follow_syncer_pulses(world.bus, RUN)
+        async with aclosing(pulses):
+            pulse = await anext(pulses)
+        assert (pulse.syncer, pulse.sent_ns, pulse.shards) == ("a", 77, (0,))
+
+    virtual(play)
