@@ -1,0 +1,304 @@
+"""The inner optimizer's state on disk: what a restart goes on with, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import structlog
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from skerry.errors import CheckpointCorrupt
+from skerry.settings import LearnerSettings
+from skerry_learner.inner import file, recall
+from skerry_learner.inner.file import Origin, Saved
+from skerry_learner.inner.keeper import Keeper, shapes_of
+from skerry_learner.sync.rules import Progress
+
+ORIGIN = Origin("run", 123, 2**63 + 5, 6, "a")
+SAVED = Saved(ORIGIN, 3, 700, 40)
+NOW = Progress(step=700, steps=40, tokens=0, cursor=0)
+
+
+def moments(seed: int = 0) -> Any:
+    keys = jax.random.split(jax.random.key(seed), 2)
+    return {
+        "count": jnp.int32(7),
+        "mu": {"w": jax.random.normal(keys[0], (33, 5), jnp.float32), "b": jnp.zeros((0,))},
+        "nu": {"w": jax.random.normal(keys[1], (33, 5), jnp.float32), "b": jnp.zeros((0,))},
+    }
+
+
+SHAPES = shapes_of(moments())
+
+
+def tensors(seed: int = 0) -> dict[str, NDArray[Any]]:
+    leaves = jax.tree.leaves(moments(seed))
+    return dict(zip(SHAPES, (np.asarray(leaf) for leaf in leaves), strict=True))
+
+
+def write(path: Path, saved: Saved = SAVED) -> None:
+    file.write(path, saved, SHAPES, tensors().values(), "draft")
+
+
+def test_what_is_written_reads_back_bit_by_bit(tmp_path: Path) -> None:
+    write(tmp_path / "deep" / "inner")
+    saved, found = file.read(tmp_path / "deep" / "inner", SHAPES)
+    assert saved == SAVED
+    for name, tensor in tensors().items():
+        np.testing.assert_array_equal(found[name], tensor)
+        assert found[name].dtype == tensor.dtype
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["inner"]
+
+
+def test_safetensors_library_opens_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "inner")
+    found = load_file(tmp_path / "inner")
+    np.testing.assert_array_equal(found["mu/w"], tensors()["mu/w"])
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 30, 40, 60, 200, -700, -1])
+def test_damage_anywhere_is_noticed(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "inner"
+    write(path)
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, at % len(data)))
+    with pytest.raises(CheckpointCorrupt, match="cannot be used") as caught:
+        file.read(path, SHAPES)
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 100, -1])
+def test_file_that_ends_early_is_refused(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "inner"
+    write(path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointCorrupt, match="are not those of this model"):
+        file.read(path, SHAPES)
+
+
+def test_sizes_are_checked_before_anything_is_allocated(tmp_path: Path) -> None:
+    path = tmp_path / "inner"
+    path.write_bytes(struct.pack("<Q", 2**40))
+    os.truncate(path, 2**40 + 8 + file.size_of(SHAPES))
+    with pytest.raises(CheckpointCorrupt, match="are not those of this model"):
+        file.read(path, SHAPES)
+
+
+def test_another_model_of_the_same_size_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "inner")
+    other = {name.replace("w", "v"): shape for name, shape in SHAPES.items()}
+    with pytest.raises(CheckpointCorrupt, match="not those of this model"):
+        file.read(tmp_path / "inner", other)
+
+
+def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "inner"
+    write(path)
+
+    def full() -> Iterator[NDArray[Any]]:
+        yield next(iter(tensors().values()))
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        file.write(path, replace(SAVED, step=9), SHAPES, full(), "draft")
+    assert file.read(path, SHAPES)[0] == SAVED
+    assert [p.name for p in tmp_path.iterdir()] == ["inner"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "step", "incarnation", "expected"),
+    [
+        (SAVED, 750, 4, ("warm", 50)),
+        (SAVED, 800, 4, ("warm", 100)),
+        (SAVED, 801, 4, ("cold", 0)),
+        (SAVED, 690, 4, ("warm", 0)),
+        (replace(SAVED, origin=replace(ORIGIN, created_ns=9)), 700, 4, ("cold", 0)),
+        (replace(SAVED, origin=replace(ORIGIN, learner="b")), 700, 4, ("cold", 0)),
+        (replace(SAVED, origin=replace(ORIGIN, config_digest=9)), 700, 1, ("new", 0)),
+    ],
+)
+def test_saved_state_is_used_if_it_is_the_learners_own_and_young_enough(
+    saved: Saved, step: int, incarnation: int, expected: tuple[str, int]
+) -> None:
+    got = recall.judge(
+        saved, {}, origin=ORIGIN, incarnation=incarnation, step=step, max_age_steps=100
+    )
+    assert (got.inner, got.age_steps) == expected
+
+
+def test_rate_rises_to_its_full_height_over_the_steps_asked_for() -> None:
+    assert [recall.share(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert recall.share(0, 0) == 1.0
+
+
+@dataclass(slots=True)
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass(slots=True)
+class Desk:
+    """A keeper, its clock, and a way to wait for its end."""
+
+    folder: Path
+    incarnation: int = 4
+    origin: Origin = ORIGIN
+    clock: Clock = field(default_factory=Clock)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def keeper(self, step: int = 700) -> Keeper:
+        like = jax.eval_shape(moments)
+        local = LearnerSettings(path=self.folder, save_every_s=30.0)
+        made = Keeper(local, self.origin, self.incarnation, like, clock=self.clock)
+        made.start(step, 100, self.ended.set)
+        return made
+
+    def end(self, keeper: Keeper) -> None:
+        keeper.close()
+        assert self.ended.wait(30)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Give other threads time until something holds; fails after half a minute."""
+    tries = threading.Event()
+    for _ in range(3000):
+        if holds():
+            return
+        tries.wait(0.01)
+    pytest.fail("it never held")
+
+
+def kept(desk: Desk, keeper: Keeper, seed: int = 0) -> None:
+    desk.clock.now_s += 30.0
+    until(keeper.due)
+    keeper.keep(moments(seed), NOW)
+
+
+def test_kept_state_is_what_the_next_start_begins_with(desk: Desk) -> None:
+    first = desk.keeper()
+    assert first.recalled.result(30).inner == "cold"
+    kept(desk, first, seed=5)
+    desk.end(first)
+    again = Desk(desk.folder, incarnation=5)
+    second = again.keeper(step=720)
+    recalled = second.recalled.result(30)
+    assert (recalled.inner, recalled.age_steps) == ("warm", 20)
+    np.testing.assert_array_equal(recalled.tensors["nu/w"], tensors(5)["nu/w"])
+    again.end(second)
+
+
+def test_first_start_of_a_learner_is_new(desk: Desk) -> None:
+    desk.incarnation = 1
+    keeper = desk.keeper()
+    assert keeper.recalled.result(30).inner == "new"
+    desk.end(keeper)
+
+
+def test_save_is_due_only_so_often_and_never_while_one_is_in_flight(desk: Desk) -> None:
+    keeper = desk.keeper()
+    assert not keeper.due()
+    kept(desk, keeper)
+    assert not keeper.due(), "just begun"
+    desk.clock.now_s += 30.0
+    until(keeper.due)
+    with keeper._changed:
+        keeper._busy = True
+    assert not keeper.due()
+    desk.end(keeper)
+
+
+def test_state_saved_at_the_end_is_the_last_one(desk: Desk) -> None:
+    keeper = desk.keeper()
+    kept(desk, keeper, seed=1)
+    keeper.close(moments(2), replace(NOW, step=750))
+    assert desk.ended.wait(30)
+    saved, found = file.read(keeper.path, SHAPES)
+    assert saved.step == 750
+    np.testing.assert_array_equal(found["mu/w"], tensors(2)["mu/w"])
+
+
+def test_copy_outlives_the_state_it_was_made_of(desk: Desk) -> None:
+    """The next step is given the state's memory; what is saved is as it was at the boundary."""
+    keeper = desk.keeper()
+    state = jax.tree.map(jnp.copy, moments(3))
+    desk.clock.now_s += 30.0
+    until(keeper.due)
+    keeper.keep(state, NOW)
+    advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    after = advance(state)
+    assert state["mu"]["w"].is_deleted(), "the copy must not keep the step from reusing memory"
+    jax.block_until_ready(after)
+    desk.end(keeper)
+    np.testing.assert_array_equal(file.read(keeper.path, SHAPES)[1]["mu/w"], tensors(3)["mu/w"])
+
+
+def test_damaged_file_is_said_once_begins_cold_and_is_replaced(desk: Desk) -> None:
+    keeper = desk.keeper()
+    kept(desk, keeper)
+    desk.end(keeper)
+    keeper.path.write_bytes(flipped(keeper.path.read_bytes(), -1 % keeper.path.stat().st_size))
+    again = Desk(desk.folder, incarnation=5)
+    with structlog.testing.capture_logs() as lines:
+        second = again.keeper()
+        assert second.recalled.result(30).inner == "cold"
+        kept(again, second)
+        again.end(second)
+    said = [line for line in lines if line["event"] == "inner_state_unreadable"]
+    assert len(said) == 1
+    assert file.read(second.path, SHAPES)[0].incarnation == 5
+
+
+def test_disk_that_refuses_is_said_once_and_stops_nothing(desk: Desk) -> None:
+    (desk.folder / "run").write_text("a file where a folder should be")
+    with structlog.testing.capture_logs() as lines:
+        keeper = desk.keeper()
+        kept(desk, keeper)
+        kept(desk, keeper)
+        until(lambda: not keeper._busy)
+        desk.end(keeper)
+    said = [line for line in lines if line["event"] == "inner_state_unsaved"]
+    assert len(said) == 1
+    assert "learner.path" in said[0]["error"]
+
+
+def test_draft_of_a_killed_incarnation_is_swept_away(desk: Desk) -> None:
+    draft = desk.folder / "run" / "a" / "inner-3.draft"
+    draft.parent.mkdir(parents=True)
+    draft.write_bytes(b"half")
+    keeper = desk.keeper()
+    until(lambda: keeper._copy is not None)
+    desk.end(keeper)
+    assert not draft.exists()
+
+
+def test_header_is_json_with_the_checksum_first(tmp_path: Path) -> None:
+    write(tmp_path / "inner")
+    data = (tmp_path / "inner").read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    meta = json.loads(data[8 : 8 + length])["__metadata__"]
+    assert next(iter(meta)) == "checksum"
+    assert (meta["run"], meta["step"]) == ("run", "700")
