@@ -16,10 +16,10 @@ from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.state import MASTER, PARAMS, NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
-from skerry.errors import Corrupt, Fenced, Overtaken
+from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, StateLost
 from skerry.testing.puppet import walk
 from skerry.wire.codec import PlaneAssembler
-from skerry.wire.messages import ChunkHeader, Commit
+from skerry.wire.messages import CheckpointRecord, ChunkHeader, Commit, Manifest
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
 
@@ -215,3 +215,135 @@ async def test_chunks_of_a_part_are_placed_one_at_a_time(monkeypatch: pytest.Mon
     await state.read_part(bus, RUN, PLAN, manifest, MASTER)
     assert len(together) > 1
     assert not any(together)
+
+
+def lose(bus: MemoryBus, subject: str) -> None:
+    """Delete the newest message of a subject, as an operator or a truncated store does."""
+    stream = bus.broker.streams[Subjects(RUN).stream("STATE")]
+    stream.drop(stream.newest[subject])
+
+
+async def lost_run() -> tuple[MemoryBus, Manifest]:
+    """Return a log whose fragments are at version 2, with a checkpoint of version 1."""
+    bus = await connected()
+    mine = await writer(bus)
+    for fragment in (0, 1):
+        manifest = await mine.commit(draft(fragment, 1), parts(1, fragment), None)
+        manifest = await mine.commit(draft(fragment, 2), parts(2, fragment), manifest)
+    saved = CheckpointRecord(RUN, "/saved/step-00000010", "d", (1, 1), 10, 1, 1, 1)
+    await ledger.record_checkpoint(bus, saved)
+    return bus, manifest
+
+
+async def recovered(bus: MemoryBus) -> dict[int, Manifest]:
+    return await (await writer(bus, "next", 2)).recover()
+
+
+async def test_missing_manifest_is_named_with_the_checkpoint_that_holds_the_fragment() -> None:
+    bus, _ = await lost_run()
+    lose(bus, Subjects(RUN).manifest(1))
+    with pytest.raises(StateLost) as raised:
+        await recovered(bus)
+    said = str(raised.value)
+    assert "Run 't' has lost fragment 1 at version 2: its manifest is not in the log" in said
+    assert "/saved/step-00000010 at step 10, holds version 1" in said
+
+
+async def test_missing_state_without_a_checkpoint_says_that_there_is_no_source() -> None:
+    bus = await connected()
+    await (await writer(bus)).commit(draft(0, 1), parts(1), None)
+    lose(bus, Subjects(RUN).manifest(0))
+    with pytest.raises(StateLost, match="names no checkpoint of it, and what learners hold is no"):
+        await recovered(bus)
+
+
+async def test_state_stream_that_was_removed_is_lost_and_not_begun_anew() -> None:
+    bus, _ = await lost_run()
+    del bus.broker.streams[Subjects(RUN).stream("STATE")]
+    await bus.declare(specs(RUN))
+    with pytest.raises(StateLost, match="fragment 0 at version 2"):
+        await recovered(bus)
+
+
+async def test_state_that_is_older_than_the_ledger_is_lost() -> None:
+    bus, manifest = await lost_run()
+    older = dataclasses.replace(manifest, commit=dataclasses.replace(manifest.commit, version=1))
+    await bus.publish(Subjects(RUN).manifest(1), encode(older))
+    with pytest.raises(
+        StateLost, match="version 2: the newest manifest in the log is of version 1"
+    ):
+        await recovered(bus)
+
+
+async def test_manifest_that_cannot_be_read_is_lost_state() -> None:
+    bus, _ = await lost_run()
+    await bus.publish(Subjects(RUN).manifest(0), b"rubbish")
+    with pytest.raises(StateLost, match="fragment 0 at version 2: its manifest cannot be read"):
+        await recovered(bus)
+
+
+async def test_missing_chunk_of_the_newest_version_is_lost_and_not_overtaken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state, "LOST_PAUSE_S", 0.0)
+    bus, manifest = await lost_run()
+    part = next(part for part in manifest.parts if part.name == MASTER)
+    bus.broker.streams[Subjects(RUN).stream("STATE")].drop(part.chunks[0].sequence)
+    with pytest.raises(StateLost) as raised:
+        await state.read_latest(bus, RUN, PLAN, PLAN.fragments[1])
+    where = f"the chunk of its 'master' at sequence {part.chunks[0].sequence} of SKERRY_t_STATE"
+    assert f"fragment 1 at version 2: {where} is not in the log" in str(raised.value)
+
+
+async def test_chunk_that_a_lagging_replica_does_not_have_yet_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state, "LOST_PAUSE_S", 0.0)
+    bus, manifest = await lost_run()
+    get, missed = bus.get, [0]
+
+    async def lagging(stream: str, sequence: int) -> object:
+        missed[0] += 1
+        return None if missed[0] < 4 else await get(stream, sequence)
+
+    monkeypatch.setattr(bus, "get", lagging)
+    vector = await state.read_part(bus, RUN, PLAN, manifest, MASTER)
+    np.testing.assert_array_equal(vector, walk(PLAN.fragments[1], 2))
+
+
+async def test_recovery_reads_up_to_its_own_fence_whatever_a_replica_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, manifest = await lost_run()
+
+    async def nothing(_pattern: str) -> list[object]:
+        return []
+
+    mine = await writer(bus, "next", 2)
+    monkeypatch.setattr(bus, "last_each", nothing)
+    assert (await mine.recover())[1] == manifest
+
+
+async def test_writer_of_a_shard_minds_its_own_fragments_only() -> None:
+    bus, _ = await lost_run()
+    lose(bus, Subjects(RUN).manifest(1))
+    mine = await StateWriter.acquire(bus, RUN, PLAN, holder="a", now_ns=5, shard=0, shards=2)
+    assert list(await mine.recover()) == [0]
+    assert [f.index for f in mine.fragments] == [0]
+
+
+async def test_fences_of_different_shards_refuse_nobody_else() -> None:
+    bus = await connected()
+    first = await StateWriter.acquire(bus, RUN, PLAN, holder="a", now_ns=1, shard=0, shards=2)
+    await StateWriter.acquire(bus, RUN, PLAN, holder="b", now_ns=1, shard=1, shards=2)
+    await first.check()
+    await first.commit(draft(0, 1), parts(1), None)
+
+
+async def test_fence_is_taken_over_from_the_token_that_was_known_only() -> None:
+    bus = await connected()
+    held = await StateWriter.acquire(bus, RUN, PLAN, holder="a", now_ns=1, over=0)
+    with pytest.raises(Conflict):
+        await StateWriter.acquire(bus, RUN, PLAN, holder="b", now_ns=2, over=0)
+    taken = await StateWriter.acquire(bus, RUN, PLAN, holder="b", now_ns=2, over=held.token)
+    assert taken.token > held.token

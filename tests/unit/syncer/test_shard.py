@@ -15,7 +15,7 @@ from skerry.testing.puppet import walk
 from skerry.wire.codec import encode_vector
 from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, Manifest, Refused
 from skerry.wire.subjects import Subjects
-from skerry_syncer.shard import MOST_REFUSED, FragmentState, Shard, judge
+from skerry_syncer.shard import MOST_REFUSED, MOST_SETTLED, FragmentState, Shard, judge
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 1)
@@ -127,3 +127,56 @@ async def test_genesis_that_came_during_the_first_commit_is_not_merged_as_a_grad
     assert isinstance(got, Contribution)
     assert judge(got, 0, held.config) == (1.0, "genesis")
     assert judge(got, state.version, held.config) == (None, "genesis")
+
+
+async def test_refusal_is_counted_once_however_often_its_chunks_are_read() -> None:
+    stale = header(base_version=0)
+    records = await stored(stale, stale)
+    held = shard()
+    held.config = held.config.model_copy(update={"max_staleness": 1})
+    for record in records:
+        held.take(record, 1.0)
+    assert held.fragments[0].refused == [Refused("too_stale", "a", 1, 1, 1000, 0, 10)]
+
+
+async def test_late_chunk_of_a_contribution_that_waits_is_no_refusal() -> None:
+    first, second = await stored(header(1)), await stored(header(2))
+    held = shard()
+    for record in [*first, second[0], first[0]]:
+        held.take(record, 1.0)
+    assert [c.header.identity for c in held.fragments[0].pending] == [1]
+    assert held.fragments[0].refused == []
+
+
+async def test_unfinished_contribution_that_a_newer_one_replaces_is_refused() -> None:
+    first, second = await stored(header(1)), await stored(header(2))
+    held = shard()
+    for record in [*first[:-1], *second]:
+        held.take(record, 1.0)
+    assert held.fragments[0].refused == [Refused("incomplete", "a", 1, 1, 1000, 0, 10)]
+    assert [c.header.identity for c in held.fragments[0].pending] == [2]
+
+
+async def test_contribution_to_another_shard_is_left_to_its_owner() -> None:
+    held = shard()
+    held.fragments = {}
+    assert {held.take(record, 1.0) for record in await stored(header())} == {None}
+
+
+async def test_what_a_commit_has_settled_is_neither_merged_nor_refused_again() -> None:
+    records = await stored(header(base_version=0))
+    held = shard()
+    held.config = held.config.model_copy(update={"max_staleness": 1})
+    manifest = held.fragments[0].manifest
+    assert manifest is not None
+    told = dataclasses.replace(manifest.commit, refused=(Refused("stale", "a", 1, 1),))
+    held.fragments[0].settle_all(told)
+    assert {held.take(record, 1.0) for record in records} == {None}
+    assert held.fragments[0].refused == []
+
+
+async def test_memory_of_what_was_settled_is_bounded() -> None:
+    state = shard().fragments[0]
+    for identity in range(1, MOST_SETTLED + 10):
+        state.settle("a", (1, identity))
+    assert len(state.settled) == MOST_SETTLED

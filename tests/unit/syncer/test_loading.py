@@ -1,0 +1,113 @@
+"""What a syncer reads before it conducts: state, what was settled lately, who has begun anew."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from skerry.bus import state
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.state import StateWriter
+from skerry.core.outer import Outer, make_outer
+from skerry.errors import StateLost
+from skerry.settings import SyncConfig
+from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import Commit, MemberRecord, Refused, Start
+from skerry.wire.records import encode
+from skerry.wire.subjects import Subjects
+from skerry_syncer import loading
+from skerry_syncer.shard import Shard
+
+OUTER: Outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
+CONFIG = SyncConfig(fragments=3, shards=2)
+
+
+async def scripted() -> tuple[MemoryBus, ScriptedRun]:
+    bus = MemoryBroker().connect()
+    run = await ScriptedRun.begin(bus)
+    await run.commit_all()
+    return bus, run
+
+
+async def loaded(bus: MemoryBus, run: ScriptedRun, shard: int = 0, shards: int = 1) -> Shard:
+    writer = await StateWriter.acquire(
+        bus, "run", run.plan, holder="s", now_ns=shard + 2, shard=shard, shards=shards
+    )
+    return await loading.load(bus, writer, run.plan, CONFIG, OUTER)
+
+
+async def test_shard_holds_its_own_fragments() -> None:
+    bus, run = await scripted()
+    assert list((await loaded(bus, run, 0, 2)).fragments) == [0, 2]
+    assert list((await loaded(bus, run, 1, 2)).fragments) == [1]
+
+
+async def test_starts_are_known_with_the_places_where_they_lie() -> None:
+    bus, run = await scripted()
+    for incarnation in (1, 2):
+        payload = encode(Start("run", "a", incarnation, 1))
+        await bus.publish(Subjects("run").start("a"), payload)
+    await bus.publish(Subjects("run").start("b"), b"rubbish")
+    shard = await loaded(bus, run)
+    assert shard.inbox.superseded("a", 1, 3)
+    assert not shard.inbox.superseded("a", 1, 2)
+    assert shard.inbox.superseded("a", 0, 2)
+
+
+async def test_start_that_retention_dropped_is_known_from_the_ledger() -> None:
+    bus, run = await scripted()
+    for _ in range(5):
+        await bus.publish(Subjects("run").start("other"), encode(Start("run", "other", 1, 1)))
+    member = MemberRecord("run", "a", 4, "h", 1, 0, inner="new", contrib_sequence=3)
+    await bus.publish(Subjects("run").member("a"), encode(member))
+    shard = await loaded(bus, run)
+    assert shard.inbox.superseded("a", 3, 4)
+    assert not shard.inbox.superseded("a", 4, 4)
+
+
+async def test_what_the_newest_commits_refused_is_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, run = await scripted()
+    draft = ScriptedRun._draft
+
+    def refusing(self: ScriptedRun, index: int, version: int, step: int, tokens: int) -> Commit:
+        told = draft(self, index, version, step, tokens)
+        return dataclasses.replace(told, refused=(Refused("stale", "a", 1, 9),))
+
+    monkeypatch.setattr(ScriptedRun, "_draft", refusing)
+    await run.commit(1)
+    shard = await loaded(bus, run)
+    assert ("a", (1, 9)) in shard.fragments[1].settled
+    assert ("a", (1, 9)) not in shard.fragments[0].settled
+
+
+async def test_bytes_that_stay_wrong_are_lost_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, run = await scripted()
+    stream = bus.broker.streams[Subjects("run").stream("STATE")]
+    chunk = next(p for p in run.manifests[2].parts if p.name == "master").chunks[0].sequence
+    record = stream.records[chunk]
+    stream.records[chunk] = dataclasses.replace(record, payload=record.payload[:-1] + b"?")
+    with pytest.raises(StateLost, match="fragment 2 at version 1: its 'master' cannot be read"):
+        await loaded(bus, run)
+
+
+async def test_bytes_that_were_damaged_on_the_way_are_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, run = await scripted()
+    get, damaged = bus.get, list[int]()
+
+    async def noisy(stream: str, sequence: int) -> object:
+        record = await get(stream, sequence)
+        if record is None or damaged or not stream.endswith("STATE"):
+            return record
+        damaged.append(sequence)
+        return dataclasses.replace(record, payload=record.payload[:-1] + b"?")
+
+    monkeypatch.setattr(bus, "get", noisy)
+    shard = await loaded(bus, run)
+    assert damaged
+    assert [s.version for s in shard.fragments.values()] == [1, 1, 1]
+    assert state.MASTER in run.vectors[0]
