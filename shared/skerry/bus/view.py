@@ -176,6 +176,13 @@ def _started(
     )
 
 
+def _no_newer(pulse: Pulse, held: Pulse) -> bool:
+    """Say whether a pulse has been seen; its sender's wall clock may have been set back since."""
+    if pulse.alive_s != held.alive_s:
+        return pulse.alive_s < held.alive_s
+    return pulse.sent_ns == held.sent_ns
+
+
 def _pulsed(view: RunView, pulse: Pulse, at_s: float) -> LearnerView | None:
     held = view.learners.get(pulse.learner)
     sent_s = min(at_s, pulse.sent_ns / 1e9)
@@ -184,7 +191,7 @@ def _pulsed(view: RunView, pulse: Pulse, at_s: float) -> LearnerView | None:
         held = _started(view, held, pulse.learner, pulse.incarnation, since_s)
     if pulse.incarnation < held.incarnation:
         return None
-    if held.pulse is not None and pulse.sent_ns <= held.pulse.sent_ns:
+    if held.pulse is not None and _no_newer(pulse, held.pulse):
         return None
     seen_s = sent_s if held.pulse is None else at_s
     return replace(

@@ -162,6 +162,14 @@ def test_a_sender_whose_clock_is_behind_is_alive_from_its_second_pulse() -> None
     assert report(view, T0 + 500.6).learners[0].liveness is Liveness.ALIVE
 
 
+def test_a_sender_whose_clock_was_set_back_is_still_heard() -> None:
+    fast = replace(pulse(2.0, 20), sent_ns=ns(3602.0))
+    view = seen((1.0, pulse(1.0, 10)), (2.0, fast), (3.0, pulse(3.0, 30)))
+    held = view.learners["a"].pulse
+    assert held is not None
+    assert held.steps == 30
+
+
 def test_a_restart_adds_up_what_both_incarnations_did() -> None:
     view = seen((0, member()), *training(10), (20, member(incarnation=2, at_s=20)))
     view = fold(view, replace(pulse(1.0, 10, incarnation=2), sent_ns=ns(21)), T0 + 21)
