@@ -169,7 +169,7 @@ def action_of(fault: Fault, target: str, ground: Ground, seed: str) -> Action:
     """Return the action of a fault; whatever it draws comes from ``seed``."""
     chance = random.Random(seed)  # noqa: S311 - faults, no secrets
     cut = "reset" if chance.random() < RESET_SHARE else "blackhole"
-    slow = {"delay_s": fault.amount, "rate_bytes_s": SLOW_BYTES_S}
+    slow: dict[str, object] = {"delay_s": fault.amount, "rate_bytes_s": SLOW_BYTES_S}
     made: dict[Kind, Callable[[], Action]] = {
         Kind.KILL: lambda: Kill(ground, target, fault.duration_s),
         Kind.BROKER_KILL: lambda: Kill(ground, target, fault.duration_s),

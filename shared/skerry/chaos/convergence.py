@@ -50,8 +50,8 @@ class Convergence:
 
     async def checks(self, deadline_s: float) -> list[Check]:
         """Return one check per learner, and one each for the syncers and the checkpointers."""
-        work = asyncio.gather(self._commits(), self._checkpoints())
-        end = asyncio.ensure_future(self._end())
+        work = asyncio.create_task(self._work(), name="work")
+        end = asyncio.create_task(self._end(), name="end")
         try:
             await asyncio.wait({work, end}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
             for task in (work, end):
@@ -63,6 +63,11 @@ class Convergence:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         return self._told(deadline_s)
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._commits(), name="commits")
+            group.create_task(self._checkpoints(), name="checkpoints")
 
     def _told(self, deadline_s: float) -> list[Check]:
         late = f" within {deadline_s:.0f} s of healing"

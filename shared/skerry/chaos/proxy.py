@@ -15,10 +15,11 @@ import json
 import math
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skerry.chaos.link import OPEN, Cut, Link, Route, Shape, Way
+from skerry.chaos.link import OPEN, Cut, End, Link, Route, Shape, Way
 from skerry.errors import ConfigError
 from skerry.runtime.control import listening
 
@@ -45,9 +46,8 @@ class Proxy:
         try:
             for name, port in wanted.items():
                 route = self.routes[name] = Route(name)
-                server = await loop.create_server(
-                    lambda route=route: Link(route, self._dial).service, HOST, port
-                )
+                accept = partial(self._accept, route)
+                server = await loop.create_server(accept, HOST, port)
                 servers.append(server)
                 self.ports[name] = server.sockets[0].getsockname()[1]
             yield
@@ -84,6 +84,9 @@ class Proxy:
             msg = f"There is no route {name!r}: use one of {', '.join(sorted(self.routes))}."
             raise ConfigError(msg, path="route")
         return self.routes[name]
+
+    def _accept(self, route: Route) -> End:
+        return Link(route, self._dial).service
 
     def _dial(self, link: Link) -> None:
         task = asyncio.get_running_loop().create_task(self._dialled(link), name="dial")

@@ -75,7 +75,9 @@ async def ask(path: Path, request: Message, timeout_s: float = 10.0) -> Message:
         async with asyncio.timeout(timeout_s):
             reply = await _asked(path, request)
     except (OSError, ValueError, TimeoutError) as error:
-        msg = f"Nobody answers at {path} ({error or 'too late'}): is the cluster still running?"
+        msg = (
+            f"Nobody answers at {path} ({str(error) or 'too late'}): is the cluster still running?"
+        )
         raise ControlError(msg) from error
     if not reply.get("ok"):
         raise ControlError(str(reply.get("error", "It was refused without a reason.")))
