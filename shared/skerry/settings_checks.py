@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ModelConfig,
         OuterConfig,
         RunConfig,
+        StoreSettings,
     )
 
 OUTER_PRESETS = ("auto", "nesterov", "direct")
@@ -35,6 +36,7 @@ def check_run(run: RunConfig) -> None:
 def check_local(local: LocalSettings) -> None:
     """Raise ConfigError if a machine's settings contradict each other."""
     _refuse(_of_nats(local))
+    _refuse(_of_store(local.store))
 
 
 def masked_url(url: str) -> str:
@@ -127,6 +129,15 @@ def _of_nats(local: LocalSettings) -> Iterator[str]:
         yield f"nats.user is empty but nats.password_file is {nats.password_file}: set both."
     if nats.credentials is not None and nats.user:
         yield "nats.credentials and nats.user are both set: remove one of them."
+
+
+def _of_store(store: StoreSettings) -> Iterator[str]:
+    parts = urlsplit(store.url)
+    if store.url and (parts.scheme != "s3" or not parts.netloc or "@" in parts.netloc):
+        shown = masked_url(store.url)
+        yield f'store.url is "{shown}", but it must look like s3://bucket/prefix, without keys.'
+    if store.endpoint and urlsplit(store.endpoint).scheme not in {"http", "https"}:
+        yield f'store.endpoint is "{store.endpoint}", but it must look like https://host:443.'
 
 
 def _names_function(text: str) -> bool:

@@ -225,6 +225,18 @@ class StoreSettings(Table):
 
     path: Path = Path(".skerry/checkpoints")
     """Folder; a run's checkpoints lie below <path>/<run>."""
+    url: str = ""
+    """``s3://bucket/prefix``: they lie below <url>/<run> instead; needs the extra ``s3``."""
+    endpoint: str = ""
+    """Address of an S3 that is not Amazon's; empty: AWS_ENDPOINT_URL, or Amazon's."""
+    region: str = ""
+    """Region of the bucket; empty: AWS_REGION."""
+    credentials: Path | None = None
+    """File with S3 keys in AWS's format; empty: the environment, or ~/.aws/credentials."""
+    profile: str = "default"
+    """Which keys of that file."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Deadline of one request to S3, its repetitions included; a part has 8 MiB."""
 
 
 class LearnerSettings(Table):

@@ -19,7 +19,12 @@ app.add_typer(checkpoints, name="checkpoints", help="List, verify and restore ch
 OneRun = Annotated[str | None, typer.Option(help="Only this run's.", metavar="ID")]
 Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.", metavar="NAME")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
-Where = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Its folder, or a run's.")]
+Where = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="Its folder or s3:// address, or a run's.")
+]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="Put back what this run's own log lost or has older.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -43,11 +48,20 @@ def restore(
     run: Run = "main",
     config: Config = None,
     set_: Sets = None,
+    *,
+    replace: Replace = False,
 ) -> None:
-    """Start a run from a checkpoint, in a broker without it.
+    """Start a run from a checkpoint, in a broker without it, or put a run's state back.
 
-    ``--set train.steps=…`` and ``--set train.duration_s=…`` say how long it goes on; all else is
-    as the checkpoint has it.
+    Into a log without the run: its versions go on where the checkpoint's end. ``--set
+    train.steps=…`` and ``--set train.duration_s=…`` say how long it goes on; all else is as the
+    checkpoint has it.
+
+    With --replace, into a log that has the run but lost a part of it, or was rolled back. Stop the
+    run first. Each fragment that is older there than in the checkpoint, or cannot be read any more,
+    is committed anew from the checkpoint, as the version after the newest that the ledger knows,
+    "restored from … at version …". Members and cursors stay. What is newer than the checkpoint is
+    not touched; where nothing is lost, that refuses the command.
     """
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
@@ -56,29 +70,32 @@ def restore(
     with exit_on_error():
         extends, machine = commands.split_sets(set_ or [])
         local = _local(nats, config, machine)
-    run_service(commands.restored(bus_from(local.nats, "restore"), checkpoint, run, extends))
+        bus = bus_from(local.nats, "restore")
+    run_service(commands.restored(bus, checkpoint, run, extends, local.store, replace=replace))
 
 
 @checkpoints.command("list")
 def list_command(
     run: OneRun = None, config: Config = None, set_: Sets = None, *, as_json: AsJson = False
 ) -> None:
-    """List what lies below store.path, oldest first."""
+    """List what lies below store.path or store.url, oldest first."""
     from skerry.runtime.entry import exit_on_error
     from skerry_checkpointer import commands
 
     with exit_on_error():
-        commands.listed(_local(None, config, set_).store.path, run, as_json=as_json)
+        commands.listed(_local(None, config, set_).store, run, as_json=as_json)
 
 
 @checkpoints.command()
-def verify(checkpoint: Where, *, as_json: AsJson = False) -> None:
+def verify(
+    checkpoint: Where, config: Config = None, set_: Sets = None, *, as_json: AsJson = False
+) -> None:
     """Check every byte and every vector of a checkpoint."""
     from skerry.runtime.entry import exit_on_error
     from skerry_checkpointer import commands
 
     with exit_on_error():
-        commands.verified(checkpoint, as_json=as_json)
+        commands.verified(checkpoint, _local(None, config, set_).store, as_json=as_json)
 
 
 def _serve(
@@ -90,14 +107,13 @@ def _serve(
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
     from skerry.runtime.logs import broker_event, configure
-    from skerry.store.local import LocalStore
-    from skerry.wire.subjects import checked_token
+    from skerry.runtime.stores import store_of
     from skerry_checkpointer.service import checkpointer
 
     holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"
     with exit_on_error():
         local = _local(nats, config, sets)
-        store = LocalStore(local.store.path.resolve() / checked_token(run, "run"))
+        store = store_of(local.store, run)
         configure(local.log_level, service="checkpointer")
     bus = bus_from(local.nats, holder, on_event=broker_event)
     run_service(checkpointer(bus, run, store, local.shutdown_s))

@@ -13,64 +13,90 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from skerry.errors import StoreError
+from skerry.errors import ConfigError, StoreError
+from skerry.runtime.stores import access_of, root_of
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.listing import all_summaries, locate
+from skerry_checkpointer.replace import Change, put_back, told
 from skerry_checkpointer.restore import restore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
-    from pathlib import Path
 
     from skerry.bus.base import Bus
+    from skerry.settings import StoreSettings
     from skerry.store.listing import Summary
 
 NANOSECONDS = 1e9
 
 
-def listed(root: Path, run: str | None, *, as_json: bool) -> None:
-    """Print the checkpoints below ``root``."""
-    found = all_summaries(root, run)
+def listed(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
+    """Print the checkpoints in the store that the settings name."""
+    root = root_of(store)
+    found = all_summaries(root, run, access_of(store))
     if as_json:
         print(json.dumps([asdict(summary) for summary in found]))
         return
     if not found:
         print(f"No checkpoints below {root}.")
         return
-    table = Table("run", "checkpoint", "written", "step", "tokens", "MB", "versions", box=None)
+    titles = ("run", "checkpoint", "written", "step", "tokens", "MB", "versions", "ledger")
+    table = Table(*titles, box=None)
     for summary in found:
         table.add_row(*_cells(summary))
     Console().print(table)
 
 
-def verified(path: Path, *, as_json: bool) -> None:
+def verified(path: str, store_settings: StoreSettings, *, as_json: bool) -> None:
     """Check one checkpoint and print what it is; a damaged one exits with 1 either way."""
     try:
-        store, name = locate(path)
+        store, name = locate(path, access_of(store_settings))
         total = read_manifest(store, name).size_bytes
         with _progress("verifying", total) as on_bytes:
             checkpoint = verify(store, name, on_bytes=on_bytes)
     except StoreError as error:
         if not as_json:
             raise
-        print(json.dumps({"ok": False, "path": str(path), "error": str(error)}))
+        print(json.dumps({"ok": False, "path": path, "error": str(error)}))
         sys.exit(error.exit_code)
     where = store.where(name)
     if as_json:
-        facts = {"run": checkpoint.run, "step": checkpoint.step, "tokens": checkpoint.tokens}
+        facts = {
+            "run": checkpoint.run,
+            "step": checkpoint.step,
+            "tokens": checkpoint.tokens,
+            "ledger_sequence": checkpoint.ledger_sequence,
+        }
         print(json.dumps({"ok": True, "path": where, **facts}))
     else:
         print(f"{where} is whole: run {checkpoint.run}, step {checkpoint.step}, {total} bytes.")
 
 
-async def restored(bus: Bus, path: Path, run: str, extends: Sequence[str]) -> None:
-    """Write a checkpoint into the log as ``run`` and say so."""
-    store, name = locate(path)
+async def restored(
+    bus: Bus,
+    path: str,
+    run: str,
+    extends: Sequence[str],
+    store_settings: StoreSettings,
+    *,
+    replace: bool = False,
+) -> None:
+    """Write a checkpoint into the log as ``run``, or put back what the run lacks, and say so."""
+    access = access_of(store_settings)
+    store, name = locate(path, access)
     total = read_manifest(store, name).size_bytes
+    if replace and extends:
+        msg = f"A run that is put back keeps its config: leave out --set {extends[0]}."
+        raise ConfigError(msg, path=extends[0])
     async with bus:
         with _progress("verifying", total) as on_bytes:
-            record = await restore(bus, path, run, sets=extends, on_bytes=on_bytes)
-    print(f"Run {record.run} is restored from {record.restored_from}.")
+            changes: list[Change] = []
+            if replace:
+                changes = await put_back(bus, path, run, access=access, on_bytes=on_bytes)
+            else:
+                await restore(bus, path, run, sets=extends, access=access, on_bytes=on_bytes)
+    what = f": {told(changes)}" if replace else ""
+    print(f"Run {run} is restored from {store.where(name)}{what}.")
 
 
 def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -98,7 +124,7 @@ def _progress(what: str, total: int) -> Generator[Callable[[int], None]]:
 
 def _cells(summary: Summary) -> tuple[str, ...]:
     if summary.error:
-        return (summary.run, summary.name, "unreadable", "", "", "", summary.error)
+        return (summary.run, summary.name, "unreadable", "", "", "", summary.error, "")
     written = datetime.fromtimestamp(summary.created_ns / NANOSECONDS, UTC)
     low, high = min(summary.versions), max(summary.versions)
     return (
@@ -109,4 +135,5 @@ def _cells(summary: Summary) -> tuple[str, ...]:
         str(summary.tokens),
         f"{summary.size_bytes / 1e6:.1f}",
         str(low) if low == high else f"{low}-{high}",
+        str(summary.ledger_sequence or "?"),
     )

@@ -21,9 +21,12 @@ from skerry.settings import load, run_config_from_json, to_json
 from skerry.settings_tree import split_assignment
 from skerry.store.checkpoint import fragments, plan_of, read_manifest, verify
 from skerry.store.listing import locate
+from skerry.store.opening import FROM_ENVIRONMENT
 from skerry.wire.messages import MemberRecord, RunRecord
 from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
+from skerry_checkpointer.alive import living
+from skerry_checkpointer.survey import spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from skerry.settings import RunConfig
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint, SavedFragment
+    from skerry.store.opening import S3Access
     from skerry.wire.messages import Commit, Manifest
 
 EXTENDABLE = ("train.steps", "train.duration_s")
@@ -45,30 +49,32 @@ RESTORER = "restore"
 
 async def restore(
     bus: Bus,
-    path: Path,
+    where: str | Path,
     run: str,
     *,
     sets: Sequence[str] = (),
+    access: S3Access = FROM_ENVIRONMENT,
     on_bytes: Callable[[int], None] | None = None,
 ) -> RunRecord:
     """Verify a checkpoint and write it into the log as run ``run``; versions go on from there.
 
     Args:
         bus: a connected bus.
-        path: a checkpoint, or a run's folder for its newest one.
+        where: a checkpoint, or a run's folder for its newest one.
         run: the id of the run to create.
         sets: ``train.steps=…`` or ``train.duration_s=…``: how long the run goes on.
+        access: how buckets are reached.
         on_bytes: told how many bytes of the files have been read, as they are.
 
     Raises:
         CheckpointCorrupt: a file is damaged; nothing has been written.
-        RunMismatch: the log already holds this run.
+        RunMismatch: the log already holds this run; who works on it is named.
         ConfigError: ``sets`` changes what a checkpoint fixes.
     """
-    store, name = await asyncio.to_thread(locate, path)
+    store, name = await asyncio.to_thread(locate, where, access)
     checkpoint = await asyncio.to_thread(verify, store, name, on_bytes=on_bytes)
     config = extended(checkpoint, sets)
-    await _refuse_existing(bus, run)
+    await _refuse_existing(bus, run, checkpoint)
     await bus.declare(
         specs(
             run,
@@ -91,7 +97,7 @@ async def restore(
     )
     created = await ledger.create_run(bus, record)
     if created != record:
-        raise _exists(run)
+        raise _exists(run, (), checkpoint.versions)
     return record
 
 
@@ -113,43 +119,71 @@ def extended(checkpoint: Checkpoint, sets: Sequence[str]) -> RunConfig:
     return run_config_from_json(json.dumps(values))
 
 
-async def _refuse_existing(bus: Bus, run: str) -> None:
+async def _refuse_existing(bus: Bus, run: str, checkpoint: Checkpoint) -> None:
+    """Raise RunMismatch if there is such a run, naming who works on it and what it holds."""
     try:
-        await ledger.read_run(bus, run)
+        record = await ledger.read_run(bus, run)
     except RunNotFound:
         return
-    raise _exists(run)
+    if names := await living(bus, run, run_config_from_json(record.config_json)):
+        raise at_work(run, names)
+    commits = await ledger.last_commits(bus, run)
+    versions = [commits[f].version if f in commits else 0 for f in range(record.fragments)]
+    raise _exists(run, versions, checkpoint.versions)
 
 
-def _exists(run: str) -> RunMismatch:
+def _exists(run: str, held: Sequence[int], saved: Sequence[int]) -> RunMismatch:
+    there = f" (version {spread(held)}, the checkpoint {spread(saved)})" if held else ""
     msg = (
-        f"Run {run!r} already has state in this log: restore under another --run, "
-        "or into a broker with an empty store."
+        f"Run {run!r} already has state in this log{there}: restore under another --run, or into a "
+        "broker with an empty store; --replace puts back what this log lost or has older."
     )
     return RunMismatch(msg)
+
+
+def at_work(run: str, names: Sequence[str]) -> RunMismatch:
+    """Return the refusal to touch a run that somebody works on."""
+    msg = (
+        f"Run {run!r} is alive: {', '.join(names)} just said so. Stop all of it first, or restore "
+        "under another --run."
+    )
+    return RunMismatch(msg)
+
+
+async def all_fences(bus: Bus, run: str, plan: Plan, config: RunConfig) -> list[StateWriter]:
+    """Take the fence of every shard: a syncer that was only asleep is refused from here on."""
+    return [
+        await StateWriter.acquire(
+            bus,
+            run,
+            plan,
+            holder=RESTORER,
+            now_ns=time.time_ns(),
+            shard=shard,
+            shards=config.sync.shards,
+            chunk_bytes=config.sync.chunk_bytes,
+        )
+        for shard in range(config.sync.shards)
+    ]
 
 
 async def _write_state(bus: Bus, store: Store, name: str, run: str, config: RunConfig) -> None:
     plan = plan_of(read_manifest(store, name), store.where(name))
     found = await _found(bus, run, plan)
-    writer = await StateWriter.acquire(
-        bus,
-        run,
-        plan,
-        holder=RESTORER,
-        now_ns=time.time_ns(),
-        chunk_bytes=config.sync.chunk_bytes,
-    )
+    writers = await all_fences(bus, run, plan, config)
     saved = fragments(store, name)
     while (item := await asyncio.to_thread(next, saved, None)) is not None:
         fragment, vectors = item
-        held = found.get(fragment.commit.fragment)
+        index = fragment.commit.fragment
+        held = found.get(index)
         if held is None:
-            draft = _commit(fragment.commit, run, store.where(name))
-            await writer.commit(draft, _parts(vectors, config.sync.global_scheme), None)
+            draft = fresh_commit(fragment.commit, run, store.where(name))
+            parts = parts_of(vectors, config.sync.global_scheme)
+            await writers[index % len(writers)].commit(draft, parts, None)
         elif not _same(held, fragment):
-            raise _exists(run)
-    await writer.recover()
+            raise _exists(run, (), ())
+    for writer in writers:
+        await writer.recover()
 
 
 async def _found(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
@@ -157,7 +191,7 @@ async def _found(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
     try:
         return await read_manifests(bus, run, plan)
     except WrongPlan as error:
-        raise _exists(run) from error
+        raise _exists(run, (), ()) from error
 
 
 def _same(held: Manifest, saved: SavedFragment) -> bool:
@@ -167,7 +201,7 @@ def _same(held: Manifest, saved: SavedFragment) -> bool:
     )
 
 
-def _commit(saved: Commit, run: str, origin: str) -> Commit:
+def fresh_commit(saved: Commit, run: str, origin: str) -> Commit:
     """Return the commit that begins a fragment in the new log.
 
     Learners count incarnations and contributions anew there, so the progress table keeps what the
@@ -191,7 +225,7 @@ def _commit(saved: Commit, run: str, origin: str) -> Commit:
     )
 
 
-def _parts(vectors: Mapping[str, NDArray[np.float32]], scheme: str) -> list[NewPart]:
+def parts_of(vectors: Mapping[str, NDArray[np.float32]], scheme: str) -> list[NewPart]:
     """Return what to store: learners read ``params``, which is the master in the global scheme."""
     params = NewPart(PARAMS, scheme, vectors[MASTER])
     return [params, *(NewPart(name, "f32", vector) for name, vector in vectors.items())]

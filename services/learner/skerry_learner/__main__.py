@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -65,7 +64,7 @@ def run(
 @app.command(name="eval")
 def evaluate(
     checkpoints: Annotated[
-        list[Path], typer.Argument(help="Checkpoint folders.", metavar="CHECKPOINT")
+        list[str], typer.Argument(help="Folders or s3:// addresses.", metavar="CHECKPOINT")
     ],
     batches: Annotated[
         int, typer.Option(help="Held-out batches at most.", min=1, metavar="N")
@@ -83,7 +82,9 @@ def evaluate(
 
 @app.command()
 def sample(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder.", metavar="CHECKPOINT")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="Its folder or s3:// address.", metavar="CHECKPOINT")
+    ],
     prompt: Annotated[str, typer.Option(help="Text to continue.", metavar="TEXT")] = "def ",
     tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1, metavar="N")] = 200,
     temperature: Annotated[

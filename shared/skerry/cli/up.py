@@ -191,7 +191,9 @@ async def restore(cluster: Cluster, checkpoint: Path, extends: Sequence[str] = (
 
     ``extends`` are settings that say how much longer the run goes on than the checkpoint's did.
     """
-    given = [str(checkpoint), "--nats", cluster.url, "--run", cluster.place.run]
+    settings_file = str(cluster.place.settings)  # how a bucket is reached
+    given = [str(checkpoint), "--config", settings_file]
+    given += ["--nats", cluster.url, "--run", cluster.place.run]
     for text in extends:
         given += ["--set", text]
     return (

@@ -1,14 +1,26 @@
-"""Finding checkpoints on a disk: by folder, newest first, damaged ones told apart."""
+"""Finding checkpoints in a store: by folder, oldest first, damaged ones told apart."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skerry.errors import StoreError
-from skerry.store.base import MANIFEST
+from skerry.store.base import NAME
 from skerry.store.checkpoint import read_manifest
-from skerry.store.local import LocalStore
+from skerry.store.opening import (
+    FROM_ENVIRONMENT,
+    S3Access,
+    folders,
+    is_url,
+    normal,
+    open_store,
+    parent_of,
+)
+
+if TYPE_CHECKING:
+    from skerry.store.base import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +36,51 @@ class Summary:
     created_ns: int = 0
     size_bytes: int = 0
     versions: tuple[int, ...] = ()
+    ledger_sequence: int = 0
     error: str = ""
 
 
-def summaries(folder: Path) -> list[Summary]:
+def summaries(folder: str | Path, access: S3Access = FROM_ENVIRONMENT) -> list[Summary]:
     """Return the checkpoints of one run's folder, oldest first; only manifests are checked."""
-    store = LocalStore(folder)
-    return sorted((_summary(store, name) for name in store.names()), key=_age)
+    return _summaries(open_store(folder, access), parent_of(normal(folder))[1])
 
 
-def all_summaries(root: Path, run: str | None = None) -> list[Summary]:
+def all_summaries(
+    root: str | Path, run: str | None = None, access: S3Access = FROM_ENVIRONMENT
+) -> list[Summary]:
     """Return the checkpoints below ``store.path``, of one run or of all, oldest first."""
     if run is not None:
-        return summaries(root / run)
-    folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-    return sorted((s for folder in folders for s in summaries(folder)), key=_age)
+        return summaries(f"{normal(root)}/{run}", access)
+    found = [s for folder in folders(root, access) for s in summaries(folder, access)]
+    return sorted(found, key=_age)
 
 
-def locate(path: Path) -> tuple[LocalStore, str]:
-    """Return store and name of a checkpoint folder, or of the newest one inside a run's folder.
+def locate(where: str | Path, access: S3Access = FROM_ENVIRONMENT) -> tuple[Store, str]:
+    """Return store and name of a checkpoint, or of the newest one in a run's folder.
 
     Raises StoreError when there is none.
     """
-    if (path / MANIFEST).is_file():
-        whole = path.resolve()
-        return LocalStore(whole.parent), whole.name
-    readable = [summary for summary in summaries(path) if not summary.error]
+    address = normal(where)
+    folder, name = parent_of(address)
+    beside = open_store(folder, access)
+    if NAME.fullmatch(name) and name in beside.names():
+        return beside, name
+    inside = open_store(address if is_url(address) else Path(address).resolve(), access)
+    readable = [found for found in _summaries(inside, name) if not found.error]
     if not readable:
         msg = (
-            f"There is no checkpoint at {path}: name a folder that holds {MANIFEST}; "
-            "`skerry checkpoints list` shows them."
+            f"There is no checkpoint at {address}: name one that "
+            "`skerry checkpoints list` shows, or a folder of some."
         )
         raise StoreError(msg)
-    return LocalStore(path.resolve()), readable[-1].name
+    return inside, readable[-1].name
 
 
-def _summary(store: LocalStore, name: str) -> Summary:
-    run = Path(store.where(name)).parent.name
+def _summaries(store: Store, run: str) -> list[Summary]:
+    return sorted((_summary(store, name, run) for name in store.names()), key=_age)
+
+
+def _summary(store: Store, name: str, run: str) -> Summary:
     try:
         found = read_manifest(store, name)
     except StoreError as error:
@@ -75,6 +95,7 @@ def _summary(store: LocalStore, name: str) -> Summary:
         created_ns=found.created_ns,
         size_bytes=found.size_bytes,
         versions=found.versions,
+        ledger_sequence=found.ledger_sequence,
     )
 
 

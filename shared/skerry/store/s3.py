@@ -16,7 +16,7 @@ from skerry.store.s3_layout import ENTRIES, Entry, entry_path, load, name_of
 from skerry.store.s3_sweep import Sweeper, listed
 
 if TYPE_CHECKING:
-    from skerry.store.s3_client import S3Access
+    from skerry.store.opening import S3Access
 
 
 class S3Store:

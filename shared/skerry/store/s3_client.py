@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import configparser
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,8 @@ from skerry.errors import ConfigError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from skerry.store.opening import S3Access
+
 SCHEME = "s3"
 RETRIES = 5
 CREDENTIALS = Path("~/.aws/credentials")
@@ -31,17 +32,6 @@ KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 FORBIDDEN = ("AccessDenied", "SignatureDoesNotMatch", "InvalidAccessKeyId", "403 Forbidden")
 UNREACHABLE = ("error sending request", "timed out", "dns error", "Connection refused")
 NO_CREDENTIALS = ("169.254.169.254", "Missing SecretAccessKey")
-
-
-@dataclass(frozen=True, slots=True)
-class S3Access:
-    """How buckets are reached; what is empty is taken from the environment, as AWS's tools do."""
-
-    endpoint: str = ""
-    region: str = ""
-    credentials: Path | None = None
-    profile: str = "default"
-    timeout_s: float = 60.0
 
 
 def connect(url: str, access: S3Access) -> stores.S3Store:

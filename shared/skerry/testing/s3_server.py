@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skerry.errors import SkerryError
-from skerry.store.s3_client import S3Access
+from skerry.store.opening import S3Access
 
 BUCKET = "skerry"
 STARTUP_S = 60.0

@@ -13,7 +13,7 @@ from skerry_learner.judging.restored import restore
 from skerry_learner.judging.sample import sample, to_text, to_tokens
 
 
-def print_verdicts(paths: Sequence[Path], *, batches: int, as_json: bool) -> None:
+def print_verdicts(paths: Sequence[str | Path], *, batches: int, as_json: bool) -> None:
     """Evaluate checkpoints and print a line for each, in order; JSON objects if asked for."""
     corpora: dict[str, Corpus] = {}
     for path in paths:
@@ -37,7 +37,7 @@ def sentence(verdict: Verdict) -> str:
 
 
 def print_sample(
-    path: Path, *, prompt: str, count: int, temperature: float, seed: int, as_json: bool
+    path: str | Path, *, prompt: str, count: int, temperature: float, seed: int, as_json: bool
 ) -> None:
     """Print a prompt and its continuation."""
     restored = restore(path)

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 
 from skerry import settings
 from skerry.errors import ModelError
+from skerry.runtime.stores import access_of
 from skerry.settings import RunConfig
 from skerry.store import checkpoint
 from skerry.store.listing import locate
+from skerry.store.opening import is_url
 from skerry_learner.models.base import Model, Params, specs_of
 from skerry_learner.models.factory import build_model
 
@@ -22,7 +24,7 @@ from skerry_learner.models.factory import build_model
 class Restored:
     """A model as it was when the checkpoint was written."""
 
-    path: Path
+    path: str
     config: RunConfig
     model: Model
     params: Params
@@ -30,12 +32,15 @@ class Restored:
     tokens: int
 
 
-def restore(path: Path) -> Restored:
-    """Read a checkpoint's folder, or the newest one in a run's folder.
+def restore(path: str | Path) -> Restored:
+    """Read a checkpoint's folder or ``s3://`` address, or the newest one in a run's folder.
 
-    StoreError, CheckpointCorrupt and ModelError name what cannot be used.
+    Buckets are reached as the environment says. StoreError, CheckpointCorrupt and ModelError name
+    what cannot be used.
     """
-    saved, tensors = checkpoint.params(*locate(path.expanduser()))
+    where = str(path) if is_url(path) else Path(path).expanduser()
+    access = access_of(settings.load().local.store)
+    saved, tensors = checkpoint.params(*locate(where, access))
     config = settings.run_config_from_json(json.dumps(saved.config))
     model = build_model(config.model, config.train)
     specs = specs_of(model)
@@ -45,4 +50,4 @@ def restore(path: Path) -> Restored:
     leaves = [jnp.asarray(tensors[spec.name]) for spec in specs]
     tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
     params: Params = jax.tree.unflatten(tree, leaves)
-    return Restored(path, config, model, params, saved.step, saved.tokens)
+    return Restored(str(path), config, model, params, saved.step, saved.tokens)
