@@ -202,7 +202,7 @@ async def crowd(server: NatsServer, folder: Path, size: int) -> Crowd:
     async with Cluster(server.url, RUN, folder, config, folder / "jax") as cluster:
         syncer = await cluster.start("syncer", "idle")
         async with asyncio.timeout(120):
-            while "shard_taken" not in syncer.said:  # noqa: ASYNC110 - a file sends no event
+            while "shard_loaded" not in syncer.said:  # noqa: ASYNC110 - a file sends no event
                 await asyncio.sleep(0.2)
         await asyncio.sleep(SETTLE_S)
         pid = syncer.process.pid

@@ -200,7 +200,7 @@ async def restarts(server: NatsServer, folder: Path, scale: Scale) -> list[Resta
     async with Cluster(server.url, RUN, folder, config, folder / "jax") as cluster:
 
         async def syncer() -> str:
-            await said(await cluster.start("syncer", "s"), "shard_taken")
+            await said(await cluster.start("syncer", "s"), "shard_loaded")
             return ""
 
         async def checkpointer() -> str:
