@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from skerry.bus.nats_bus import NatsBus
 from skerry.testing.cluster import Cluster, Service, until_commit
 from skerry.testing.history import History, Key, settle
 from skerry.testing.nats_server import NatsServer
-from skerry.wire.messages import Commit, Consumed, ContributionKind
+from skerry.wire.messages import Commit, Consumed, ContributionKind, MemberRecord
+from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(180)]
@@ -131,23 +133,38 @@ async def test_what_a_frozen_learner_sends_too_late_is_refused_and_counted(
         assert ("too_stale", "a") in refused
 
 
-def assert_no_gap(history: History) -> None:
-    """Show that each incarnation goes on in its data where the log knew the one before.
+async def settled(bus: NatsBus, run: str, incarnation: int = 0) -> list[MemberRecord]:
+    """Return what every start of ``a`` said of where it went on; waits for that incarnation."""
+    found: list[MemberRecord] = []
+    subject = Subjects(run).member("a")
+    newest = await bus.last(subject)
+    members = bus.follow(subject)
+    async with asyncio.timeout(60), aclosing(members):
+        async for record in members:
+            member = decode(MemberRecord, record.payload, run=run)
+            found += [member] if member.inner else []
+            if incarnation and member.inner and member.incarnation >= incarnation:
+                break
+            if not incarnation and newest and record.sequence >= newest.sequence:
+                break
+    return found
+
+
+def assert_exact(history: History, members: list[MemberRecord]) -> None:
+    """Show that each incarnation goes on in its data exactly where the log knew those before.
 
     Within one, what a fragment contributes starts where its contribution before ended.
     """
     headers = [c.header for c in history.contributions.values() if c.header.learner == "a"]
     told = [h for h in headers if h.kind is ContributionKind.OUTER_GRADIENT]
-    known = 0
-    for incarnation in sorted({h.incarnation for h in told}):
-        mine = [h for h in told if h.incarnation == incarnation]
+    for member in members:
+        earlier = [h.cursor_to for h in told if h.incarnation < member.incarnation]
+        assert member.cursor == max(earlier, default=0), f"incarnation {member.incarnation}"
+        mine = [h for h in told if h.incarnation == member.incarnation]
         for fragment in {h.fragment for h in mine}:
             parts = sorted((h for h in mine if h.fragment == fragment), key=lambda h: h.identity)
-            assert parts[0].cursor_from <= known, f"a gap before incarnation {incarnation}"
-            ends = [h.cursor_to for h in parts[:-1]]
-            assert [h.cursor_from for h in parts[1:]] == ends
-        merged = [row for c in history.commits for row in from_a(c)]
-        known = max(r.cursor_to for r in merged if r.incarnation <= incarnation)
+            starts = [member.cursor, *(h.cursor_to for h in parts[:-1])]
+            assert [h.cursor_from for h in parts] == starts
 
 
 def assert_counted_once(history: History) -> None:
@@ -176,8 +193,55 @@ async def test_learner_killed_at_random_moments_leaves_a_whole_history(
             await cluster.start("learner", "a")
             await until_merged(bus, run_id, KILLS + 1, 4)
         history = await settle(bus, run_id)
+        members = await settled(bus, run_id)
     assert history.violations == ()
-    assert_no_gap(history)
+    assert [m.incarnation for m in members] == list(range(1, KILLS + 2))
+    assert_exact(history, members)
+    assert_counted_once(history)
+
+
+async def test_restarted_learner_is_warm_only_with_its_own_undamaged_state_of_this_machine(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, tiny_config: Path, jax_cache: Path
+) -> None:
+    """One run, five starts: what each finds on disk decides how its inner optimizer begins."""
+    often = ("--set", "learner.save_every_s=0.05")
+    kept = tmp_path / "learners" / run_id / "a" / "inner.safetensors"
+    async with NatsBus(shared_nats.url, name="test") as bus:
+        async with Cluster(shared_nats.url, run_id, tmp_path, tiny_config, jax_cache) as cluster:
+
+            async def start(incarnation: int, *sets: str) -> tuple[Service, MemberRecord]:
+                service = await cluster.start("learner", "a", *often, *sets)
+                return service, (await settled(bus, run_id, incarnation))[-1]
+
+            async def kill(service: Service) -> None:
+                service.kill9()
+                assert await service.ended() == -signal.SIGKILL, "the fault did not fire"
+
+            await cluster.start("syncer", "s")
+            first, new = await start(1)
+            await until_merged(bus, run_id, 1, 3)
+            await kill(first)
+            assert kept.exists()
+            second, warm = await start(2)
+            await until_merged(bus, run_id, 2, 2)
+            await kill(second)
+            kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+            third, damaged = await start(3)
+            assert "inner_state_unreadable" in third.said
+            await kill(third)
+            fourth, elsewhere = await start(4, "--set", f'learner.path="{tmp_path / "else"}"')
+            await kill(fourth)
+            kept.unlink()
+            fifth, deleted = await start(5)
+            await kill(fifth)
+        history = await settle(bus, run_id)
+        members = await settled(bus, run_id)
+    ways = [m.inner for m in (new, warm, damaged, elsewhere, deleted)]
+    assert ways == ["new", "warm", "cold", "cold", "cold"]
+    assert 0 <= warm.inner_age_steps <= 1000
+    assert warm.cursor > 0
+    assert history.violations == ()
+    assert_exact(history, members)
     assert_counted_once(history)
 
 
