@@ -34,6 +34,7 @@ class Account:
 
     ``last`` is the newest contribution consumed, ``newest`` the newest consumed or refused,
     ``holes`` those before it that are neither. ``refused`` is what was refused since ``last``,
+    ``reached`` how far in the data the newest lies,
     ``discarded`` what was trained and never offered. The first contribution of every incarnation up
     to ``pardoned`` may have been an offer of initial parameters that lost to another one.
     """
@@ -46,6 +47,7 @@ class Account:
     unnamed: int = 0
     contributions: int = 0
     refused: int = 0
+    reached: int = 0
     discarded: int = 0
     pardoned: int = 0
 
@@ -68,8 +70,11 @@ class Account:
             row.cursor,
         )
 
-    def consume(self, item: Consumed, *, genesis: bool) -> Iterator[Found]:
-        """Count a contribution and yield what is wrong with that."""
+    def consume(self, item: Consumed, *, genesis: bool, begun: int = 0) -> Iterator[Found]:
+        """Count a contribution and yield what is wrong with that.
+
+        ``begun`` is where its incarnation began in the data.
+        """
         mark = (item.incarnation, item.identity)
         if mark <= self.newest and mark not in self.holes:
             yield What.TWICE, f"{named(mark)} was consumed though it had been resolved before"
@@ -89,28 +94,40 @@ class Account:
             self.tokens += item.tokens
             if self.contributions > 1:
                 self.discarded += max(0, item.cursor_from - self.cursor - self.refused)
+        self._resolve(mark, item, begun)
         self.refused = 0
         self.cursor = max(self.cursor, item.cursor_to)
         self.last = mark
-        self._resolve(mark)
 
-    def refuse(self, item: Refused) -> None:
+    def refuse(self, item: Refused, *, begun: int = 0) -> None:
         """Take note of a refusal; one without numbers may be any of those that are missing."""
         if not item.identity:
             self.unnamed += 1
             return
-        if (item.incarnation, item.identity) > self.newest:
+        mark = (item.incarnation, item.identity)
+        newer = mark > self.newest
+        self._resolve(mark, item, begun)
+        if newer:
             self.refused += item.cursor_to - item.cursor_from
-        self._resolve((item.incarnation, item.identity))
 
     def missing(self) -> list[Mark]:
         """Return the contributions that were numbered and are neither consumed nor refused."""
         told = sorted(m for m in self.holes if m[1] > 1 or m[0] > self.pardoned)
         return told[self.unnamed :]
 
-    def _resolve(self, mark: Mark) -> None:
+    def _resolve(self, mark: Mark, item: Consumed | Refused, begun: int) -> None:
+        """Take note that a contribution is resolved, and which ones it has left behind.
+
+        Where its data begins where what is resolved ends, nothing is: its learner has taken back
+        what had left the log unmerged, and this one contains it.
+        """
         self.holes.discard(mark)
         if mark <= self.newest:
+            return
+        reached = max(self.cursor, self.reached, begun)
+        self.reached = max(self.reached, item.cursor_to)
+        if item.cursor_to and item.cursor_from <= reached:
+            self.newest = mark
             return
         first = self.newest[1] + 1 if self.newest[0] == mark[0] else 1
         room = MOST_HOLES - len(self.holes)

@@ -190,11 +190,13 @@ class Checks:
                 for what, text in self._consume(account, item, commit):
                     yield what, item.learner, text
             else:
-                account.refuse(item)
+                begun = self._starts(item.learner).cursor_of(item.incarnation)
+                account.refuse(item, begun=begun)
 
     def _consume(self, account: Account, item: Consumed, commit: Commit) -> Iterator[Found]:
         genesis = commit.reason == GENESIS
-        yield from account.consume(item, genesis=genesis)
+        begun = self._starts(item.learner).cursor_of(item.incarnation)
+        yield from account.consume(item, genesis=genesis, begun=begun)
         factor, mark = self.rules.sequence_tokens, (item.incarnation, item.identity)
         sequences = item.cursor_to - item.cursor_from
         if factor is not None and item.tokens != sequences * factor:

@@ -67,6 +67,10 @@ class Starts:
         """Take note that the log has seen data of an incarnation up to ``cursor``."""
         self.known[incarnation] = max(self.known.get(incarnation, 0), cursor)
 
+    def cursor_of(self, incarnation: int) -> int:
+        """Return where the newest incarnation began in the data; 0 for every other one."""
+        return self.cursor if incarnation == self.begun else 0
+
     def late(self, incarnation: int, cursor: int) -> str:
         """Return what is wrong with consuming data up to ``cursor`` now; empty if nothing is."""
         if incarnation < self.begun and cursor > self.cursor:

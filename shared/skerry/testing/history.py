@@ -72,7 +72,7 @@ async def read_history(
     log = Log.of(bus, await ledger.read_run(bus, run))
     rules = Rules.of(log.config)
     if puppets:
-        rules = replace(rules, sequence_tokens=None, counted=False)
+        rules = replace(rules, sequence_tokens=None)
     report = await verify(bus, run, replay=True, rules=rules)
     entries = log.ledger(await newest(bus, log.subjects.commits()))
     async with aclosing(entries):

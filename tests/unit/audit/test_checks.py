@@ -155,6 +155,11 @@ def test_contribution_that_was_left_out_is_a_violation_that_names_it() -> None:
     assert found.learner == "a"
 
 
+def test_contribution_that_its_learner_took_back_is_accounted_for() -> None:
+    commits = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(3, 4, 12),))]
+    assert violations(tabled([_member(), *commits])) == []
+
+
 def test_contribution_that_was_refused_is_accounted_for() -> None:
     refused = Refused("diverged", "a", 1, 2, 4 * TOKENS, 4, 8)
     commits = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(3, 8, 12),), (refused,))]
