@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
+    from skerry.bus.base import Bus
     from skerry.chaos.engine import Firing
     from skerry.cli.place import Announced
+    from skerry.wire.messages import RunRecord
 
+CREATED_S = 60.0
 KINDS = ("learner", "syncer", "checkpointer", "health-monitor", "broker")
 
 
@@ -153,7 +156,7 @@ async def _chaos(wanted: Wanted, cluster: Announced) -> Result | None:
     place = Place(cluster.run)
     nats = settings.NatsSettings(url=cluster.url)
     async with bus_from(nats, "chaos") as bus:
-        record = await ledger.read_run(bus, cluster.run)
+        record = await _created(bus, cluster.run)
         if not settings.run_config_from_json(record.config_json).chaos.allow:
             msg = (
                 f"Run {cluster.run!r} does not allow faults, and nothing was touched: only a run "
@@ -169,6 +172,15 @@ async def _chaos(wanted: Wanted, cluster: Announced) -> Result | None:
             return None
         async with _shown(Feed(bus, cluster.run), quiet=wanted.as_json) as on:
             return await _drill(wanted, ground, plan, on).run()
+
+
+async def _created(bus: Bus, run: str) -> RunRecord:
+    """Return the run's record; its first learner may still be on its way to create it."""
+    try:
+        async with asyncio.timeout(CREATED_S):
+            return await ledger.wait_run(bus, run)
+    except TimeoutError:
+        return await ledger.read_run(bus, run)
 
 
 def _drill(wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen) -> Drill:
