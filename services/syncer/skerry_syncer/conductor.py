@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -110,15 +111,11 @@ class Conductor:
             await self._close_due()
             if await self._finish():
                 return True
-            if self.leaving:
-                break
             await self._open_due()
             await self._republish()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._idle_s()):
                     await self.wake.wait()
-            except TimeoutError:
-                pass
         return False
 
     async def _genesis(self) -> None:
@@ -193,7 +190,7 @@ class Conductor:
 
     async def _open_due(self) -> None:
         now = now_s()
-        if self.fleet.finished(now):
+        if self.leaving or self.fleet.finished(now):
             return
         launch, _ = schedule.next_round(*self._situation(now))
         if launch is not None:

@@ -89,9 +89,11 @@ class FragmentState:
 
     def settle_all(self, commit: Commit) -> None:
         """Remember all that a commit has merged or refused."""
-        for row in (*commit.consumed, *commit.refused):
-            if row.identity:
-                self.settle(row.learner, (row.incarnation, row.identity))
+        for merged in commit.consumed:
+            self.settle(merged.learner, (merged.incarnation, merged.identity))
+        for refused in commit.refused:
+            if refused.identity:
+                self.settle(refused.learner, (refused.incarnation, refused.identity))
 
     def waits(self, learner: str, mark: Mark) -> bool:
         """Tell whether this contribution waits already.
