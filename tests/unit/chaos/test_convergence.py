@@ -1,0 +1,125 @@
+"""What has to happen after healing, on a log that is written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from skerry.bus import ledger
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.streams import specs
+from skerry.chaos.convergence import Check, Convergence
+from skerry.chaos.witness import Witness
+from skerry.core.fragments import LeafSpec, plan
+from skerry.testing.puppet import run_record
+from skerry.wire.messages import CheckpointRecord, Commit, Consumed
+
+RUN = "r"
+PLAN = plan([LeafSpec("w", (4, 4))], 1)
+KINDS = {"a": "learner", "b": "learner", "s": "syncer", "c": "checkpointer"}
+SHORT_S = 0.2
+LONG_S = 30.0
+
+
+async def connected() -> MemoryBus:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    await ledger.create_run(bus, run_record(RUN, PLAN, "{}"))
+    return bus
+
+
+def commit(version: int, *learners: str, syncer: str = "s") -> Commit:
+    rows = tuple(
+        Consumed(name, 1, version, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1.0, 1.0) for name in learners
+    )
+    return Commit(
+        run=RUN,
+        plan_digest=PLAN.digest,
+        fragment=0,
+        version=version,
+        step=version,
+        reason="all_arrived",
+        syncer=syncer,
+        fence=1,
+        opened_ns=0,
+        closed_ns=0,
+        quorum_s=0.0,
+        grace_s=0.0,
+        consumed=rows,
+        refused=(),
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+    )
+
+
+def checkpoint(path: str) -> CheckpointRecord:
+    return CheckpointRecord(RUN, path, path, (1,), 1, 1, 0, 1)
+
+
+async def judged(
+    bus: MemoryBus, deadline_s: float, damaged: frozenset[str] = frozenset()
+) -> dict[str, Check]:
+    async def damage(path: str) -> str:
+        return "it is damaged" if path in damaged else ""
+
+    waiting = Convergence(bus, RUN, 1, KINDS, damage)
+    return {check.name: check for check in await waiting.checks(deadline_s)}
+
+
+async def test_a_cluster_in_which_everybody_works_has_converged() -> None:
+    bus = await connected()
+    await ledger.append_commit(bus, commit(1, "a"))
+    await ledger.append_commit(bus, commit(2, "b"))
+    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    told = await judged(bus, LONG_S)
+    assert all(check.ok for check in told.values())
+    assert told["a checkpoint verifies"].detail == "whole"
+
+
+async def test_a_learner_that_stays_silent_is_named() -> None:
+    bus = await connected()
+    await ledger.append_commit(bus, commit(1, "a"))
+    told = await judged(bus, SHORT_S)
+    assert told["a contributes"].ok
+    assert not told["b contributes"].ok
+    assert "nothing of it was merged" in told["b contributes"].detail
+
+
+async def test_a_commit_by_a_syncer_that_is_gone_is_no_sign_of_life() -> None:
+    bus = await connected()
+    await ledger.append_commit(bus, commit(1, "a", "b", syncer="dead"))
+    assert not (await judged(bus, SHORT_S))["a syncer that runs commits"].ok
+
+
+async def test_a_damaged_checkpoint_does_not_count_but_a_later_whole_one_does() -> None:
+    bus = await connected()
+    await ledger.append_commit(bus, commit(1, "a", "b"))
+    await ledger.record_checkpoint(bus, checkpoint("broken"))
+    told = await judged(bus, SHORT_S, frozenset({"broken"}))
+    assert told["a checkpoint verifies"].detail.startswith("it is damaged")
+    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    assert (await judged(bus, LONG_S, frozenset({"broken"})))["a checkpoint verifies"].ok
+
+
+async def test_in_a_finished_run_nobody_has_anything_left_to_do() -> None:
+    bus = await connected()
+    await ledger.finish_run(bus, await ledger.read_run(bus, RUN))
+    assert all(check.ok for check in (await judged(bus, LONG_S)).values())
+
+
+async def test_a_witness_misses_what_is_gone_or_has_changed() -> None:
+    bus = await connected()
+    witness = Witness(bus, RUN)
+    watching = asyncio.create_task(witness.watch(0))
+    await ledger.append_commit(bus, commit(1, "a"))
+    await ledger.append_commit(bus, commit(2, "a"))
+    async with asyncio.timeout(LONG_S):
+        while len(witness.seen) < 2:  # noqa: ASYNC110 - a follower sends no event
+            await asyncio.sleep(0.001)
+    watching.cancel()
+    assert await witness.lost() == []
+    first, second = witness.seen
+    witness.seen[second] = b"something else"
+    witness.seen[second + 7] = witness.seen[first]
+    assert await witness.lost() == [second, second + 7]

@@ -1,0 +1,96 @@
+"""Goodput under faults: what counts as time, and what as useful."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+
+import pytest
+
+from skerry.chaos.meter import Meter, Phase
+from skerry.runtime.processes import Entry, stat_of
+from skerry.wire.messages import LearnerPhase, Pulse
+
+PULSE = Pulse(
+    run="r",
+    learner="a",
+    incarnation=1,
+    phase=LearnerPhase.TRAINING,
+    sent_ns=0,
+    step=0,
+    steps=1,
+    tokens=0,
+    cursor=0,
+    loss=2.0,
+    step_time_s=0.1,
+    busy_s=0.0,
+    alive_s=0.0,
+    bytes_up=0,
+    bytes_down=0,
+    contributions=0,
+)
+
+
+def pulse(busy_s: float, tokens: int, incarnation: int = 1, loss: float = 2.0) -> Pulse:
+    return replace(PULSE, busy_s=busy_s, tokens=tokens, incarnation=incarnation, loss=loss)
+
+
+def entry(name: str = "a", kind: str = "learner", *, alive: bool = True) -> Entry:
+    pid = os.getpid()
+    return Entry(name, kind, pid, 0, stat_of(pid)[1] if alive else -1)
+
+
+def test_faults_that_cost_nothing_but_learners_leave_goodput_at_one() -> None:
+    meter = Meter()
+    meter.observe(pulse(5.0, 500))
+    meter.enter(Phase.QUIET)
+    meter.sample([entry("a"), entry("b")], 10.0)
+    meter.observe(pulse(13.0, 1300))
+    meter.observe(replace(pulse(8.0, 800), learner="b"))
+    meter.enter(Phase.FAULTS)
+    meter.sample([entry("a"), entry("b", alive=False)], 10.0)
+    meter.observe(pulse(21.0, 2100))
+    now = meter.result()
+    assert (now.share_quiet, now.share_faults) == pytest.approx((0.8, 0.8))
+    assert (now.goodput, now.rate_ratio) == pytest.approx((1.0, 1.0))
+    assert now.up_s == 10.0
+
+
+def test_the_time_that_a_restart_takes_is_time_that_the_learner_had() -> None:
+    meter = Meter()
+    meter.enter(Phase.QUIET)
+    meter.sample([entry()], 10.0)
+    meter.observe(pulse(10.0, 1000))
+    meter.enter(Phase.FAULTS)
+    meter.sample([entry()], 10.0)
+    meter.observe(pulse(5.0, 500, incarnation=2))
+    assert meter.result().goodput == pytest.approx(0.5)
+
+
+def test_only_learners_have_time() -> None:
+    meter = Meter(phase=Phase.FAULTS)
+    meter.sample([entry("s", "syncer"), entry("broker", "broker")], 10.0)
+    assert meter.result().up_s == 0.0
+
+
+def test_the_first_pulse_of_an_incarnation_counts_whole_and_a_repeated_one_not() -> None:
+    meter = Meter(phase=Phase.FAULTS)
+    meter.observe(pulse(3.0, 300))
+    meter.observe(pulse(3.0, 300))
+    meter.observe(pulse(1.0, 100, incarnation=2))
+    assert meter.sums[Phase.FAULTS].tokens == 400
+
+
+def test_losses_are_those_before_the_faults_and_at_the_end() -> None:
+    meter = Meter()
+    meter.observe(pulse(1.0, 100, loss=4.0))
+    meter.enter(Phase.FAULTS)
+    meter.observe(pulse(2.0, 200, loss=1.0))
+    meter.observe(pulse(2.0, 200, incarnation=2, loss=math.nan))
+    now = meter.result()
+    assert (now.loss_first, now.loss_last) == (4.0, 1.0)
+
+
+def test_nothing_measured_is_zero_and_no_error() -> None:
+    assert Meter().result().goodput == 0.0

@@ -1,0 +1,85 @@
+"""``skerry chaos``: what it refuses before anything is touched, and what it tells."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skerry.bus.memory import MemoryBroker
+from skerry.chaos.convergence import Check
+from skerry.chaos.drill import Result
+from skerry.chaos.engine import Firing
+from skerry.chaos.ground import Ground
+from skerry.chaos.meter import Meter
+from skerry.cli.chaos import Wanted, make_plan, run_chaos, sentence, verdict
+from skerry.errors import ConfigError, RunNotFound
+from skerry.runtime.processes import TABLE, Processes
+
+FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is stopped")
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    """A cluster of this very process: only what needs no help can be done to it."""
+    table = Processes(tmp_path / TABLE)
+    table._kept = True
+    for name, kind in (("learner-1", "learner"), ("syncer", "syncer")):
+        table.started(name, kind, os.getpid())
+    return Ground("r", tmp_path, MemoryBroker().connect())
+
+
+def test_a_folder_without_a_cluster_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunNotFound, match=r"No cluster of run 'x' runs in .*chaos\.allow=true"):
+        run_chaos(Wanted(run="x"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Wanted(kinds=("kil",)), "no fault 'kil': use any of kill, pause"),
+        (Wanted(kinds=("partition",)), "A partition cannot be done here: the services reach"),
+        (Wanted(kinds=("lost_ack",)), "simulation only"),
+        (Wanted(targets=("learner-9",)), "no 'learner-9' in this cluster"),
+        (Wanted(seed=1, kinds=("kill",), duration_s=0.001), "no fault at all"),
+        (Wanted(plan=Path("nowhere.json")), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(ground: Ground, wanted: Wanted, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_plan(wanted, ground)
+
+
+def test_a_seed_gives_the_same_plan_every_time(ground: Ground) -> None:
+    wanted = Wanted(seed=5, duration_s=60.0)
+    assert make_plan(wanted, ground) == make_plan(wanted, ground)
+    assert make_plan(wanted, ground) != make_plan(replace(wanted, seed=6), ground)
+
+
+def test_a_plan_file_with_an_unknown_target_is_refused(ground: Ground, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"format": 1, "faults": [{"at_s": 1, "kind": "kill", "target": "master"}]}')
+    with pytest.raises(ConfigError, match="There is no 'master' for the kill"):
+        make_plan(Wanted(plan=path), ground)
+
+
+def test_a_person_is_told_when_a_fault_begins_and_what_proves_it() -> None:
+    assert sentence(FIRING, over=False) == "   1.0 s  pause syncer begins"
+    assert sentence(FIRING, over=True) == "   3.0 s  pause syncer ends: it is stopped"
+    skipped = replace(FIRING, fired=False, proof="syncer is down already")
+    told = "   1.0 s  pause syncer did not fire: syncer is down already"
+    assert sentence(skipped, over=True) == told
+
+
+def test_one_failed_check_fails_the_drill() -> None:
+    checks = (Check("good", ok=True, detail=""), Check("bad", ok=False, detail="why"))
+    result = Result("r", 1, (FIRING,), checks, Meter().result(), 3)
+    assert not result.ok
+    assert replace(result, checks=checks[:1]).ok
+    assert result.to_json()["ok"] is False
+    assert verdict(result).row_count == 2
