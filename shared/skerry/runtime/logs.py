@@ -5,8 +5,33 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from typing import TextIO, cast
 
 import structlog
+
+
+class Forgiving:
+    """A stream that loses what cannot be written: a full disk under a log must not end a service.
+
+    ``lost`` counts the writes that failed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.lost = 0
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except OSError:
+            self.lost += 1
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError:
+            self.lost += 1
 
 
 def configure(level: str, *, service: str) -> None:
@@ -26,7 +51,7 @@ def configure(level: str, *, service: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", Forgiving(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
