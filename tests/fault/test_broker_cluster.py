@@ -37,7 +37,6 @@ CONFIG = RunConfig(
     log=LogConfig(replicas=3, window_bytes=256 * 1024**2),
 )
 DEADLINE_S = 90.0
-STREAMS = ("STATE", "LEDGER", "CONTRIB", "PULSE")
 
 
 class Seen(NamedTuple):
@@ -99,14 +98,14 @@ class Watched:
         for learner, then in zip(self.learners, steps, strict=True):
             assert learner.pulsed[-1] > then, "a learner's steps did not reach the log"
 
-    async def led_by(self, stream: str) -> int:
-        return await self.cluster.leader(Subjects(self.run).stream(stream))
+    async def state_leader(self) -> int:
+        return await self.cluster.leader(Subjects(self.run).stream("STATE"))
 
     async def whole(self) -> None:
         """Return once every node runs and holds everything."""
         self.cluster.start()
-        for stream in STREAMS:
-            await self.cluster.until_current(Subjects(self.run).stream(stream))
+        for spec in specs(self.run):
+            await self.cluster.until_current(spec.name)
 
 
 @asynccontextmanager
@@ -160,7 +159,7 @@ async def test_any_one_node_may_be_killed_while_the_run_goes_on(
 ) -> None:
     """The leader of the state first, then, once that is back, the others in turn."""
     async with running(tmp_path, run_id) as run:
-        leader = await run.led_by("STATE")
+        leader = await run.state_leader()
         await run.survive("kill -9 of STATE's leader", run.cluster.nodes[leader].kill9)
         for node in ((leader + 1) % 3, (leader + 2) % 3)[:others]:
             await run.whole()
@@ -172,9 +171,9 @@ async def test_a_leader_that_hangs_is_replaced_and_wakes_up_harmless(
     tmp_path: Path, run_id: str
 ) -> None:
     async with running(tmp_path, run_id) as run:
-        node = run.cluster.nodes[await run.led_by("STATE")]
+        node = run.cluster.nodes[await run.state_leader()]
         await run.survive("SIGSTOP of STATE's leader", node.pause)
-        assert await run.led_by("STATE") != run.cluster.nodes.index(node)
+        assert await run.state_leader() != run.cluster.nodes.index(node)
         node.resume()
         await run.whole()
         await run.more(4)
