@@ -14,6 +14,7 @@ from skerry.bus.base import Record
 from skerry.bus.nats_connection import Connection
 from skerry.bus.nats_errors import NoAnswer
 from skerry.bus.nats_records import direct_record, status_of
+from skerry.bus.nats_transport import cancellable
 
 MOST_SUBJECTS = 1024
 """Subjects that one batch get may match; the server refuses more."""
@@ -40,7 +41,8 @@ async def batch_get(
         )
         try:
             path = f"$JS.API.DIRECT.GET.{stream}"
-            await client.publish(path, json.dumps(body).encode(), inbox)
+            with cancellable():
+                await client.publish(path, json.dumps(body).encode(), inbox)
             while True:
                 async with asyncio.timeout(connection.request_timeout_s):
                     msg = await arrived.get()

@@ -19,17 +19,14 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, OutboundBufferLimitError
 
 from skerry.bus import nats_errors
 from skerry.bus.nats_errors import ApiError, NoAnswer
+from skerry.bus.nats_transport import WideTransport, cancellable
 from skerry.errors import BrokerUnavailable, BrokerUnfit
 
-READ_BYTES = 256 * 1024
-"""Bytes asked for per read, the most that asyncio takes from a socket at once; nats-py's own
-32 KiB read 512 KiB messages 1.1 to 1.2 times slower here."""
 PING_INTERVAL_S = 5
 MAX_OUTSTANDING_PINGS = 2
 REDIAL_S = 0.25
@@ -41,30 +38,6 @@ GIVE_UP_S = 10.0
 """After this long without a connection nats-py's own attempts are ended and we dial anew."""
 
 Event = Callable[[str, Mapping[str, str]], None]
-
-
-class WideTransport(TcpTransport):
-    """nats-py's TCP transport with a larger read buffer.
-
-    It is true from the start: nats-py would put its own in the place of one that is not.
-    """
-
-    def __bool__(self) -> bool:
-        return True
-
-    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        if self._io_writer is not None:  # nats-py drops the one that never got a greeting
-            self._io_writer.close()
-        await super().connect(uri, max(buffer_size, READ_BYTES), connect_timeout)
-
-    def abort(self) -> None:
-        """Cut the connection without waiting for what is still to be sent."""
-        if self._io_writer is not None:
-            self._io_writer.transport.abort()
-
-    async def read(self, buffer_size: int) -> bytes:
-        data: bytes = await super().read(max(buffer_size, READ_BYTES))
-        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +79,6 @@ class Backoff:
         await asyncio.sleep(min(self._pause, left))
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
         return True
-
-
-def _cancels() -> int:
-    """Return how often the running task has been asked to end."""
-    task = asyncio.current_task()
-    return task.cancelling() if task is not None else 0
 
 
 class Connection:
@@ -198,12 +165,12 @@ class Connection:
         client = await self.ready(deadline)
         left = deadline - asyncio.get_running_loop().time()
         timeout = max(0.001, min(self.request_timeout_s, left))
-        cancels = _cancels()
         try:
             async with asyncio.timeout(None) as scope:
                 self._in_flight.add(scope)
                 try:
-                    answer = await client.request(subject, payload, timeout, headers=headers)
+                    with cancellable():
+                        return await client.request(subject, payload, timeout, headers=headers)
                 finally:
                     self._in_flight.discard(scope)
         except (NoRespondersError, OutboundBufferLimitError) as e:
@@ -211,11 +178,6 @@ class Connection:
         except (TimeoutError, NatsError) as e:
             self.suspect()
             raise NoAnswer(str(e) or "connection lost", sent=True) from e
-        if _cancels() > cancels:
-            # nats-py's asyncio.wait_for, on Python 3.11, drops a cancellation that comes together
-            # with the answer: the caller would run on for ever.
-            raise asyncio.CancelledError
-        return answer
 
     async def api(
         self, name: str, body: Mapping[str, Any] | None = None, *, deadline: float | None = None
@@ -300,8 +262,9 @@ class Connection:
             if not self.login.urls.startswith("ws"):
                 client._transport = WideTransport()  # type: ignore[no-untyped-call]  # noqa: SLF001
             try:
-                await self._connect(client)
-                await self._check(client)
+                with cancellable():
+                    await self._connect(client)
+                    await self._check(client)
             except BrokerUnfit:
                 await client.close()
                 raise

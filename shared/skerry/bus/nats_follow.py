@@ -32,6 +32,7 @@ from skerry.bus.nats_records import (
     status_of,
 )
 from skerry.bus.nats_streams import NANOSECONDS
+from skerry.bus.nats_transport import cancellable
 from skerry.errors import BrokerUnavailable
 
 IN_FLIGHT_BYTES = 16 * 1024**2
@@ -111,9 +112,10 @@ class Puller:
         )
         client = await self._connection.ready(None)
         self._inbox = client.new_inbox()
-        self._subscription = await client.subscribe(
-            self._inbox, cb=self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        with cancellable():
+            self._subscription = await client.subscribe(
+                self._inbox, cb=self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
+            )
         await self._pull()
 
     async def close(self) -> None:
@@ -186,7 +188,8 @@ class Puller:
 
     async def _publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         client = await self._connection.ready(asyncio.get_running_loop().time())
-        await client.publish(subject, payload, reply)
+        with cancellable():
+            await client.publish(subject, payload, reply)
 
     async def _wait(self) -> bool:
         """Wait for a message; False if not even a heartbeat came."""
