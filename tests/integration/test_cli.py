@@ -20,11 +20,13 @@ from skerry.bus import ledger
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
 from skerry.runtime.connect import bus_from
+from skerry.runtime.processes import read
 from skerry.settings import NatsSettings, RunConfig, to_json
 from skerry.testing.nats_server import NatsServer
 from skerry.testing.puppet import run_record
 
 DEADLINE_S = 60.0
+KINDS = ("learner", "syncer", "checkpointer", "health-monitor")
 SERVICES = ("skerry_learner", "skerry_syncer", "skerry_checkpointer", "skerry_health_monitor")
 
 pytestmark = pytest.mark.nats
@@ -107,6 +109,37 @@ def test_a_second_cluster_in_the_same_folder_is_refused(
     assert second.returncode == 2
     assert f"Process {process.pid} runs '{run}'" in second.stderr
     assert process.poll() is None
+
+
+def test_the_processes_of_a_cluster_are_told_while_it_runs(
+    cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    process, run = cluster
+    folder = tmp_path / ".skerry" / run
+    until(lambda: len(read(folder)) == 6, "telling all processes")
+    told = read(folder)
+    assert {e.kind for e in told.values()} == {*KINDS, "broker"}
+    assert {e.pid for e in told.values()} <= set(processes(run))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+    assert read(folder) == {}
+
+
+def test_chaos_touches_no_run_that_does_not_allow_it(
+    cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    _, run = cluster
+    before = set(processes(run))
+    done = subprocess.run(
+        [sys.executable, "-m", "skerry.cli.main", "chaos", "--run", run],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: Run '{run}' does not allow faults, and nothing was")
+    assert before <= set(processes(run))
 
 
 def test_status_of_a_log_as_json(shared_nats: NatsServer, run_id: str, tmp_path: Path) -> None:
