@@ -61,13 +61,12 @@ async def until_left_behind(bus: NatsBus, run: str) -> dict[int, int]:
 async def until_back(bus: NatsBus, run: str, versions: dict[int, int]) -> None:
     """Return once each fragment has merged what ``a`` learnt from state newer than that."""
     for fragment, version in versions.items():
-        await until_commit(
-            bus,
-            run,
-            lambda c, f=fragment, v=version: (
-                c.fragment == f and any(row.base_version > v for row in from_a(c))
-            ),
-        )
+
+        def back(commit: Commit, fragment: int = fragment, version: int = version) -> bool:
+            newer = any(row.base_version > version for row in from_a(commit))
+            return commit.fragment == fragment and newer
+
+        await until_commit(bus, run, back)
 
 
 async def freeze_then_resume(

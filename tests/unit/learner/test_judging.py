@@ -161,6 +161,6 @@ class Mute:
 
 
 def test_a_model_without_logits_cannot_be_sampled(folder: Path, config: RunConfig) -> None:
-    mute = Restored(folder, config, Mute(), None, 0, 0)
+    mute = Restored(str(folder), config, Mute(), None, 0, 0)
     with pytest.raises(ModelError, match="logits"):
         list(sample(mute, [1], count=1, temperature=1.0, seed=0))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from skerry.core import adoption, fragments
 from skerry.core.fragments import Plan
 from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
+from skerry_learner.inner.keeper import shapes_of
 from skerry_learner.models.base import specs_of
 from skerry_learner.models.factory import build_model
 from skerry_learner.trainer.schedule import learning_rate, progress
@@ -145,6 +146,41 @@ def test_a_reset_falls_back_to_the_anchors_and_loses_nothing_in_flight() -> None
     new = noise(plan, 2, 9)
     trainer.adopt(2, new.copy())
     np.testing.assert_array_equal(local(trainer, plan, 2), new)
+
+
+def test_restored_moments_make_the_next_step_the_same() -> None:
+    """Parameters come from the log, moments from disk: together they are the whole state."""
+    before, _ = trainer_of()
+    for seed in range(3):
+        before.step(batch(seed), 0.5)
+    held = jax.tree.map(np.array, before.state)
+    after, _ = trainer_of()
+    tensors = jax.tree.leaves(held.optimizer)
+    after.restore_moments(dict(zip(shapes_of(held.optimizer), tensors, strict=True)))
+    after.state = after.state._replace(params=jax.tree.map(jnp.array, held.params))
+    for trainer in (before, after):
+        trainer.step(batch(9), 0.6)
+    for one, other in zip(jax.tree.leaves(before.state), jax.tree.leaves(after.state), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_restored_moments_are_the_devices_own_and_can_be_given_to_a_step() -> None:
+    trainer, _ = trainer_of()
+    shapes = shapes_of(trainer.moments_like())
+    given = {name: np.full(shape, 2, dtype) for name, (shape, dtype) in shapes.items()}
+    trainer.restore_moments(given)
+    trainer.step(batch(), 0.5)
+    assert all((tensor == 2).all() for tensor in given.values()), "a step wrote into our memory"
+
+
+def test_share_of_the_rate_scales_the_step() -> None:
+    moved: list[NDArray[np.float32]] = []
+    for share in (1.0, 0.25):
+        trainer, plan = trainer_of()
+        before = local(trainer, plan, 0)
+        trainer.step(batch(), 0.5, share)
+        moved.append(local(trainer, plan, 0) - before)
+    np.testing.assert_allclose(moved[1], 0.25 * moved[0], rtol=1e-3, atol=1e-7)
 
 
 def test_the_rate_warms_up_then_falls_to_its_last_share() -> None:

@@ -1,0 +1,118 @@
+"""Joining a run: who creates it, what is refused before anything compiles, and settling in."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from skerry.bus import ledger
+from skerry.bus import place as places
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.errors import (
+    BrokerUnavailable,
+    BrokerUnfit,
+    ConfigError,
+    CorpusError,
+    RunMismatch,
+    StorageFull,
+)
+from skerry.settings import (
+    DataConfig,
+    LogConfig,
+    RunConfig,
+    TrainConfig,
+)
+from skerry_learner import joining
+from skerry_learner.inner.recall import Recalled
+from skerry_learner.joining import (
+    check_payload,
+    check_window,
+    find_or_create,
+    prepare,
+    take_place,
+)
+
+
+async def test_the_first_learner_creates_the_run_and_the_next_takes_its_config(
+    bus: MemoryBus, config: RunConfig
+) -> None:
+    record, work = await find_or_create(bus, "run", config)
+    other = config.model_copy(update={"train": TrainConfig(steps=7)})
+    again, theirs = await find_or_create(bus, "run", other)
+    assert again == record
+    assert theirs.config == config
+    assert theirs.plan.digest == work.plan.digest == record.plan_digest
+
+
+async def test_learners_that_create_at_once_agree(bus: MemoryBus, config: RunConfig) -> None:
+    other = config.model_copy(update={"train": TrainConfig(steps=7)})
+    one, two = await asyncio.gather(
+        find_or_create(bus, "run", config), find_or_create(bus, "run", other)
+    )
+    assert one[0] == two[0]
+    assert one[1].config == two[1].config
+
+
+async def test_another_plan_digest_is_a_mismatch(bus: MemoryBus, config: RunConfig) -> None:
+    record, _ = await find_or_create(bus, "run", config)
+    wrong = replace(record, run="other", plan_digest=record.plan_digest ^ 1)
+    await bus.declare(specs("other"))
+    await ledger.create_run(bus, wrong)
+    with pytest.raises(RunMismatch, match="another model"):
+        await find_or_create(bus, "other", config)
+
+
+async def test_each_name_has_its_own_shard_and_each_start_its_own_incarnation(
+    bus: MemoryBus, config: RunConfig
+) -> None:
+    record, work = await find_or_create(bus, "run", config)
+    places = [await take_place(bus, record, work, name, "host") for name in ("a", "b", "a")]
+    assert [p.member.shard for p in places] == [0, 1, 0]
+    assert [p.learner.incarnation for p in places] == [1, 1, 2]
+    assert places[0].missing == (0, 1)
+
+
+async def test_settling_in_waits_for_a_broker_that_is_away(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, work = await find_or_create(bus, "run", config)
+    place = await take_place(bus, record, work, "a", "host")
+    failures = [BrokerUnavailable("away"), StorageFull("full")]
+    settle_in = places.settle_in
+
+    async def flaky(*args: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await settle_in(*args)
+
+    monkeypatch.setattr(places, "settle_in", flaky)
+    monkeypatch.setattr(joining, "RETRY_S", 0.0)
+    await joining.settle(bus, place.member, Recalled("warm", "saved", 12))
+    member = (await ledger.members(bus, "run"))["a"]
+    assert (member.inner, member.inner_age_steps) == ("warm", 12)
+
+
+def test_a_corpus_or_model_that_does_not_work_is_found_before_the_run_exists(
+    config: RunConfig,
+) -> None:
+    broken = config.model_copy(update={"data": DataConfig(source="text", paths=("/nowhere",))})
+    with pytest.raises(CorpusError):
+        prepare(broken)
+
+
+def test_window_too_small_for_the_first_offers_is_refused_with_the_size_to_set() -> None:
+    cut = plan([LeafSpec("w", (1024, 1024))], 1)
+    config = RunConfig(log=LogConfig(window_bytes=4 * 1024**2))
+    with pytest.raises(ConfigError, match=r"set log\.window_bytes=16777216"):
+        check_window(cut, config)
+
+
+async def test_broker_whose_messages_are_too_small_is_named_with_its_setting() -> None:
+    bus = MemoryBroker(max_payload_bytes=64 * 1024).connect()
+    with pytest.raises(BrokerUnfit, match="put `max_payload: 532480` into its config file"):
+        check_payload(bus, RunConfig())

@@ -1,0 +1,236 @@
+"""The network's side of a learner on a memory broker; the test is the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import structlog
+from numpy.typing import NDArray
+
+from skerry.bus import state
+from skerry.bus.base import Record
+from skerry.bus.contributions import Contribution, Inbox
+from skerry.bus.memory import MemoryBus
+from skerry.bus.state import NewPart, StateWriter
+from skerry.core.backend import cpu
+from skerry.core.merge import slice_norms
+from skerry.errors import (
+    BrokerUnavailable,
+    ModelError,
+    StateLost,
+    Superseded,
+    Truncated,
+    WrongVersion,
+)
+from skerry.settings import (
+    RunConfig,
+)
+from skerry.wire.messages import (
+    Commit,
+    ContributionHeader,
+    ContributionKind,
+    Manifest,
+)
+from skerry.wire.subjects import Subjects
+from skerry_learner.joining import (
+    Work,
+    find_or_create,
+    take_place,
+)
+from skerry_learner.sync import network
+from skerry_learner.sync.lost import Doubt
+from skerry_learner.sync.mailbox import Mailbox, Outgoing
+from skerry_learner.sync.network import Network
+from skerry_learner.sync.session import Learner
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let other tasks run until something holds; the test fails after a minute."""
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110  the condition has no event of its own
+            await asyncio.sleep(0.005)
+
+
+class Wire:
+    """A network without a trainer: the test is the trainer."""
+
+    def __init__(self, bus: MemoryBus, work: Work) -> None:
+        loop, wake = asyncio.get_running_loop(), asyncio.Event()
+
+        def notify() -> None:
+            loop.call_soon_threadsafe(wake.set)
+
+        self.mailbox = Mailbox(2, notify)
+        self.who = Learner("run", "a", 1)
+        self.network = Network(
+            bus, self.who, work.plan, self.mailbox, wake, chunk_bytes=4096, pulse_s=0.1
+        )
+
+
+@asynccontextmanager
+async def running(*loops: Callable[[], Coroutine[Any, Any, None]]) -> AsyncGenerator[None]:
+    async with AsyncExitStack() as stack:
+        for loop in loops:
+            task = asyncio.ensure_future(loop())
+            stack.callback(task.cancel)
+        yield
+
+
+async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
+    bus: MemoryBus, config: RunConfig
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    fragment = work.plan.fragments[1]
+    gradient = jax.random.normal(jax.random.key(0), (fragment.padded_size,), jnp.float32)
+    header = ContributionHeader(
+        ContributionKind.OUTER_GRADIENT, "a", 1, 1, 1, 3, 4, 9, 2, 64, 0, 4, 1.5, 0
+    )
+    wire.mailbox.post_outgoing(Outgoing(header, gradient, "int4"))
+    async with running(wire.network.dispatch, wire.network.send):
+        await until(lambda: wire.mailbox.unsent() == 0)
+    inbox = Inbox("run", work.plan)
+    got = [inbox.feed(r) for r in await contributed(bus)]
+    (whole,) = [item for item in got if item is not None]
+    assert isinstance(whole, Contribution)
+    planes = cpu().quantise("int4", np.array(gradient))
+    np.testing.assert_array_equal(whole.planes.codes, planes.codes)
+    assert whole.header.norms == slice_norms(fragment, cpu().dequantise("int4", planes))
+    assert replace(whole.header, norms=()) == header
+    assert wire.mailbox.traffic.contributions == 1
+
+
+async def contributed(bus: MemoryBus) -> list[Record]:
+    stream = Subjects("run").stream("CONTRIB")
+    found = [await bus.get(stream, sequence) for sequence in range(1, 100)]
+    return [record for record in found if record is not None]
+
+
+async def test_a_gradient_that_is_not_finite_is_dropped(bus: MemoryBus, config: RunConfig) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
+    header = ContributionHeader(
+        ContributionKind.OUTER_GRADIENT, "a", 1, 1, 0, 3, 4, 9, 2, 64, 0, 4, 1.5, 0
+    )
+    wire.mailbox.post_outgoing(Outgoing(header, gradient, "int4"))
+    async with running(wire.network.dispatch, wire.network.send):
+        await until(lambda: wire.mailbox.unsent() == 0)
+    assert not await contributed(bus)
+    assert wire.mailbox.take_diverged() == {0}
+    assert not wire.mailbox.take_diverged()
+
+
+async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sentence(
+    bus: MemoryBus, config: RunConfig
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
+    header = ContributionHeader(ContributionKind.GENESIS, "a", 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 0)
+    wire.mailbox.post_outgoing(Outgoing(header, gradient, "f32"))
+    async with asyncio.timeout(60):
+        with pytest.raises(ModelError, match="initial parameters are not finite"):
+            await wire.network.send()
+
+
+async def test_a_global_fragment_that_cannot_be_read_is_asked_for_again(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    fragment = work.plan.fragments[0]
+    writer = await StateWriter.acquire(bus, "run", work.plan, holder="s", now_ns=1)
+    vector = np.zeros(fragment.padded_size, np.float32)
+    parts = [NewPart("params", "bf16", vector), NewPart("master", "f32", vector)]
+    commit = Commit(
+        "run", work.plan.digest, 0, 1, 0, "", "s", 1, 0, 0, 0.0, 0.0, (), (), 0, (), 0, 0
+    )
+    await writer.commit(commit, parts, None)
+    failures = [WrongVersion("of a later release"), Truncated("cut short")]
+    read = state.read_part
+
+    async def flaky(*args: Any, **options: Any) -> NDArray[np.float32]:
+        if failures:
+            raise failures.pop()
+        return await read(*args, **options)
+
+    monkeypatch.setattr(state, "read_part", flaky)
+    monkeypatch.setattr(network, "RETRY_S", 0.0)
+    async with running(wire.network.manifests, wire.network.fetch):
+        await until(lambda: bool(wire.mailbox.fresh()))
+    assert not failures
+
+
+async def test_contribution_that_the_log_has_lost_is_told_to_the_trainer(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    doubts = [Doubt("a", 1, 0, identity, 3) for identity in (1, 2, 3)]
+    answers: list[bool | BrokerUnavailable] = [False, BrokerUnavailable("away"), True]
+
+    async def looked_for(*_: object) -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, BrokerUnavailable):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(network, "is_lost", looked_for)
+    for doubt in doubts:
+        wire.mailbox.post_doubt(doubt)
+    async with running(wire.network.dispatch, wire.network.doubts):
+        await until(lambda: not answers)
+    assert wire.mailbox.take_lost() == {doubts[2]}
+
+
+async def test_fragment_that_the_log_has_lost_is_said_once_per_version_and_not_asked_for_again(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    reads: list[int] = []
+
+    async def gone(*args: Any, **_: object) -> NDArray[np.float32]:
+        reads.append(args[3].commit.version)
+        msg = "Fragment 0 lacks a chunk of version 1."
+        raise StateLost(msg)
+
+    monkeypatch.setattr(state, "read_part", gone)
+
+    def manifest(version: int) -> Manifest:
+        return Manifest(
+            Commit(
+                *("run", work.plan.digest, 0, version, 0, "", "s", 1, 0, 0),
+                *(0.0, 0.0, (), (), 0, (), 0, 0),
+            ),
+            0,
+            (),
+        )
+
+    with structlog.testing.capture_logs() as lines:
+        for version in (1, 1, 2):
+            await wire.network._read(manifest(version))
+    said = [line["version"] for line in lines if line["event"] == "fragment_lost"]
+    assert (reads, said) == ([1, 1, 2], [1, 2])
+    assert not wire.network._wanted
+    assert not wire.mailbox.fresh()
+
+
+async def test_a_newer_incarnation_ends_the_older(bus: MemoryBus, config: RunConfig) -> None:
+    record, work = await find_or_create(bus, "run", config)
+    await take_place(bus, record, work, "a", "host")
+    watching = asyncio.ensure_future(Wire(bus, work).network.watch_name())
+    await take_place(bus, record, work, "b", "host")
+    await take_place(bus, record, work, "a", "elsewhere")
+    async with asyncio.timeout(60):
+        with pytest.raises(Superseded, match="elsewhere"):
+            await watching
