@@ -94,7 +94,7 @@ def _command(place: Place, url: str, service: str, name: str, team: Team) -> Com
 
     given = ("--nats", url, "--run", place.run, "--name", name, "--config", str(place.settings))
     end = ("--until-finished",) if service == "health-monitor" else ()
-    moved = clock.environment(place.folder, name) if team.chaos else {}
+    moved: Mapping[str, str] = clock.environment(place.folder, name) if team.chaos else {}
     return Command(
         name=name,
         argv=argv(service, *given, *end),
