@@ -223,7 +223,7 @@ class NatsSettings(Table):
 class StoreSettings(Table):
     """Where checkpoints go."""
 
-    path: Path = Path(".skerry/checkpoints")
+    path: Path = Field(default=Path(".skerry/checkpoints"), validate_default=False)
     """Folder; a run's checkpoints lie below <path>/<run>."""
     url: str = ""
     """``s3://bucket/prefix``: they lie below <url>/<run> instead; needs the extra ``s3``."""
@@ -242,7 +242,7 @@ class StoreSettings(Table):
 class LearnerSettings(Table):
     """What a learner keeps on its own disk, so that its next start begins warm."""
 
-    path: Path = Path(".skerry/learners")
+    path: Path = Field(default=Path(".skerry/learners"), validate_default=False)
     """Folder; a learner's inner optimizer state lies below <path>/<run>/<name>."""
     save_every_s: float = Field(default=30.0, ge=0)
     """Seconds between saves; 0: never."""

@@ -19,8 +19,11 @@ from skerry.bus.base import Bus
 from skerry.bus.nats_bus import NatsBus
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import fragments, plan_of, verify
+from skerry.store.base import Store
 from skerry.store.local import LocalStore
+from skerry.store.s3 import S3Store
 from skerry.testing.nats_server import NatsServer
+from skerry.testing.s3_server import BUCKET, S3Server
 from skerry.testing.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.nats
@@ -69,8 +72,11 @@ def service(nats: NatsServer, path: Path) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def scripted(nats: NatsServer, every_s: float = 0.05) -> AsyncGenerator[ScriptedRun]:
-    config = RunConfig.model_validate({"checkpoint": {"every_s": every_s, "keep_newest": 100}})
+async def scripted(
+    nats: NatsServer, every_s: float = 0.05, keep_newest: int = 100, keep_every: int = 10
+) -> AsyncGenerator[ScriptedRun]:
+    keep = {"keep_newest": keep_newest, "keep_every": keep_every}
+    config = RunConfig.model_validate({"checkpoint": {"every_s": every_s, **keep}})
     async with NatsBus(nats.url) as bus:
         yield await ScriptedRun.begin(bus, RUN, config=config)
 
@@ -135,6 +141,40 @@ async def test_it_outlives_a_broker_restart(nats_server: NatsServer, tmp_path: P
         nats_server.restart()
         await run.commit(2, step=2)
         await checkpoint_at(run.bus, 2)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", ["local", "s3"])
+async def test_two_on_one_run_do_not_harm_each_other(
+    nats_server: NatsServer,
+    tmp_path: Path,
+    run_id: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Both write and both thin out; what is left is whole, and the last state among it."""
+    store: Store = LocalStore(tmp_path / RUN)
+    options = ["--set", f"store.path={tmp_path}"]
+    if kind == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        store = S3Store(f"s3://{BUCKET}/{run_id}/{RUN}", server.access())
+        options = ["--set", f"store.url=s3://{BUCKET}/{run_id}"]
+        options += ["--set", f"store.endpoint={server.endpoint}", "--set", "store.profile=writer"]
+        options += ["--set", f"store.credentials={server.credentials}"]
+    command = ("-m", "skerry_checkpointer", "--nats", nats_server.url, "--run", RUN, *options)
+    async with scripted(nats_server, keep_newest=2, keep_every=0) as run:
+        await run.commit_all(step=1)
+        async with process(*command) as one, process(*command) as two:
+            for step in range(1, 12):
+                await run.commit(step % 3, step=step)
+                await checkpoint_at(run.bus, step)
+            await run.finish()
+            for running in (one, two):
+                assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
+        found = [verify(store, name) for name in store.names()]
+        newest = await ledger.last_commits(run.bus, RUN)
+        assert tuple(newest[f].version for f in range(3)) in {c.versions for c in found}
+        assert 2 <= len(found) <= 4
 
 
 async def test_a_checkpoint_becomes_a_run_in_an_empty_broker(

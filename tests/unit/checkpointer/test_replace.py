@@ -1,0 +1,318 @@
+"""Putting a run back in its own log: rolled back, or with a part of it gone."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.audit.verify import verify as audit
+from skerry.bus import ledger, state
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.errors import BrokerUnavailable, Fenced, RunMismatch
+from skerry.settings import RunConfig
+from skerry.store.checkpoint import fragments
+from skerry.store.local import LocalStore
+from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import Commit, Manifest, SyncerPulse
+from skerry.wire.records import encode
+from skerry.wire.subjects import Subjects
+from skerry_checkpointer.replace import Change, put_back
+from skerry_checkpointer.restore import restore
+from skerry_checkpointer.service import Checkpointer
+
+QUICK = {"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}}
+"""A lease that is over soon: nobody is waited for who is not there."""
+
+
+async def begun(**config: object) -> ScriptedRun:
+    values = {**QUICK, **config}
+    return await ScriptedRun.begin(
+        MemoryBroker().connect(), config=RunConfig.model_validate(values)
+    )
+
+
+async def checkpoint(scripted: ScriptedRun, store: LocalStore) -> Path:
+    written = await Checkpointer.of(scripted.bus, scripted.record, store).save()
+    assert written is not None
+    return Path(store.where(written.name))
+
+
+def rolled_back(scripted: ScriptedRun) -> MemoryBus:
+    """What the broker's store holds now, on a broker of its own."""
+    assert isinstance(scripted.bus, MemoryBus)
+    return MemoryBus(copy.deepcopy(scripted.bus.broker))
+
+
+def lose(bus: MemoryBus, kind: str, subject: str) -> None:
+    """Delete what the log keeps on every subject that begins like this."""
+    stream = bus.broker.streams[f"SKERRY_run_{kind}"]
+    for at in [s for name, s in stream.newest.items() if name.startswith(subject)]:
+        stream.drop(at)
+
+
+async def holds(bus: MemoryBus, scripted: ScriptedRun, saved: Path) -> None:
+    """Assert that the log's newest state is, vector by vector, the checkpoint's."""
+    for kept, vectors in fragments(LocalStore(saved.parent), saved.name):
+        fragment = scripted.plan.fragments[kept.commit.fragment]
+        found = await state.read_latest(bus, "run", scripted.plan, fragment)
+        assert found is not None
+        for name, vector in vectors.items():
+            np.testing.assert_array_equal(found[1][name], vector)
+
+
+class TestARolledBackStore:
+    """The broker holds version 1 of every fragment, the checkpoint version 2 or 3."""
+
+    @pytest.fixture
+    async def scene(self, store: LocalStore) -> tuple[ScriptedRun, MemoryBus, Path]:
+        scripted = await begun()
+        for name in ("a", "b"):
+            await ledger.join(scripted.bus, "run", name, "host", 1)
+        await scripted.commit_all(step=1, tokens=10)
+        older = rolled_back(scripted)
+        await ledger.join(scripted.bus, "run", "a", "host", 2)
+        await ledger.join(scripted.bus, "run", "c", "host", 2)
+        await scripted.commit_all(step=2, tokens=20)
+        await scripted.commit(1, step=3, tokens=30)
+        return scripted, older, await checkpoint(scripted, store)
+
+    async def test_without_replace_it_is_refused_with_the_versions_of_both(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        _, older, saved = scene
+        with pytest.raises(RunMismatch, match=r"version 1, the checkpoint 2-3.*--replace"):
+            await restore(older, saved, "run")
+
+    async def test_with_replace_it_holds_what_the_checkpoint_holds(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        scripted, older, saved = scene
+        changes = await put_back(older, saved, "run")
+        assert changes == [Change(0, 1, 2, 2), Change(1, 1, 2, 3), Change(2, 1, 2, 2)]
+        await holds(older, scripted, saved)
+
+    async def test_versions_stay_contiguous_and_the_record_is_honest(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        _, older, saved = scene
+        await put_back(older, saved, "run")
+        commit = (await ledger.last_commits(older, "run"))[1]
+        assert (commit.version, commit.reason) == (2, f"restored from {saved} at version 3")
+        assert commit.step == 3
+        found = (await audit(older, "run")).violations  # the script invents what lies before
+        assert [violation for violation in found if violation.version > 1] == []
+
+    async def test_no_cursor_moves_back_and_no_start_is_numbered_twice(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        _, older, saved = scene
+        await put_back(older, saved, "run")
+        (row,) = (await ledger.last_commits(older, "run"))[1].progress
+        assert (row.learner, row.tokens, row.cursor) == ("a", 30, 9)
+        again = await ledger.join(older, "run", "a", "host", 3)
+        assert again.incarnation > row.incarnation
+        assert (await ledger.join(older, "run", "c", "host", 3)).shard == 2
+
+    async def test_a_frozen_syncer_is_fenced_off(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        scripted, older, saved = scene
+        frozen = ScriptedRun(
+            older, scripted.record, scripted.plan, replace(scripted.writer, bus=older)
+        )
+        await put_back(older, saved, "run")
+        with pytest.raises(Fenced):
+            await frozen.commit(0)
+
+    async def test_doing_it_twice_changes_nothing_more(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        _, older, saved = scene
+        await put_back(older, saved, "run")
+        assert await put_back(older, saved, "run") == []
+
+    async def test_an_interrupted_one_is_gone_on_with(
+        self,
+        scene: tuple[ScriptedRun, MemoryBus, Path],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        scripted, older, saved = scene
+        whole = state.StateWriter.commit
+
+        async def dies_at_the_second(
+            self: state.StateWriter, commit: Commit, parts: list[state.NewPart], held: Manifest
+        ) -> Manifest:
+            if commit.fragment == 1:
+                msg = "The broker went away."
+                raise BrokerUnavailable(msg)
+            return await whole(self, commit, parts, held)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(state.StateWriter, "commit", dies_at_the_second)
+            with pytest.raises(BrokerUnavailable):
+                await put_back(older, saved, "run")
+        changes = await put_back(older, saved, "run")
+        assert [change.fragment for change in changes] == [1, 2]
+        await holds(older, scripted, saved)
+
+    async def test_a_log_that_is_newer_than_the_checkpoint_is_refused(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        scripted, _, saved = scene
+        await scripted.commit(2)
+        with pytest.raises(RunMismatch, match="fragment 2 at version 3"):
+            await put_back(scripted.bus, saved, "run")
+        assert scripted.manifests == await state.read_manifests(scripted.bus, "run", scripted.plan)
+
+    async def test_another_runs_checkpoint_is_refused(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path], tmp_path: Path
+    ) -> None:
+        _, older, _ = scene
+        other = await begun()
+        await other.commit_all()
+        foreign = await checkpoint(other, LocalStore(tmp_path / "other"))
+        with pytest.raises(RunMismatch, match="not a checkpoint of run 'run'"):
+            await put_back(older, foreign, "run")
+
+    async def test_a_data_shard_that_got_another_owner_is_refused(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        _, older, saved = scene
+        await ledger.join(older, "run", "newcomer", "host", 3)
+        with pytest.raises(RunMismatch, match="Data shard 2 belongs to 'newcomer'"):
+            await put_back(older, saved, "run")
+
+
+class TestALogThatLostAPart:
+    """The ledger stands at version 3 of fragment 1; the checkpoint is older."""
+
+    @pytest.fixture
+    async def scene(self, store: LocalStore) -> tuple[ScriptedRun, MemoryBus, Path]:
+        scripted = await begun(sync={**QUICK["sync"], "shards": 2, "fragments": 3})
+        await ledger.join(scripted.bus, "run", "a", "host", 1)
+        await scripted.commit_all(step=1, tokens=10)
+        saved = await checkpoint(scripted, store)
+        await scripted.commit(1, step=2, tokens=20)
+        await scripted.commit(1, step=3, tokens=30)
+        assert isinstance(scripted.bus, MemoryBus)
+        return scripted, scripted.bus, saved
+
+    @pytest.mark.parametrize("gone", ["1.manifest", "1.0.", "1."])
+    async def test_what_is_lost_is_written_as_the_next_version(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path], gone: str
+    ) -> None:
+        scripted, bus, saved = scene
+        lose(bus, "STATE", f"skerry.run.state.{gone}")
+        assert await put_back(bus, saved, "run") == [Change(1, 3, 4, 1)]
+        await holds(bus, scripted, saved)
+
+    async def test_its_progress_does_not_go_back(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        _, bus, saved = scene
+        lose(bus, "STATE", "skerry.run.state.1.")
+        await put_back(bus, saved, "run")
+        commit = (await ledger.last_commits(bus, "run"))[1]
+        (row,) = commit.progress
+        assert (row.tokens, row.cursor, commit.step, commit.contrib_floor) == (30, 9, 3, 17)
+
+    async def test_newer_fragments_that_are_whole_stay(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        scripted, bus, saved = scene
+        await scripted.commit(2)
+        lose(bus, "STATE", "skerry.run.state.0.")
+        changes = await put_back(bus, saved, "run")
+        assert [change.fragment for change in changes] == [0]
+        found = await state.read_manifests(bus, "run", scripted.plan)
+        assert found[1] == scripted.manifests[1]
+        assert found[2] == scripted.manifests[2]
+
+    async def test_the_fence_of_every_shard_is_taken(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        _, bus, saved = scene
+        lose(bus, "STATE", "skerry.run.state.1.")
+        await put_back(bus, saved, "run")
+        for shard in range(2):
+            record = await bus.last(Subjects("run").fence(shard))
+            assert record is not None
+            assert b"restore" in record.payload
+
+    async def test_an_older_version_that_is_newer_than_the_checkpoint_asks_for_a_newer_one(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+    ) -> None:
+        """STATE alone was rolled back: version 2 can be read, 3 is in the ledger."""
+        scripted, bus, saved = scene
+        older = rolled_back(scripted).broker.streams["SKERRY_run_STATE"]
+        await scripted.commit(1)
+        bus.broker.streams["SKERRY_run_STATE"] = older
+        with pytest.raises(RunMismatch, match="use a newer checkpoint"):
+            await put_back(bus, saved, "run")
+
+
+class TestALiveRun:
+    @pytest.mark.parametrize("way", ["restore", "put_back"])
+    async def test_who_is_alive_is_named(self, saved: Path, way: str) -> None:
+        bus = MemoryBroker().connect()
+        scripted = await ScriptedRun.begin(
+            bus, config=RunConfig.model_validate({"sync": {"lease_s": 0.5}})
+        )
+        record = scripted.record
+        pulse = SyncerPulse(run="run", syncer="s-1", instance="i", sent_ns=1)
+
+        async def syncer() -> None:
+            while True:
+                await bus.publish(Subjects("run").syncer("s-1"), encode(pulse))
+                await asyncio.sleep(0.01)
+
+        beating = asyncio.create_task(syncer())
+        await bus.publish(Subjects("run").syncer("s-1"), encode(pulse))
+        try:
+            with pytest.raises(RunMismatch, match=r"alive: syncer s-1 .*another --run"):
+                if way == "restore":
+                    await restore(bus, saved, "run")
+                else:
+                    checkpoint = await Checkpointer.of(bus, record, LocalStore(saved.parent)).save()
+                    assert checkpoint is None
+                    await scripted.commit_all()
+                    mine = await Checkpointer.of(
+                        bus, record, LocalStore(saved.parent / "mine")
+                    ).save()
+                    assert mine is not None
+                    await put_back(bus, saved.parent / "mine", "run")
+        finally:
+            beating.cancel()
+
+    async def test_another_id_beside_it_is_fine(self, store: LocalStore) -> None:
+        scripted = await begun()
+        await scripted.commit_all(step=5)
+        saved = await checkpoint(scripted, store)
+        await restore(scripted.bus, saved, "beside")
+        await scripted.commit(0)
+        assert (await ledger.read_run(scripted.bus, "beside")).restored_from == str(saved)
+        assert (await ledger.last_commits(scripted.bus, "run"))[0].version == 2
+
+
+async def test_every_shard_of_a_new_run_is_written_under_its_own_fence(store: LocalStore) -> None:
+    scripted = await begun(sync={"shards": 2, "fragments": 3})
+    await scripted.commit_all()
+    saved = await checkpoint(scripted, store)
+    bus = MemoryBroker().connect()
+    await restore(bus, saved, "again")
+    commits = await ledger.last_commits(bus, "again")
+    fences = [await bus.last(Subjects("again").fence(shard)) for shard in range(2)]
+    tokens = [fence.sequence for fence in fences if fence is not None]
+    assert [commits[f].fence for f in range(3)] == [tokens[0], tokens[1], tokens[0]]
+
+
+async def test_an_empty_log_is_restored_into(saved: Path) -> None:
+    bus = MemoryBroker().connect()
+    assert await put_back(bus, saved, "run") == []
+    assert (await ledger.read_run(bus, "run")).restored_from == str(saved)
