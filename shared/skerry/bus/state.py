@@ -23,7 +23,7 @@ from skerry.bus.recovery import mend, read_behind
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
 from skerry.errors import Conflict, Corrupt, Overtaken, WireError, first_cause
-from skerry.wire.codec import PlaneAssembler, encode_vector, vector_digest
+from skerry.wire.codec import PlaneAssembler, VectorAssembler, encode_vector, vector_digest
 from skerry.wire.envelope import seal, unseal, vector_blocks
 from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Manifest, Part
 from skerry.wire.records import decode, encode
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 PARAMS = "params"
 MASTER = "master"
-READ_WINDOW = 8
+READ_LANES, READ_GROUP = 3, 4
+"""Groups of chunks on their way at once, and chunks decoded in one hop to a thread."""
 LOST_ATTEMPTS = 8
 LOST_PAUSE_S = 0.25
 """How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
@@ -291,27 +292,32 @@ async def read_part(
     if part.blocks > vector_blocks(name, fragment):
         msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
         raise Corrupt(msg)
-    assembler = PlaneAssembler(part.scheme, part.blocks)
-    stream = Subjects(run).stream("STATE")
-    window, placing = asyncio.Semaphore(READ_WINDOW), asyncio.Lock()
+    assembler = VectorAssembler(part.scheme, part.blocks)
+    stream, placing = Subjects(run).stream("STATE"), asyncio.Lock()
+    groups = iter([part.chunks[i : i + READ_GROUP] for i in range(0, len(part.chunks), READ_GROUP)])
 
-    async def fetch(ref: ChunkRef) -> None:
-        async with window:
-            record = await bus.get(stream, ref.sequence)
-            if record is None:
-                record = await _missed(bus, stream, plan, manifest, name, ref)
-            if on_bytes is not None:
-                on_bytes(len(record.payload))
+    async def fetch(ref: ChunkRef) -> tuple[Record, ChunkRef]:
+        found = await bus.get(stream, ref.sequence)
+        record = found or await _missed(bus, stream, plan, manifest, name, ref)
+        if on_bytes is not None:
+            on_bytes(len(record.payload))
+        return record, ref
+
+    async def lane() -> None:
+        for refs in groups:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(fetch(ref)) for ref in refs]
+            got = tuple(task.result() for task in tasks)
             async with placing:  # an assembler is for one thread at a time
-                await asyncio.to_thread(_accept, record, ref, manifest, part, plan, assembler)
+                await asyncio.to_thread(_accept, got, manifest, part, plan, assembler)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for ref in part.chunks:
-                group.create_task(fetch(ref))
+            for _ in range(READ_LANES):
+                group.create_task(lane())
     except BaseExceptionGroup as errors:
         raise first_cause(errors) from None
-    vector = await asyncio.to_thread(cpu().dequantise, part.scheme, assembler.planes)
+    vector = assembler.vector
     if await asyncio.to_thread(vector_digest, vector) != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
@@ -336,26 +342,24 @@ async def _missed(
 
 
 def _accept(
-    record: Record,
-    ref: ChunkRef,
+    got: Sequence[tuple[Record, ChunkRef]],
     manifest: Manifest,
     part: Part,
     plan: Plan,
-    assembler: PlaneAssembler,
+    assembler: VectorAssembler,
 ) -> None:
-    if len(record.payload) != ref.size or xxhash.xxh3_64_intdigest(record.payload) != ref.checksum:
-        msg = f"Chunk at sequence {ref.sequence} does not match the manifest that names it."
-        raise Corrupt(msg)
     commit = manifest.commit
-    header, packed = unseal(record.payload, run=commit.run, plan=plan)
-    if (header.fragment, header.version, header.part) != (
-        commit.fragment,
-        commit.version,
-        part.name,
-    ):
-        msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
-        raise Corrupt(msg)
-    assembler.add(header, packed)
+    for record, ref in got:
+        data = record.payload
+        if len(data) != ref.size or xxhash.xxh3_64_intdigest(data) != ref.checksum:
+            msg = f"Chunk at sequence {ref.sequence} does not match the manifest that names it."
+            raise Corrupt(msg)
+        header, packed = unseal(data, run=commit.run, plan=plan)
+        named = commit.fragment, commit.version, part.name
+        if (header.fragment, header.version, header.part) != named:
+            msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
+            raise Corrupt(msg)
+        assembler.add(header, packed)
 
 
 def _part(manifest: Manifest, name: str) -> Part:

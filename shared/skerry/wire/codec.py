@@ -143,17 +143,12 @@ def vector_digest(x: NDArray[np.float32]) -> int:
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(x, np.dtype("<f4")).data)
 
 
-class PlaneAssembler:
-    """Puts the chunks of one vector together, in whatever order they come.
-
-    Memory is one set of planes for ``blocks`` blocks, taken from the plan and not from a message;
-    chunks are decompressed straight into it.
-    """
+class _Cover:
+    """Which chunks of one vector are here: each once, next to each other, and none outside."""
 
     def __init__(self, scheme: str, blocks: int) -> None:
         self._scheme = scheme
         self._blocks = blocks
-        self._planes = allocate(scheme, blocks)
         self._count = 0
         self._seen: dict[int, tuple[int, int, int]] = {}
         self._starts: list[tuple[int, int]] = []
@@ -162,43 +157,32 @@ class PlaneAssembler:
     def complete(self) -> bool:
         return 0 < self._count == len(self._seen)
 
-    @property
-    def planes(self) -> Planes:
-        """The planes (blocks, ...); raises Truncated while chunks are missing."""
+    def require(self) -> None:
+        """Raise Truncated while chunks are missing."""
         if not self.complete:
             msg = f"{len(self._seen)} of {self._count or 'unknown'} chunks are here."
             raise Truncated(msg)
-        return self._planes
 
-    def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
-        """Take in one chunk and return whether all are here; the same chunk again is no harm.
+    def lacks(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
+        """Whether a chunk is not here yet and fits; raises the WireError that says why it does not.
 
-        Raises a WireError, and forgets that chunk, if it is damaged, of another scheme, outside of
-        the vector, or in conflict with a chunk that is here.
+        The same chunk again is no harm, another one in its place is Corrupt.
         """
-        identity = (header.first_block, header.blocks, xxhash.xxh3_64_intdigest(packed))
-        if self._known(header, identity):
-            return self.complete
-        self._check(header)
-        sections = _split(header, packed)
-        part = slice(header.first_block, header.first_block + header.blocks)
-        scales = self._planes.scales[part] if self._planes.scales.size else self._planes.scales
-        _unpack_into(self._scheme, sections, Planes(self._planes.codes[part], scales))
-        self._count = header.count
-        self._seen[header.index] = identity
-        self._starts.insert(
-            bisect_left(self._starts, identity[:2]), (header.first_block, header.blocks)
-        )
-        return self.complete
-
-    def _known(self, header: ChunkHeader, identity: tuple[int, int, int]) -> bool:
-        before = self._seen.get(header.index)
+        before, identity = self._seen.get(header.index), _identity(header, packed)
         if before is None:
-            return False
+            self._check(header)
+            return True
         if before != identity or header.scheme != self._scheme or header.count != self._count:
             msg = f"Chunk {header.index} came twice, with different contents."
             raise Corrupt(msg)
-        return True
+        return False
+
+    def note(self, header: ChunkHeader, packed: bytes | memoryview) -> None:
+        """Remember a chunk that was decoded."""
+        self._count = header.count
+        self._seen[header.index] = _identity(header, packed)
+        place = header.first_block, header.blocks
+        self._starts.insert(bisect_left(self._starts, place), place)
 
     def _check(self, header: ChunkHeader) -> None:
         if header.scheme != self._scheme:
@@ -218,6 +202,75 @@ class PlaneAssembler:
         if (len(self._seen) + 1 == header.count) != (missing == 0):
             msg = f"The {header.count} chunks do not cover the {self._blocks} blocks."
             raise Corrupt(msg)
+
+
+def _identity(header: ChunkHeader, packed: bytes | memoryview) -> tuple[int, int, int]:
+    return header.first_block, header.blocks, xxhash.xxh3_64_intdigest(packed)
+
+
+class PlaneAssembler:
+    """Puts the chunks of one vector together, in whatever order they come.
+
+    Memory is one set of planes for ``blocks`` blocks, taken from the plan and not from a message;
+    chunks are decompressed straight into it.
+    """
+
+    def __init__(self, scheme: str, blocks: int) -> None:
+        self._scheme = scheme
+        self._planes = allocate(scheme, blocks)
+        self._cover = _Cover(scheme, blocks)
+
+    @property
+    def complete(self) -> bool:
+        return self._cover.complete
+
+    @property
+    def planes(self) -> Planes:
+        """The planes (blocks, ...); raises Truncated while chunks are missing."""
+        self._cover.require()
+        return self._planes
+
+    def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
+        """Take in one chunk and return whether all are here; the same chunk again is no harm.
+
+        Raises a WireError, and forgets that chunk, if it is damaged, of another scheme, outside of
+        the vector, or in conflict with a chunk that is here.
+        """
+        if self._cover.lacks(header, packed):
+            sections = _split(header, packed)
+            part = slice(header.first_block, header.first_block + header.blocks)
+            scales = self._planes.scales[part] if self._planes.scales.size else self._planes.scales
+            _unpack_into(self._scheme, sections, Planes(self._planes.codes[part], scales))
+            self._cover.note(header, packed)
+        return self._cover.complete
+
+
+class VectorAssembler:
+    """Puts the chunks of one vector together decoded, in whatever order they come.
+
+    Memory is the f32 vector of ``blocks`` blocks, taken from the plan and not from a message, and
+    one chunk's planes, which stay in the cache: planes of the whole would be written and read back.
+    """
+
+    def __init__(self, scheme: str, blocks: int) -> None:
+        self._scheme = scheme
+        self._vector = np.empty(blocks * BLOCK, np.float32)
+        self._cover = _Cover(scheme, blocks)
+
+    @property
+    def vector(self) -> NDArray[np.float32]:
+        """The vector f32 (blocks*256,); raises Truncated while chunks are missing."""
+        self._cover.require()
+        return self._vector
+
+    def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
+        """Take in one chunk and return whether all are here; raises as ``PlaneAssembler.add``."""
+        if self._cover.lacks(header, packed):
+            first, size = header.first_block * BLOCK, header.blocks * BLOCK
+            out = self._vector[first : first + size]
+            cpu().dequantise(self._scheme, unpack(header, packed), out)
+            self._cover.note(header, packed)
+        return self._cover.complete
 
 
 def _sections(scheme: str) -> tuple[Section, ...]:

@@ -18,7 +18,7 @@ from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, StateLost
 from skerry.testing.puppet import walk
-from skerry.wire.codec import PlaneAssembler
+from skerry.wire.codec import VectorAssembler
 from skerry.wire.messages import CheckpointRecord, ChunkHeader, Commit, Manifest
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
@@ -199,9 +199,9 @@ async def test_chunks_of_a_part_are_placed_one_at_a_time(monkeypatch: pytest.Mon
     bus = await connected()
     manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
     busy, together = threading.Lock(), list[bool]()
-    add = PlaneAssembler.add
+    add = VectorAssembler.add
 
-    def watched(self: PlaneAssembler, header: ChunkHeader, packed: memoryview) -> bool:
+    def watched(self: VectorAssembler, header: ChunkHeader, packed: memoryview) -> bool:
         alone = busy.acquire(blocking=False)
         together.append(not alone)
         time.sleep(0.02)  # long enough for another thread to come along
@@ -211,7 +211,7 @@ async def test_chunks_of_a_part_are_placed_one_at_a_time(monkeypatch: pytest.Mon
             if alone:
                 busy.release()
 
-    monkeypatch.setattr(PlaneAssembler, "add", watched)
+    monkeypatch.setattr(VectorAssembler, "add", watched)
     await state.read_part(bus, RUN, PLAN, manifest, MASTER)
     assert len(together) > 1
     assert not any(together)

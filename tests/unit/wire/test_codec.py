@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import SCHEMES, Planes, allocate, quantise, raw_bytes
 from skerry.errors import (
@@ -25,7 +26,14 @@ from skerry.errors import (
     WireError,
 )
 from skerry.wire import codec
-from skerry.wire.codec import Chunk, PlaneAssembler, encode_vector, pack, unpack
+from skerry.wire.codec import (
+    Chunk,
+    PlaneAssembler,
+    VectorAssembler,
+    encode_vector,
+    pack,
+    unpack,
+)
 from skerry.wire.messages import ChunkHeader
 
 F32 = NDArray[np.float32]
@@ -92,6 +100,32 @@ def test_any_order_gives_the_same_planes(
 
     assert_equal(assembler.planes, quantise(scheme, x))
     assert max(len(chunk.packed) for chunk in chunks) <= chunk_bytes
+
+
+@SCHEME
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 60), st.integers(4096, 40_000), st.randoms(use_true_random=False))
+def test_chunks_decoded_as_they_come_equal_the_planes_decoded_at_the_end(
+    scheme: str, blocks: int, chunk_bytes: int, shuffle: random.Random
+) -> None:
+    x = gaussian(blocks)
+    chunks = chunks_of(scheme, x, chunk_bytes)
+    shuffle.shuffle(chunks)
+    planes, vector = PlaneAssembler(scheme, blocks), VectorAssembler(scheme, blocks)
+    for chunk in (*chunks[:1], *chunks):  # the first one comes twice
+        planes.add(header_of(chunk), chunk.packed)
+        vector.add(header_of(chunk), chunk.packed)
+
+    np.testing.assert_array_equal(vector.vector, cpu().dequantise(scheme, planes.planes))
+
+
+def test_a_vector_with_a_chunk_missing_is_not_given_out(three: list[Chunk]) -> None:
+    assembler = VectorAssembler("int4", 100)
+    assembler.add(header_of(three[0]), three[0].packed)
+    with pytest.raises(Truncated, match="1 of 4 chunks"):
+        _ = assembler.vector
+    with pytest.raises(Corrupt, match="came twice"):
+        assembler.add(header_of(three[0]), three[1].packed)
 
 
 @SCHEME
