@@ -19,8 +19,14 @@ def run(
     config: Config = None,
     set_: Sets = None,
 ) -> None:
-    """Open rounds, merge what arrives, commit. Takes the run's config from the ledger."""
+    """Open rounds, merge what arrives, commit; stand by while another syncer does.
+
+    Start as many as you like, on any machines: one that dies, hangs or is cut off is succeeded
+    within sync.lease_s and about a second, and stands by when it is back. With sync.shards above 1
+    they share the fragments out evenly. Takes the run's config from the ledger.
+    """
     import os
+    import re
     import socket
 
     from skerry import settings
@@ -29,7 +35,8 @@ def run(
     from skerry.runtime.logs import broker_event, configure
     from skerry_syncer.service import syncer
 
-    holder = name or f"syncer-{socket.gethostname()}-{os.getpid()}"
+    machine = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40]
+    holder = name or f"syncer-{machine}-{os.getpid()}"
     overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
         local = settings.load(config, overrides).local

@@ -31,7 +31,7 @@ SHY_LEASES = 4.0
 class Watch:
     """What a tenure's progress was when it last changed, and when that was."""
 
-    progress: tuple[int, int, int]
+    progress: tuple[int, ...]
     changed_s: float
 
 
@@ -52,6 +52,7 @@ class Candidate:
     watched: dict[int, Watch] = field(default_factory=dict[int, Watch])
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, "asyncio.Task[None]"])
     shy_until_s: dict[int, float] = field(default_factory=dict[int, float])
+    governed_s: float = 0.0
     said: str = ""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     due: asyncio.Event = field(default_factory=asyncio.Event)
@@ -202,7 +203,14 @@ class Candidate:
             self._tell()
 
     def _give_up_stuck(self, now: float) -> None:
-        """Stop claiming a shard that makes no progress, so that another syncer can have it."""
+        """Stop claiming a shard that makes no progress, so that another syncer can have it.
+
+        While this whole process was stopped nothing could, and what has happened since is for
+        ``Tenure`` to find out.
+        """
+        if now - self.governed_s > 2 * self.policy.lease_s:
+            self.watched.clear()
+        self.governed_s = now
         for shard, tenure in list(self.tenures.items()):
             watch = self.watched.get(shard)
             if watch is None or watch.progress != tenure.progress:

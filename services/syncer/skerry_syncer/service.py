@@ -18,6 +18,7 @@ from skerry.core import backend
 from skerry.errors import BrokerUnavailable, BusError, StorageFull, first_cause
 from skerry.runtime.service import serve
 from skerry.wire.messages import RunState, SyncerPulse
+from skerry.wire.subjects import checked_token
 from skerry_syncer.candidate import Candidate
 from skerry_syncer.work import Work, conduct
 
@@ -46,8 +47,10 @@ async def candidate(
     """Stand by for every shard of a run, serve those that fall to this syncer; return at its end.
 
     Lives through every trouble with the broker and through being overtaken; raises only what a
-    person must mend. ``instance`` tells this process from others of its name.
+    person must mend: StateLost, StreamDrift, RunMismatch, and ConfigError for a name that cannot be
+    part of a subject. ``instance`` tells this process from others of its name.
     """
+    checked_token(name, "syncer")
     host = socket.gethostname()
     instance = instance or new_instance(wall_ns)
     while True:

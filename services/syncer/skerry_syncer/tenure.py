@@ -54,6 +54,7 @@ class Tenure:
     conductor: Conductor | None = None
     writer: StateWriter | None = None
     loaded_bytes: int = 0
+    sessions: int = 0
 
     async def serve(self) -> Ending:
         """Serve the shard until the run is finished, it is left, or another syncer has it.
@@ -91,14 +92,15 @@ class Tenure:
             self.conductor.wake.set()
 
     @property
-    def progress(self) -> tuple[int, int, int]:
+    def progress(self) -> tuple[int, ...]:
         """What changes as long as the tenure is not stuck."""
         turns = self.conductor.turns if self.conductor is not None else 0
         published = self.writer.published if self.writer is not None else 0
-        return turns, published, self.loaded_bytes
+        return self.sessions, turns, published, self.loaded_bytes
 
     async def _session(self) -> Ending:
         work = self.work
+        self.sessions += 1
         await work.declare()
         self.writer = await StateWriter.acquire(
             work.bus,

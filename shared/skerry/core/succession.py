@@ -31,6 +31,9 @@ SETTLED_LEASES = 1.25
 OVERDUE_LEASES = 2.0
 """A shard that has been free for this long is anybody's: whose share it is does not come for it."""
 
+LEAST_WAIT_S = 0.001
+"""A wait that rounding leaves of a time that has passed; below it, time might not go on at all."""
+
 FORGET_LEASES = 20.0
 """Leases of silence after which a syncer is forgotten altogether."""
 
@@ -159,7 +162,7 @@ def next_wake_s(now: float, view: View, policy: Policy) -> float:
     starts = [fence.seen_s for fence in view.fences.values()]
     starts += [*view.claimed_s.values(), view.listening_s or 0.0]
     times += [start + leases * lease for start in starts for leases in (1.0, OVERDUE_LEASES)]
-    return min(t - now for t in times if t > now)
+    return max(LEAST_WAIT_S, min(t - now for t in times if t > now))
 
 
 def _valid(view: View, shard: int, token: int) -> bool:

@@ -18,7 +18,7 @@ from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.outer import make_outer
-from skerry.errors import StateLost, first_cause
+from skerry.errors import ConfigError, StateLost, first_cause
 from skerry.settings import OuterConfig, RunConfig, SyncConfig
 from skerry.testing.history import read_history
 from skerry.testing.puppet import Puppet, run_record
@@ -415,5 +415,34 @@ def test_clock_and_names_are_those_that_were_given() -> None:
         async with aclosing(pulses):
             pulse = await anext(pulses)
         assert (pulse.syncer, pulse.sent_ns, pulse.shards) == ("a", 77, (0,))
+
+    virtual(play)
+
+
+def test_process_that_was_stopped_for_long_steps_down_and_does_not_call_itself_stuck() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.version == 3)
+        world.syncer("b")
+        await asyncio.sleep(10)
+        world.loop.freeze("a")
+        await asyncio.sleep(3 * candidate_module.STUCK_S)
+        with capture_logs() as said:
+            world.loop.thaw("a")
+            await asyncio.sleep(5)
+        events = [line["event"] for line in said]
+        assert "stepped_down" in events
+        assert "shard_stuck" not in events
+        await world.whole()
+
+    virtual(play)
+
+
+def test_name_that_cannot_be_part_of_a_subject_is_refused_at_once() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config(), learners=0)
+        with pytest.raises(ConfigError, match="cannot be part of a subject"):
+            await candidate(world.bus, RUN, "a.b")
 
     virtual(play)
