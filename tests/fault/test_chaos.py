@@ -9,7 +9,7 @@ import pytest
 
 from skerry.testing.local_cluster import chaos, cluster
 
-pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(1200)]
 
 PLAN = Path(__file__).parents[2] / "infra" / "chaos" / "short.json"
 

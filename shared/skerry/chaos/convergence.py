@@ -103,18 +103,33 @@ class Convergence:
                     return
 
     async def _checkpoints(self) -> None:
-        """Return once a checkpoint that was written after healing has been read back whole."""
+        """Return once a checkpoint that was written after healing has been read back whole.
+
+        Always the newest one: retention may remove an older one while it is being read.
+        """
         if not self._named("checkpointer"):
             return
-        follower = self.bus.follow(Subjects(self.run).checkpoint(), after=self.after)
+        subject = Subjects(self.run).checkpoint()
+        follower = self.bus.follow(subject, after=self.after)
+        tried = 0
         async with aclosing(follower):
             async for record in follower:
-                with contextlib.suppress(WireError):
-                    held = decode(CheckpointRecord, record.payload, run=self.run)
-                    self._damage = await self.damage(held.path)
-                    if not self._damage:
-                        self._checkpoint = held.path
-                        return
+                newest = await self.bus.last(subject) or record
+                if newest.sequence <= tried:
+                    continue
+                tried = newest.sequence
+                if not await self._damaged(newest.payload):
+                    return
+
+    async def _damaged(self, payload: bytes) -> bool:
+        try:
+            held = decode(CheckpointRecord, payload, run=self.run)
+        except WireError as error:
+            self._damage = str(error)
+            return True
+        self._damage = await self.damage(held.path)
+        self._checkpoint = "" if self._damage else held.path
+        return bool(self._damage)
 
     async def _end(self) -> None:
         await ledger.wait_finished(self.bus, self.run)

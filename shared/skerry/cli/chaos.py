@@ -23,17 +23,20 @@ from skerry.chaos.plan import FaultPlan, Kind
 from skerry.cli.follow import Feed
 from skerry.cli.live import Lines, Screen, keep_showing, screen
 from skerry.cli.place import ROOT, Place, running
-from skerry.cli.services import argv
-from skerry.errors import ConfigError, HistoryBroken, RunNotFound
+from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
 from skerry.runtime.connect import bus_from
+from skerry.runtime.stores import access_of
+from skerry.store.checkpoint import verify
+from skerry.store.listing import locate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from pathlib import Path
 
     from skerry.bus.base import Bus
     from skerry.chaos.engine import Firing
     from skerry.cli.place import Announced
+    from skerry.store.opening import S3Access
     from skerry.wire.messages import RunRecord
 
 CREATED_S = 60.0
@@ -171,7 +174,8 @@ async def _chaos(wanted: Wanted, cluster: Announced) -> Result | None:
             print(plans.dumps(plan), end="")
             return None
         async with _shown(Feed(bus, cluster.run), quiet=wanted.as_json) as on:
-            return await _drill(wanted, ground, plan, on).run()
+            access = access_of(settings.load(place.settings).local.store)
+            return await _drill(wanted, ground, plan, on, access).run()
 
 
 async def _created(bus: Bus, run: str) -> RunRecord:
@@ -183,35 +187,29 @@ async def _created(bus: Bus, run: str) -> RunRecord:
         return await ledger.read_run(bus, run)
 
 
-def _drill(wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen) -> Drill:
+def _drill(wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen, access: S3Access) -> Drill:
     return Drill(
         ground,
         plan,
         quiet_s=wanted.quiet_s,
         least=wanted.goodput,
-        damage=damage,
+        damage=judge(access),
         say=on.say,
         on_firing=lambda firing, over: on.say(sentence(firing, over=over)),
     )
 
 
-async def damage(path: str) -> str:
-    """Return what is wrong with a checkpoint, or nothing: `skerry checkpoints verify` says it."""
-    process = await asyncio.create_subprocess_exec(
-        *argv("checkpointer", "checkpoints", "verify", path),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        _, said = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode == 0:
+def judge(access: S3Access) -> Callable[[str], Awaitable[str]]:
+    """Return what says what is wrong with the checkpoint at an address, or nothing."""
+
+    async def damage(path: str) -> str:
+        try:
+            await asyncio.to_thread(lambda: verify(*locate(path, access)))
+        except StoreError as error:
+            return str(error)
         return ""
-    return said.decode("utf-8", "replace").strip().removeprefix("error: ") or "it does not verify"
+
+    return damage
 
 
 class _Silent(Lines):
