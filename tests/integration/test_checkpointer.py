@@ -18,8 +18,8 @@ from skerry.bus import ledger, state
 from skerry.bus.base import Bus
 from skerry.bus.nats_bus import NatsBus
 from skerry.settings import RunConfig
-from skerry.store.checkpoint import fragments, plan_of, verify
 from skerry.store.base import Store
+from skerry.store.checkpoint import fragments, plan_of, verify
 from skerry.store.local import LocalStore
 from skerry.store.s3 import S3Store
 from skerry.testing.nats_server import NatsServer

@@ -121,9 +121,9 @@ def to_replace(
     if newer and not lost:
         fragment = min(newer)
         msg = (
-            f"The log has fragment {fragment} at version {held[fragment].newest}, which is no older "
-            f"than version {ours[fragment].commit.version} of {origin}: there is nothing to go "
-            "back for; restore under another --run."
+            f"The log has fragment {fragment} at version {held[fragment].newest}, which is no "
+            f"older than version {ours[fragment].commit.version} of {origin}: there is nothing to "
+            "go back for; restore under another --run."
         )
         raise RunMismatch(msg)
     if behind := newer & lost:

@@ -2,7 +2,8 @@
 
 An *entry* is a named set of files plus one manifest. It exists from the moment its manifest is in
 place, which is written last; until then nobody sees it. The port asks for nothing that an object
-store cannot do (a file goes up in parts, the manifest is a create-only put), so that one contract suite runs on every adapter.
+store cannot do (a file goes up in parts, the manifest is a create-only put), so that one contract
+suite runs on every adapter.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def params(
     tensors = _tensors(store, name, checkpoint, PARAMS_FILE, on_bytes)
     shapes = {leaf.name: leaf.shape for leaf in checkpoint.leaves}
     if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
-        raise _damaged(f"{store.where(name)}/{PARAMS_FILE}")
+        raise _damaged(_path(store, name, PARAMS_FILE))
     return checkpoint, tensors
 
 
@@ -83,9 +83,9 @@ def fragments(
         if file != read:
             outer = _tensors(store, name, checkpoint, file, on_bytes)
             read = file
-        path = f"{store.where(name)}/{file}"
+        path = _path(store, name, file)
         vectors = _vectors(fragment, saved, flat, outer, path)
-        _compare(vectors, saved, f"{store.where(name)}/{PARAMS_FILE}", path)
+        _compare(vectors, saved, _path(store, name, PARAMS_FILE), path)
         yield saved, vectors
 
 
@@ -142,7 +142,7 @@ def _tensors(
     on_bytes: Callable[[int], None] | None,
 ) -> dict[str, Vector]:
     """Return the tensors of a file that is, byte for byte, what the manifest says about it."""
-    path = f"{store.where(name)}/{file}"
+    path = _path(store, name, file)
     expected = {stored.name: stored for stored in checkpoint.files}.get(file)
     if expected is None:
         raise _damaged(path)
@@ -152,6 +152,10 @@ def _tensors(
         if not checked.matches(expected):
             raise _damaged(path)
     return tensors
+
+
+def _path(store: Store, name: str, file: str) -> str:
+    return f"{store.where(name)}/{file}"
 
 
 def _damaged(path: str) -> CheckpointCorrupt:

@@ -1,7 +1,7 @@
 """A checkpoint's ``manifest.json``: all that a run needs to go on, and a digest over every byte.
 
 Format 2 has one file of outer state per fragment, so that a fragment that was committed anew while
-the checkpoint was written is written anew alone; format 1, which is still read, had one file for all.
+the checkpoint was written is written anew alone; format 1, which is still read, had one for all.
 
 The file is JSON whose last line holds the SHA-256 of everything before it, so that one flipped bit
 anywhere in it, white space included, is found.

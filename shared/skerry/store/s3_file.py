@@ -15,10 +15,10 @@ from skerry.store.s3_client import refusals
 from skerry.store.s3_layout import PARTS
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
     from collections.abc import Sequence
     from concurrent.futures import Future
 
+    from _typeshed import WriteableBuffer
     from obstore.store import S3Store as Client
 
     from skerry.store.s3_layout import PartRef

@@ -23,7 +23,8 @@ PART_BYTES = 8 * 1024**2
 """Largest part; every reader holds two of them and every writer a few."""
 LEAST_BYTES = 1024**2
 """A part may end where an append ends once it has this much: equal vectors give equal parts."""
-FORMAT = 1
+FILES = "files.v1"
+"""The key says the format: a release that lists parts in another way uses another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,8 @@ def name_of(path: str) -> str:
 def dump(entry: Entry) -> bytes:
     """Return an entry as JSON; a manifest that is no text survives it too."""
     values = {
-        "format": FORMAT,
         "draft": entry.draft,
-        "files": {name: [asdict(part) for part in parts] for name, parts in entry.files.items()},
+        FILES: {name: [asdict(part) for part in parts] for name, parts in entry.files.items()},
         "manifest": entry.manifest.decode("utf-8", "surrogateescape"),
     }
     return json.dumps(values).encode()
@@ -73,11 +73,9 @@ def load(data: bytes, where: str) -> Entry:
     """Return the entry that an object holds; CheckpointCorrupt naming ``where`` if it is none."""
     try:
         values = cast("dict[str, Any]", json.loads(data))
-        if values["format"] != FORMAT:
-            raise ValueError(values["format"])
         files = {
             str(name): tuple(PartRef(p["key"], int(p["size"]), p["sha256"]) for p in parts)
-            for name, parts in values["files"].items()
+            for name, parts in values[FILES].items()
         }
         manifest = values["manifest"].encode("utf-8", "surrogateescape")
         return Entry(str(values["draft"]), manifest, files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,37 +258,36 @@ class TestALogThatLostAPart:
 
 
 class TestALiveRun:
-    @pytest.mark.parametrize("way", ["restore", "put_back"])
-    async def test_who_is_alive_is_named(self, saved: Path, way: str) -> None:
-        bus = MemoryBroker().connect()
-        scripted = await ScriptedRun.begin(
-            bus, config=RunConfig.model_validate({"sync": {"lease_s": 0.5}})
-        )
-        record = scripted.record
-        pulse = SyncerPulse(run="run", syncer="s-1", instance="i", sent_ns=1)
+    @pytest.mark.parametrize("way", [restore, put_back])
+    async def test_who_is_alive_is_named(
+        self, store: LocalStore, way: Callable[[MemoryBus, Path, str], Awaitable[object]]
+    ) -> None:
+        scripted = await begun(sync={"lease_s": 0.5})
+        await scripted.commit_all()
+        saved = await checkpoint(scripted, store)
+        assert isinstance(scripted.bus, MemoryBus)
+        pulse = encode(SyncerPulse(run="run", syncer="s-1", instance="i", sent_ns=1))
+        await scripted.bus.publish(Subjects("run").syncer("s-1"), pulse)
 
         async def syncer() -> None:
             while True:
-                await bus.publish(Subjects("run").syncer("s-1"), encode(pulse))
+                await scripted.bus.publish(Subjects("run").syncer("s-1"), pulse)
                 await asyncio.sleep(0.01)
 
         beating = asyncio.create_task(syncer())
-        await bus.publish(Subjects("run").syncer("s-1"), encode(pulse))
         try:
             with pytest.raises(RunMismatch, match=r"alive: syncer s-1 .*another --run"):
-                if way == "restore":
-                    await restore(bus, saved, "run")
-                else:
-                    checkpoint = await Checkpointer.of(bus, record, LocalStore(saved.parent)).save()
-                    assert checkpoint is None
-                    await scripted.commit_all()
-                    mine = await Checkpointer.of(
-                        bus, record, LocalStore(saved.parent / "mine")
-                    ).save()
-                    assert mine is not None
-                    await put_back(bus, saved.parent / "mine", "run")
+                await way(scripted.bus, saved, "run")
         finally:
             beating.cancel()
+
+    async def test_who_has_fallen_silent_stops_nobody(self, store: LocalStore) -> None:
+        scripted = await begun()
+        await scripted.commit_all()
+        saved = await checkpoint(scripted, store)
+        pulse = encode(SyncerPulse(run="run", syncer="s-1", instance="i", sent_ns=1))
+        await scripted.bus.publish(Subjects("run").syncer("s-1"), pulse)
+        assert await put_back(scripted.bus, saved, "run") == []
 
     async def test_another_id_beside_it_is_fine(self, store: LocalStore) -> None:
         scripted = await begun()

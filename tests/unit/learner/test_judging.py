@@ -16,7 +16,10 @@ from skerry.bus.state import MASTER, PARAMS, NewPart, StateWriter
 from skerry.core.fragments import gather
 from skerry.errors import CheckpointCorrupt, ModelError
 from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig
+from skerry.store.base import MANIFEST
 from skerry.store.local import LocalStore
+from skerry.store.s3 import S3Store
+from skerry.testing.s3_server import BUCKET, S3Server
 from skerry.wire.messages import Commit
 from skerry_checkpointer.service import Checkpointer
 from skerry_learner.joining import find_or_create
@@ -84,6 +87,26 @@ def test_a_checkpoint_comes_back_with_its_parameters(folder: Path) -> None:
     for mine, theirs in zip(jax.tree.leaves(restored.params), jax.tree.leaves(fresh), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert restored.step == 3
+
+
+def test_a_checkpoint_in_a_bucket_reads_the_same(
+    folder: Path, s3_server: S3Server, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = S3Store(f"s3://{BUCKET}/{run_id}", s3_server.access())
+    draft = store.draft(folder.name)
+    for file in sorted(folder.iterdir()):
+        if file.name != MANIFEST:
+            draft.append(file.name, file.read_bytes())
+    draft.commit((folder / MANIFEST).read_bytes())
+    monkeypatch.setenv("SKERRY_STORE__ENDPOINT", s3_server.endpoint)
+    monkeypatch.setenv("SKERRY_STORE__CREDENTIALS", str(s3_server.credentials))
+    monkeypatch.setenv("SKERRY_STORE__PROFILE", "reader")
+    here, there = restore(folder), restore(store.where(folder.name))
+    assert there.path == store.where(folder.name)
+    for mine, theirs in zip(
+        jax.tree.leaves(here.params), jax.tree.leaves(there.params), strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_eval_prints_one_json_object_per_checkpoint(
