@@ -55,6 +55,13 @@ def test_tables_of_one_file_reach_the_run_and_the_machine(tmp_path: Path) -> Non
     assert settings.local.log_level == "debug"
 
 
+def test_where_a_learner_keeps_its_state_belongs_to_the_machine() -> None:
+    settings = resolve("learner.save_every_s=5", SKERRY_LEARNER__PATH="/fast/disk")
+    assert settings.local.learner.path == Path("/fast/disk")
+    assert settings.local.learner.save_every_s == 5.0
+    assert "learner" not in json.loads(to_json(settings.run))
+
+
 def test_later_sources_win(tmp_path: Path) -> None:
     path = written(tmp_path, "[sync]\nh_steps = 8\nfragments = 3\noverlap_steps = 1\n")
     environ = {"SKERRY_SYNC__H_STEPS": "9", "SKERRY_SYNC__FRAGMENTS": "4"}
@@ -124,6 +131,9 @@ def test_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
         ("train.lr=0", "train.lr (from --set) is 0, but it must be more than 0.0."),
         ("train.b1=1", "train.b1 (from --set) is 1, but it must be less than 1.0."),
         ("health.port=70000", "is 70000, but it must be at most 65535."),
+        ("learner.save_every_s=-1", "is -1, but it must be at least 0.0."),
+        ("train.inner_max_age_steps=-1", "is -1, but it must be at least 0."),
+        ("train.rewarm_steps=0.5", "is 0.5, but it must be a whole number."),
         ("sync.h_steps=true", "is true, but it must be a whole number."),
         ("sync.h_steps=2.5", "is 2.5, but it must be a whole number."),
         ("sync.h_steps=many", 'is "many", but it must be a whole number.'),

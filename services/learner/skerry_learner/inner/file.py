@@ -164,14 +164,11 @@ def _entries(shapes: Shapes) -> dict[str, object]:
 
 def _header(saved: Saved | None, shapes: Shapes) -> bytes:
     """Return what comes before the tensors, with a checksum of zeros."""
-    said: dict[str, object] = {}
+    meta = {"checksum": ZEROS}
     if saved is not None:
-        said = asdict(saved.origin) | {
-            "incarnation": saved.incarnation,
-            "step": saved.step,
-            "steps": saved.steps,
-        }
-    meta = {"checksum": ZEROS} | {name: str(value) for name, value in said.items()}
+        numbers = {"incarnation": saved.incarnation, "step": saved.step, "steps": saved.steps}
+        said: dict[str, object] = {**asdict(saved.origin), **numbers}
+        meta |= {name: str(value) for name, value in said.items()}
     text = json.dumps({"__metadata__": meta} | _entries(shapes), separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH.size)
     return LENGTH.pack(len(text)) + text

@@ -79,7 +79,7 @@ class Trainer:
         They are copied: what a step may write into must be the device's own memory.
         """
         named, tree = jax.tree_util.tree_flatten_with_path(self.state.optimizer)
-        leaves = [jnp.array(tensors[path_name(path)], copy=True) for path, _ in named]
+        leaves = [jax.device_put(tensors[path_name(p)], may_alias=False) for p, _ in named]
         self.state = TrainState(self.state.params, jax.tree.unflatten(tree, leaves))
 
     def genesis(self, fragment: int) -> jax.Array:
