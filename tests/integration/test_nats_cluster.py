@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 from skerry.bus.base import Expect, Record, Start
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
-from skerry.errors import BrokerUnavailable, Conflict, StorageFull
+from skerry.errors import BrokerUnavailable, Conflict, StateLost, StorageFull
 from skerry.testing.nats_cluster import NatsCluster
 from skerry.testing.nats_server import NatsServer
 from skerry.wire.subjects import Subjects
@@ -215,6 +216,30 @@ async def test_a_cluster_without_a_majority_says_what_to_bring_back(
     record = await bus.last(names.commit(0))
     assert record is not None
     assert record.sequence == receipt.sequence
+
+
+@pytest.mark.soak
+async def test_a_cluster_that_came_back_with_an_older_copy_is_found_out(
+    cluster: NatsCluster, run_id: str
+) -> None:
+    await cluster.ready()
+    names = Subjects(run_id)
+    async with NatsBus(cluster.url, request_timeout_s=2.0, patience_s=15.0) as bus:
+        await bus.declare(specs(run_id, replicas=3, window_bytes=WINDOW_BYTES))
+        await bus.publish(names.commit(0), b"old", msg_id="0/1")
+        await cluster.until_current(names.stream("LEDGER"))
+        cluster.kill9()
+        for node in cluster.nodes:
+            shutil.copytree(node.store, node.folder / "older")
+        cluster.start()
+        await bus.publish(names.commit(0), b"acknowledged", msg_id="0/2")
+        cluster.kill9()
+        for node in cluster.nodes:
+            shutil.rmtree(node.store)
+            (node.folder / "older").rename(node.store)
+        cluster.start()
+        with pytest.raises(StateLost, match=r"ends at sequence 1.*acknowledged 2.*sync_interval"):
+            await bus.last_each(names.commits())
 
 
 @pytest.mark.soak

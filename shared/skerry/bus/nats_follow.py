@@ -106,9 +106,12 @@ class Puller:
             "max_waiting": 64,
         }
         self._connection.lost.add(self._lose)
+        # Placed on a node that hangs it is never confirmed: another one may fall on another node.
+        patience_s = self._connection.request_timeout_s
         await self._connection.api(
             f"CONSUMER.CREATE.{self._stream}.{self._name}",
             {"stream_name": self._stream, "config": config},
+            deadline=asyncio.get_running_loop().time() + patience_s,
         )
         client = await self._connection.ready(None)
         self._inbox = client.new_inbox()

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from skerry.bus.base import Record
     from skerry.bus.nats_connection import Connection
 
+AVOID_S = 30.0
+"""A cluster goes on handing reads to a replica that hangs until its route is given up, a minute by
+default: after one that nobody answered, only the leader is asked for this long."""
 LAGGING_S = 1.0
 """A replica that is still behind after this long is not waited for: the leader is asked."""
 
@@ -42,6 +45,7 @@ class Reads:
         self._connection = connection
         self._patience_s = patience_s
         self._acknowledged: dict[str, int] = {}
+        self._avoid_until = 0.0
 
     def saw(self, stream: str, sequence: int) -> None:
         """Note that a publish of this client was stored under that sequence."""
@@ -75,10 +79,13 @@ class Reads:
         """Return the message with that sequence, or None if it is gone or not there yet."""
         if sequence < 1:
             return None
+        record: Record | None = None
         deadline = self._deadline()
-        body = json.dumps({"seq": sequence}).encode()
-        record = await self._direct(stream, stream, body, deadline)
-        if record is not None or not await self._clustered(deadline):
+        clustered = await self._clustered(deadline)
+        if not clustered or self._now() > self._avoid_until:
+            body = json.dumps({"seq": sequence}).encode()
+            record = await self._direct(stream, stream, body, deadline)
+        if record is not None or not clustered:
             return record
         if await self._led_state(stream, deadline) is None:
             return None
@@ -88,8 +95,18 @@ class Reads:
         """Tell whether there is a stream of that name."""
         return await self._info(stream, deadline) is not None
 
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def _deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self._patience_s
+        return self._now() + self._patience_s
+
+    def _avoid(self, unanswered: NoAnswer) -> bool:
+        """Tell whether the leader is to be asked instead: a replica of a cluster was silent."""
+        if not (unanswered.sent and self._connection.clustered):
+            return False
+        self._avoid_until = self._now() + AVOID_S
+        return True
 
     async def _clustered(self, deadline: float) -> bool:
         await self._connection.ready(deadline)
@@ -135,6 +152,7 @@ class Reads:
         return leader_record(reply["message"])
 
     async def _direct(self, stream: str, path: str, body: bytes, deadline: float) -> Record | None:
+        """Return one message as any replica has it; None also when none of a cluster's answered."""
         backoff = Backoff(deadline)
         while True:
             try:
@@ -142,7 +160,7 @@ class Reads:
                     f"$JS.API.DIRECT.GET.{path}", body, deadline=deadline
                 )
             except NoAnswer as e:
-                if not e.sent and not await self.exists(stream, deadline):
+                if self._avoid(e) or (not e.sent and not await self.exists(stream, deadline)):
                     return None
                 if not await backoff.pause():
                     raise self._connection.unavailable(self._patience_s) from e
@@ -175,8 +193,11 @@ class Reads:
         A replica that has not come as far as ``goal``, and one that found nothing, which does not
         say how far it has come, are not believed: the leader is asked for one after the other.
         """
-        soon = Backoff(min(deadline, asyncio.get_running_loop().time() + LAGGING_S))
+        soon = Backoff(min(deadline, self._now() + LAGGING_S))
         while True:
+            if goal and self._now() < self._avoid_until:
+                await self._last_of_leader(stream, subjects, found, deadline)
+                return True
             records, status, reached = await self._batch(stream, subjects, deadline)
             if status == "413":
                 return False
@@ -197,7 +218,7 @@ class Reads:
             try:
                 page, told = await batch_get(self._connection, stream, subjects, sequence, deadline)
             except NoAnswer as e:
-                if not e.sent and not await self.exists(stream, deadline):
+                if self._avoid(e) or (not e.sent and not await self.exists(stream, deadline)):
                     return found, "404", 0
                 if not await backoff.pause():
                     raise self._connection.unavailable(self._patience_s) from e
