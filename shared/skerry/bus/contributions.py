@@ -169,7 +169,7 @@ class Inbox:
             if record.subject == Subjects(self.run).starts().replace("*", learner):
                 incarnation = decode(Start, record.payload, run=self.run).incarnation
                 self.start(learner, incarnation, record.sequence)
-                self._forget_starts(learner, incarnation, record.sequence)
+                self._forget_starts(learner, incarnation)
                 return None
             header, packed = self._unseal(record)
         except WireError as error:
@@ -202,13 +202,10 @@ class Inbox:
         """Return the lowest sequence of an unfinished contribution to ``fragment``, or None."""
         return min((p.first for (f, _), p in self.open.items() if f == fragment), default=None)
 
-    def _forget_starts(self, learner: str, incarnation: int, sequence: int) -> None:
-        """Forget older starts that the reading has passed: this one says all they did."""
-        self.starts[learner] = [
-            (other, began)
-            for other, began in self.starts[learner]
-            if other >= incarnation or began > sequence
-        ]
+    def _forget_starts(self, learner: str, incarnation: int) -> None:
+        """Forget older incarnations' starts, now that the reading has passed a newer one's."""
+        known = self.starts[learner]
+        self.starts[learner] = [(other, began) for other, began in known if other >= incarnation]
 
     def _unseal(self, record: Record) -> tuple[ChunkHeader, memoryview]:
         header, packed = unseal(record.payload, run=self.run, plan=self.plan)

@@ -186,7 +186,7 @@ def test_syncer_that_was_cut_off_takes_nothing_when_it_is_back() -> None:
 def test_claim_by_an_overtaken_fence_counts_for_nothing() -> None:
     policy = Policy(1, LEASE_S)
     view = fenced(View("b", "b1"), 0.0, 0, 9, "b")
-    view = heard(replace(view, holds={0: 9}), 1.0, policy, "zombie", "z1", {0: 3})
+    view = heard(replace(view, holds={0: 9}), 1.0, policy, "a zombie", "z1", {0: 3})
     assert decide(1.0, view, policy) == (Moves(), "served")
 
 
