@@ -22,7 +22,7 @@ from skerry.testing.puppet import Puppet, run_record
 from skerry.wire.messages import Commit
 from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
-from skerry_syncer.service import session
+from skerry_syncer.service import load_kernels, session
 
 pytestmark = pytest.mark.nats
 
@@ -51,13 +51,14 @@ async def train(server: NatsServer, run: str, versions: int = 4) -> list[tuple[i
     """Let the real syncer and two puppets make a history; return its commits."""
     found: list[tuple[int, Commit]] = []
     newest: dict[int, int] = {}
+    await asyncio.to_thread(load_kernels)
     async with NatsBus(server.url, name="test") as bus:
         await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
         await ledger.create_run(bus, run_record(run, PLAN, CONFIG.model_dump_json()))
         puppets = [Puppet(bus, run, PLAN, name, step_s=0.005).train() for name in ("a", "b")]
         commits = ledger.follow_commits(bus, run)
         async with background(session(bus, run, "s"), *puppets), aclosing(commits):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 async for sequence, commit in commits:
                     found.append((sequence, commit))
                     newest[commit.fragment] = commit.version
@@ -71,6 +72,23 @@ async def skerry(server: NatsServer, run: str, *words: str) -> subprocess.Comple
     return await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, check=False
     )
+
+
+async def delete(server: NatsServer, run: str, sequence: int) -> None:
+    """Delete a message of the ledger, in a copy of the stream: the real one does not allow it."""
+    name = Subjects(run).stream("LEDGER")
+    async with NatsBus(server.url, name="thief") as bus:
+        (info,) = [s for s in await bus.streams() if s.name == name]
+        records = [await bus.get(name, s) for s in range(1, info.last_seq + 1)]
+    client = await nats.connect(server.url)
+    stream = client.jetstream()
+    await stream.delete_stream(name)
+    await stream.add_stream(name=name, subjects=list(info.spec.subjects), allow_direct=True)
+    for record in records:
+        assert record is not None
+        await stream.publish(record.subject, record.payload)
+    await stream.delete_msg(name, sequence)
+    await client.close()
 
 
 async def test_whole_log_exits_with_zero_and_tells_what_it_holds(
@@ -102,9 +120,7 @@ async def test_deleted_message_is_exit_code_five_and_names_what_is_missing(
 ) -> None:
     commits = await train(shared_nats, run_id)
     sequence, gone = next((s, c) for s, c in commits if (c.fragment, c.version) == (1, 3))
-    client = await nats.connect(shared_nats.url)
-    await client.jetstream().delete_msg(Subjects(run_id).stream("LEDGER"), sequence)
-    await client.close()
+    await delete(shared_nats, run_id, sequence)
     done = await skerry(shared_nats, run_id, "ledger", "verify")
     assert done.returncode == 5
     assert f"Ledger record {sequence} is missing" in done.stderr

@@ -28,7 +28,7 @@ from skerry.testing.puppet import Puppet, run_record
 from skerry.wire.codec import vector_digest
 from skerry.wire.messages import Commit
 from skerry.wire.subjects import Subjects
-from skerry_syncer.service import session
+from skerry_syncer.service import load_kernels, session
 
 WINDOW_BYTES = 16 * 1024**2
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)
@@ -55,13 +55,14 @@ async def train(server: NatsServer, run: str, versions: int = 4) -> list[tuple[i
     """Let the real syncer and two puppets make a history; return its commits."""
     found: list[tuple[int, Commit]] = []
     newest: dict[int, int] = {}
+    await asyncio.to_thread(load_kernels)
     async with NatsBus(server.url, name="test") as bus:
         await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
         await ledger.create_run(bus, run_record(run, PLAN, CONFIG.model_dump_json()))
         puppets = [Puppet(bus, run, PLAN, name, step_s=0.005).train() for name in ("a", "b")]
         commits = ledger.follow_commits(bus, run)
         async with background(session(bus, run, "s"), *puppets), aclosing(commits):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 async for sequence, commit in commits:
                     found.append((sequence, commit))
                     newest[commit.fragment] = commit.version
