@@ -38,6 +38,8 @@ WINDOW = 32
 STATE_GOAL = 3.0
 LEDGER_GOAL = 1024
 RESTART_GOAL_S = 15.0
+COMMAND_GOAL_S = 60.0
+COMMAND = "skerry"
 PATIENCE_S = 300.0
 PAGE_BYTES = 4096
 LOOK_S = 0.05
@@ -240,13 +242,15 @@ async def measure(scale: Scale, folder: Path) -> tuple[Growth, list[Sample], lis
 
 
 def goals_of(growth: Growth, found: list[Restart]) -> list[Goal]:
-    """Return what was to be reached; what could not be started counts as its time anyway."""
+    """Return what was to be reached: commands are slower than services, they read all history."""
     ratio, each = growth.state_most / growth.live, growth.ledger / growth.commits
-    slowest = max(restart.seconds for restart in found)
+    services = max(r.seconds for r in found if not r.what.startswith(COMMAND))
+    commands = max(r.seconds for r in found if r.what.startswith(COMMAND))
     return [
         Goal("STATE on disk", STATE_GOAL, ratio, "of the live state", at_most=True),
         Goal("LEDGER per commit", LEDGER_GOAL, each, "bytes on disk", at_most=True),
-        Goal("slowest restart", RESTART_GOAL_S, slowest, "s", at_most=True),
+        Goal("slowest service to serve again", RESTART_GOAL_S, services, "s", at_most=True),
+        Goal("slowest command on that log", COMMAND_GOAL_S, commands, "s", at_most=True),
     ]
 
 
@@ -264,7 +268,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         growth, samples, found = asyncio.run(measure(scale, Path(name)))
     goals = goals_of(growth, found)
-    state, ledger, _ = goals
+    state, ledger, *_ = goals
     print(
         f"  {growth.commits} commits in {growth.seconds:.0f} s: a state of"
         f" {growth.live / 1e6:.1f} MB takes {state.measured:.2f} times as much at most,"

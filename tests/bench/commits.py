@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,7 @@ def commit_of(cut: Plan, run: str, scale: Scale, index: int, number: int) -> Com
     genesis = turn == 0
     step = turn * H_STEPS
     consumed = [_consumed(learner, rank, scale, number) for rank, learner in enumerate(scale.names)]
+    counted = (replace(consumed[0], weight=1.0),) if genesis else tuple(consumed)
     return Commit(
         run=run,
         plan_digest=cut.digest,
@@ -120,12 +121,11 @@ def commit_of(cut: Plan, run: str, scale: Scale, index: int, number: int) -> Com
         closed_ns=closed_ns,
         quorum_s=0.312345678,
         grace_s=0.087654321,
-        consumed=tuple(consumed[:1] if genesis else consumed),
+        consumed=counted,
         refused=(),
         contrib_floor=_sequence(number + 1, 0, scale),
         progress=tuple(
-            LearnerProgress(learner, 1, turn + 1, step * TOKENS, step * 8)
-            for learner in scale.names
+            LearnerProgress(c.learner, 1, c.identity, step * TOKENS, step * 8) for c in counted
         ),
         params_digest=0,
         master_digest=0,
@@ -139,7 +139,7 @@ def _consumed(learner: str, rank: int, scale: Scale, number: int) -> Consumed:
     return Consumed(
         learner=learner,
         incarnation=1,
-        identity=turn + 1,
+        identity=turn + (rank == 0),  # the first one has contributed genesis too
         sequence_first=sequence,
         sequence_last=sequence,
         base_version=turn,
