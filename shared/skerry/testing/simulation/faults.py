@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from skerry.chaos.plan import SHARES, Kind, choose
 from skerry.testing.simulation.network import NANOSECONDS
+from skerry.wire.subjects import contributor
 
 if TYPE_CHECKING:
-    from skerry.bus.memory import MemoryStream
     from skerry.chaos.plan import Fault, FaultPlan
     from skerry.testing.simulation.cluster import Cluster
     from skerry.testing.simulation.network import Link, Network
@@ -97,12 +97,9 @@ def _kill_broker(network: Network) -> None:
 def _drop(network: Network, share: float) -> None:
     """Have the window of contributions lose its oldest messages, as a bound that is reached."""
     for name, stream in network.broker.streams.items():
-        if name.endswith("_CONTRIB"):
-            network.fired[Kind.WINDOW_DROP] += _drop_oldest(stream, share)
-
-
-def _drop_oldest(stream: MemoryStream, share: float) -> int:
-    oldest = list(stream.records)[: int(share * len(stream.records))]
-    for sequence in oldest:
-        stream.drop(sequence)
-    return len(oldest)
+        if not name.endswith("_CONTRIB"):
+            continue
+        for sequence in list(stream.records)[: int(share * len(stream.records))]:
+            network.dropped.add(contributor(stream.records[sequence].subject))
+            stream.drop(sequence)
+            network.fired[Kind.WINDOW_DROP] += 1

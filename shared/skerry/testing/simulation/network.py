@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NANOSECONDS = 1_000_000_000
-LATENCY_S = 0.002
+LATENCY_S = 0.06
 """A message takes up to this long one way where nothing is wrong."""
 REQUEST_TIMEOUT_S = 0.5
 REORDER_S = 0.3
@@ -118,6 +118,7 @@ class Network:
         self.down = 0
         self.paused = 0
         self.full = 0
+        self.dropped: set[tuple[int, str]] = set()
         self.delayed: list[Callable[[], None]] = []
         self.broker = Broker(self)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.audit.verify import verify
+from skerry.audit.violations import What
 from skerry.bus import ledger
 from skerry.errors import SkerryError
 from skerry.testing.simulation.cluster import PLAN, RUN
@@ -18,6 +19,7 @@ from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
+    from skerry.audit.violations import Violation
     from skerry.testing.simulation.cluster import Cluster
 
 
@@ -29,7 +31,7 @@ async def judge(cluster: Cluster, healed_at: int) -> tuple[str, ...]:
         report = await verify(bus, RUN, replay=True)
     except SkerryError as error:
         return (*wrong, f"the log cannot be read: {error}")
-    wrong += [violation.sentence for violation in report.violations]
+    wrong += [v.sentence for v in report.violations if not _out_of_window(v, cluster)]
     wrong += report.notes
     wrong += _told(cluster)
     wrong += _fenced(cluster)
@@ -37,6 +39,12 @@ async def judge(cluster: Cluster, healed_at: int) -> tuple[str, ...]:
         wrong.append("the run is not finished")
     wrong += _merged_again(cluster, healed_at)
     return tuple(wrong)
+
+
+def _out_of_window(violation: Violation, cluster: Cluster) -> bool:
+    """Tell whether what was never resolved had left the window before anybody could."""
+    unresolved = violation.what is What.UNRESOLVED
+    return unresolved and (violation.fragment, violation.learner) in cluster.network.dropped
 
 
 def _told(cluster: Cluster) -> list[str]:

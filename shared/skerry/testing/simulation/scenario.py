@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from skerry.chaos.plan import Kind, random_plan
+from skerry.chaos.plan import SHARES, Fault, Kind, random_plan
 from skerry.settings import DataConfig, LivenessConfig, OuterConfig, RunConfig, SyncConfig
 from skerry.testing.puppet import TOKENS
 
 if TYPE_CHECKING:
     from skerry.chaos.plan import FaultPlan
 
-FAULTS_S = 4.0
+FAULTS_S = 3.0
 """Faults begin within this time,"""
-TRAINING_S = 6.0
+TRAINING_S = 4.6
 """and training goes on for this long, or until the last fault is over and a while longer."""
-RATE_S = 1.2
-HEAL_S = 1.5
-TARGETS = ("learner", "learner", "syncer", "syncer", "any", "checkpointer", "broker")
-PULSE_S = 0.5
+RATE_S = 0.9
+HEAL_S = 1.2
+OFTEN = (Kind.KILL, Kind.PAUSE, Kind.PARTITION)
+"""What strikes one process at a bad moment, which takes many tries."""
+KINDS = (*Kind, *OFTEN, *OFTEN)
+TARGETS = ("learner", "learner", "syncer", "syncer", "syncer", "any", "checkpointer", "broker")
+PULSE_S = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,20 @@ class Scenario:
 
 
 def draw_plan(seed: int) -> FaultPlan:
-    """Draw the faults of a seed: a handful within a few virtual seconds."""
-    return random_plan(seed, RATE_S, FAULTS_S, tuple(Kind), TARGETS, heal_s=HEAL_S)
+    """Draw the faults of a seed: a handful within a few virtual seconds, each with time to bite."""
+    drawn = random_plan(seed, RATE_S, FAULTS_S, KINDS, TARGETS, heal_s=HEAL_S)
+    return replace(drawn, faults=tuple(_biting(fault) for fault in drawn.faults))
+
+
+def _biting(fault: Fault) -> Fault:
+    """Let a fault last long enough for its kind, and damage only what can be damaged."""
+    if fault.kind in {Kind.CORRUPT, Kind.REDELIVER}:
+        return replace(fault, target="learner", duration_s=2.0, amount=max(0.5, fault.amount))
+    if fault.kind in SHARES or fault.kind is Kind.SLOW:
+        return replace(fault, duration_s=round(fault.duration_s + 0.8, 3))
+    if fault.kind in OFTEN:
+        return replace(fault, duration_s=round(0.3 + 3 * fault.duration_s, 3))
+    return fault
 
 
 @cache
@@ -53,7 +68,7 @@ def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str) 
                 "h_steps": 6,
                 "overlap_steps": overlap,
                 "shards": shards,
-                "lease_s": 1.0,
+                "lease_s": 0.8,
                 "quorum": quorum,
                 "round_timeout_s": 2.0,
                 "max_staleness": staleness,
@@ -70,10 +85,10 @@ def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str) 
 def scenario_of(plan: FaultPlan) -> Scenario:
     """Return the cluster that a plan's seed stands for; training outlasts the faults."""
     draw = random.Random(f"scenario/{plan.seed}").random  # noqa: S311 - a schedule, no secret
-    learners = 2 + int(draw() * 2)
+    learners = 2 + int(draw() < 0.3)
     quorum = 1 + int(draw() * 2)
     overlap = 1 + int(draw() * 2)
-    syncers = 1 + int(draw() * 3)
+    syncers = 1 + int(draw() < 0.8) + int(draw() < 0.2)
     shards = 1 + int(draw() * 2)
     staleness = int(draw() * 4)
     merge = "rda" if draw() < 0.3 else "average"

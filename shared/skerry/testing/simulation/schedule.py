@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.chaos.plan import Kind, check
+from skerry.chaos.plan import Kind, check, dump
+from skerry.chaos.shrink import shrink
 from skerry.testing.simulation.cluster import RUN, Cluster, Syncer
 from skerry.testing.simulation.faults import schedule
 from skerry.testing.simulation.loop import Stuck
@@ -15,6 +16,8 @@ from skerry.testing.simulation.oracle import judge
 from skerry.testing.simulation.scenario import Scenario, scenario_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from skerry.chaos.plan import FaultPlan
 
 CONVERGED_S = 90.0
@@ -43,6 +46,15 @@ def simulate(plan: FaultPlan, syncer: Syncer, scenario: Scenario | None = None) 
         return _simulate(cluster, plan)
     finally:
         cluster.close()
+
+
+def least(plan: FaultPlan, syncer: Syncer, folder: Path) -> tuple[Path, Outcome]:
+    """Shrink a plan that fails, save it for a test to replay; return where, and how it fails."""
+    small = shrink(plan, lambda tried: bool(simulate(tried, syncer).violations))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"seed-{plan.seed}.json"
+    dump(small, path)
+    return path, simulate(small, syncer)
 
 
 def _simulate(cluster: Cluster, plan: FaultPlan) -> Outcome:

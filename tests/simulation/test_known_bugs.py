@@ -1,0 +1,74 @@
+"""The simulation finds bugs that are known to be there, and says by which few faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from skerry.bus import ledger, state
+from skerry.bus.base import Bus, Receipt
+from skerry.bus.state import StateWriter
+from skerry.chaos.plan import FaultPlan, load
+from skerry.testing.simulation.cluster import PLAN, Syncer
+from skerry.testing.simulation.scenario import draw_plan
+from skerry.testing.simulation.schedule import least, simulate
+from skerry.wire.messages import Commit
+from skerry_syncer.shard import FragmentState
+
+MOST_SEEDS = 400
+
+
+def first_failure(syncer: Syncer) -> FaultPlan:
+    for seed in range(MOST_SEEDS):
+        plan = draw_plan(seed)
+        if simulate(plan, syncer).violations:
+            return plan
+    pytest.fail(f"{MOST_SEEDS} schedules have not found the bug")
+
+
+def found_and_shrunk(syncer: Syncer, folder: Path) -> tuple[FaultPlan, tuple[str, ...]]:
+    path, outcome = least(first_failure(syncer), syncer, folder)
+    return load(path), outcome.violations
+
+
+def test_a_writer_that_ignores_its_fence_is_found(
+    syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unfenced(writer: StateWriter, subject: str, payload: bytes, msg_id: str) -> Receipt:
+        return await writer.bus.publish(subject, payload, msg_id=msg_id)
+
+    monkeypatch.setattr(StateWriter, "_publish", unfenced)
+    plan, violations = found_and_shrunk(syncer, tmp_path)
+    assert 1 <= len(plan.faults) <= 3
+    assert violations
+    monkeypatch.undo()
+    assert simulate(plan, syncer).violations == ()
+
+
+def test_a_shard_that_forgets_what_is_resolved_is_found(
+    syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FragmentState, "resolved", lambda _state, _contribution: False)
+    plan, violations = found_and_shrunk(syncer, tmp_path)
+    assert len(plan.faults) <= 3
+    assert violations
+    monkeypatch.undo()
+    assert simulate(plan, syncer).violations == ()
+
+
+def test_a_run_that_ends_ahead_of_its_ledger_is_found(
+    syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def by_manifests(bus: Bus, run: str) -> Mapping[int, Commit]:
+        manifests = await state.read_manifests(bus, run, PLAN)
+        return {index: manifest.commit for index, manifest in manifests.items()}
+
+    from skerry_syncer import conductor
+
+    monkeypatch.setattr(conductor.ledger, "last_commits", by_manifests)
+    assert conductor.ledger is ledger
+    plan, violations = found_and_shrunk(syncer, tmp_path)
+    assert len(plan.faults) <= 3
+    assert any("not in the ledger" in violation for violation in violations)

@@ -1,0 +1,62 @@
+"""Thousands of clusters, each with faults of its own, and nothing is lost or counted twice.
+
+A seed that fails is shrunk and saved; put the file into ``schedules/`` to have it replayed.
+``-m soak`` runs the seeds that the default run leaves out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from skerry.chaos.plan import FaultPlan, Kind, load
+from skerry.testing.simulation.cluster import Syncer
+from skerry.testing.simulation.scenario import draw_plan
+from skerry.testing.simulation.schedule import least, simulate
+
+CHUNK = 100
+DEFAULT_CHUNKS = 20
+ALL_CHUNKS = 100
+FAILED = Path(tempfile.gettempdir()) / "skerry-schedules"
+SAVED = sorted((Path(__file__).parent / "schedules").glob("*.json"))
+
+CHUNKS = [
+    pytest.param(number, marks=[] if number < DEFAULT_CHUNKS else [pytest.mark.soak])
+    for number in range(ALL_CHUNKS)
+]
+
+
+def explain(plan: FaultPlan, syncer: Syncer) -> str:
+    path, outcome = least(plan, syncer, FAILED)
+    return f"seed {plan.seed}, shrunk to {path}: {'; '.join(outcome.violations)}"
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_no_schedule_breaks_a_promise(chunk: int, syncer: Syncer) -> None:
+    fired: Counter[Kind] = Counter()
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        plan = draw_plan(seed)
+        outcome = simulate(plan, syncer)
+        assert not outcome.violations, explain(plan, syncer)
+        fired += outcome.fired
+    silent = set(Kind) - set(fired)
+    assert not silent, f"these faults never struck anything: {sorted(silent)}"
+
+
+@pytest.mark.parametrize("path", SAVED, ids=[path.stem for path in SAVED])
+def test_a_schedule_that_once_failed_passes(path: Path, syncer: Syncer) -> None:
+    assert simulate(load(path), syncer).violations == ()
+
+
+@pytest.mark.parametrize("seed", [3, 14, 159])
+def test_a_seed_gives_the_same_trace_each_time(seed: int, syncer: Syncer) -> None:
+    first, second = (simulate(draw_plan(seed), syncer) for _ in range(2))
+    assert first.trace == second.trace
+    assert first.fired == second.fired
+
+
+def test_other_seeds_give_other_traces(syncer: Syncer) -> None:
+    assert len({simulate(draw_plan(seed), syncer).trace for seed in range(10)}) == 10
