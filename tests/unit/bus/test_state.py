@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 import threading
 import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import numpy as np
 import pytest
 
 from skerry.bus import ledger, state
+from skerry.bus.base import Record, Start
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.state import MASTER, PARAMS, NewPart, StateWriter
 from skerry.bus.streams import specs
@@ -300,11 +302,11 @@ async def test_chunk_that_a_lagging_replica_does_not_have_yet_is_asked_for_again
 ) -> None:
     monkeypatch.setattr(state, "LOST_PAUSE_S", 0.0)
     bus, manifest = await lost_run()
-    get, missed = bus.get, [0]
+    get, asked = bus.get, list[int]()
 
     async def lagging(stream: str, sequence: int) -> object:
-        missed[0] += 1
-        return None if missed[0] < 4 else await get(stream, sequence)
+        asked.append(sequence)
+        return None if asked.count(sequence) < 4 else await get(stream, sequence)
 
     monkeypatch.setattr(bus, "get", lagging)
     vector = await state.read_part(bus, RUN, PLAN, manifest, MASTER)
@@ -320,6 +322,30 @@ async def test_recovery_reads_up_to_its_own_fence_whatever_a_replica_answers(
         return []
 
     mine = await writer(bus, "next", 2)
+    monkeypatch.setattr(bus, "last_each", nothing)
+    assert (await mine.recover())[1] == manifest
+
+
+async def test_recovery_goes_on_reading_behind_an_older_fence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replica that lags yields what was newest there first, and the rest as it comes."""
+    bus, manifest = await lost_run()
+    older = await bus.last(Subjects(RUN).fence(0))
+    mine = await writer(bus, "next", 2)
+    follow = bus.follow
+
+    async def lagging(pattern: list[str], *, start: Start) -> AsyncGenerator[Record | None]:
+        yield older
+        follower = follow(pattern, start=start)
+        async with aclosing(follower):
+            async for record in follower:
+                yield record
+
+    async def nothing(_pattern: str) -> list[object]:
+        return []
+
+    monkeypatch.setattr(bus, "follow", lagging)
     monkeypatch.setattr(bus, "last_each", nothing)
     assert (await mine.recover())[1] == manifest
 
