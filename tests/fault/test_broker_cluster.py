@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from skerry.testing.cluster import until_pulse
 from skerry.testing.history import settle
 from skerry.testing.nats_cluster import NatsCluster
 from skerry.testing.puppet import Puppet, run_record
-from skerry.wire.messages import Commit
+from skerry.wire.messages import Commit, Pulse
 from skerry.wire.subjects import Subjects
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(240)]
@@ -55,6 +56,10 @@ class Stepper(Puppet):
     async def pulse(self, step: int) -> None:
         with suppress(BrokerUnavailable):
             await Puppet.pulse(self, step)
+
+
+def stepped(learner: str, step: int, pulse: Pulse) -> bool:
+    return pulse.learner == learner and pulse.step > step
 
 
 @dataclass(slots=True)
@@ -94,9 +99,7 @@ class Watched:
         stall_s = max(b - a for a, b in pairwise(times))
         print(f"{what}: longest stall between commits {stall_s:.1f} s")
         for name, then in steps.items():
-            await until_pulse(
-                self.bus, self.run, lambda p, n=name, s=then: p.learner == n and p.step > s
-            )
+            await until_pulse(self.bus, self.run, partial(stepped, name, then))
 
     async def state_leader(self) -> int:
         return await self.cluster.leader(Subjects(self.run).stream("STATE"))
