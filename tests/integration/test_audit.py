@@ -299,8 +299,16 @@ async def test_another_optimizer_drifts_and_says_how_far() -> None:
 async def test_smaller_quorum_merges_everything_all_the_same_but_later() -> None:
     bus = await trained(6)
     replayed = await replay(await log_of(bus), policy=Policy(quorum=1))
+    assert replayed.whole
     for fragment in replayed.fragments:
         assert fragment.curve is not None
         merged = sum(p.merged for p in fragment.curve.points)
         real = sum(len(c.consumed) for _, c in commits_of(bus, fragment.fragment)[1:])
         assert 0 < merged <= real
+
+
+async def test_larger_quorum_takes_early_what_was_merged_late_and_the_rest_still_replays() -> None:
+    few = CONFIG.model_copy(update={"sync": CONFIG.sync.model_copy(update={"quorum": 1})})
+    replayed = await replay(await log_of(await trained(6, config=few)), policy=Policy(quorum=2))
+    assert replayed.whole
+    assert replayed.wrong == ()

@@ -146,6 +146,7 @@ class Branch:
             source.forget(commit.contrib_floor)
         else:
             taken = await self._closed_again(commit, following, source)
+            source.forget(commit.contrib_floor, self.used)
         merged, refused = await asyncio.to_thread(self._merge, commit, taken)
         await asyncio.to_thread(self._measure, commit.version, committed, merged, refused)
 
@@ -180,24 +181,17 @@ class Branch:
         close = latest
         if len(answers) >= quorum:
             close = min(latest, answers[quorum - 1] + int(commit.grace_s * NANOSECONDS))
-        refused = _refused_keys(commit) | (_refused_keys(following) if following else set())
+        refused = _refused_keys(commit) | _refused_keys(following)
         taken = [
             item
             for key, item in source.held.items()
             if item.time_ns <= close
             and key not in refused
+            and key not in self.used
             and item.contribution.header.base_version < commit.version
         ]
-        for item in taken:
-            del source.held[key_of(item.contribution)]
-        return [item for item in taken if self._once(item)]
-
-    def _once(self, item: Arrived) -> bool:
-        """Tell whether this is the first time: what was stored twice is held twice."""
-        key = key_of(item.contribution)
-        new = key not in self.used
-        self.used.add(key)
-        return new
+        self.used.update(key_of(item.contribution) for item in taken)
+        return taken
 
     def _merge(self, commit: Commit, taken: Sequence[Arrived]) -> tuple[int, int]:
         """Merge what counts, as the syncer does; return how many were merged and refused."""
@@ -284,6 +278,8 @@ def _square(vector: Vector) -> float:
     return float(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
 
 
-def _refused_keys(commit: Commit) -> set[Key]:
+def _refused_keys(commit: Commit | None) -> set[Key]:
     """Return what a commit refused for a reason that no policy changes."""
+    if commit is None:
+        return set()
     return {(r.learner, r.incarnation, r.identity) for r in commit.refused if r.cause != TOO_STALE}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from skerry.audit.violations import Violation, What
 from skerry.bus.state import read_manifest, read_part
-from skerry.errors import Overtaken, WireError
+from skerry.errors import Overtaken, StateLost, WireError
 from skerry.wire.messages import Manifest
 from skerry.wire.records import decode, encode
 
@@ -88,7 +88,7 @@ async def check_parts(
 async def _check_fragment(
     log: Log, fragment: int, wanted: int, on_bytes: Callable[[int], None] | None
 ) -> Violation | None:
-    seen = -1
+    seen, held = -1, 0
     for _ in range(ATTEMPTS):
         try:
             manifest = await read_manifest(log.bus, log.run, log.plan, fragment)
@@ -102,6 +102,8 @@ async def _check_fragment(
                 await _read_parts(log, manifest, on_bytes)
         except Overtaken:
             seen = held
+        except StateLost as error:
+            return Violation(What.STATE, str(error), fragment, held)
         except WireError as error:
             return _state(fragment, wanted, f"the state cannot be read ({error})")
         else:

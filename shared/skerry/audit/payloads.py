@@ -10,7 +10,7 @@ from skerry.audit.log import newest, read
 from skerry.bus.contributions import Contribution, Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Container
 
     from skerry.audit.log import Log
     from skerry.bus.base import Record
@@ -55,9 +55,13 @@ class Payloads:
         while self.newest_ns <= at_ns and await self._advance():
             pass
 
-    def forget(self, floor: int) -> None:
-        """Drop what lies at or below a floor: no later commit can name it."""
-        done = [k for k, a in self.held.items() if a.contribution.sequence_last <= floor]
+    def forget(self, floor: int, only: Container[Key] | None = None) -> None:
+        """Drop what lies at or below a floor: no later commit can name it; ``only`` these of it."""
+        done = [
+            key
+            for key, item in self.held.items()
+            if item.contribution.sequence_last <= floor and (only is None or key in only)
+        ]
         for key in done:
             del self.held[key]
 

@@ -179,7 +179,7 @@ def _curves(replayed: Replayed) -> list[Curve]:
 def show_fragments(console: Console, replayed: Replayed) -> None:
     """Print a row per fragment."""
     drifts = bool(_curves(replayed))
-    heads = ("fragment", "from", "to", "digest", *(("drift", "cosine") if drifts else ()), "")
+    heads = ("fragment", "from", "to", "digest", *(("drift", "cosine") if drifts else ()))
     table = Table(*heads, box=None)
     for f in replayed.fragments:
         last = f.curve.points[-1] if f.curve and f.curve.points else None
@@ -187,8 +187,11 @@ def show_fragments(console: Console, replayed: Replayed) -> None:
         drift = ("" if last is None else f"{last.distance:.3e}", cosine) if drifts else ()
         base = f"v{f.base}" if f.base else "genesis"
         digest = f"{f.digest:016x}" if f.digest else ""
-        table.add_row(f"f{f.fragment}", base, f"v{f.reached}", digest, *drift, f.stopped)
+        table.add_row(f"f{f.fragment}", base, f"v{f.reached}", digest, *drift)
     console.print(table)
+    for f in replayed.fragments:
+        if f.stopped:
+            console.print(f"stopped {f.stopped}", markup=False)
 
 
 def _show(replayed: Replayed, asked: Asked) -> None:

@@ -226,7 +226,7 @@ def test_start_behind_data_that_nobody_offered_is_a_gap() -> None:
 def test_start_behind_data_that_is_refused_later_is_no_gap() -> None:
     begun = replace(_member(2), cursor=7, inner="cold")
     refused = Refused("superseded", "a", 1, 2, 3 * TOKENS, 4, 7)
-    records = [_member(), _commit(1, (_consumed(1, 0, 4),)), _member(2), begun]
+    records: list[Record] = [_member(), _commit(1, (_consumed(1, 0, 4),)), _member(2), begun]
     assert violations(tabled([*records, _commit(2, (), (refused,))])) == []
 
 
@@ -238,7 +238,7 @@ def test_start_in_data_that_was_counted_is_a_violation() -> None:
 
 def test_data_of_an_older_incarnation_behind_the_newer_ones_start_is_a_violation() -> None:
     begun = replace(_member(2), cursor=4, inner="warm")
-    records = [_member(), _commit(1, (_consumed(1, 0, 4),)), _member(2), begun]
+    records: list[Record] = [_member(), _commit(1, (_consumed(1, 0, 4),)), _member(2), begun]
     (found,) = violations(tabled([*records, _commit(2, (_consumed(2, 4, 9),))]))
     assert found.what is What.COUNTED_AGAIN
 
@@ -304,7 +304,8 @@ def test_staleness_that_is_not_the_distance_of_versions_is_a_violation(seed: int
 def test_contribution_that_was_too_stale_to_be_merged_is_a_violation() -> None:
     rules = replace(RULES, max_staleness=0)
     late = replace(_consumed(2, 4, 8), base_version=1, staleness=1)
-    records = [_member(), _commit(1, (_consumed(1, 0, 4),)), _commit(2, ()), _commit(3, (late,))]
+    first = _commit(1, (_consumed(1, 0, 4),))
+    records: list[Record] = [_member(), first, _commit(2, ()), _commit(3, (late,))]
     (found,) = violations(tabled(records), rules)
     assert found.what is What.STALENESS
 
