@@ -57,6 +57,7 @@ class Wanted:
     save_plan: Path | None = None
     report: Path | None = None
     quiet_s: float = 10.0
+    heal_s: float = 300.0
     goodput: float = 0.0
     as_json: bool = False
     dry_run: bool = False
@@ -96,7 +97,9 @@ def make_plan(wanted: Wanted, ground: Ground) -> FaultPlan:
         if kind in reasons:
             msg = f"A {kind} cannot be done here: {reasons[kind]}."
             raise ConfigError(msg, path="kinds")
-    plan = plans.random_plan(seed, wanted.every_s, wanted.duration_s, kinds, targets)
+    plan = plans.random_plan(
+        seed, wanted.every_s, wanted.duration_s, kinds, targets, heal_s=wanted.heal_s
+    )
     if not plan.faults:
         msg = "This draws no fault at all: give more --duration-s, or targets the kinds can strike."
         raise ConfigError(msg, path="duration_s")

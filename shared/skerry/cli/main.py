@@ -287,6 +287,9 @@ def chaos(  # noqa: PLR0913 - one option each
     quiet_s: Annotated[
         float, typer.Option(help="Seconds without faults, before and after.", metavar="S")
     ] = 10.0,
+    heal_s: Annotated[
+        float, typer.Option(help="Time to work again, after a drawn plan.", metavar="S")
+    ] = 300.0,
     goodput: Annotated[float, typer.Option(help="Least that is good enough.", metavar="G")] = 0.0,
     json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
@@ -307,6 +310,7 @@ def chaos(  # noqa: PLR0913 - one option each
                 save_plan=save_plan,
                 report=report,
                 quiet_s=quiet_s,
+                heal_s=heal_s,
                 goodput=goodput,
                 as_json=json,
                 dry_run=dry_run,
