@@ -241,8 +241,17 @@ def test_state_saved_at_the_end_is_the_last_one(desk: Desk) -> None:
     np.testing.assert_array_equal(found["mu/w"], tensors(2)["mu/w"])
 
 
-def test_copy_outlives_the_state_it_was_made_of(desk: Desk) -> None:
+def test_copy_outlives_the_state_it_was_made_of(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next step is given the state's memory; what is saved is as it was at the boundary."""
+    stepped, write = threading.Event(), file.write
+
+    def slow_disk(*args: Any) -> None:
+        assert stepped.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(file, "write", slow_disk)
     keeper = desk.keeper()
     state = jax.tree.map(jnp.copy, moments(3))
     desk.clock.now_s += 30.0
@@ -252,6 +261,7 @@ def test_copy_outlives_the_state_it_was_made_of(desk: Desk) -> None:
     after = advance(state)
     assert state["mu"]["w"].is_deleted(), "the copy must not keep the step from reusing memory"
     jax.block_until_ready(after)
+    stepped.set()
     desk.end(keeper)
     np.testing.assert_array_equal(file.read(keeper.path, SHAPES)[1]["mu/w"], tensors(3)["mu/w"])
 
