@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from skerry.bus import ledger, state
@@ -113,6 +113,7 @@ async def saved_under(acts: Sequence[Act], store: LocalStore) -> tuple[ScriptedR
 
 
 @given(st.lists(acts, max_size=60))
+@example([Act(commit=0), Act(), Act(commit=2, append=True)])  # 2 enters the ledger before 0
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -165,6 +166,23 @@ async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     assert first is not None
     await capture(scripted.bus, "run", scripted.plan, first, keep)
     assert kept == [(0, 1), (1, 1), (2, 3)]
+
+
+async def test_what_has_changed_is_read_again_for_the_newer_cut() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    kept: list[tuple[int, int]] = []
+
+    async def keep(manifest: Manifest, _parts: object) -> None:
+        kept.append((manifest.commit.fragment, manifest.commit.version))
+        if len(kept) == 1:
+            for fragment in (0, 2, 2):
+                await scripted.commit(fragment)
+
+    first = await cuts.take_cut(scripted.bus, "run", scripted.plan)
+    assert first is not None
+    await capture(scripted.bus, "run", scripted.plan, first, keep)
+    assert kept == [(0, 1), (1, 1), (0, 2), (2, 3)]
 
 
 async def test_a_link_that_is_too_slow_is_one_sentence_after_some_attempts() -> None:
