@@ -21,7 +21,7 @@ from skerry.chaos.plan import Kind
 from skerry.errors import SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from skerry.bus.base import Expect, Receipt
     from skerry.testing.simulation.loop import VirtualLoop
@@ -86,7 +86,7 @@ class Broker(MemoryBroker):
         *,
         msg_id: str | None,
         expect: Expect | None,
-        headers: dict[str, str],  # type: ignore[override]
+        headers: Mapping[str, str],
     ) -> Receipt:
         receipt = super().append(subject, payload, msg_id=msg_id, expect=expect, headers=headers)
         if not receipt.duplicate:
