@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.chaos.plan import SHARES, Kind, choose
+from skerry.testing.simulation.cluster import PLAN
 from skerry.testing.simulation.network import NANOSECONDS
 from skerry.wire.subjects import contributor
 
@@ -95,7 +96,13 @@ def _kill_broker(network: Network) -> None:
 
 
 def _drop(network: Network, share: float) -> None:
-    """Have the window of contributions lose its oldest messages, as a bound that is reached."""
+    """Have the window of contributions lose its oldest messages, as a bound that is reached.
+
+    Not before the run has begun: a window that cannot hold genesis is refused when it is created.
+    """
+    begun = {s.subject for s in network.broker.log if s.subject.endswith(".manifest")}
+    if len(begun) < len(PLAN.fragments):
+        return
     for name, stream in network.broker.streams.items():
         if not name.endswith("_CONTRIB"):
             continue
