@@ -26,9 +26,10 @@ from skerry.store import s3_draft, s3_sweep
 from skerry.store.checkpoint import fragments, plan_of, verify
 from skerry.store.opening import S3Access
 from skerry.store.s3 import S3Store
+from skerry.store.s3_client import listed
 from skerry.store.s3_draft import S3Draft
 from skerry.store.s3_layout import DRAFTS, PARTS, SWEEPS
-from skerry.store.s3_sweep import announce, listed
+from skerry.store.s3_sweep import announce
 from skerry.testing.nats_server import NatsServer
 from skerry.testing.s3_server import BUCKET, S3Server
 from skerry.testing.scripted_run import LEAVES, ScriptedRun

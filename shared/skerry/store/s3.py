@@ -9,11 +9,11 @@ import obstore
 
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store.base import MANIFEST, checked_name
-from skerry.store.s3_client import connect, refusals
+from skerry.store.s3_client import connect, folders, listed, refusals
 from skerry.store.s3_draft import S3Draft
 from skerry.store.s3_file import PartsFile
 from skerry.store.s3_layout import ENTRIES, Entry, entry_path, load, name_of
-from skerry.store.s3_sweep import Sweeper, listed
+from skerry.store.s3_sweep import Sweeper
 
 if TYPE_CHECKING:
     from skerry.store.opening import S3Access
@@ -65,8 +65,7 @@ class S3Store:
     def folders(self) -> list[str]:
         """Return the names of the folders below: the runs, where this is the root of a store."""
         with refusals(self.url):
-            found = obstore.list_with_delimiter(self._client, "")["common_prefixes"]
-        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+            return folders(self._client)
 
     def _entry(self, name: str) -> Entry | None:
         path = entry_path(checked_name(name))

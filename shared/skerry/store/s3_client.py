@@ -5,6 +5,9 @@ every cloud tool looks: the environment, ``~/.aws/credentials``, and what the cl
 a container or a pod. They are never part of an address, of a config file or of a log line.
 """
 
+# pyright: basic
+# obstore's listings are typed in parts.
+
 from __future__ import annotations
 
 import configparser
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import obstore
 from obstore import store as stores
 from obstore.exceptions import BaseError
 
@@ -21,6 +25,8 @@ from skerry.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from obstore import ObjectMeta
 
     from skerry.store.opening import S3Access
 
@@ -69,6 +75,17 @@ def split(url: str) -> tuple[str, str]:
         msg = f"{url.rpartition('@')[2]!r} is no address of a bucket: write s3://bucket/prefix."
         raise ConfigError(msg, path="store.url")
     return parts.netloc, parts.path.strip("/")
+
+
+def listed(client: stores.S3Store, folder: str) -> list[ObjectMeta]:
+    """Return the objects of one folder."""
+    return [meta for batch in obstore.list(client, prefix=folder) for meta in batch]
+
+
+def folders(client: stores.S3Store) -> list[str]:
+    """Return the names of the folders right below."""
+    found = obstore.list_with_delimiter(client, "")["common_prefixes"]
+    return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
 
 
 def _keys(access: S3Access) -> dict[str, str]:

@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Semaphore
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store.base import StoredFile, checked_name
-from skerry.store.s3_client import refusals
+from skerry.store.s3_client import listed, refusals
 from skerry.store.s3_layout import (
     DRAFTS,
     LEAST_BYTES,
@@ -34,7 +34,7 @@ from skerry.store.s3_layout import (
     entry_path,
     load,
 )
-from skerry.store.s3_sweep import CERTAIN_S, DEAD_S, REFRESH_S, alive, announce, listed
+from skerry.store.s3_sweep import CERTAIN_S, DEAD_S, REFRESH_S, alive, announce
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -47,11 +47,19 @@ UPLOADS = 4
 """Parts on their way at once; with the one being filled they bound a writer's memory."""
 
 
+class Digest(Protocol):
+    """What ``hashlib`` returns."""
+
+    def update(self, data: Buffer, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
 @dataclass(slots=True)
 class _File:
     """A file being written: its hash, the parts that went up, and the bytes of the next one."""
 
-    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    digest: Digest = field(default_factory=hashlib.sha256)
     size: int = 0
     parts: list[Future[PartRef]] = field(default_factory=list["Future[PartRef]"])
     rest: bytearray = field(default_factory=bytearray)

@@ -27,7 +27,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from skerry.errors import CheckpointCorrupt
-from skerry.store.s3_client import refusals
+from skerry.store.s3_client import listed, refusals
 from skerry.store.s3_layout import DRAFTS, ENTRIES, PARTS, SWEEPS, load, name_of
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ REFRESH_S = 60.0
 DEAD_S = 900.0
 RESUME_S = 3600.0
 CERTAIN_S = 24 * 3600.0
-
-
-def listed(client: Client, folder: str) -> list[ObjectMeta]:
-    """Return the objects of one folder."""
-    return [meta for batch in obstore.list(client, prefix=folder) for meta in batch]
 
 
 def announce(client: Client, path: str) -> datetime:

@@ -190,7 +190,7 @@ async def test_a_link_that_is_too_slow_is_one_sentence_after_some_attempts() -> 
     await scripted.commit_all()
     begun = 0
 
-    async def keep(*_: object) -> None:
+    async def keep(*_given: object) -> None:
         nonlocal begun
         begun += 1
         for _ in range(2):
