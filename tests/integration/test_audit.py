@@ -6,28 +6,34 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from skerry.audit.bases import CheckpointBases, usable
 from skerry.audit.branch import Policy, overall
 from skerry.audit.checks import Rules
 from skerry.audit.log import Log
 from skerry.audit.replay import replay
+from skerry.audit.survey import survey
 from skerry.audit.target import Target
 from skerry.audit.verify import Report, verify
 from skerry.audit.violations import What
+from skerry.audit.window import read_window
 from skerry.bus import ledger, state
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.core.fragments import Fragment, LeafSpec, plan
 from skerry.errors import ConfigError
 from skerry.settings import OuterConfig, RunConfig, SyncConfig
+from skerry.store.local import LocalStore
 from skerry.testing.puppet import Puppet, run_record
 from skerry.wire.codec import vector_digest
 from skerry.wire.messages import Commit, Refused
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
+from skerry_checkpointer.service import Checkpointer
 from skerry_syncer.service import session
 
 RUN = "t"
@@ -67,10 +73,15 @@ async def trained(versions: int = 5, *, config: RunConfig = CONFIG) -> MemoryBus
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, PLAN, config.model_dump_json()))
+    await train(bus, versions)
+    return bus
+
+
+async def train(bus: MemoryBus, versions: int) -> None:
+    """Let a syncer and two puppets go on until both fragments have reached a version."""
     learners = [Puppet(bus, RUN, PLAN, n, step_s=0.005, scheme="int4").train() for n in ("a", "b")]
     async with background(session(bus, RUN, "s"), *learners):
         await until_version(bus, versions)
-    return bus
 
 
 async def verified(bus: MemoryBus, *, with_replay: bool = True) -> Report:
@@ -312,3 +323,37 @@ async def test_larger_quorum_takes_early_what_was_merged_late_and_the_rest_still
     replayed = await replay(await log_of(await trained(6, config=few)), policy=Policy(quorum=2))
     assert replayed.whole
     assert replayed.wrong == ()
+
+
+async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
+    tmp_path: Path,
+) -> None:
+    bus = await trained(3)
+    record, store = await ledger.read_run(bus, RUN), LocalStore(tmp_path / RUN)
+    written = await Checkpointer.of(bus, record, store).save()
+    assert written is not None
+    held = bus.broker.streams[SUBJECTS.stream("CONTRIB")]
+    for sequence in list(held.records):
+        drop(bus, "CONTRIB", sequence)
+    await train(bus, 7)
+    log = await log_of(bus)
+    found = await survey(log, Target(), await read_window(log))
+    path = usable(tmp_path / RUN, log, found)
+    assert path == Path(store.where(written.name))
+    replayed = await replay(log, bases=CheckpointBases(path, log), known=found)
+    assert replayed.wrong == ()
+    assert replayed.whole
+    assert min(f.reached - f.base for f in replayed.fragments) > 0
+    assert min(f.base for f in replayed.fragments) > 0
+
+
+async def test_checkpoint_of_another_history_is_told_by_its_digest(tmp_path: Path) -> None:
+    other = await trained(3)
+    record, store = await ledger.read_run(other, RUN), LocalStore(tmp_path / RUN)
+    written = await Checkpointer.of(other, record, store).save()
+    assert written is not None
+    forged = await trained(3, config=CONFIG.model_copy(update={"outer": OuterConfig(lr=0.1)}))
+    await train(forged, 6)
+    log = await log_of(forged)
+    replayed = await replay(log, bases=CheckpointBases(Path(store.where(written.name)), log))
+    assert "name one of this run" in replayed.wrong[0].sentence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skerry.audit.replay import Base
+from skerry.audit.replayed import Base
 from skerry.errors import RunMismatch
 from skerry.store.checkpoint import fragments, read_manifest
 from skerry.store.listing import locate, summaries

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.audit.log import Entry
-    from skerry.audit.replay import Replayed
+    from skerry.audit.replayed import Replayed
     from skerry.bus.base import Bus
 
     OnProgress = Callable[[str, int, int], None]

@@ -17,7 +17,8 @@ from skerry.audit.bases import CheckpointBases, usable
 from skerry.audit.branch import Policy, overall
 from skerry.audit.log import Log
 from skerry.audit.parameters import file_of, parameters
-from skerry.audit.replay import Replayed, from_genesis, lost_sentence, replay, require_whole
+from skerry.audit.replay import replay
+from skerry.audit.replayed import Replayed, from_genesis, lost_sentence, require_whole
 from skerry.audit.survey import survey
 from skerry.audit.target import Target, parse
 from skerry.audit.window import read_window
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.audit.branch import Curve
-    from skerry.audit.replay import Bases
+    from skerry.audit.replayed import Bases
     from skerry.audit.survey import Survey
     from skerry.bus.base import Bus
     from skerry.settings import Settings
