@@ -127,7 +127,10 @@ class Reads:
         A new leader may need a moment, and a deposed one never gets there. Raises StateLost when
         a file holds less for good. Streams in memory may lose what they hold.
         """
-        backoff, goal = Backoff(deadline), self._acknowledged.get(stream, 0)
+        goal = self._acknowledged.get(stream, 0)
+        backoff = Backoff(
+            deadline - self._connection.request_timeout_s
+        )  # leaves the last look time
         while True:
             info = await self._info(stream, deadline)
             if info is None:
