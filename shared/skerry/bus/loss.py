@@ -39,7 +39,8 @@ async def _source(bus: Bus, run: str, fragment: int) -> str:
         )
     return (
         f"Its newest checkpoint, {saved.path} at step {saved.step}, holds version"
-        f" {saved.versions[fragment]}; what learners hold is no source: go on from it with"
-        f" `skerry up --from {saved.path} --run NEW`, or put the broker's own store back from a"
-        " copy."
+        f" {saved.versions[fragment]}; what learners hold is no source: stop the run and put it"
+        f" back with `skerry checkpoints restore {saved.path} --run {run} --replace`, begin another"
+        f" one from it with `skerry up --from {saved.path} --run NEW`, or put the broker's own"
+        " store back from a copy."
     )
