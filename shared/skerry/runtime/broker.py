@@ -24,8 +24,8 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 """Asks the kernel to signal the server when its parent dies, then becomes the server.
 
-A file that may not grow beyond a limit becomes a write error, as a full disk does: Go would end the
-server at the signal that comes with it, unless it is blocked.
+A file that may not grow beyond a limit becomes a write error, as a full disk does: the signal that
+comes with it is blocked, and stays pending as a sign of the write that was refused.
 """
 
 

@@ -170,6 +170,12 @@ def test_a_sender_whose_clock_was_set_back_is_still_heard() -> None:
     assert held.steps == 30
 
 
+def test_a_repeated_pulse_shows_that_its_sender_lives() -> None:
+    again = replace(pulse(1.0, 10), sent_ns=ns(1.5))
+    view = seen((1.0, pulse(1.0, 10)), (1.5, again))
+    assert view.learners["a"].heartbeat.last_s == T0 + 1.5
+
+
 def test_a_restart_adds_up_what_both_incarnations_did() -> None:
     view = seen((0, member()), *training(10), (20, member(incarnation=2, at_s=20)))
     view = fold(view, replace(pulse(1.0, 10, incarnation=2), sent_ns=ns(21)), T0 + 21)

@@ -74,6 +74,21 @@ def test_only_learners_have_time() -> None:
     assert meter.result().up_s == 0.0
 
 
+class Stopped(Entry):
+    """A process that was stopped by a signal."""
+
+    @property
+    def paused(self) -> bool:
+        return True
+
+
+def test_a_paused_learner_has_no_time() -> None:
+    meter = Meter(phase=Phase.FAULTS)
+    held = entry()
+    meter.sample([Stopped(held.name, held.kind, held.pid, 0, held.ticks)], 10.0)
+    assert meter.result().up_s == 0.0
+
+
 def test_the_first_pulse_of_an_incarnation_counts_whole_and_a_repeated_one_not() -> None:
     meter = Meter(phase=Phase.FAULTS)
     meter.observe(pulse(3.0, 300))

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from skerry.bus.streams import specs
+from skerry.chaos.actions import DiskFull
+from skerry.chaos.ground import Ground
 from skerry.cli.keeper import Keeper, complained, has_room
 from skerry.errors import BrokerUnavailable, StorageFull
 from skerry.runtime.broker import LocalBroker
@@ -21,8 +23,6 @@ from skerry.runtime.processes import BROKER, TABLE, Processes, read
 from skerry.settings import NatsSettings
 
 pytestmark = pytest.mark.nats
-
-UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -76,11 +76,13 @@ async def test_a_broker_whose_disk_was_full_takes_messages_again(tmp_path: Path)
         nats = NatsSettings(url=keeper.ours.url, request_timeout_s=1.0)
         async with bus_from(nats, "test") as bus:
             await bus.declare(specs("full", window_bytes=1024**2))
-            resource.prlimit(first, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            fault = DiskFull(Ground("full", tmp_path, bus))
+            await fault.begin()
             with pytest.raises(StorageFull):
                 await bus.publish("skerry.full.contrib.0.a", b"x", msg_id="1")
             assert pid_of(tmp_path) == first, "the full disk ended the broker"
-            resource.prlimit(first, resource.RLIMIT_FSIZE, UNLIMITED)
+            assert "refused a write" in await fault.proof()
+            await fault.end()
             async with asyncio.timeout(60):
                 while True:
                     with suppress(BrokerUnavailable, StorageFull):
