@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from skerry.chaos.ground import Ground
     from skerry.chaos.plan import FaultPlan
 
-READY_S = 300.0
+READY_S = 600.0
 """How long a drill waits until every learner trains: they may still compile."""
 LOOK_S = 0.1
 
