@@ -22,7 +22,7 @@ from skerry.bus.loss import state_lost
 from skerry.bus.recovery import mend, read_behind
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
-from skerry.errors import Conflict, Corrupt, Overtaken, WireError, first_cause
+from skerry.errors import Conflict, Corrupt, Overtaken, StateLost, WireError, first_cause
 from skerry.wire.codec import PlaneAssembler, VectorAssembler, encode_vector, vector_digest
 from skerry.wire.envelope import seal, unseal, vector_blocks
 from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Manifest, Part
@@ -131,7 +131,12 @@ class StateWriter:
         found, newest = await read_behind(self.bus, self.run, own, self.shard, self.token)
         if newest != self.token:
             raise fences.overtaken(self.run, self.shard, self.holder)
-        return await mend(self.bus, self.run, self.plan, own, found)
+        try:
+            return await mend(self.bus, self.run, self.plan, own, found)
+        except StateLost:
+            # Overtaken after its manifests were read, a writer sees the next one's commits as lost.
+            await self.check()
+            raise
 
     async def commit(
         self, commit: Commit, parts: Sequence[NewPart], previous: Manifest | None
