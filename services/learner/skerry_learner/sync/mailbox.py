@@ -54,7 +54,7 @@ class Mailbox:
         self._rounds: dict[int, Round] = {}
         self._fresh: dict[int, Fresh] = {}
         self._outgoing: dict[int, Outgoing] = {}
-        self._diverged: set[int] = set()
+        self._diverged: dict[int, int] = {}
         self._doubts: list[Doubt] = []
         self._lost: set[Doubt] = set()
         self._pulse: Pulse | None = None
@@ -104,7 +104,7 @@ class Mailbox:
         """Drop a contribution that is not finite and can never be sent."""
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
-            self._diverged.add(outgoing.header.fragment)
+            self._diverged[outgoing.header.fragment] = outgoing.header.identity
             self._changed.notify_all()
 
     def take_doubt(self) -> Doubt | None:
@@ -164,10 +164,13 @@ class Mailbox:
                 del self._fresh[fragment]
         self._notify()
 
-    def take_diverged(self) -> frozenset[int]:
-        """Take the fragments whose contribution was dropped because it was not finite."""
+    def take_diverged(self) -> dict[int, int]:
+        """Take the fragments whose contribution was dropped because it was not finite.
+
+        With the identity that each would have had.
+        """
         with self._changed:
-            taken, self._diverged = frozenset(self._diverged), set()
+            taken, self._diverged = self._diverged, {}
             return taken
 
     def post_doubt(self, doubt: Doubt) -> None:

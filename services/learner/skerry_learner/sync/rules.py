@@ -141,6 +141,15 @@ def given_up(state: FragmentSync) -> FragmentSync:
     return replace(state, captured=None, answered=min(state.answered, state.version))
 
 
+def never_sent(state: FragmentSync, identity: int) -> FragmentSync:
+    """Return the state after a capture that could not leave: its identity is free again.
+
+    Identities count what the log was sent; a gap in them would read as a contribution dropped.
+    """
+    unused = identity - 1 if state.identity == identity else state.identity
+    return replace(given_up(state), identity=unused)
+
+
 def adopted(
     state: FragmentSync, version: int, commit_step: int, now: Progress, policy: Policy
 ) -> FragmentSync:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -124,11 +124,11 @@ class Session:
             held = replace(now, step=state.captured.step) if state.captured else None
             self._states[index] = replace(state, origin=now, captured=held)
 
-    def _give_up(self, lost: frozenset[int], now: Progress) -> None:
+    def _give_up(self, lost: Mapping[int, int], now: Progress) -> None:
         """Begin anew from the global state, free to answer the rounds again that got nothing."""
         log.warning("global_state_readopted", step=now.step, fragments=sorted(lost))
-        for fragment in lost:
-            self._states[fragment] = rules.given_up(self._states[fragment])
+        for fragment, identity in lost.items():
+            self._states[fragment] = rules.never_sent(self._states[fragment], identity)
         self.reset(now)
 
     def _take_back(self, doubt: Doubt) -> None:
