@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -208,8 +207,7 @@ class TestLocalStore:
         store = LocalStore(tmp_path)
         written(store, "first")
         done = subprocess.run(
-            [sys.executable, "-c", FULL_WRITER, str(tmp_path)],
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)),
+            [sys.executable, "-c", SMALL_FILES + FULL_WRITER, str(tmp_path)],
             capture_output=True,
             check=False,
             text=True,
@@ -234,6 +232,11 @@ class TestLocalStore:
         assert "No space left on device" in done.stdout
         assert "left: []" in done.stdout
 
+
+SMALL_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+"""
 
 KILLED_WRITER = """
 import signal, sys

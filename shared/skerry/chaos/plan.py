@@ -147,7 +147,8 @@ def random_plan(
         which = draw()
         target = BROKER if kind in BROKER_KINDS else services[int(which * len(services))]
         lasts_s = round(longest_s * draw() ** 2, 3)
-        found.append(Fault(round(at_s, 3), kind, target, lasts_s, _amount(kind, draw())))
+        begins_s = math.floor(at_s * 1000) / 1000  # never up to the end itself
+        found.append(Fault(begins_s, kind, target, lasts_s, _amount(kind, draw())))
     return FaultPlan(seed, tuple(found), heal_s)
 
 
