@@ -17,7 +17,7 @@ export UV_SYSTEM_CERTS ?= true
 export UV_PROJECT_ENVIRONMENT := .venv
 unexport VIRTUAL_ENV
 
-.PHONY: help setup demo test lint format proto bench secrets clean
+.PHONY: help setup demo test lint format proto simulate bench secrets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ format: .venv/.ready ## rewrite the sources in the house style
 
 proto: .venv/.ready ## regenerate shared/skerry/wire/v1 from proto/
 	$(BIN)/python proto/generate.py
+
+simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 2,000
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "soak or not soak" tests/simulation/test_schedules.py $(ARGS)
 
 bench: .venv/.ready ## measure what the README quotes (ARGS="codec --json out.json")
 	$(BIN)/python -m tests.bench $(ARGS)
