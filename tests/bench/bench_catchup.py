@@ -32,7 +32,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from skerry.bus import ledger, state
 from skerry.bus.nats_bus import NatsBus
-from skerry.bus.state import NewPart, read_manifests, read_part
+from skerry.bus.state import read_manifests, read_part
+from skerry.bus.state_writer import NewPart
 from skerry.core import backend
 from skerry.core.fragments import BLOCK, Plan
 from skerry.testing.cluster import Cluster

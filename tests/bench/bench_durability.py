@@ -22,7 +22,7 @@ from typing import Any
 from harness import parser, write
 
 from skerry.bus.nats_bus import NatsBus
-from skerry.bus.state import NewPart, StateWriter
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
 from skerry.testing.nats_cluster import NatsCluster

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from skerry.bus import ledger
 from skerry.bus.base import Bus
-from skerry.bus.state import NewPart, StateWriter
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
 from skerry.settings import RunConfig, SyncConfig

@@ -12,7 +12,8 @@ import pytest
 
 from skerry.bus import ledger
 from skerry.bus.nats_bus import NatsBus
-from skerry.bus.state import NewPart, StateWriter, read_manifests
+from skerry.bus.state import read_manifests
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.fragments import BLOCK, LeafSpec, plan
 from skerry.settings import RunConfig

@@ -9,7 +9,7 @@ import pytest
 
 from skerry.bus import ledger, state
 from skerry.bus.base import Bus, Receipt
-from skerry.bus.state import StateWriter
+from skerry.bus.state_writer import StateWriter
 from skerry.chaos.plan import FaultPlan, load
 from skerry.testing.simulation.cluster import PLAN, Syncer
 from skerry.testing.simulation.scenario import draw_plan

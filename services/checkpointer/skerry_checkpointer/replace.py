@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.bus.base import Bus
-    from skerry.bus.state import StateWriter
+    from skerry.bus.state_writer import StateWriter
     from skerry.core.fragments import Plan
     from skerry.settings import RunConfig
     from skerry.store.base import Store

@@ -14,7 +14,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from skerry.bus import ledger
-from skerry.bus.state import MASTER, PARAMS, NewPart, StateWriter, read_manifests
+from skerry.bus.state import MASTER, PARAMS, read_manifests
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.errors import ConfigError, RunMismatch, RunNotFound, WrongPlan
 from skerry.settings import load, run_config_from_json, to_json

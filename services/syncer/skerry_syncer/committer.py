@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from skerry.bus.contributions import refusal
-from skerry.bus.state import MASTER, PARAMS, NewPart
+from skerry.bus.state import MASTER, PARAMS
+from skerry.bus.state_writer import NewPart
 from skerry.core import fragments, weights
 from skerry.core.backend import cpu
 from skerry.core.fold import Contribution as Merged
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.bus.contributions import Contribution
-    from skerry.bus.state import StateWriter
+    from skerry.bus.state_writer import StateWriter
     from skerry.core.outer import Outer
     from skerry.settings import SyncConfig
     from skerry.wire.messages import Manifest

@@ -10,7 +10,8 @@ from skerry.bus import ledger
 from skerry.bus.base import Start as From
 from skerry.bus.contributions import Inbox
 from skerry.bus.loss import state_lost
-from skerry.bus.state import MASTER, StateWriter, read_part
+from skerry.bus.state import MASTER, read_part
+from skerry.bus.state_writer import StateWriter
 from skerry.errors import Corrupt, WireError
 from skerry.wire.messages import Commit, Start
 from skerry.wire.records import decode

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.bus import ledger, presence
-from skerry.bus.state import StateWriter
+from skerry.bus.state_writer import StateWriter
 from skerry.core import backend
 from skerry.errors import BrokerUnavailable, BusError, StorageFull, first_cause
 from skerry.runtime.service import serve

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus.state import StateWriter
+from skerry.bus.state_writer import StateWriter
 from skerry.errors import BrokerUnavailable, Conflict, Fenced, Overtaken, StorageFull, first_cause
 from skerry_syncer.work import conduct
 

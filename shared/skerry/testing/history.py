@@ -15,7 +15,7 @@ from skerry.audit.log import Log, newest, read
 from skerry.audit.verify import verify
 from skerry.bus import ledger
 from skerry.bus.contributions import Contribution, Inbox
-from skerry.bus.state import StateWriter
+from skerry.bus.state_writer import StateWriter
 from skerry.core import fragments
 from skerry.settings import RunConfig
 from skerry.wire.messages import Commit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from skerry.bus import ledger
-from skerry.bus.state import NewPart, StateWriter
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.fragments import BLOCK, LeafSpec, plan
 from skerry.settings import RunConfig

@@ -14,6 +14,7 @@ import pytest
 from skerry.audit.verify import verify as audit
 from skerry.bus import ledger, state
 from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.errors import BrokerUnavailable, Fenced, RunMismatch
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import fragments
@@ -143,10 +144,13 @@ class TestARolledBackStore:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         scripted, older, saved = scene
-        whole = state.StateWriter.commit
+        whole = StateWriter.commit
 
         async def dies_at_the_second(
-            self: state.StateWriter, commit: Commit, parts: list[state.NewPart], held: Manifest
+            self: StateWriter,
+            commit: Commit,
+            parts: list[NewPart],
+            held: Manifest,
         ) -> Manifest:
             if commit.fragment == 1:
                 msg = "The broker went away."
@@ -154,7 +158,7 @@ class TestARolledBackStore:
             return await whole(self, commit, parts, held)
 
         with monkeypatch.context() as patch:
-            patch.setattr(state.StateWriter, "commit", dies_at_the_second)
+            patch.setattr(StateWriter, "commit", dies_at_the_second)
             with pytest.raises(BrokerUnavailable):
                 await put_back(older, saved, "run")
         changes = await put_back(older, saved, "run")

@@ -10,6 +10,7 @@ import pytest
 
 from skerry.bus import ledger, state
 from skerry.bus.memory import MemoryBroker
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.errors import BrokerUnavailable, CheckpointCorrupt, ConfigError, RunMismatch
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import fragments
@@ -81,7 +82,7 @@ async def test_the_next_commit_goes_on_from_the_restored_version(saved: Path) ->
     bus = MemoryBroker().connect()
     record = await restore(bus, saved, "again")
     cut = Checkpointer.of(bus, record, LocalStore(saved)).plan
-    writer = await state.StateWriter.acquire(bus, "again", cut, holder="syncer", now_ns=2)
+    writer = await StateWriter.acquire(bus, "again", cut, holder="syncer", now_ns=2)
     scripted = ScriptedRun(bus, record, cut, writer, manifests=await writer.recover())
     assert (await scripted.commit(1, step=8)).commit.version == 2
 
@@ -108,10 +109,13 @@ async def test_an_interrupted_restore_is_started_again(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = MemoryBroker().connect()
-    whole = state.StateWriter.commit
+    whole = StateWriter.commit
 
     async def dies_at_the_second(
-        self: state.StateWriter, commit: Commit, parts: list[state.NewPart], held: Manifest | None
+        self: StateWriter,
+        commit: Commit,
+        parts: list[NewPart],
+        held: Manifest | None,
     ) -> Manifest:
         if commit.fragment == 1:
             msg = "The broker went away."
@@ -119,7 +123,7 @@ async def test_an_interrupted_restore_is_started_again(
         return await whole(self, commit, parts, held)
 
     with monkeypatch.context() as patch:
-        patch.setattr(state.StateWriter, "commit", dies_at_the_second)
+        patch.setattr(StateWriter, "commit", dies_at_the_second)
         with pytest.raises(BrokerUnavailable):
             await restore(bus, saved, "again")
     assert len(await ledger.last_commits(bus, "again")) == 1

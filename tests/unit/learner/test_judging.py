@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from skerry.bus.memory import MemoryBroker
-from skerry.bus.state import MASTER, PARAMS, NewPart, StateWriter
+from skerry.bus.state import MASTER, PARAMS
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.core.fragments import gather
 from skerry.errors import CheckpointCorrupt, ModelError
 from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig

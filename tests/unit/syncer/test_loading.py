@@ -8,7 +8,7 @@ import pytest
 
 from skerry.bus import state
 from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.state import StateWriter
+from skerry.bus.state_writer import StateWriter
 from skerry.core.outer import Outer, make_outer
 from skerry.errors import StateLost
 from skerry.settings import SyncConfig
