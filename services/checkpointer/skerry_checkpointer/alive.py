@@ -25,12 +25,12 @@ LONGEST_S = 60.0
 async def living(bus: Bus, run: str, config: RunConfig) -> list[str]:
     """Return who says that it is alive while we listen, by kind and name; no clock is compared.
 
-    Listens for a syncer's lease, and long enough for each learner's next step boundary.
+    Listens even where nobody has said a word yet: a broker that has just restarted has forgotten
+    its pulses, and a run that lives says them again. It listens for a syncer's lease, and long
+    enough for each learner's next step boundary.
     """
     subjects = Subjects(run)
     patterns = (subjects.pulses(), subjects.syncers())
-    if not [record for pattern in patterns for record in await bus.last_each(pattern)]:
-        return []
     steps = [
         pulse.step_time_s
         for pulse in (await last_pulses(bus, run)).values()

@@ -15,7 +15,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.bus.ledger import follow_commits
+from skerry.bus.ledger import follow_commits, last_commits
+from skerry.bus.loss import state_lost
 from skerry.bus.state import read_manifests
 from skerry.errors import Overtaken, StateLost
 from skerry.wire.subjects import Subjects
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LOOKS = 100
 """Looks at the manifests before a run is said to commit too fast to be seen whole."""
+LOOK_PAUSE_S = 0.01
 LEDGER_DEADLINE_S = 30.0
 """A syncer that died between a manifest and its ledger record leaves that to its successor."""
 
@@ -68,8 +70,21 @@ async def take_cut(bus: Bus, run: str, plan: Plan) -> Cut | None:
         sequences = await _sequences(bus, run, versions, after)
         if sequences is not None:
             return Cut(max(sequences.values()), manifests, sequences)
+        await asyncio.sleep(LOOK_PAUSE_S)
+    await _refuse_rolled_back(bus, run, plan)
     msg = f"Run {run!r} commits faster than its manifests can be read: use a faster link."
     raise Overtaken(msg)
+
+
+async def _refuse_rolled_back(bus: Bus, run: str, plan: Plan) -> None:
+    """Raise StateLost if the ledger knows of versions that the state has no manifest of."""
+    commits = await last_commits(bus, run)
+    manifests = await read_manifests(bus, run, plan)  # later, so never behind by being early
+    for fragment, commit in commits.items():
+        held = manifests[fragment].commit.version if fragment in manifests else 0
+        if held < commit.version:
+            what = f"the newest manifest in the log is of version {held}"
+            raise await state_lost(bus, run, fragment, commit.version, what)
 
 
 async def _before_newest(bus: Bus, run: str) -> int:

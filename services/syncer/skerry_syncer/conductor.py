@@ -248,7 +248,11 @@ class Conductor:
         """
         if not self.fleet.finished(now_s()):
             return False
-        left = [i for i in self.shard.fragments if i not in self.finals]
+        left = [
+            index
+            for index, state in self.shard.fragments.items()
+            if index not in self.finals or any(c.header.steps for c in state.pending)
+        ]
         if not left:
             return await self._finish_run()
         for index in left[: schedule.max_in_flight(self.timetable)]:

@@ -35,9 +35,13 @@ class Seen:
 
 @dataclass(slots=True)
 class Fleet:
-    """Every learner that has pulsed, newest incarnation only."""
+    """Every learner that has pulsed, newest incarnation only.
+
+    One that went silent at work is waited for as long as ``patience_s`` before the run may end.
+    """
 
     policy: liveness.Policy
+    patience_s: float = 0.0
     seen: dict[str, Seen] = field(default_factory=dict[str, Seen])
 
     def observe(self, pulse: Pulse, now_s: float) -> None:
@@ -79,10 +83,16 @@ class Fleet:
         return float(median(measured)) if measured else 0.0
 
     def finished(self, now_s: float) -> bool:
-        """Tell whether training is over: somebody finished and nobody still trains."""
+        """Tell whether training is over: somebody finished and nobody still trains.
+
+        Silence is no end: after a broker's restart, or behind a link that was cut, whoever has
+        finished may be heard a moment before whoever has not.
+        """
         phases = [s.pulse.phase for s in self.working(now_s).values()]
         coming = any(
-            s.pulse.phase in ON_THE_WAY and s.alive(now_s, self.policy) for s in self.seen.values()
+            s.alive(now_s, self.policy) or now_s - s.heartbeat.last_s < self.patience_s
+            for s in self.seen.values()
+            if s.pulse.phase in ON_THE_WAY | {LearnerPhase.TRAINING}
         )
         return bool(phases) and set(phases) == {LearnerPhase.FINISHED} and not coming
 

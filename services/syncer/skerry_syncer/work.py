@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.bus.base import Bus
-    from skerry.bus.state import StateWriter
+    from skerry.bus.state_writer import StateWriter
     from skerry.core.fragments import Plan
     from skerry.core.outer import Outer
     from skerry.wire.messages import RunRecord
@@ -64,7 +64,9 @@ class Work:
             momentum=config.outer.momentum,
             h_steps=config.sync.h_steps,
         )
-        fleet = Fleet(liveness.policy_from(**config.liveness.model_dump()))
+        fleet = Fleet(
+            liveness.policy_from(**config.liveness.model_dump()), config.sync.round_timeout_s
+        )
         work = cls(bus, record, config, plan, outer, name, fleet, wall_ns)
         await work.declare()
         return work

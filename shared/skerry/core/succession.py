@@ -112,6 +112,9 @@ def heard(
     before = view.peers.get(instance)
     if before is None or now - before.heard_s >= policy.lease_s:
         before = Peer(name, instance, now, now, 0, {})
+    elif before.claims and not claims:
+        # It let go of all it had: it leaves, or must settle again before it is dealt anything.
+        before = replace(before, first_s=now)
     peer = replace(before, heard_s=now, pulses=before.pulses + 1, claims=dict(claims))
     oldest = now - FORGET_LEASES * policy.lease_s
     kept = {key: known for key, known in view.peers.items() if known.heard_s >= oldest}

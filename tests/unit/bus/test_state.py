@@ -12,10 +12,11 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from skerry.bus import ledger, state
+from skerry.bus import fences, ledger, state
 from skerry.bus.base import Record, Start
 from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.state import MASTER, PARAMS, NewPart, StateWriter
+from skerry.bus.state import MASTER, PARAMS
+from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, StateLost
@@ -174,6 +175,28 @@ async def test_overtaken_writer_is_told_without_writing_anything() -> None:
         await asyncio.wait_for(holding, 5)
     with pytest.raises(Fenced, match="'late' steps down"):
         await late.check()
+
+
+async def test_holder_that_is_shown_an_older_fence_goes_on_until_a_newer_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replica that lags behind shows a new consumer the predecessor's fence first."""
+    bus = await connected()
+    older = await writer(bus, "older", 1)
+    rightful = await writer(bus, "rightful", 2)
+    shown = [fences.Held(0, older.token, "older"), fences.Held(0, rightful.token, "rightful")]
+    shown.append(fences.Held(0, rightful.token + 9, "newer"))
+    seen: list[int] = []
+
+    async def follow(*_: object) -> AsyncGenerator[fences.Held]:
+        for held in shown:
+            seen.append(held.token)
+            yield held
+
+    monkeypatch.setattr(fences, "follow_fences", follow)
+    with pytest.raises(Fenced, match="'rightful' steps down"):
+        await rightful.hold()
+    assert seen == [held.token for held in shown]
 
 
 async def test_manifest_that_cannot_be_read_ends_no_reader() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from skerry.bus import ledger, state
+from skerry.bus import ledger, state_writer
 from skerry.bus.base import Record, Start
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.errors import Overtaken, StateLost
@@ -20,6 +20,7 @@ from skerry.store.local import LocalStore
 from skerry.store.manifest import Checkpoint
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import Commit, Manifest
+from skerry.wire.records import encode
 from skerry_checkpointer import cut as cuts
 from skerry_checkpointer.capture import CUTS, capture
 from skerry_checkpointer.service import Checkpointer
@@ -78,7 +79,7 @@ class BusyBus(MemoryBus):
         act = self.acts.pop(0) if self.acts else Act(append=True)
         if act.commit is not None and act.commit not in self.unwritten:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(state, "append_commit", self.later)
+                patch.setattr(state_writer, "append_commit", self.later)
                 await self.scripted.commit(act.commit)
         if act.append:
             for fragment in sorted(self.unwritten, reverse=True):
@@ -228,8 +229,19 @@ async def test_a_manifest_that_the_ledger_never_gets_is_said(
     async def never(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(state, "append_commit", never)
+    monkeypatch.setattr(state_writer, "append_commit", never)
     monkeypatch.setattr(cuts, "LEDGER_DEADLINE_S", 0.01)
     await scripted.commit(2)
     with pytest.raises(StateLost, match="fragment 2, version 2"):
+        await cuts.take_cut(scripted.bus, "run", scripted.plan)
+
+
+async def test_state_that_was_rolled_back_is_named_and_blames_no_link() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    older = encode(scripted.manifests[1])
+    for index in (1, 0, 2):
+        await scripted.commit(index)
+    await scripted.bus.publish("skerry.run.state.1.manifest", older)
+    with pytest.raises(StateLost, match=r"fragment 1 at version 2.*is of version 1"):
         await cuts.take_cut(scripted.bus, "run", scripted.plan)

@@ -123,6 +123,22 @@ def test_restarted_process_does_not_wait_for_its_own_old_pulse() -> None:
     assert decide(0.0, view, Policy(1, LEASE_S))[0] == Moves(take=(0,))
 
 
+@pytest.mark.parametrize(("leaver", "other"), [("a", "b"), ("b", "a")])
+def test_farewell_leaves_its_shards_to_the_others_whatever_its_name(
+    leaver: str, other: str
+) -> None:
+    world = World(1)
+    leaving = world.start(leaver)
+    world.run(5)
+    world.start(other)
+    world.run(20)
+    assert world.owners() == {0: [leaver]}
+    world.living.remove(leaving)
+    world.sent.append((world.now, leaver, leaver, {}))
+    world.run(2 * TICK_S)
+    assert world.owners() == {0: [other]}
+
+
 def test_stand_by_leaves_a_shard_to_its_living_owner() -> None:
     world = World(1)
     world.start("a")

@@ -200,7 +200,11 @@ class Network:
             return  # the newer manifest is announced, or about to be
         except StateLost as error:
             self._say_lost(commit.fragment, commit.version, error)
-            return  # training goes on; the next commit of this fragment makes it whole again
+            # Training goes on; the next commit makes it whole, or somebody who mends the store.
+            self._wanted.setdefault(commit.fragment, manifest)
+            self._announced.set()
+            await asyncio.sleep(RETRY_S)
+            return
         except (BrokerUnavailable, WireError) as error:
             log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
             self._wanted.setdefault(commit.fragment, manifest)

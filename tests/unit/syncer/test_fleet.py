@@ -1,0 +1,40 @@
+"""When training is over: only when nobody who was at work may still come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skerry.core.liveness import policy_from
+from skerry.settings import LivenessConfig
+from skerry.wire.messages import LearnerPhase, Pulse
+from skerry_syncer.fleet import Fleet
+
+PATIENCE_S = 60.0
+PULSE = Pulse("r", "fast", 1, LearnerPhase.FINISHED, 5, 100, 100, 0, 0, 1.5, 0.1, 2.0, 3.0, 0, 0, 0)
+
+
+def fleet_of(phase: LearnerPhase, silent_s: float) -> Fleet:
+    """Return a fleet whose other learner was last heard ``silent_s`` before now (1000 s)."""
+    fleet = Fleet(policy_from(**LivenessConfig().model_dump()), PATIENCE_S)
+    fleet.observe(replace(PULSE, learner="slow", phase=phase), 1000.0 - silent_s)
+    fleet.observe(PULSE, 1000.0)
+    return fleet
+
+
+@pytest.mark.parametrize("phase", [LearnerPhase.TRAINING, LearnerPhase.CATCHING_UP])
+def test_silence_of_one_that_was_at_work_is_no_end(phase: LearnerPhase) -> None:
+    """A broker that was away lets whoever has finished be heard first."""
+    fleet = fleet_of(phase, 10.0)
+    assert "slow" not in fleet.working(1000.0)
+    assert not fleet.finished(1000.0)
+
+
+def test_run_ends_without_one_that_stays_away() -> None:
+    assert fleet_of(LearnerPhase.TRAINING, PATIENCE_S + 1).finished(1000.0)
+
+
+@pytest.mark.parametrize("phase", [LearnerPhase.FINISHED, LearnerPhase.STOPPED])
+def test_run_does_not_wait_for_one_that_said_it_was_done(phase: LearnerPhase) -> None:
+    assert fleet_of(phase, 10.0).finished(1000.0)
