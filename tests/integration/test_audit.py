@@ -339,6 +339,7 @@ async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
     log = await log_of(bus)
     found = await survey(log, Target(), await read_window(log))
     path = usable(tmp_path / RUN, log, found)
+    assert path is not None
     assert path == Path(store.where(written.name))
     replayed = await replay(log, bases=CheckpointBases(path, log), known=found)
     assert replayed.wrong == ()
