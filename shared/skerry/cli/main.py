@@ -36,6 +36,22 @@ app.add_typer(ledger_app, name="ledger", help="Prove a run's log.")
 Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
 Nats = Annotated[str | None, typer.Option(help="A broker that runs already.", metavar="URL")]
 Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
+Moment = Annotated[
+    str | None,
+    typer.Option(
+        help="v17: every fragment at version 17; f3@17: when fragment 3 reached version 17;"
+        " seq:1234: a ledger sequence; a time (ISO, or -5m). Default: now.",
+        metavar="VERSION|TIME|SEQ",
+    ),
+]
+Base = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Begin here. Default: genesis, or the oldest checkpoint that will do.",
+        metavar="CHECKPOINT",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 HELP = {"-h", "--help"}
 FOR_OTHERS: dict[str, Any] = {
@@ -189,22 +205,8 @@ def replay(  # noqa: PLR0913 - one option each
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="v17: every fragment at version 17; f3@17: when fragment 3 reached version 17;"
-            " seq:1234: a ledger sequence; a time (ISO, or -5m). Default: now.",
-            metavar="VERSION|TIME|SEQ",
-        ),
-    ] = None,
-    from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Begin here. Default: genesis, or the oldest checkpoint that will do.",
-            metavar="CHECKPOINT",
-        ),
-    ] = None,
+    to: Moment = None,
+    from_: Base = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the parameters here.", metavar="FOLDER|FILE.safetensors"),
