@@ -21,6 +21,10 @@ class ShutdownTimeoutError(SkerryError, TimeoutError):
     """Draining took longer than the deadline; a restart sends what was not acknowledged."""
 
 
+class LoopLostError(SkerryError, RuntimeError):
+    """A part of the service was cancelled though nobody asked: it must be started again."""
+
+
 async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdown_s: float) -> None:
     """Run every loop until a signal comes or one of them returns, then cancel the rest and drain.
 
@@ -49,12 +53,21 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
 
 
 async def _run(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:
-    async def guarded(loop: Loop) -> None:
-        await loop()
+    async def guarded(name: str, loop: Loop) -> None:
+        try:
+            await loop()
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Before Python 3.11.4 a time-out during cleaning up may come out as a cancellation; a
+            # task group takes that for an end, and the service would live on without its work.
+            msg = f"The {name} loop was cancelled though nobody asked: start the service again."
+            raise LoopLostError(msg) from error
         stop.set()
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(guarded(loop), name=name) for name, loop in loops.items()]
+        tasks = [group.create_task(guarded(name, loop), name=name) for name, loop in loops.items()]
         await stop.wait()
         pending = set(tasks)
         while pending:

@@ -10,7 +10,7 @@ import pytest
 
 from skerry.errors import ConfigError, RunNotFound, SkerryError, first_cause
 from skerry.runtime.entry import exit_on_error, run_service
-from skerry.runtime.service import ShutdownTimeoutError, serve
+from skerry.runtime.service import LoopLostError, ShutdownTimeoutError, serve
 
 
 class Drain:
@@ -102,3 +102,14 @@ def test_defect_keeps_its_traceback() -> None:
     defect = BaseExceptionGroup("g", [ZeroDivisionError()])
     with pytest.raises(BaseExceptionGroup), exit_on_error():
         raise defect
+
+
+async def test_loop_that_is_cancelled_by_nobody_ends_the_service_with_an_error() -> None:
+    """A task group takes a stray cancellation for an end; the service would do nothing, for ever."""
+
+    async def strays() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await asyncio.wait_for(serve({"work": strays, "idle": forever}, shutdown_s=5), 10)
+    assert isinstance(first_cause(raised.value), LoopLostError)
