@@ -105,7 +105,7 @@ def test_defect_keeps_its_traceback() -> None:
 
 
 async def test_loop_that_is_cancelled_by_nobody_ends_the_service_with_an_error() -> None:
-    """A task group takes a stray cancellation for an end; the service would do nothing, for ever."""
+    """A task group takes a stray cancellation for an end; the service would do nothing, ever."""
 
     async def strays() -> None:
         raise asyncio.CancelledError
