@@ -147,7 +147,7 @@ def random_plan(
         which = draw()
         target = BROKER if kind in BROKER_KINDS else services[int(which * len(services))]
         lasts_s = round(longest_s * draw() ** 2, 3)
-        begins_s = math.floor(at_s * 1000) / 1000  # never up to the end itself
+        begins_s = min(round(at_s, 3), math.floor(duration_s * 1000 - 1) / 1000)
         found.append(Fault(begins_s, kind, target, lasts_s, _amount(kind, draw())))
     return FaultPlan(seed, tuple(found), heal_s)
 
