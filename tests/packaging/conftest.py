@@ -13,6 +13,9 @@ from skerry.testing.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
 
+CERTS = "UV_SYSTEM_CERTS"
+"""The one setting of ours that stays: behind a company's proxy uv fetches nothing without it."""
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:
@@ -32,7 +35,7 @@ def uv() -> str:
 def plain_environ() -> dict[str, str]:
     """The environment of a user who has neither activated nor configured anything of ours."""
     ours = ("SKERRY_", "UV_", "VIRTUAL_ENV", "PYTHON", "PYTEST_")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours) or k == CERTS}
     return {**kept, "UV_PYTHON_PREFERENCE": "only-system", "PYTHONDONTWRITEBYTECODE": "1"}
 
 

@@ -60,8 +60,8 @@ async def _run(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Before Python 3.11.4 a time-out during cleaning up may come out as a cancellation; a
-            # task group takes that for an end, and the service would live on without its work.
+            # A task group takes a stray cancellation for an end: the service would live on without
+            # its work, and no supervisor could know.
             msg = f"The {name} loop was cancelled though nobody asked: start the service again."
             raise LoopLostError(msg) from error
         stop.set()
