@@ -21,6 +21,7 @@ from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.bus.streams import specs
 from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
 from skerry.settings import RunConfig, SyncConfig
+from skerry.tasks import TaskGroup
 from skerry.testing.puppet import run_record
 from skerry.wire.messages import Commit, Consumed, LearnerProgress, Manifest, RunRecord
 
@@ -89,7 +90,7 @@ async def write(
                 done(through)
 
     began = time.monotonic()
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         for _ in range(min(lanes, scale.fragments)):
             group.create_task(lane())
     return time.monotonic() - began

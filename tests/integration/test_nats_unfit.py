@@ -16,6 +16,7 @@ import pytest
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
 from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
+from skerry.tasks import TaskGroup
 from skerry.testing.nats_server import NatsServer
 from skerry.wire.subjects import Subjects
 
@@ -123,7 +124,7 @@ async def test_a_server_that_comes_up_late_is_waited_for(nats_server: NatsServer
         await asyncio.sleep(0.5)
         nats_server.start()
 
-    async with asyncio.TaskGroup() as tasks:
+    async with TaskGroup() as tasks:
         tasks.create_task(late(), name="late")
         await connect(nats_server.url)
 

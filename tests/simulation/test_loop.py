@@ -8,6 +8,7 @@ from contextvars import copy_context
 
 import pytest
 
+from skerry.tasks import TaskGroup
 from skerry.testing.simulation.loop import OWNER, Stuck, VirtualLoop
 
 
@@ -39,7 +40,7 @@ def test_timers_ring_in_order_of_their_times() -> None:
         rung.append(now())
 
     async def main() -> None:
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             for at_s in (3.0, 1.0, 2.0):
                 group.create_task(ring(at_s))
 

@@ -32,6 +32,7 @@ from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump
+from skerry.tasks import TaskGroup
 from skerry.wire.messages import CheckpointRecord
 from skerry_checkpointer.capture import capture
 from skerry_checkpointer.cut import take_cut
@@ -91,7 +92,7 @@ class Checkpointer:
         """
         await self._mend_ledger()
         finished = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             end = group.create_task(self._watch_end(finished), name="end")
             begin = group.create_task(self._complete(), name="begin")
             await asyncio.wait({begin, end}, return_when=asyncio.FIRST_COMPLETED)

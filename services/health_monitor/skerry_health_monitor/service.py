@@ -16,6 +16,7 @@ from skerry.bus import ledger, presence
 from skerry.errors import BrokerUnavailable, WireError, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
+from skerry.tasks import TaskGroup
 from skerry_health_monitor.watch import Watch
 from skerry_health_monitor.web import application, serve_http
 
@@ -71,7 +72,7 @@ class Monitor:
             for newest in (await ledger.last_commits(self.bus, self.run)).values():
                 watch.know(newest)
         self.watch = watch
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             followers = [
                 group.create_task(_fold(watch, messages), name=name)
                 for name, messages in self._sources().items()

@@ -12,6 +12,7 @@ import structlog
 from skerry.bus import fences, ledger, presence
 from skerry.core import succession
 from skerry.errors import BrokerUnavailable, BusError
+from skerry.tasks import TaskGroup
 from skerry.wire.messages import SyncerPulse
 from skerry_syncer.conductor import now_s
 from skerry_syncer.tenure import RETRY_S, Ending, Tenure
@@ -70,7 +71,7 @@ class Candidate:
         """
         bus, run = self.work.bus, self.work.record.run
         await self._look()
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             loops = [
                 group.create_task(self._follow_fences(), name="fences"),
                 group.create_task(self._follow_syncers(), name="syncers"),
@@ -156,7 +157,7 @@ class Candidate:
     def _holds(self) -> dict[int, int]:
         return {shard: tenure.token for shard, tenure in self.tenures.items() if tenure.taken}
 
-    async def _govern(self, group: asyncio.TaskGroup) -> None:
+    async def _govern(self, group: TaskGroup) -> None:
         """Take and hand over what the rule says, for ever."""
         while True:
             self.wake.clear()
@@ -176,7 +177,7 @@ class Candidate:
                 async with asyncio.timeout(succession.next_wake_s(now, self.view, self.policy)):
                     await self.wake.wait()
 
-    def _take(self, group: asyncio.TaskGroup, shard: int) -> None:
+    def _take(self, group: TaskGroup, shard: int) -> None:
         fence = self.view.fences.get(shard)
         tenure = Tenure(self.work, shard, fence.token if fence else 0, self._tell)
         self.tenures[shard] = tenure

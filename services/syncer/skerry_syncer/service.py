@@ -17,6 +17,7 @@ from skerry.bus.state_writer import StateWriter
 from skerry.core import backend
 from skerry.errors import BrokerUnavailable, BusError, StorageFull, first_cause
 from skerry.runtime.service import serve
+from skerry.tasks import TaskGroup
 from skerry.wire.messages import RunState, SyncerPulse
 from skerry.wire.subjects import checked_token
 from skerry_syncer.candidate import Candidate
@@ -93,7 +94,7 @@ async def session(bus: Bus, run: str, holder: str) -> None:
         for conductor in conductors:
             conductor.wake.set()
 
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         pulses = group.create_task(work.follow_pulses(wake), name="pulses")
         for task in [group.create_task(conduct(conductor)) for conductor in conductors]:
             await task

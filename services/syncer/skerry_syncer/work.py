@@ -15,6 +15,7 @@ from skerry.core.fragments import plan as plan_of
 from skerry.core.outer import make_outer
 from skerry.errors import RunMismatch
 from skerry.settings import RunConfig
+from skerry.tasks import TaskGroup
 from skerry_syncer.committer import Committer
 from skerry_syncer.conductor import Conductor
 from skerry_syncer.fleet import Fleet
@@ -131,7 +132,7 @@ async def conduct(conductor: Conductor) -> bool:
 
     Whatever ends it comes in an exception group: Fenced when another syncer has taken the shard.
     """
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         followers = [
             group.create_task(conductor.follow_contributions(), name="contributions"),
             group.create_task(conductor.committer.writer.hold(), name="fence"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from skerry.core.fragments import BLOCK
 from skerry.errors import Corrupt, WireError, first_cause
+from skerry.tasks import TaskGroup
 from skerry.wire.codec import PlaneAssembler
 from skerry.wire.envelope import seal, unseal
 from skerry.wire.messages import ChunkHeader, Refused, Start
@@ -49,7 +50,7 @@ async def send(
     while batch := await asyncio.to_thread(lambda: list(islice(source, SEND_WINDOW))):
         sealed = [(c.index, seal(_envelope(run, plan, header, c), c.packed)) for c in batch]
         try:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 for index, data in sealed:
                     group.create_task(bus.publish(subject, data, msg_id=f"{prefix}/{index}"))
         except BaseExceptionGroup as errors:

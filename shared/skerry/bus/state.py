@@ -15,6 +15,7 @@ import xxhash
 from skerry.bus.base import Start
 from skerry.bus.loss import state_lost
 from skerry.errors import Corrupt, Overtaken, WireError, first_cause
+from skerry.tasks import TaskGroup
 from skerry.wire.codec import VectorAssembler, vector_digest
 from skerry.wire.envelope import unseal, vector_blocks
 from skerry.wire.messages import ChunkRef, Manifest, Part
@@ -105,14 +106,14 @@ async def read_part(
 
     async def lane() -> None:
         for refs in groups:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 tasks = [group.create_task(fetch(ref)) for ref in refs]
             got = tuple(task.result() for task in tasks)
             async with placing:  # an assembler is for one thread at a time
                 await asyncio.to_thread(_accept, got, manifest, part, plan, assembler)
 
     try:
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             for _ in range(READ_LANES):
                 group.create_task(lane())
     except BaseExceptionGroup as errors:

@@ -22,6 +22,7 @@ from skerry.bus.state import MASTER, PARAMS
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
 from skerry.errors import Conflict, StateLost, first_cause
+from skerry.tasks import TaskGroup
 from skerry.wire.codec import PlaneAssembler, encode_vector, vector_digest
 from skerry.wire.envelope import seal
 from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Manifest, Part
@@ -200,7 +201,7 @@ class StateWriter:
     ) -> list[ChunkRef]:
         subjects = Subjects(self.run)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 tasks = [
                     group.create_task(
                         self._publish(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from skerry.bus import ledger
 from skerry.errors import WireError
+from skerry.tasks import TaskGroup
 from skerry.wire.messages import CheckpointRecord
 from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects
@@ -65,7 +66,7 @@ class Convergence:
         return self._told(deadline_s)
 
     async def _work(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             group.create_task(self._commits(), name="commits")
             group.create_task(self._checkpoints(), name="checkpoints")
 

@@ -14,6 +14,7 @@ from skerry.chaos.engine import Engine, Firing, heal
 from skerry.chaos.meter import Goodput, Meter, Phase
 from skerry.chaos.witness import Witness
 from skerry.errors import HistoryBroken, SkerryError
+from skerry.tasks import TaskGroup
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Drill:
 @contextlib.asynccontextmanager
 async def _beside(*work: Coroutine[object, object, None]) -> AsyncGenerator[None]:
     """Run these while the context lasts; an error of theirs ends it."""
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]
         try:
             yield

@@ -17,6 +17,7 @@ from skerry.chaos.plan import choose
 from skerry.errors import SkerryError
 from skerry.runtime.control import ControlError
 from skerry.runtime.processes import BROKER
+from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ class Engine:
         """Run all faults, each at its time; those under way are ended when this is cancelled."""
         self._began = asyncio.get_running_loop().time()
         services = self.ground.kinds()
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             for index, fault in enumerate(self.plan.faults):
                 target = choose(self.plan, index, services)
                 group.create_task(self._fault(index, fault, target), name=f"fault-{index}")

@@ -34,6 +34,7 @@ from skerry.cli.up import conduct, existing, ignored
 from skerry.errors import ConfigError, SkerryError
 from skerry.runtime.connect import bus_from
 from skerry.store.listing import summaries
+from skerry.tasks import TaskGroup
 from skerry.wire.messages import Commit, Pulse
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
     on.say(f"Logs: {cluster.place.logs}. The first start compiles: steps follow within a minute.")
 
     async def script(kept: Supervisor, feed: Feed) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             group.create_task(_downlink(cluster, recorder), name="downlink")
             group.create_task(_interfere(cluster, recorder, kept, feed), name="kill")
 
@@ -235,7 +236,7 @@ async def _results(cluster: Cluster, recorder: Recorder, run: RunRow) -> dict[st
         msg = f"The checkpointer wrote nothing: see {cluster.place.logs}/checkpointer.log."
         raise SkerryError(msg)
     first, last = kept[0], kept[-1]
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         start = group.create_task(_evaluate(cluster, first), name="eval-start")
         end = group.create_task(_evaluate(cluster, last), name="eval-end")
     params, steps = parameters(record), recorder.steps_by_learner()

@@ -11,6 +11,7 @@ from skerry.bus.report import Report, report
 from skerry.bus.view import Frame, Message, RunView, fold
 from skerry.core.liveness import policy_from
 from skerry.settings import run_config_from_json
+from skerry.tasks import TaskGroup
 from skerry.wire.messages import RunState
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Feed:
         self.record = await ledger.wait_run(self.bus, self.name)
         config = run_config_from_json(self.record.config_json)
         self.view = RunView(frame_of(self.name, config))
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             streams: dict[str, AsyncIterator[Message]] = {
                 "run": ledger.follow_run(self.bus, self.name),
                 "members": ledger.follow_members(self.bus, self.name),

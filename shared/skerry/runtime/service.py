@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from skerry.errors import SkerryError
+from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,22 +54,31 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
 
 
 async def _run(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:
+    ending = asyncio.Event()
+
     async def guarded(name: str, loop: Loop) -> None:
         try:
             await loop()
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if ending.is_set():
                 raise
+            ending.set()
             # A task group takes a stray cancellation for an end: the service would live on without
-            # its work, and no supervisor could know.
+            # its work, and no supervisor could know. The task's own count of cancellations does not
+            # tell: libraries leave some behind.
             msg = f"The {name} loop was cancelled though nobody asked: start the service again."
             raise LoopLostError(msg) from error
+        except BaseException:
+            ending.set()
+            raise
         stop.set()
 
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         tasks = [group.create_task(guarded(name, loop), name=name) for name, loop in loops.items()]
-        await stop.wait()
+        try:
+            await stop.wait()
+        finally:
+            ending.set()
         pending = set(tasks)
         while pending:
             for task in pending:

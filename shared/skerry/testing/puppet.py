@@ -21,6 +21,7 @@ from skerry.bus import contributions, place, presence, state
 from skerry.core.backend import cpu
 from skerry.core.merge import slice_norms
 from skerry.errors import BrokerUnavailable, StorageFull
+from skerry.tasks import TaskGroup
 from skerry.wire.codec import pack
 from skerry.wire.messages import (
     ContributionHeader,
@@ -142,7 +143,7 @@ class Puppet:
         await place.settle_in(self.bus, replace(taken.member, inner="new"))
         have = await state.read_manifests(self.bus, self.run, self.plan)
         self.outgoing += [self._genesis(f) for f in self.plan.fragments if f.index not in have]
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             for loop in (self._pulse, self._manifests, self._rounds, self._send, self._work):
                 group.create_task(loop())
 

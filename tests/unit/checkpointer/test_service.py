@@ -15,6 +15,7 @@ from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, StoreErro
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.local import LocalDraft, LocalStore
+from skerry.tasks import TaskGroup
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import CheckpointRecord
 from skerry_checkpointer import service
@@ -77,7 +78,7 @@ async def test_nothing_is_written_before_every_fragment_has_a_version(store: Loc
 
 async def test_the_first_is_written_as_soon_as_the_model_is_whole(store: LocalStore) -> None:
     scripted = await begun()
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         running = group.create_task(of(scripted, store).run())
         await scripted.commit_all(step=3)
         (record,) = await recorded(scripted, 1)
@@ -111,7 +112,7 @@ async def test_one_is_written_every_turn_in_which_something_was_committed(
 ) -> None:
     scripted = await begun(every_s=0.01)
     await scripted.commit_all(step=1)
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         running = group.create_task(of(scripted, store).run())
         await recorded(scripted, 1)
         await scripted.commit(1, step=2)
@@ -205,7 +206,7 @@ async def test_a_full_disk_is_asked_again_at_the_next_turn(store: LocalStore) ->
     scripted = await begun(every_s=0.01)
     full = FullStore(store.root)
     await scripted.commit_all()
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         running = group.create_task(of(scripted, full).run())
         await asyncio.wait_for(full.refused.wait(), DEADLINE_S)
         full.freed = True

@@ -19,6 +19,7 @@ from skerry.settings import (
     RunConfig,
     TrainConfig,
 )
+from skerry.tasks import TaskGroup
 from skerry.wire.messages import (
     LearnerPhase,
     RunState,
@@ -43,7 +44,7 @@ async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
     broker = MemoryBroker()
     async with broker.connect() as syncing, broker.connect() as watching:
         await find_or_create(watching, "run", config)
-        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(90), TaskGroup() as group:
             conducting = group.create_task(syncer_session(syncing, "run", "s"))
             await _live(broker, config)
             await conducting

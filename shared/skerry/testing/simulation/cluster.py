@@ -28,6 +28,7 @@ from skerry.errors import (
     Superseded,
     first_cause,
 )
+from skerry.tasks import TaskGroup
 from skerry.testing.puppet import Puppet, run_record
 from skerry.testing.simulation.client import SimulatedBus
 from skerry.testing.simulation.loop import OWNER, VirtualLoop
@@ -172,7 +173,7 @@ class Cluster:
             pulse_s=scenario.pulse_s,
             wall_ns=self.network.wall_of(name),
         )
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             training = group.create_task(puppet.train())
             await ledger.wait_finished(bus, RUN)
             training.cancel()

@@ -1,0 +1,54 @@
+"""asyncio's task group, without what Python before 3.13 gets wrong about cancellations.
+
+Two things end a service there that should live, or keep one alive that should end:
+
+- A group whose task fails while its end waits for it leaves a cancellation counted in the waiting
+  task. On Python 3.11.2, Debian's, every later ``asyncio.timeout`` of that task then comes out as
+  a cancellation, which no ``except TimeoutError`` catches.
+- A cancellation from outside that meets a task's error is dropped in favour of the error: whoever
+  handles that runs on as if nobody had asked it to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used instead
+    """``asyncio.TaskGroup`` as Python 3.13 has it: it takes back what it asked for, nothing else.
+
+    A cancellation from outside that met an error comes again at the next ``await``.
+    """
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        self._outstanding = task.cancelling() if task is not None else 0
+        return await super().__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        asked = self._asked()
+        try:
+            await super().__aexit__(kind, error, trace)
+        except BaseExceptionGroup:
+            task = asyncio.current_task()
+            if task is not None and sys.version_info < (3, 13):
+                if self._asked() and not asked:
+                    task.uncancel()
+                if task.cancelling() > self._outstanding:
+                    task.uncancel()
+                    task.cancel()
+            raise
+
+    def _asked(self) -> bool:
+        """Tell whether the group has cancelled its own waiting task."""
+        return bool(getattr(self, "_parent_cancel_requested", False))

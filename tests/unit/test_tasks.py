@@ -1,0 +1,93 @@
+"""What a task group leaves behind in the task that waited for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from skerry.tasks import TaskGroup
+
+
+async def fails() -> None:
+    await asyncio.sleep(0)
+    raise ValueError
+
+
+def cancels() -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
+
+
+async def test_a_failure_while_the_end_waits_leaves_no_cancellation_counted() -> None:
+    with pytest.raises(ExceptionGroup):
+        async with TaskGroup() as group:
+            group.create_task(fails())
+    assert cancels() == 0
+
+
+async def test_a_failure_inside_the_block_leaves_no_cancellation_counted() -> None:
+    with pytest.raises(ExceptionGroup):  # noqa: PT012 - the block is what waits
+        async with TaskGroup() as group:
+            group.create_task(fails())
+            await asyncio.Event().wait()
+    assert cancels() == 0
+
+
+async def test_a_timeout_after_a_failed_group_is_a_timeout() -> None:
+    with pytest.raises(ExceptionGroup):
+        async with TaskGroup() as group:
+            group.create_task(fails())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await asyncio.Event().wait()
+
+
+async def test_a_cancellation_that_meets_a_failure_still_ends_the_task() -> None:
+    waits, ended = asyncio.Event(), asyncio.Event()
+
+    async def fails_when_cancelled() -> None:
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ValueError from None
+
+    async def work() -> None:
+        try:
+            async with TaskGroup() as group:
+                group.create_task(fails_when_cancelled())
+        except ExceptionGroup:
+            ended.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await waits.wait()
+    task.cancel()
+    _, pending = await asyncio.wait({task}, timeout=5)
+    assert ended.is_set(), "the group did not report the failure"
+    assert not pending, "the task lives on though it was cancelled"
+    assert task.cancelled()
+
+
+async def test_a_group_inside_a_cancelled_clean_up_leaves_that_cancellation_counted() -> None:
+    waits, counts = asyncio.Event(), list[int]()
+
+    async def work() -> None:
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with pytest.raises(ExceptionGroup):
+                async with TaskGroup() as group:
+                    group.create_task(fails())
+            counts.append(cancels())
+            raise
+
+    task = asyncio.create_task(work())
+    await waits.wait()
+    task.cancel()
+    await asyncio.wait({task}, timeout=5)
+    assert task.cancelled()
+    assert counts == [1]
