@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from skerry.testing.nats_server import NatsServer
 from skerry.testing.s3_server import S3Server
+
+settings.register_profile("skerry", deadline=None)  # machines are busy; no test is about time
+settings.load_profile("skerry")
 
 TINY = """
 [model]

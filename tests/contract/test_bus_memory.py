@@ -89,7 +89,7 @@ async def test_a_follower_goes_on_in_the_stream_that_a_restart_began_anew() -> N
 
 
 @given(sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 async def test_a_window_never_holds_more_than_its_bound(sizes: list[int]) -> None:
     bus = MemoryBroker().connect()
     contrib = next(s for s in specs("r") if s.retention is Retention.WINDOW)

@@ -268,7 +268,7 @@ def resolved(draw: st.DrawFn) -> Settings:
     return Settings(run=run)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 @given(resolved())
 def test_a_written_file_loads_to_equal_settings(settings: Settings) -> None:
     import tempfile
@@ -279,7 +279,7 @@ def test_a_written_file_loads_to_equal_settings(settings: Settings) -> None:
         assert load(path, (), {}) == settings
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 @given(resolved())
 def test_a_run_config_survives_json(settings: Settings) -> None:
     assert run_config_from_json(to_json(settings.run)) == settings.run

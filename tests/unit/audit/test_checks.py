@@ -51,13 +51,13 @@ def merged(commit: Commit) -> bool:
     return commit.version > 2 and len(commit.consumed) > 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS)
 def test_history_in_which_every_promise_holds_has_no_violation(seed: int) -> None:
     assert violations(history(seed)) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS, PICKS)
 def test_missing_commit_is_one_violation_that_names_it(seed: int, rng: object) -> None:
     records = history(seed)
@@ -82,7 +82,7 @@ def test_missing_commit_is_one_violation_that_names_it(seed: int, rng: object) -
     assert f"version {gone.version} is missing" in found[0].sentence
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_row_of_progress_that_lies_is_one_violation(seed: int) -> None:
     records = history(seed)
@@ -101,7 +101,7 @@ def test_row_of_a_learner_that_nothing_came_from_is_a_violation() -> None:
     assert (found.what, found.learner) == (What.PROGRESS, "ghost")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_tokens_that_are_not_those_of_the_data_are_a_violation(seed: int) -> None:
     records = history(seed)
@@ -122,7 +122,7 @@ def test_tokens_that_are_not_those_of_the_data_are_a_violation(seed: int) -> Non
     assert not [v for v in violations(lying, plain) if v.sequence == index + 1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_contribution_that_is_consumed_again_is_a_violation(seed: int) -> None:
     records = history(seed)
@@ -260,7 +260,7 @@ def test_learner_that_changes_its_data_is_a_violation() -> None:
     assert found.what is What.MEMBER
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_commit_of_a_syncer_that_had_lost_its_shard_is_a_violation(seed: int) -> None:
     records = history(seed)
@@ -269,7 +269,7 @@ def test_commit_of_a_syncer_that_had_lost_its_shard_is_a_violation(seed: int) ->
     assert (found.what, found.fragment) == (What.FENCE, commit_at(records, index).fragment)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_floor_that_goes_back_is_a_violation(seed: int) -> None:
     records = history(seed)
@@ -278,7 +278,7 @@ def test_floor_that_goes_back_is_a_violation(seed: int) -> None:
     assert found.what is What.FLOOR
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_weights_that_are_not_those_of_the_work_are_a_violation(seed: int) -> None:
     records = history(seed)
@@ -289,7 +289,7 @@ def test_weights_that_are_not_those_of_the_work_are_a_violation(seed: int) -> No
     assert found.what is What.WEIGHTS
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_staleness_that_is_not_the_distance_of_versions_is_a_violation(seed: int) -> None:
     records = history(seed)

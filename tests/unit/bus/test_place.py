@@ -483,7 +483,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(ACTIONS, max_size=40))
 def test_no_data_counts_twice_and_none_is_left_out(
     actions: list[tuple[str, int, int, int]],

@@ -322,7 +322,7 @@ def test_a_history_read_after_the_newest_commits_counts_the_same(ahead: list[Com
     assert not report(view, T0 + 9).run.counting
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_seeing_messages_again_changes_nothing(data: st.DataObject) -> None:
     messages: list[tuple[float, Message]] = [

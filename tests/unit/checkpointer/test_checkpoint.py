@@ -84,9 +84,7 @@ def test_a_whole_checkpoint_verifies_and_counts_its_bytes(saved: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_one_flipped_bit_is_found_and_the_file_named(
     saved: Path, file: str, position: float, bit: int
 ) -> None:

@@ -115,9 +115,7 @@ async def saved_under(acts: Sequence[Act], store: LocalStore) -> tuple[ScriptedR
 
 @given(st.lists(acts, max_size=60))
 @example([Act(commit=0), Act(), Act(commit=2, append=True)])  # 2 enters the ledger before 0
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_checkpoint_is_the_fold_of_the_ledger_up_to_its_sequence(
     tmp_path_factory: pytest.TempPathFactory, acts: list[Act]
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry_checkpointer.retention import keep
@@ -30,7 +30,6 @@ def test_none_stays_for_ever_when_every_is_zero() -> None:
 
 
 @given(indices, newest, every)
-@settings(deadline=None)
 def test_at_least_the_newest_n_stay(indices: dict[str, int], newest: int, every: int) -> None:
     kept = keep(indices, newest, every)
     gone = [indices[name] for name in indices.keys() - kept]
@@ -39,7 +38,6 @@ def test_at_least_the_newest_n_stay(indices: dict[str, int], newest: int, every:
 
 
 @given(st.integers(1, 120), newest, every)
-@settings(deadline=None)
 def test_thinning_out_after_each_leaves_what_thinning_out_once_leaves(
     count: int, newest: int, every: int
 ) -> None:

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
@@ -43,19 +43,18 @@ def same(one: Tensors, two: Tensors) -> bool:
 
 
 @given(tensors)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_what_we_write_the_library_reads(tensors: Tensors) -> None:
     assert same(safetensors.numpy.load(written(tensors)), tensors)
 
 
 @given(tensors)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_what_the_library_writes_we_read(tensors: Tensors) -> None:
     assert same(read(safetensors.numpy.save(tensors, {"any": "metadata"})), tensors)
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_bytes_that_are_no_such_file_are_refused_by_name(data: bytes) -> None:
     with pytest.raises(CheckpointCorrupt, match="somewhere"):
         read(data, "somewhere")

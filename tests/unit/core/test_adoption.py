@@ -15,7 +15,7 @@ from skerry.testing.strategies import vectors
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 vector = vectors(300, largest=1e6)
 
 

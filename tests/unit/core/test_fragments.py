@@ -24,7 +24,7 @@ from skerry.core.fragments import (
 from skerry.errors import PlanError
 from skerry.testing.strategies import leaf_specs, plans
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 @quick

@@ -32,7 +32,7 @@ def test_a_clock_that_runs_ahead_cannot_lift_the_others() -> None:
     assert goodput([Share(300, 100), Share(0, 100)]) == 0.5
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(learners=shares)
 def test_it_lies_between_none_and_all(learners: list[Share]) -> None:
     assert 0.0 <= goodput(learners) <= 1.0

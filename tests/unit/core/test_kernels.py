@@ -33,7 +33,7 @@ def gaussian(seed: int, blocks: int) -> NDArray[np.float32]:
 
 
 @given(x=vectors, name=st.sampled_from(NAMES))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_codec_equals_the_reference(x: NDArray[np.float32], name: str) -> None:
     expected, found = quantise.quantise(name, x), kernels.quantise(name, x)
     assert np.array_equal(found.codes, expected.codes)

@@ -22,7 +22,7 @@ from skerry.core.liveness import (
     stalled_phi,
 )
 
-quick = settings(max_examples=100, deadline=None)
+quick = settings(max_examples=100)
 POLICY = Policy(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0)
 
 

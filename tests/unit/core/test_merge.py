@@ -47,7 +47,7 @@ groups = st.lists(st.tuples(st.integers(0, 99), SCHEMES, st.integers(1, 5)), min
 
 
 @given(group=groups)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_rda_follows_its_formula_per_tensor(group: list[tuple[int, str, int]]) -> None:
     items = [contribution(vector(seed), scheme) for seed, scheme, _ in group]
     shares = np.array([share for *_, share in group], np.float64)
@@ -66,7 +66,7 @@ def test_rda_follows_its_formula_per_tensor(group: list[tuple[int, str, int]]) -
 
 
 @given(group=groups, method=st.sampled_from(["average", "rda"]), data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_permutation_of_contributions_changes_no_bit(
     group: list[tuple[int, str, int]], method: merge.Method, data: st.DataObject
 ) -> None:

@@ -38,7 +38,7 @@ def round_trip(scheme: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 @given(x=vectors, name=st.sampled_from(NAMES))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_error_stays_within_the_table(x: NDArray[np.float32], name: str) -> None:
     scheme = q.SCHEMES[name]
     decoded = round_trip(name, x).reshape(-1, BLOCK).astype(np.float64)
@@ -49,7 +49,7 @@ def test_error_stays_within_the_table(x: NDArray[np.float32], name: str) -> None
 
 
 @given(x=vectors, name=st.sampled_from(INTEGERS))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_integer_schemes_are_odd_so_they_have_no_bias_towards_a_sign(
     x: NDArray[np.float32], name: str
 ) -> None:

@@ -22,7 +22,7 @@ from skerry.core.rounds import (
     short_since_s,
 )
 
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=150)
 POLICY = Policy(quorum=2, grace_gamma=0.5, overlap_steps=3, round_timeout_s=60.0)
 TIMINGS = Timings(step_s=1.0, quorum_s=0.4, sync_s=1.0)  # grace: 0.5 * (3 - 1.4) = 0.8 s
 ALL = frozenset("abc")

@@ -22,7 +22,7 @@ from skerry.core.schedule import (
     offset,
 )
 
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=80)
 schedules = st.builds(Schedule, st.integers(1, 48), st.integers(1, 100), st.integers(0, 8))
 
 

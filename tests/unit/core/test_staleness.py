@@ -31,7 +31,7 @@ def test_the_discount_can_be_any_function_of_staleness() -> None:
     assert judge(3, 7, 9, lambda behind: 1 / (1 + behind)) == (0.2, "late")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     version=st.integers(0, 1000),
     bases=st.tuples(st.integers(0, 1000), st.integers(0, 1000)),

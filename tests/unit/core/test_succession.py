@@ -250,7 +250,7 @@ def test_next_wake_is_when_a_silent_owner_counts_as_gone() -> None:
     assert next_wake_s(10.5, view, policy) == pytest.approx(1.5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shards=st.integers(1, 9),
     syncers=st.integers(1, 5),
@@ -281,7 +281,7 @@ def test_stable_set_converges_to_one_owner_each_and_even_shares(
     assert world.fences == before
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shards=st.integers(1, 6), syncers=st.integers(2, 5), victim=st.integers(0, 4))
 def test_shards_of_a_dead_one_are_all_taken_within_a_lease(
     shards: int, syncers: int, victim: int

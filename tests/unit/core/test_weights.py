@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from skerry.core.weights import normalised, weight
 from skerry.testing.strategies import weights, work
 
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=150)
 
 
 def test_a_weight_is_tokens_times_tokens_per_step() -> None:

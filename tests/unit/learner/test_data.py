@@ -23,7 +23,7 @@ def corpus_of(size: int, *, seq_len: int = 8, streams: int = 4, seed: int = 0) -
     return split([text], DataConfig(seq_len=seq_len, streams=streams, seed=seed))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 3000), st.integers(0, 2**40))
 def test_a_permutation_visits_every_position_once(size: int, key: int) -> None:
     image = Permutation(size, (key,))(np.arange(size))
@@ -36,7 +36,7 @@ def test_other_keys_give_other_orders() -> None:
     assert np.mean(orders[0] == np.arange(1000)) < 0.02
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(300, 4000), st.integers(1, 6), st.integers(0, 5))
 def test_streams_of_one_epoch_are_disjoint(size: int, streams: int, seed: int) -> None:
     corpus = corpus_of(size, streams=streams, seed=seed)
@@ -47,7 +47,7 @@ def test_streams_of_one_epoch_are_disjoint(size: int, streams: int, seed: int) -
     assert len(corpus.train) - len(together) < streams
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 500), st.integers(1, 40), st.integers(0, 9))
 def test_a_cursor_resumes_exactly_where_it_was(cursor: int, count: int, rank: int) -> None:
     stream = Stream(corpus_of(2000), rank)

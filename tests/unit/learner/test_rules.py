@@ -142,7 +142,7 @@ def test_a_blocking_mode_holds_the_learner_when_its_fragment_is_due(
     assert not rules.must_wait(IDLE, at(step), policy(tau=1))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["step", "round", "commit"]), max_size=60))
 def test_under_rebase_every_step_is_contributed_once_and_in_order(events: list[str]) -> None:
     rule, state, step, version = policy(), FragmentSync(0, at(0), version=1), 0, 1

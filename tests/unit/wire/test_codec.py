@@ -86,7 +86,7 @@ def test_chunks_come_back_bit_for_bit(scheme: str, name: str) -> None:
 
 
 @SCHEME
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(4096, 40_000), st.randoms(use_true_random=False))
 def test_any_order_gives_the_same_planes(
     scheme: str, blocks: int, chunk_bytes: int, shuffle: random.Random
@@ -103,7 +103,7 @@ def test_any_order_gives_the_same_planes(
 
 
 @SCHEME
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(4096, 40_000), st.randoms(use_true_random=False))
 def test_chunks_decoded_as_they_come_equal_the_planes_decoded_at_the_end(
     scheme: str, blocks: int, chunk_bytes: int, shuffle: random.Random
@@ -335,7 +335,7 @@ def test_scales_that_are_not_finite_are_corrupt() -> None:
             unpack(header_of(chunk), chunk.packed)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=400))
 def test_arbitrary_payloads_raise_nothing_but_wire_errors(payload: bytes) -> None:
     header = ChunkHeader(*("r", 7, 0, 1, "ann", 1, 0, 1, "int4", 0, 64), raw_bytes("int4", 64))

@@ -85,7 +85,7 @@ def test_every_truncation_is_refused() -> None:
             unseal(MESSAGE[:size], run="r", plan=PLAN)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=100), st.binary(max_size=100))
 def test_any_bytes_in_a_good_frame_raise_nothing_but_wire_errors(
     header: bytes, payload: bytes
@@ -94,7 +94,7 @@ def test_any_bytes_in_a_good_frame_raise_nothing_but_wire_errors(
         unseal(frame.write(Kind.CHUNK, header, payload), run="r", plan=PLAN)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_header_values_are_accepted_or_a_wire_error(data: st.DataObject) -> None:
     number = st.integers(0, 2**64 - 1) | st.integers(0, 5)

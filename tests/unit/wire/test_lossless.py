@@ -128,7 +128,7 @@ def test_stored_bytes_are_never_decompressed() -> None:
         decompress(memoryview(HONEST), STORED, out)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     st.lists(
         st.tuples(st.integers(32, len(HONEST) - 1), st.integers(0, 255)), min_size=1, max_size=20

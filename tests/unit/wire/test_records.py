@@ -66,7 +66,7 @@ ROUND = Round("r", 77, 3, 4, 96, 5, "syncer")
 RUN = RunRecord("r", "{}", (), 2, 77, 5, "0.1.0", RunState.FINISHED)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from([kind for kind, _ in ALL]).flatmap(values))
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     data = records.encode(record)
@@ -75,7 +75,7 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     assert records.encode(replace(record)) == data
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.sampled_from(list(proto.MESSAGES)).flatmap(values))
 def test_every_message_comes_back_as_it_was(value: object) -> None:
     assert proto.decode(type(value), proto.encode(value)) == value
@@ -164,7 +164,7 @@ def test_fields_of_a_later_release_are_skipped() -> None:
     assert records.decode(Fence, data, run="r") == Fence("r", 1, "me", 5)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(ALL), st.binary(max_size=80))
 def test_any_bytes_in_a_good_frame_raise_nothing_but_wire_errors(
     entry: tuple[type[Any], Kind], body: bytes
