@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,8 +99,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def jax_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One compilation cache for all learners, so that only the first compiles."""
-    return tmp_path_factory.mktemp("jax-cache")
+    """One compilation cache for all learners and workers, so that only the first compiles."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    cache = folder / "jax-cache"
+    cache.mkdir(exist_ok=True)
+    return cache
 
 
 @pytest.fixture

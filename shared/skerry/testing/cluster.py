@@ -110,6 +110,7 @@ class Cluster:
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(self.cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "SKERRY_STORE__PATH": str(self.folder / "checkpoints"),
             "SKERRY_LEARNER__PATH": str(self.folder / "learners"),
         }

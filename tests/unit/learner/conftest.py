@@ -26,10 +26,10 @@ def _strict_jax() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _compile_once(jax_cache: Path) -> Iterator[None]:
     """Keep what was compiled: the same small model comes again in every test."""
     wanted = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax-cache")),
+        "jax_compilation_cache_dir": str(jax_cache),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
