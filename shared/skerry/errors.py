@@ -172,6 +172,10 @@ class Diverged(SkerryError, ArithmeticError):
     """A non-finite loss or outer gradient."""
 
 
+class LabError(SkerryError):
+    """A lab run cannot come to its end."""
+
+
 class StoreError(SkerryError, OSError):
     """A checkpoint store cannot be read or written."""
 

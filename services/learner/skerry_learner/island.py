@@ -1,22 +1,27 @@
-"""The life of the trainer thread: warm up, catch up, train, and answer until it is told to end."""
+"""The life of a trainer: warm up, catch up, train, and answer until it is told to end.
+
+It is written as a generator of pauses, so that who runs it decides what time is: a thread, in which
+steps take as long as they take, or the lab, whose clock is virtual.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax
 import structlog
 
 from skerry.settings import RunConfig
 from skerry.wire.messages import LearnerPhase
-from skerry_learner.data.prefetch import Prefetch
+from skerry_learner.data.prefetch import Prefetch, Prefetched
 from skerry_learner.data.stream import Stream
 from skerry_learner.inner import recall
-from skerry_learner.inner.keeper import Keeper
 from skerry_learner.inner.recall import Recalled
 from skerry_learner.sync.encode import load_kernels
 from skerry_learner.sync.mailbox import Mailbox
@@ -34,9 +39,37 @@ REPORT_S = 10.0
 UNSENT_GENESIS = 2
 
 
+class Keeps(Protocol):
+    """Who saves the inner optimizer's state; ``inner.keeper.Keeper`` does, on a disk."""
+
+    def due(self) -> bool: ...
+    def keep(self, moments: Any, now: Progress) -> None: ...
+
+
+class Feeds(Protocol):
+    """Who reads batches; ``data.prefetch.Prefetch`` does, ahead and in a thread."""
+
+    def __call__(
+        self, stream: Stream, *, cursor: int, batch: int, vocab: int | None
+    ) -> AbstractContextManager[Iterator[Prefetched]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Where a trainer may be held up: until the mailbox changes, but ``wait_s`` seconds at most.
+
+    None: a step has been handed to the device, and lasts as long as a step lasts here.
+    """
+
+    wait_s: float | None
+
+
+STEP = Pause(None)
+
+
 @dataclass(slots=True)
 class Island:
-    """Everything the trainer thread owns; ``run`` is its body.
+    """Everything a trainer owns; ``run`` is the body of its thread.
 
     ``missing`` are the fragments that the log had no version of when this learner joined,
     ``recalled`` is how its inner optimizer begins, ``keeper`` saves it; without them it begins as
@@ -58,20 +91,27 @@ class Island:
     reported_s: float = 0.0
     wall_ns: Callable[[], int] = time.time_ns
     recalled: Future[Recalled] | None = None
-    keeper: Keeper | None = None
+    keeper: Keeps | None = None
+    feed: Feeds = Prefetch
     rewarming: bool = False
 
     def run(self) -> None:
         """Live until the mailbox says stop; a step loop that never waits lies in between."""
-        self._offer_genesis()
+        for pause in self.life():
+            if pause.wait_s is not None:
+                self.mailbox.wait(pause.wait_s)
+
+    def life(self) -> Iterator[Pause]:
+        """Do what ``run`` does, but leave the waiting to the caller."""
+        yield from self._offer_genesis()
         began = self.meter.clock()
         load_kernels()
         self.trainer.warm(self._tick)
         log.info("compiled", seconds=round(self.meter.clock() - began, 2))
-        self._catch_up()
-        self._recall()
-        self._train()
-        self._linger()
+        yield from self._catch_up()
+        yield from self._recall()
+        yield from self._train()
+        yield from self._linger()
 
     def pulse(self) -> None:
         """Post a pulse now; also called by the network's side once this thread has ended."""
@@ -80,25 +120,25 @@ class Island:
         )
         self.mailbox.post_pulse(pulse)
 
-    def _offer_genesis(self) -> None:
+    def _offer_genesis(self) -> Iterator[Pause]:
         for fragment in self.missing:
             while self.mailbox.unsent() >= UNSENT_GENESIS and not self.mailbox.stopping():
                 self._tick()
-                self.mailbox.wait(self.config.liveness.pulse_s)
+                yield self._idle
             if self.mailbox.stopping():
                 return
             self.session.offer_genesis(fragment, self.now)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self) -> Iterator[Pause]:
         self._enter(LearnerPhase.CATCHING_UP)
         while not self.mailbox.stopping():
             self.session.boundary(self.now, self.meter.loss)
             if self.session.caught_up and self.mailbox.genesis_ns is not None:
                 return
             self._tick()
-            self.mailbox.wait(self.config.liveness.pulse_s)
+            yield self._idle
 
-    def _recall(self) -> None:
+    def _recall(self) -> Iterator[Pause]:
         """Go on with the saved inner state, which was read while everything compiled."""
         while self.recalled is not None and not self.mailbox.stopping():
             if self.recalled.done():
@@ -109,27 +149,30 @@ class Island:
                 self.recalled = None
             else:
                 self._tick()
-                self.mailbox.wait(self.config.liveness.pulse_s)
+                yield self._idle
 
-    def _train(self) -> None:
+    def _train(self) -> Iterator[Pause]:
         if self.mailbox.stopping() or self._done():
             return
         self._enter(LearnerPhase.TRAINING)
         batch = self.config.data.batch
         before: StepResult | None = None
-        with Prefetch(self.stream, cursor=self.now.cursor, batch=batch, vocab=self.vocab) as feed:
+        with self.feed(self.stream, cursor=self.now.cursor, batch=batch, vocab=self.vocab) as feed:
             while not self.mailbox.stopping() and not self._done():
-                before = self._step(feed, before)
+                before = yield from self._step(feed, before)
         if before is not None:
             self._read(before)
 
-    def _step(self, feed: Prefetch, before: StepResult | None) -> StepResult:
+    def _step(
+        self, feed: Iterator[Prefetched], before: StepResult | None
+    ) -> Generator[Pause, None, StepResult]:
         """Take one step; the outcome read meanwhile is that of the step before."""
         began = self.meter.clock()
         tokens, cursor = next(feed)
         after = self.trainer.step(tokens, self._progress(), self._share())
         if before is not None:
             self._read(before)
+        yield STEP
         busy_s = self.meter.clock() - began
         data = self.config.data
         self.now = Progress(
@@ -138,28 +181,32 @@ class Island:
             tokens=self.now.tokens + data.batch * data.seq_len,
             cursor=cursor,
         )
-        self._boundary()
+        yield from self._boundary()
         if self.keeper is not None and self.keeper.due():
             self.keeper.keep(self.trainer.state.optimizer, self.now)
         self.meter.stepped(busy_s, self.meter.clock() - began)
         return after
 
-    def _boundary(self) -> None:
+    def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)
         self._tick()
         while self.session.must_wait(self.now) and not self.mailbox.stopping() and not self._done():
-            self.mailbox.wait(self.config.liveness.pulse_s)
+            yield self._idle
             self.session.boundary(self.now, self.meter.loss, idle=True)
             self._tick()
 
-    def _linger(self) -> None:
+    def _linger(self) -> Iterator[Pause]:
         if self.mailbox.stopping():
             return
         self._enter(LearnerPhase.FINISHED)
         while not self.mailbox.stopping():
             self.session.boundary(self.now, self.meter.loss, idle=True)
             self._tick()
-            self.mailbox.wait(self.config.liveness.pulse_s)
+            yield self._idle
+
+    @property
+    def _idle(self) -> Pause:
+        return Pause(self.config.liveness.pulse_s)
 
     def _read(self, result: StepResult) -> None:
         """Read the outcome of the step before the one that is running."""

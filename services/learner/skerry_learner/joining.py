@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -89,26 +90,32 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
 async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work]:
     check_payload(bus, given)
     work = await asyncio.to_thread(prepare, given)
-    check_window(work.plan, given)
-    for difference in await bus.declare(_streams(run, given)):
-        log.info("stream_mended", difference=difference)
-    wanted = RunRecord(
-        run=run,
-        config_json=settings.to_json(given),
-        leaves=work.plan.leaves,
-        fragments=given.sync.fragments,
-        plan_digest=work.plan.digest,
-        created_ns=time.time_ns(),
-        skerry_version=version("skerry"),
-    )
-    record = await ledger.create_run(bus, wanted)
-    if record == wanted:
+    created_ns = time.time_ns()
+    record = await create(bus, run, work, created_ns)
+    if record.created_ns == created_ns:
         log.info("run_created", run=run, parameters=work.plan.parameters)
         return record, work
     config = _agreed(record, given)
     if config != given:
         work = await asyncio.to_thread(prepare, config)
     return record, _checked(record, work)
+
+
+async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
+    """Declare a run's streams and create its record; returns another's that was there first."""
+    check_window(work.plan, work.config)
+    for difference in await bus.declare(_streams(run, work.config)):
+        log.info("stream_mended", difference=difference)
+    wanted = RunRecord(
+        run=run,
+        config_json=settings.to_json(work.config),
+        leaves=work.plan.leaves,
+        fragments=work.config.sync.fragments,
+        plan_digest=work.plan.digest,
+        created_ns=created_ns,
+        skerry_version=version("skerry"),
+    )
+    return await ledger.create_run(bus, wanted)
 
 
 def check_payload(bus: Bus, config: RunConfig) -> None:
@@ -166,10 +173,17 @@ def _checked(record: RunRecord, work: Work) -> Work:
     raise RunMismatch(msg)
 
 
-async def take_place(bus: Bus, record: RunRecord, work: Work, name: str, host: str) -> Place:
+async def take_place(
+    bus: Bus,
+    record: RunRecord,
+    work: Work,
+    name: str,
+    host: str,
+    wall_ns: Callable[[], int] = time.time_ns,
+) -> Place:
     """Join the run, and read from the log how far it and this learner's stream are."""
     run = record.run
-    found = await place.take_place(bus, run, work.plan, name, host=host, now_ns=time.time_ns())
+    found = await place.take_place(bus, run, work.plan, name, host=host, now_ns=wall_ns())
     manifests = await state.read_manifests(bus, run, work.plan)
     member = found.member
     log.info(

@@ -20,10 +20,10 @@ from skerry.core import succession
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.outer import make_outer
 from skerry.errors import ConfigError, StateLost, first_cause
+from skerry.runtime.virtual import OWNER, VirtualLoop
 from skerry.settings import OuterConfig, RunConfig, SyncConfig
 from skerry.testing.history import read_history
 from skerry.testing.puppet import Puppet, run_record
-from skerry.testing.simulation.loop import OWNER, VirtualLoop
 from skerry.wire.messages import Commit, Round, RunState
 from skerry.wire.subjects import Subjects
 from skerry_syncer import candidate as candidate_module
@@ -463,7 +463,11 @@ def test_clock_and_names_are_those_that_were_given() -> None:
     virtual(play)
 
 
-def test_process_that_was_stopped_for_long_steps_down_and_does_not_call_itself_stuck() -> None:
+def test_process_that_was_stopped_for_long_steps_down_and_does_not_call_itself_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidate_module, "STUCK_S", 6.0)
+
     async def play(world: World) -> None:
         await world.begin(config())
         world.syncer("a")

@@ -47,6 +47,9 @@ class Prefetch:
         self._stop.set()
         self._thread.join()
 
+    def __iter__(self) -> Self:
+        return self
+
     def __next__(self) -> Prefetched:
         item = self._ready.get()
         if isinstance(item, Exception):

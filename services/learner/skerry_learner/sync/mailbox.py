@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -43,14 +45,26 @@ class Traffic:
     contributions: int = 0
 
 
+class Changed(AbstractContextManager[Any], Protocol):
+    """What of ``threading.Condition`` a mailbox needs."""
+
+    def notify_all(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
 class Mailbox:
     """The only thing that both threads touch."""
 
-    def __init__(self, room: int, notify: Callable[[], None]) -> None:
-        """``room`` bounds the fragments in each direction; ``notify`` wakes the network."""
+    def __init__(
+        self, room: int, notify: Callable[[], None], changed: Changed | None = None
+    ) -> None:
+        """``room`` bounds the fragments in each direction; ``notify`` wakes the network.
+
+        ``changed`` is another condition than a thread's, for a trainer that has none.
+        """
         self._room = room
         self._notify = notify
-        self._changed = threading.Condition()
+        self._changed: Changed = changed or threading.Condition()
         self._rounds: dict[int, Round] = {}
         self._fresh: dict[int, Fresh] = {}
         self._outgoing: dict[int, Outgoing] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 
 import structlog
@@ -48,6 +49,7 @@ class Network:
         *,
         chunk_bytes: int,
         pulse_s: float,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """``wake`` is what the mailbox sets (through ``notify``) when the trainer has posted."""
         self._bus = bus
@@ -57,6 +59,7 @@ class Network:
         self._wake = wake
         self._chunk_bytes = chunk_bytes
         self._pulse_s = pulse_s
+        self._wall_ns = wall_ns
         self._preparing = True
         self._wanted: dict[int, Manifest] = {}
         self._said_lost: dict[int, int] = {}
@@ -154,7 +157,7 @@ class Network:
                 async with asyncio.timeout(self._pulse_s if self._preparing else None):
                     await self._posted["pulse"].wait()
             except TimeoutError:
-                self._mailbox.repeat_pulse(time.time_ns())
+                self._mailbox.repeat_pulse(self._wall_ns())
 
     async def pulse(self) -> None:
         """Publish the pulse that waits, if one does."""

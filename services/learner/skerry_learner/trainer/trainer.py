@@ -5,7 +5,8 @@ Used by one thread. Every call only dispatches; nothing here waits for the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,15 +16,44 @@ from numpy.typing import NDArray
 
 from skerry.core.fragments import Plan
 from skerry.settings import RunConfig
-from skerry_learner.models.base import Model, path_name
+from skerry_learner.models.base import Model, Params, path_name
 from skerry_learner.trainer.fragments import (
+    Adopt,
+    Capture,
     Leaves,
     check_plan,
     leaves_of,
     make_adopt,
     make_capture,
 )
-from skerry_learner.trainer.step import StepResult, TrainState, make_optimizer, make_step
+from skerry_learner.trainer.step import (
+    StepFunction,
+    StepResult,
+    TrainState,
+    make_optimizer,
+    make_step,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Everything that is compiled for a model, a config and a plan; trainers may share it."""
+
+    init: Callable[[jax.Array], Params]
+    init_moments: Callable[[Params], Any]
+    step: StepFunction
+    capture: Sequence[Capture]
+    adopt: Sequence[Adopt]
+
+    @classmethod
+    def of(cls, model: Model, config: RunConfig, plan: Plan) -> Programs:
+        return cls(
+            init=jax.jit(model.init),
+            init_moments=jax.jit(make_optimizer(config.train).init),
+            step=make_step(model, config.train),
+            capture=[make_capture(f) for f in plan.fragments],
+            adopt=[make_adopt(f, config.sync.adoption) for f in plan.fragments],
+        )
 
 
 class Trainer:
@@ -33,15 +63,18 @@ class Trainer:
     and the outer gradient until it is sent.
     """
 
-    def __init__(self, model: Model, config: RunConfig, plan: Plan) -> None:
+    def __init__(
+        self, model: Model, config: RunConfig, plan: Plan, programs: Programs | None = None
+    ) -> None:
+        """``programs``: those of another trainer of the same model, config and plan."""
         self._config = config
         self._plan = plan
-        self._init = jax.jit(model.init)
-        self._init_moments = jax.jit(make_optimizer(config.train).init)
-        self._step = make_step(model, config.train)
-        sync = config.sync
-        self._capture = [make_capture(f) for f in plan.fragments]
-        self._adopt = [make_adopt(f, sync.adoption) for f in plan.fragments]
+        programs = programs or Programs.of(model, config, plan)
+        self._init = programs.init
+        self._init_moments = programs.init_moments
+        self._step = programs.step
+        self._capture = programs.capture
+        self._adopt = programs.adopt
         self._leaf_numbers = [leaves_of(f) for f in plan.fragments]
         self._anchors: dict[int, jax.Array] = {}
         self._captured: dict[int, jax.Array] = {}

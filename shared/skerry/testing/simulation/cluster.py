@@ -28,10 +28,10 @@ from skerry.errors import (
     Superseded,
     first_cause,
 )
+from skerry.runtime.virtual import OWNER, VirtualLoop
 from skerry.tasks import TaskGroup
 from skerry.testing.puppet import Puppet, run_record
 from skerry.testing.simulation.client import SimulatedBus
-from skerry.testing.simulation.loop import OWNER, VirtualLoop
 from skerry.testing.simulation.network import Network
 
 if TYPE_CHECKING:

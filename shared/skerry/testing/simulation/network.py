@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.bus.base import Expect, Receipt
-    from skerry.testing.simulation.loop import VirtualLoop
+    from skerry.runtime.virtual import VirtualLoop
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NANOSECONDS = 1_000_000_000

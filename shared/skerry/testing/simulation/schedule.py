@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from skerry.chaos.plan import Kind, check, dump
 from skerry.chaos.shrink import shrink
+from skerry.runtime.virtual import Stuck
 from skerry.testing.simulation.cluster import RUN, Cluster, Syncer
 from skerry.testing.simulation.faults import schedule
-from skerry.testing.simulation.loop import Stuck
 from skerry.testing.simulation.oracle import judge
 from skerry.testing.simulation.scenario import Scenario, scenario_of
 

@@ -1,0 +1,96 @@
+"""What a lab run is: a run's settings, and the islands, links and failures it meets.
+
+Everything is plain data, so that an experiment is a file, and equal scenarios give equal results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from pydantic import Field
+
+from skerry.settings import RunConfig, Table
+
+
+class Island(Table):
+    """One learner's hardware."""
+
+    name: str = Field(min_length=1)
+    """Its name in the run."""
+    step_s: float = Field(default=0.1, gt=0)
+    """Mean seconds of one training step, on the lab's clock."""
+    jitter: float = Field(default=0.0, ge=0, lt=1)
+    """Standard deviation of a step's time, as a share of its mean."""
+    joins: float = Field(default=0.0, ge=0, lt=1)
+    """When it joins, as a share of the run's steps on the global clock."""
+    leaves: float | None = Field(default=None, gt=0, le=1)
+    """When it is taken away, killed, for good; empty: never."""
+
+
+class Link(Table):
+    """The way between every island and the broker."""
+
+    latency_s: float = Field(default=0.0, ge=0)
+    """Seconds that a message is on its way, each way."""
+    up_bytes_s: float | None = Field(default=None, gt=0)
+    """Bytes a second from an island; empty: no bound."""
+    down_bytes_s: float | None = Field(default=None, gt=0)
+    """Bytes a second to an island; empty: no bound."""
+
+
+class Failures(Table):
+    """Islands that are killed and come back, each on its own at random moments."""
+
+    islands: tuple[str, ...] = ()
+    """Who fails; the others never do."""
+    every_s: float = Field(default=60.0, gt=0)
+    """Mean seconds from a start to the next kill, exponentially distributed."""
+    down_s: float = Field(default=10.0, ge=0)
+    """Mean seconds until it is started again, exponentially distributed."""
+    warm: bool = True
+    """Whether the inner optimizer's state outlives the kill."""
+    save_every_s: float = Field(default=5.0, gt=0)
+    """How old that state may be: seconds between two saves."""
+
+
+class Judging(Table):
+    """When and how the global model is evaluated on held-out text."""
+
+    points: int = Field(default=10, ge=1)
+    """Evaluations, evenly spread over the run's steps, beside the one at the end."""
+    batches: int = Field(default=8, ge=1)
+    """Batches of each of them,"""
+    final_batches: int = Field(default=64, ge=1)
+    """and of the one at the end, which is what a run is judged by."""
+    batch: int = Field(default=32, ge=1)
+    """Sequences per batch."""
+
+
+class Scenario(Table):
+    """One lab run. ``run`` holds the settings that a real run of the same kind would have."""
+
+    name: str = "lab"
+    seed: int = 0
+    """Seed of the initial parameters, of step times and of failures."""
+    run: RunConfig = RunConfig()
+    islands: tuple[Island, ...] = ()
+    """Empty: ``sync.learners`` equal ones."""
+    link: Link = Link()
+    failures: Failures = Failures()
+    judging: Judging = Judging()
+    rho: bool = False
+    """Whether the autocorrelation of merged outer gradients is measured, which costs time."""
+
+    @property
+    def fleet(self) -> tuple[Island, ...]:
+        """The islands, named and in order."""
+        if self.islands:
+            return self.islands
+        return tuple(Island(name=f"learner-{n}") for n in range(self.run.sync.learners))
+
+    @property
+    def digest(self) -> str:
+        """What tells this scenario from every other one: 16 hexadecimal digits."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
