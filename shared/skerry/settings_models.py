@@ -60,6 +60,8 @@ class DataConfig(Table):
     """Sequences per step and learner."""
     streams: int = Field(default=8, ge=1)
     """Disjoint data streams; a learner whose rank is higher reads an earlier one's, reshuffled."""
+    partition: Literal["interleaved", "contiguous"] = "interleaved"
+    """``interleaved``: every stream is a sample of all text; ``contiguous``: a part of its own."""
     held_out: float = Field(default=0.02, gt=0, lt=0.5)
     """Share of the text, picked by content hash, that no learner trains on."""
     seed: int = 0

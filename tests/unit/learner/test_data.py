@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,9 +19,17 @@ from skerry_learner.data.prefetch import Prefetch
 from skerry_learner.data.stream import Stream
 
 
-def corpus_of(size: int, *, seq_len: int = 8, streams: int = 4, seed: int = 0) -> Corpus:
+def corpus_of(
+    size: int,
+    *,
+    seq_len: int = 8,
+    streams: int = 4,
+    seed: int = 0,
+    partition: Literal["interleaved", "contiguous"] = "interleaved",
+) -> Corpus:
     text = np.random.default_rng(0).integers(0, 2**32, size, dtype=np.uint32)
-    return split([text], DataConfig(seq_len=seq_len, streams=streams, seed=seed))
+    config = DataConfig(seq_len=seq_len, streams=streams, seed=seed, partition=partition)
+    return split([text], config)
 
 
 @settings(max_examples=60)
@@ -45,6 +54,28 @@ def test_streams_of_one_epoch_are_disjoint(size: int, streams: int, seed: int) -
     together = np.concatenate(orders)
     assert len(np.unique(together)) == streams * per_shard
     assert len(corpus.train) - len(together) < streams
+
+
+@settings(max_examples=30)
+@given(st.integers(300, 4000), st.integers(1, 6), st.integers(0, 12))
+def test_a_contiguous_stream_reads_each_sequence_of_its_own_part_once(
+    size: int, streams: int, rank: int
+) -> None:
+    corpus = corpus_of(size, streams=streams, partition="contiguous")
+    per_shard = corpus.sequences_per_shard
+    part = np.arange(per_shard) + rank % streams * per_shard
+    for epoch in range(2):
+        order = Stream(corpus, rank).order(epoch * per_shard, per_shard)
+        np.testing.assert_array_equal(np.sort(order), part)
+
+
+def test_a_contiguous_stream_has_another_order_each_epoch_and_for_each_reader() -> None:
+    corpus = corpus_of(4000, partition="contiguous")
+    per_shard = corpus.sequences_per_shard
+    one, other = Stream(corpus, 1), Stream(corpus, 5)
+    first = one.order(0, per_shard)
+    for order in (one.order(per_shard, per_shard), other.order(0, per_shard), np.sort(first)):
+        assert np.mean(order == first) < 0.1
 
 
 @settings(max_examples=30)
