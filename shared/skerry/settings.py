@@ -18,6 +18,7 @@ from skerry.settings_checks import check_local, check_run, masked_url
 from skerry.settings_models import (
     CheckpointConfig,
     DataConfig,
+    EvalConfig,
     HealthSettings,
     LearnerSettings,
     LivenessConfig,
@@ -56,6 +57,7 @@ __all__ = [
     "PREFIX",
     "CheckpointConfig",
     "DataConfig",
+    "EvalConfig",
     "HealthSettings",
     "LearnerSettings",
     "LivenessConfig",

@@ -160,6 +160,15 @@ class CheckpointConfig(Table):
     """and every Mth for ever (0: none)."""
 
 
+class EvalConfig(Table):
+    """When an evaluator looks at the global model, and how much held-out text it reads."""
+
+    every_s: float = Field(default=15.0, gt=0)
+    """Seconds between evaluations at least; one is also made at the end."""
+    batches: int = Field(default=8, ge=1)
+    """Held-out batches of each, of data.batch sequences; they are always the same."""
+
+
 class LogConfig(Table):
     """The streams of a run."""
 
@@ -198,6 +207,7 @@ class RunConfig(Table):
     sync: SyncConfig = SyncConfig()
     outer: OuterConfig = OuterConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
     liveness: LivenessConfig = LivenessConfig()
     chaos: ChaosConfig = ChaosConfig()
