@@ -23,7 +23,6 @@ from skerry_learner.data.prefetch import Prefetch, Prefetched
 from skerry_learner.data.stream import Stream
 from skerry_learner.inner import recall
 from skerry_learner.inner.recall import Recalled
-from skerry_learner.sync.encode import load_kernels
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.rules import Progress
@@ -105,7 +104,6 @@ class Island:
         """Do what ``run`` does, but leave the waiting to the caller."""
         yield from self._offer_genesis()
         began = self.meter.clock()
-        load_kernels()
         self.trainer.warm(self._tick)
         log.info("compiled", seconds=round(self.meter.clock() - began, 2))
         yield from self._catch_up()
@@ -165,15 +163,18 @@ class Island:
 
     def _step(
         self, feed: Iterator[Prefetched], before: StepResult | None
-    ) -> Generator[Pause, None, StepResult]:
-        """Take one step; the outcome read meanwhile is that of the step before."""
+    ) -> Generator[Pause, None, StepResult | None]:
+        """Take one step; return its outcome, unless it was read already.
+
+        The outcome read meanwhile is that of the step before. In a blocking mode this one's is read
+        as well where a round is due: the wait for it is training, and no wait for others.
+        """
         began = self.meter.clock()
         tokens, cursor = next(feed)
-        after = self.trainer.step(tokens, self._progress(), self._share())
+        after: StepResult | None = self.trainer.step(tokens, self._progress(), self._share())
         if before is not None:
             self._read(before)
         yield STEP
-        busy_s = self.meter.clock() - began
         data = self.config.data
         self.now = Progress(
             step=self.now.step + 1,
@@ -181,6 +182,10 @@ class Island:
             tokens=self.now.tokens + data.batch * data.seq_len,
             cursor=cursor,
         )
+        if after is not None and self.session.must_wait(self.now):
+            self._read(after)
+            after = None
+        busy_s = self.meter.clock() - began
         yield from self._boundary()
         if self.keeper is not None and self.keeper.due():
             self.keeper.keep(self.trainer.state.optimizer, self.now)
@@ -189,11 +194,19 @@ class Island:
 
     def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)
-        self._tick()
-        while self.session.must_wait(self.now) and not self.mailbox.stopping() and not self._done():
+        if self._held():
+            self.pulse()  # a round is opened by what learners say: each moment unsaid is waited for
+        else:
+            self._tick()
+        while self._held():
             yield self._idle
             self.session.boundary(self.now, self.meter.loss, idle=True)
             self._tick()
+
+    def _held(self) -> bool:
+        """Tell whether a blocking mode holds this learner up here."""
+        waits = self.session.must_wait(self.now)
+        return waits and not self.mailbox.stopping() and not self._done()
 
     def _linger(self) -> Iterator[Pause]:
         if self.mailbox.stopping():

@@ -31,6 +31,7 @@ from skerry_learner.joining import (
     settle,
     take_place,
 )
+from skerry_learner.sync.encode import load_kernels
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.network import Network
@@ -169,6 +170,7 @@ class _Service:
             "pulses": self.network.pulses,
             "watch_name": self.network.watch_name,
             "settle": self._settle,
+            "kernels": self._kernels,
         }
         try:
             await serve(loops, drain=self._drain, shutdown_s=shutdown_s)
@@ -187,6 +189,11 @@ class _Service:
 
     async def _watch_trainer(self) -> None:
         await asyncio.shield(self.ended)
+
+    async def _kernels(self) -> None:
+        """Load what the first contribution needs while the trainer begins, then be idle."""
+        await asyncio.to_thread(load_kernels)
+        await asyncio.Event().wait()
 
     async def _settle(self) -> None:
         """Say how this incarnation goes on, then be idle for ever."""
