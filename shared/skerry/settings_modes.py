@@ -1,0 +1,108 @@
+"""Modes: the settings that make the one machine an algorithm with a name.
+
+A mode is no code path. It fills in what the user has left open, and refuses what contradicts it.
+Sources: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (2501.18512), Decoupled DiLoCo (2604.21428).
+
+============= =====================================================================================
+decoupled     K = 1 and a grace window, overlap tau: nobody waits for anybody; the defaults
+streaming     K = M, fragments in turn, overlap tau: all meet, and train on while they do
+diloco        K = M, P = 1, tau = 0: all stop every H steps and meet
+data-parallel K = M, P = 1, H = 1, tau = 0, bare gradients in f32, AdamW on the syncer
+single        M = 1: the one learner's own AdamW
+============= =====================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Mode: TypeAlias = Literal["decoupled", "streaming", "diloco", "data-parallel", "single"]
+
+Value: TypeAlias = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One setting of a mode, by its dotted path; ``value`` is what an open one becomes.
+
+    ``because`` is what the mode is that it cannot be set otherwise; empty: it can be. ``least`` is
+    given where any number from there on will do.
+    """
+
+    path: str
+    value: Value
+    because: str = ""
+    least: int | None = None
+
+    def holds(self, value: object) -> bool:
+        """Tell whether the mode can live with this value."""
+        if not self.because or value == self.value:
+            return True
+        return self.least is not None and isinstance(value, int) and value >= self.least
+
+
+def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:
+    """Return what a mode says about the settings of a run of ``learners`` learners."""
+    meeting = Clause("sync.quorum", learners, "in which every round waits for all learners")
+    if mode == "streaming":
+        return (
+            meeting,
+            Clause("sync.overlap_steps", 2, "in which learners train on while they meet", least=1),
+            Clause("sync.grace_gamma", 0.0),
+        )
+    if mode == "diloco":
+        whole = "in which the whole model is synchronised at once"
+        return (
+            meeting,
+            Clause("sync.fragments", 1, whole),
+            Clause("sync.overlap_steps", 0, "in which learners stop until they have met"),
+        )
+    if mode == "data-parallel":
+        return (meeting, *_DATA_PARALLEL)
+    return _SINGLE if mode == "single" else ()
+
+
+_DATA_PARALLEL = (
+    Clause("sync.fragments", 1, "in which the whole gradient is averaged at once"),
+    Clause("sync.shards", 1, "which has one fragment"),
+    Clause("sync.h_steps", 1, "in which every step is averaged"),
+    Clause("sync.overlap_steps", 0, "in which every step waits for the one before"),
+    Clause("sync.max_staleness", 0, "in which a late gradient is of no use"),
+    Clause("sync.adoption", "overwrite", "in which all have the same parameters"),
+    Clause("sync.merge", "average", "in which gradients are averaged"),
+    Clause("sync.contribution_scheme", "f32", "which is the exact baseline"),
+    Clause("sync.global_scheme", "f32", "which is the exact baseline"),
+    Clause("train.inner", "gradient", "in which learners send bare gradients"),
+    Clause("train.duration_s", None, "whose optimizer, on the syncer, counts steps and no time"),
+    Clause("outer.preset", "adamw", "in which the syncer does what a learner's AdamW would"),
+    Clause("outer.lr", None, "which takes its learning rate from train.lr"),
+    Clause("outer.momentum", None, "which takes its decays from train.b1 and train.b2"),
+)
+
+_SINGLE = (
+    Clause("sync.learners", 1, "which is one learner"),
+    Clause("sync.quorum", 1, "which is one learner"),
+    Clause("sync.contribution_scheme", "f32"),
+    Clause("sync.global_scheme", "f32"),
+    Clause("sync.merge", "average"),
+    Clause("outer.preset", "direct"),
+)
+
+
+def fills(
+    mode: Mode, learners: int, given: Mapping[str, frozenset[str] | set[str]]
+) -> dict[str, dict[str, Value]]:
+    """Return what a mode makes of the settings that are open, by table and name.
+
+    ``given`` holds, by table, the names that the user has set: those are left as they are.
+    """
+    found: dict[str, dict[str, Value]] = {}
+    for clause in clauses(mode, learners):
+        table, _, name = clause.path.partition(".")
+        if clause.value is not None and name not in given.get(table, ()):
+            found.setdefault(table, {})[name] = clause.value
+    return found
