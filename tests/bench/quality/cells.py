@@ -1,0 +1,184 @@
+"""What an experiment consists of: cells, each some settings that are run once for each seed.
+
+A cell says how many tokens its learners train on together, and how many steps that takes follows,
+so that cells can be compared at equal tokens whatever their learners, speeds and failures are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from skerry.settings import load
+from skerry_lab.scenario import Failures, Island, Judging, Scenario
+
+CODE = 1
+"""Raised by hand when the code of training, merging or judging changes what a run comes to."""
+SEQ_LEN = 64
+BATCH = 4
+"""Sequences per step of each learner."""
+M_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model; ``cost`` is the time of one of its tokens, in tokens of the small one."""
+
+    name: str
+    sets: tuple[str, ...]
+    cost: float
+
+
+SMALL = Size(
+    "small",
+    (
+        "model.layers=2",
+        "model.d_model=64",
+        "model.heads=2",
+        "model.kv_heads=2",
+        "model.d_ff=176",
+        "train.lr=3e-3",
+    ),
+    1.0,
+)
+"""117 k parameters; the learning rate is the one that ``learning-rate`` found."""
+LARGE = Size(
+    "large",
+    (
+        "model.layers=2",
+        "model.d_model=96",
+        "model.heads=2",
+        "model.kv_heads=2",
+        "model.d_ff=256",
+        "train.lr=3e-3",
+    ),
+    1.8,
+)
+"""246 k parameters."""
+COMMON = (f"data.seq_len={SEQ_LEN}",)
+NO_FAILURES = Failures()
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One line of a table.
+
+    ``labels`` are its columns, ``key`` its name within the experiment, ``against`` the key of the
+    cell that it is compared with, seed by seed. ``share`` is how much of ``learners`` times the
+    global clock's steps is expected to be trained: less than 1 where learners are slow or down,
+    more where there are extra ones whose tokens do not count.
+    """
+
+    key: str
+    labels: tuple[tuple[str, str], ...]
+    sets: tuple[str, ...]
+    learners: int
+    tokens: int
+    seeds: tuple[int, ...]
+    against: str = ""
+    size: Size = SMALL
+    batch: int = BATCH
+    share: float = 1.0
+    islands: tuple[Island, ...] = ()
+    failures: Failures = NO_FAILURES
+    points: int = 10
+    rho: bool = False
+    extra: float = 0.0
+    """Tokens trained by learners that only help, as a share of ``tokens``."""
+
+    @property
+    def steps(self) -> int:
+        """Steps on the global clock."""
+        per_step = self.learners * self.batch * SEQ_LEN * self.share
+        return max(1, round(self.tokens / per_step))
+
+    @property
+    def cost(self) -> float:
+        """What one run of it takes, in tokens of the small model."""
+        return self.tokens * (1 + self.extra) * self.size.cost
+
+    def scenario(self, seed: int) -> Scenario:
+        """Return the lab run; cells of equal settings have equal ones, whatever their names.
+
+        The seed also orders the data, so that runs of one seed can be compared in pairs.
+        """
+        sets = (
+            *COMMON,
+            *self.size.sets,
+            f"data.batch={self.batch}",
+            f"data.seed={seed}",
+            f"sync.learners={self.learners}",
+            f"train.steps={self.steps}",
+            *self.sets,
+        )
+        return Scenario(
+            name="quality",
+            seed=seed,
+            run=load(sets=sets, environ={}).run,
+            islands=self.islands,
+            failures=self.failures,
+            judging=Judging(points=self.points),
+            rho=self.rho,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A question, the cells that answer it, and how its table and plot are made.
+
+    ``columns`` name what is shown beside the loss (see ``tables.COLUMNS``); ``x`` and ``series``
+    name the labels on the plot's axis and in its legend.
+    """
+
+    name: str
+    title: str
+    question: str
+    cells: tuple[Cell, ...]
+    columns: tuple[str, ...] = ()
+    x: str = ""
+    series: str = ""
+    curves: bool = False
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One lab run that a cell asks for."""
+
+    experiment: str
+    cell: Cell
+    seed: int
+    scenario: Scenario = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """What it is called in progress reports."""
+        return f"{self.experiment}/{self.cell.key}/seed {self.seed}"
+
+
+def wanted(
+    experiments: Sequence[Experiment], seeds: Sequence[int] | None = None
+) -> Iterator[Wanted]:
+    """Yield all runs of the experiments, those of one seed together, so that pairs come early.
+
+    ``seeds``: run these instead of each cell's own.
+    """
+    for experiment in experiments:
+        every = sorted({seed for cell in experiment.cells for seed in seeds or cell.seeds})
+        for seed in every:
+            for cell in experiment.cells:
+                if seed in (seeds or cell.seeds):
+                    yield Wanted(experiment.name, cell, seed, cell.scenario(seed))
+
+
+def distinct(runs: Sequence[Wanted]) -> list[Wanted]:
+    """Return the runs without those whose scenario has come before: experiments share cells."""
+    found: dict[str, Wanted] = {}
+    for run in runs:
+        found.setdefault(run.scenario.digest, run)
+    return list(found.values())
+
+
+def budget(runs: Sequence[Wanted]) -> float:
+    """Return what the distinct runs take together, in tokens of the small model."""
+    return sum(run.cell.cost for run in distinct(runs))

@@ -1,0 +1,270 @@
+"""The experiments and all their cells: the plan that one command runs.
+
+What a cell does not vary is the default. Every learner trains ``BATCH`` sequences of ``SEQ_LEN``
+tokens a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .cells import BATCH, LARGE, M_TOKENS, SMALL, Cell, Experiment, Size
+from .fleets import failures, partition, scavenging, speeds
+
+LESS = 3 * M_TOKENS // 4
+SHORT = M_TOKENS // 2
+THREE = (0, 1, 2)
+TWO = (0, 1)
+FOUR = (0, 1, 2, 3)
+EIGHT = tuple(range(8))
+
+
+def all_experiments() -> tuple[Experiment, ...]:
+    """Return every experiment, in the order of the report."""
+    return (
+        learning_rate(),
+        modes(),
+        outer(),
+        adoption(),
+        quantisation(),
+        speeds(),
+        failures(),
+        scavenging(),
+        partition(),
+    )
+
+
+def learning_rate() -> Experiment:
+    """Find each size's learning rate where learners do not matter: one learner, batch 4 b."""
+    cells: list[Cell] = []
+    for size, rates in (
+        (SMALL, ("1e-3", "2e-3", "3e-3", "6e-3", "1e-2")),
+        (LARGE, ("1e-3", "2e-3", "3e-3", "6e-3")),
+    ):
+        reference = f"{size.name}-3e-3"
+        for rate in rates:
+            key = f"{size.name}-{rate}"
+            cells.append(
+                Cell(
+                    key=key,
+                    labels=(("model", size.name), ("lr", rate)),
+                    sets=("mode=single", f"train.lr={rate}"),
+                    learners=1,
+                    tokens=M_TOKENS,
+                    seeds=(0,),
+                    against="" if key == reference else reference,
+                    size=size,
+                    batch=4 * BATCH,
+                )
+            )
+    return Experiment(
+        name="learning-rate",
+        title="The learning rate",
+        question=(
+            "One peak learning rate per model size, found on a single learner with batch 4 b (what"
+            " data-parallel with M = 4 computes), is used in every other experiment."
+        ),
+        cells=tuple(cells),
+        x="lr",
+        series="model",
+        notes=(
+            "It is nobody's own optimum: a single learner with batch b takes four times as many"
+            " steps and may like a lower rate, and so may each learner of DiLoCo."
+        ),
+    )
+
+
+def _mode(size: Size, mode: str, m: int, against: str) -> Cell:
+    return Cell(
+        key=f"{size.name}-{mode}-M{m}",
+        labels=(("model", size.name), ("mode", mode), ("M", str(m))),
+        sets=(f"mode={mode}",),
+        learners=m,
+        tokens=M_TOKENS,
+        seeds=THREE,
+        against=against,
+        size=size,
+    )
+
+
+def modes() -> Experiment:
+    """Compare the modes at equal tokens, against data-parallel with the same global batch."""
+    cells: list[Cell] = []
+    for size, ms, names in (
+        (SMALL, (1, 2, 4, 8), ("data-parallel", "diloco", "streaming", "decoupled")),
+        (LARGE, (2, 8), ("data-parallel", "decoupled")),
+    ):
+        single = _mode(size, "single", 1, "")
+        cells.append(single)
+        for m in ms:
+            baseline = f"{size.name}-data-parallel-M{m}" if m > 1 else single.key
+            for name in names:
+                if name == "data-parallel" and m == 1:
+                    continue  # it is the single learner
+                against = single.key if name == "data-parallel" else baseline
+                cells.append(_mode(size, name, m, against))
+    large_batch = replace(
+        _mode(SMALL, "single", 1, "small-data-parallel-M4"),
+        key="small-single-batch-4b",
+        labels=(("model", "small"), ("mode", "single, batch 4 b"), ("M", "1")),
+        batch=4 * BATCH,
+    )
+    return Experiment(
+        name="modes",
+        title="Loss at equal tokens",
+        question=(
+            "What does it cost to synchronise seldom? Each mode with its default settings, against"
+            " data-parallel with the same global batch M b; and that, as the single learner with"
+            " batch 4 b, against the single learner with batch b and M times the steps."
+        ),
+        cells=(*cells, large_batch),
+        columns=("steps", "commits"),
+        x="M",
+        series="mode",
+        curves=True,
+        notes=(
+            "M = 1 has no data-parallel of its own: it is the single learner."
+            " At M = 8 a run has 512 steps, 21 rounds per fragment, which is short: an outer"
+            " optimizer with momentum has little time to gain speed."
+        ),
+    )
+
+
+def _outer(h: int, m: int, name: str, merge: str, seeds: tuple[int, ...], tokens: int) -> Cell:
+    preset, *numbers = name.split()
+    sets = [f"sync.h_steps={h}", f"sync.merge={merge}", f"outer.preset={preset}"]
+    if numbers:
+        lr, _, momentum = numbers[0].partition("/")
+        sets += [f"outer.lr={lr}", *([f"outer.momentum={momentum}"] if momentum else [])]
+    key = f"H{h}-M{m}-{name.replace(' ', '-').replace('/', '-')}-{merge}"
+    baseline = f"H{h}-M{m}-direct-average"
+    return Cell(
+        key=key,
+        labels=(("H", str(h)), ("M", str(m)), ("outer", name), ("merge", merge)),
+        sets=tuple(sets),
+        learners=m,
+        tokens=tokens,
+        seeds=seeds,
+        against="" if key == baseline else baseline,
+        rho=True,
+    )
+
+
+def outer() -> Experiment:
+    """Compare outer optimizers and merges, at four H with M = 4, and at H = 24 with other M."""
+    several = [
+        ("direct", "average"),
+        ("direct", "rda"),
+        ("direct 0.7", "rda"),
+        ("nesterov 0.7/0.9", "average"),
+        ("nesterov 0.7/0.9", "rda"),
+        ("nesterov 0.4/0.9", "average"),
+        ("nesterov 0.4/0.9", "rda"),
+        ("nesterov 0.7/0.5", "average"),
+    ]
+    few = [several[index] for index in (0, 1, 3, 5)]
+    cells = [_outer(24, 4, name, merge, THREE, LESS) for name, merge in several]
+    for h, tokens in ((8, LESS), (64, M_TOKENS), (256, 2 * M_TOKENS)):
+        cells += [_outer(h, 4, name, merge, TWO, tokens) for name, merge in few]
+    for m in (2, 8):
+        cells += [_outer(24, m, name, merge, TWO, LESS) for name, merge in few]
+    return Experiment(
+        name="outer",
+        title="Outer optimizer and merge",
+        question=(
+            "Which outer optimizer and which merge, at which H and M? `nesterov a/b` has learning"
+            " rate a and momentum b, `direct` learning rate 1 (or the one given) and no momentum;"
+            " embeddings are always averaged. All against `direct, average` of the same H and M."
+        ),
+        cells=tuple(cells),
+        columns=("rounds", "rho", "effective step"),
+        x="H",
+        series="outer",
+        notes=(
+            "rho is the mean cosine between successive merged outer gradients of a fragment; the"
+            " effective step is lr (1 + mu / (1 - mu rho))."
+            " Longer H were given more tokens, so that there are eight rounds at least: compare"
+            " within one H."
+        ),
+    )
+
+
+def adoption() -> Experiment:
+    """Compare what learners do with their own progress, at different overlaps."""
+    cells = [
+        Cell(
+            key=f"{how}-tau{tau}",
+            labels=(("adoption", how), ("tau", str(tau))),
+            sets=(
+                f"sync.adoption={how}",
+                f"sync.overlap_steps={tau}",
+                *(() if tau else ("sync.quorum=4",)),
+            ),
+            learners=4,
+            tokens=LESS,
+            seeds=TWO,
+            against="" if (how, tau) == ("rebase", 2) else "rebase-tau2",
+        )
+        for tau in (0, 1, 2, 5)
+        for how in ("overwrite", "blend", "rebase")
+    ]
+    return Experiment(
+        name="adoption",
+        title="Adoption and overlap",
+        question=(
+            "How should a learner adopt a new fragment, and how many steps (tau) may it go on after"
+            " its contribution? M = 4, H = 24; against the default, `rebase` at tau = 2."
+        ),
+        cells=tuple(cells),
+        columns=("staleness",),
+        x="tau",
+        series="adoption",
+        notes=(
+            "`blend` keeps half of the local value (sync.blend_alpha = 0.5). At tau = 0 learners"
+            " stop for each round, which must therefore wait for all of them (K = M)."
+        ),
+    )
+
+
+def quantisation() -> Experiment:
+    """Compare formats of contributions and of global fragments, seed by seed, against f32."""
+    many = {("f32", "f32"), ("int4", "f32"), ("int4", "bf16"), ("e3m0", "f32")}
+    pairs = [
+        ("f32", "f32"),
+        ("bf16", "f32"),
+        ("int8", "f32"),
+        ("int4", "f32"),
+        ("e3m0", "f32"),
+        ("int2", "f32"),
+        ("f32", "bf16"),
+        ("f32", "int8"),
+        ("f32", "int4"),
+        ("int4", "bf16"),
+    ]
+    cells = [
+        Cell(
+            key=f"{up}-{down}",
+            labels=(("contribution", up), ("global", down)),
+            sets=(f"sync.contribution_scheme={up}", f"sync.global_scheme={down}"),
+            learners=4,
+            tokens=SHORT,
+            seeds=EIGHT if (up, down) in many else FOUR,
+            against="" if (up, down) == ("f32", "f32") else "f32-f32",
+        )
+        for up, down in pairs
+    ]
+    return Experiment(
+        name="quantisation",
+        title="Quantisation",
+        question=(
+            "What do fewer bits cost? M = 4; every difference is between runs of one seed, against"
+            " f32 both ways."
+        ),
+        cells=tuple(cells),
+        x="contribution",
+        series="global",
+        notes=(
+            "Runs that differ in the last bit drift apart, so that even formats that lose nothing"
+            " differ from f32 by chance: the spread of bf16 and int8 is that noise."
+        ),
+    )

@@ -1,0 +1,204 @@
+"""Experiments about the fleet: speeds, failures, helpers, and what each learner reads."""
+
+from __future__ import annotations
+
+from skerry_lab.scenario import Failures, Island
+
+from .cells import M_TOKENS, Cell, Experiment
+
+LESS = 3 * M_TOKENS // 4
+THREE = (0, 1, 2)
+TWO = (0, 1)
+M = 4
+STEP_S = 0.1
+SLOW_STEP_S = 0.5
+"""Of runs with failures once a minute, so that each of them lasts for several minutes."""
+
+
+def fleet(step_s: float, spread: float = 1.0, jitter: float = 0.0) -> tuple[Island, ...]:
+    """Return M learners, the slowest of which takes ``spread`` times as long as the fastest."""
+    return tuple(
+        Island(name=f"learner-{n}", step_s=step_s * spread ** (n / (M - 1)), jitter=jitter)
+        for n in range(M)
+    )
+
+
+def speeds() -> Experiment:
+    """Compare quorums where learners have different speeds, at equal tokens."""
+    quorums = {
+        "K = M": (f"sync.quorum={M}",),
+        "K = 1": ("sync.quorum=1", "sync.grace_gamma=0"),
+        "K = 1 + grace": ("sync.quorum=1",),
+    }
+    spreads = {
+        "1x": (1.0, 0.0),
+        "1.18x, 10 % jitter": (1.18, 0.1),
+        "2x": (2.0, 0.0),
+        "4x": (4.0, 0.0),
+    }
+    cells: list[Cell] = []
+    for spread, (ratio, jitter) in spreads.items():
+        islands = fleet(STEP_S, ratio, jitter)
+        fastest = min(island.step_s for island in islands)
+        share = sum(fastest / island.step_s for island in islands) / M
+        for name, sets in quorums.items():
+            key = f"{spread.split(',')[0]}-{name.replace(' ', '')}"
+            cells.append(
+                Cell(
+                    key=key,
+                    labels=(("speeds", spread), ("quorum", name)),
+                    sets=sets,
+                    learners=M,
+                    tokens=LESS,
+                    seeds=TWO,
+                    against="" if key == "1x-K=1+grace" else "1x-K=1+grace",
+                    share=1.0 if name == "K = M" else share,
+                    islands=islands,
+                )
+            )
+    return Experiment(
+        name="speeds",
+        title="Mixed speeds",
+        question=(
+            "What do slow learners cost? M = 4, the slowest as many times slower than the fastest"
+            " as it says, the others evenly between (on a logarithmic scale); against equal speeds"
+            " with the default quorum."
+        ),
+        cells=tuple(cells),
+        columns=("tokens", "time", "staleness", "refused"),
+        x="speeds",
+        series="quorum",
+        notes=(
+            "The global clock is the K-th fastest learner's: under K = M the fast ones wait for the"
+            " slowest at the end, under K = 1 the run ends with the fastest. Steps are chosen so"
+            " that the tokens are nearly equal; the column says how many were merged."
+        ),
+    )
+
+
+def failures() -> Experiment:
+    """Compare failing fleets, cold and warm, with one that does not fail."""
+    islands = fleet(SLOW_STEP_S)
+    names = tuple(island.name for island in islands)
+    half_down_s, all_down_s = 10.0, 60.0 * 0.27 / 0.73
+    regimes = {
+        "half of them": (names[M // 2 :], half_down_s, 1 - 0.5 * half_down_s / (60 + half_down_s)),
+        "27 % down": (names, all_down_s, 0.73),
+    }
+    cells = [
+        Cell(
+            key="none",
+            labels=(("failing", "none"), ("inner", "-")),
+            sets=(),
+            learners=M,
+            tokens=LESS,
+            seeds=THREE,
+            islands=islands,
+        )
+    ]
+    for regime, (failing, down_s, share) in regimes.items():
+        for warm in (True, False):
+            inner = "warm" if warm else "cold"
+            cells.append(
+                Cell(
+                    key=f"{regime.replace(' ', '-').replace('%', 'percent')}-{inner}",
+                    labels=(("failing", regime), ("inner", inner)),
+                    sets=(),
+                    learners=M,
+                    tokens=LESS,
+                    seeds=THREE,
+                    against="none",
+                    share=share,
+                    islands=islands,
+                    failures=Failures(islands=failing, every_s=60, down_s=down_s, warm=warm),
+                )
+            )
+    return Experiment(
+        name="failures",
+        title="Failures",
+        question=(
+            "What do failures cost? M = 4, steps of 0.5 s; learners are killed once a minute in the"
+            " mean: two of them, each away for 10 s, or all, each away for 22 s, so that 27 % of"
+            " the fleet is down at any time. `warm`: the inner optimizer's state, saved every 5 s,"
+            " outlives the kill."
+        ),
+        cells=tuple(cells),
+        columns=("tokens", "time", "kills", "staleness"),
+        x="failing",
+        series="inner",
+        notes="Steps are chosen so that the tokens trained are equal to those without failures.",
+    )
+
+
+def scavenging() -> Experiment:
+    """Add learners for the middle half of the run."""
+    cells = [
+        Cell(
+            key=f"plus{25 * more}",
+            labels=(("helpers", f"+{25 * more} %"),),
+            sets=(),
+            learners=M,
+            tokens=LESS,
+            seeds=TWO,
+            against="plus0" if more else "",
+            islands=(
+                *fleet(STEP_S),
+                *(Island(name=f"helper-{n}", joins=0.25, leaves=0.75) for n in range(more)),
+            ),
+            points=32,
+            extra=0.5 * more / M,
+        )
+        for more in (0, 1, 2, 4, 12)
+    ]
+    return Experiment(
+        name="scavenging",
+        title="Scavenging",
+        question=(
+            "What are borrowed learners worth? M = 4, and more of them between a quarter and three"
+            " quarters of the run. The time to the target is until the loss that the fleet without"
+            " helpers has at three quarters of its run, of the same seed."
+        ),
+        cells=tuple(cells),
+        columns=("tokens", "time to target", "speed-up"),
+        x="helpers",
+        curves=True,
+        notes=(
+            "The learning rate follows the global clock, which helpers do not hasten: they add"
+            " tokens per step, not steps."
+        ),
+    )
+
+
+def partition() -> Experiment:
+    """Compare learners that read samples of one text with learners that read parts of it."""
+    cells: list[Cell] = []
+    for m in (4, 8):
+        for mode in ("decoupled", "diloco"):
+            same, parts = f"{mode}-M{m}-interleaved", f"{mode}-M{m}-contiguous"
+            for key, how in ((same, "interleaved"), (parts, "contiguous")):
+                sets = (f"mode={mode}",)
+                if how == "contiguous":
+                    sets = (*sets, "data.partition=contiguous", f"data.streams={m}")
+                cells.append(
+                    Cell(
+                        key=key,
+                        labels=(("mode", mode), ("M", str(m)), ("data", how)),
+                        sets=sets,
+                        learners=m,
+                        tokens=M_TOKENS,
+                        seeds=THREE,
+                        against=same if key == parts else "",
+                    )
+                )
+    return Experiment(
+        name="partition",
+        title="Non-identical data",
+        question=(
+            "What if every learner reads a part of the text of its own (`data.partition ="
+            ' "contiguous"`: its share of the modules, by name) instead of a sample of all of it?'
+        ),
+        cells=tuple(cells),
+        columns=("staleness",),
+        x="M",
+        series="data",
+    )

@@ -1,0 +1,104 @@
+"""Plots of an experiment's results, as SVG that is the same whenever the results are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("svg")
+mpl.rcParams["svg.hashsalt"] = "quality"
+
+from matplotlib import pyplot as plt  # noqa: E402 - the backend is chosen before
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+from .samples import estimate  # noqa: E402
+from .tables import Findings  # noqa: E402
+
+WIDTH_IN = 7.0
+HEIGHT_IN = 4.0
+
+
+def plot(findings: Findings, folder: Path) -> list[Path]:
+    """Draw what there is of an experiment; returns the files, none if nothing has been run."""
+    experiment = findings.experiment
+    if not findings.runs:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [_save(_differences(findings), folder / f"{experiment.name}.svg")]
+    if experiment.curves:
+        made.append(_save(_curves(findings), folder / f"{experiment.name}-curves.svg"))
+    return made
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    plt.close(figure)
+    text = path.read_text(encoding="utf-8")
+    path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", encoding="utf-8")
+    return path
+
+
+def _differences(findings: Findings) -> Figure:
+    """Draw differences in per cent with their intervals, over x, a colour for each series."""
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, HEIGHT_IN))
+    experiment = findings.experiment
+    places: dict[str, int] = {}
+    lines: dict[str, list[tuple[int, float, float]]] = {}
+    for cell in experiment.cells:
+        labels = dict(cell.labels)
+        difference = findings.excess(cell)
+        place = places.setdefault(labels[experiment.x], len(places))
+        if difference is not None:
+            rest = [v for k, v in cell.labels if k not in {experiment.x, experiment.series}]
+            series = " ".join([labels.get(experiment.series, ""), *rest]).strip() or "helpers"
+            point = (place, difference.mean, difference.half or 0.0)
+            lines.setdefault(series, []).append(point)
+    for number, (series, points) in enumerate(lines.items()):
+        shift = 0.5 * (number / max(1, len(lines) - 1) - 0.5) if len(lines) > 1 else 0.0
+        axes.errorbar(
+            [place + shift for place, _, _ in points],
+            [mean for _, mean, _ in points],
+            yerr=[half for _, _, half in points],
+            fmt="o",
+            capsize=3,
+            markersize=4,
+            label=series,
+        )
+    axes.axhline(0.0, color="grey", linewidth=0.8)
+    axes.set_xticks(list(places.values()), list(places))
+    axes.set_xlabel(experiment.x)
+    axes.set_ylabel("loss against the baseline, %")
+    _legend(axes)
+    return figure
+
+
+def _curves(findings: Findings) -> Figure:
+    """Draw the held-out loss over virtual time or over steps, the mean over seeds."""
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, HEIGHT_IN))
+    by_time = findings.experiment.name == "scavenging"
+    for cell in findings.experiment.cells:
+        runs = list(findings.of(cell).values())
+        if not runs or cell.size.name != "small":
+            continue
+        shortest = min(len(run.result["curve"]) for run in runs)
+        xs = [run.curve("at_s" if by_time else "tokens")[:shortest] for run in runs]
+        ys = [run.curve("loss")[:shortest] for run in runs]
+        axes.plot(
+            [estimate(column).mean for column in zip(*xs, strict=True)],
+            [estimate(column).mean for column in zip(*ys, strict=True)],
+            label=" ".join(v for k, v in cell.labels if k != "model"),
+            linewidth=1.0,
+        )
+    axes.set_xlabel("virtual s" if by_time else "tokens merged")
+    axes.set_ylabel("held-out loss, nats")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, low + 0.5 * (high - low))
+    _legend(axes)
+    return figure
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="x-small", ncols=2)

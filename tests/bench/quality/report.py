@@ -1,0 +1,138 @@
+"""``docs/quality.md`` and its plots, from what is in the store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from .cells import BATCH, SEQ_LEN, Experiment
+from .plots import plot
+from .pool import clock
+from .store import Found
+from .tables import Findings, gather, table
+from .verdicts import verdicts
+
+COMMAND = "python -m tests.bench.quality"
+DEFAULTS = Path(__file__).parent / "defaults.md"
+"""What follows for the defaults: written by hand, the only part of the page that is."""
+
+
+def write_report(page: Path, experiments: Sequence[Experiment], have: Mapping[str, Found]) -> None:
+    """Write the page, beside it a folder of its name with plots and all results in one file."""
+    folder = page.with_suffix("")
+    found = [gather(experiment, have) for experiment in experiments]
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = ["\n".join(_head(found)), DEFAULTS.read_text(encoding="utf-8").strip()]
+    for findings in found:
+        pictures = plot(findings, folder)
+        links = [os.path.relpath(path, page.parent) for path in pictures]
+        parts.append("\n".join(_section(findings, links)))
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    (folder / "results.json").write_text(merged(found), encoding="utf-8")
+
+
+def merged(found: Sequence[Findings]) -> str:
+    """Return all results as one JSON text, a line for each run, without their settings."""
+    lines: list[str] = []
+    for findings in found:
+        for cell in findings.experiment.cells:
+            for seed, run in sorted(findings.of(cell).items()):
+                kept = {k: v for k, v in run.result.items() if k not in _LEFT_OUT}
+                losses = [round(loss, 4) for loss in run.curve("loss")]
+                row = {
+                    "experiment": findings.experiment.name,
+                    "cell": cell.key,
+                    **kept,
+                    "seed": seed,
+                    "curve": list(zip(run.curve("tokens"), losses, strict=True)),
+                }
+                lines.append(json.dumps(row, separators=(",", ":")))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+_LEFT_OUT = {"name", "curve", "params_digests", "machine"}
+
+
+def _head(found: Sequence[Findings]) -> Iterator[str]:
+    runs = {run.scenario.digest: run for findings in found for run in findings.all()}
+    yield "# Learning quality"
+    yield ""
+    yield (
+        "What training apart costs, measured in the lab (`skerry lab`): the real syncer, learners,"
+        " codec and merge in one process on virtual time, so that a seed gives the same run each"
+        " time. This page is generated; each number comes from the runs that its table counts."
+    )
+    yield ""
+    yield "```sh"
+    yield f"{COMMAND} --report docs/quality.md      # everything that is missing, then this page"
+    yield f"{COMMAND} quantisation --report docs/quality.md   # of one experiment"
+    yield f"{COMMAND} --plan                        # what would be run, and how long it takes"
+    yield "```"
+    yield ""
+    yield (
+        "It can be stopped at any time and started again; finished runs (one JSON file each in"
+        " `.skerry/quality`) are not made again."
+    )
+    yield ""
+    yield from _limits(list(runs.values()), found)
+
+
+def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
+    yield "## Limits"
+    yield ""
+    if runs:
+        sizes = sorted({int(run.number("parameters")) for run in runs})
+        tokens = sum(run.number("trained_tokens") for run in runs)
+        least, most = (int(f([run.number("tokens") for run in runs])) for f in (min, max))
+        took = clock(sum(run.number("took_s") for run in runs))
+        pythons = sorted({str(run.result["machine"]["python"]) for run in runs})
+        devices = sorted({str(run.result["machine"]["device"]) for run in runs})
+        yield (
+            f"- {len(runs)} runs, {tokens / 1e6:.0f} M tokens trained in {took} of computing"
+            f" ({', '.join(devices)})."
+        )
+        yield (
+            f"- Models: transformers of {', '.join(f'{size / 1e3:.0f} k' for size in sizes)}"
+            " parameters. What holds for them need not hold for a larger one."
+        )
+        yield (
+            f"- A run merges {least / 1e6:.1f} to {most / 1e6:.1f} M tokens: learners of"
+            f" {BATCH} sequences of {SEQ_LEN} bytes a step. Larger M means fewer steps: at M = 8 a"
+            " run has 21 rounds per fragment at H = 24."
+        )
+        yield (
+            f"- Corpus: the sources of Python {', '.join(pythons)}'s standard library, as bytes;"
+            " 2 % by content hash are held out, and 2,048 sequences of them are what a run is"
+            " judged by."
+        )
+    yield (
+        "- Intervals are 95 % of Student's t over seeds, of differences between runs of the same"
+        " seed (initial parameters, order of the data). Two or three seeds give wide ones: a mean"
+        " whose interval contains zero is no finding."
+    )
+    missing = sum(findings.missing() for findings in found)
+    if missing:
+        names = ", ".join(f"{f.experiment.name} {f.missing()}" for f in found if f.missing())
+        yield f"- **Not run yet: {missing} runs** ({names}). Their lines say `not run`."
+
+
+def _section(findings: Findings, pictures: Sequence[str]) -> Iterator[str]:
+    experiment = findings.experiment
+    yield f"## {experiment.title}"
+    yield ""
+    yield experiment.question
+    yield ""
+    yield f"`{COMMAND} {experiment.name}`"
+    yield ""
+    yield table(findings)
+    yield ""
+    said = verdicts(findings)
+    if said:
+        yield from (f"- {sentence}" for sentence in said)
+        yield ""
+    if experiment.notes:
+        yield experiment.notes
+        yield ""
+    yield from (f"![{experiment.title}]({picture})" for picture in pictures)

@@ -1,0 +1,169 @@
+"""Tables of an experiment's results, in Markdown; what has not been run is said to be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from skerry.core.outer import make_outer
+
+from .cells import Cell, Experiment
+from .samples import Estimate, at, estimate, excess, first_below
+from .store import Found
+
+TARGET_AT = 0.75
+"""Where in the run without helpers its loss is the target of those with helpers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """An experiment with what has been run of it: ``runs[cell key][seed]``."""
+
+    experiment: Experiment
+    runs: Mapping[str, Mapping[int, Found]]
+
+    def of(self, cell: Cell) -> Mapping[int, Found]:
+        """Return the finished runs of a cell, by seed."""
+        return self.runs.get(cell.key, {})
+
+    def losses(self, key: str) -> dict[int, float]:
+        """Return held-out losses of a cell, by seed."""
+        return {seed: found.loss for seed, found in self.runs.get(key, {}).items()}
+
+    def loss(self, key: str) -> Estimate | None:
+        """Return the mean loss of a cell over its seeds, None if none has been run."""
+        losses = self.losses(key)
+        return estimate(list(losses.values())) if losses else None
+
+    def excess(self, cell: Cell) -> Estimate | None:
+        """Return by how many per cent a cell is worse than what it is compared with."""
+        return excess(self.losses(cell.key), self.losses(cell.against)) if cell.against else None
+
+    def missing(self) -> int:
+        """Return how many runs have not been made."""
+        return sum(
+            1 for cell in self.experiment.cells for s in cell.seeds if s not in self.of(cell)
+        )
+
+    def all(self) -> list[Found]:
+        """Return every finished run."""
+        return [found for cell in self.runs.values() for found in cell.values()]
+
+
+Column: TypeAlias = Callable[[Findings, Cell, Sequence[Found]], str]
+
+
+def gather(experiment: Experiment, have: Mapping[str, Found]) -> Findings:
+    """Pick an experiment's results out of a store's."""
+    runs: dict[str, dict[int, Found]] = {}
+    for cell in experiment.cells:
+        for seed in cell.seeds:
+            found = have.get(cell.scenario(seed).digest)
+            if found is not None:
+                runs.setdefault(cell.key, {})[seed] = found
+    return Findings(experiment, runs)
+
+
+def effective_step(found: Found) -> float | None:
+    """Return ``lr (1 + mu / (1 - mu rho))`` of a run whose rho was measured."""
+    run, rho = found.scenario.run, found.result.get("rho")
+    given = run.outer
+    made = make_outer(
+        given.preset, lr=given.lr, momentum=given.momentum, h_steps=run.sync.h_steps
+    ).fused
+    if made is None or rho is None:
+        return None
+    return made.lr * (1 + made.momentum / (1 - made.momentum * float(rho)))
+
+
+def time_to_target(findings: Findings, cell: Cell, seed: int) -> tuple[float, float] | None:
+    """Return the virtual seconds to the target, and those of the run without helpers."""
+    baseline = findings.runs.get(cell.against or cell.key, {}).get(seed)
+    found = findings.of(cell).get(seed)
+    if baseline is None or found is None:
+        return None
+    times, losses = baseline.curve("at_s"), baseline.curve("loss")
+    target = at(times, losses, TARGET_AT * times[-1])
+    theirs = first_below(times, losses, target)
+    ours = first_below(found.curve("at_s"), found.curve("loss"), target)
+    return (ours, theirs) if ours is not None and theirs is not None else None
+
+
+def _mean(name: str, digits: int, scale: float = 1.0) -> Column:
+    def column(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
+        return f"{estimate([scale * run.number(name) for run in runs]).mean:.{digits}f}"
+
+    return column
+
+
+def _rho(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
+    values = [float(run.result["rho"]) for run in runs if run.result.get("rho") is not None]
+    return f"{estimate(values).mean:.2f}" if values else "-"
+
+
+def _effective(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
+    values = [step for run in runs if (step := effective_step(run)) is not None]
+    return f"{estimate(values).mean:.2f}" if values else "-"
+
+
+def _rounds(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
+    per_fragment = [
+        run.number("commits") / run.scenario.run.sync.fragments - 1 for run in runs
+    ]  # the first commit is genesis
+    return f"{estimate(per_fragment).mean:.0f}"
+
+
+def _target(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
+    found = [t for seed in cell.seeds if (t := time_to_target(findings, cell, seed))]
+    return estimate([ours for ours, _ in found]).text(1) + " s" if found else "never"
+
+
+def _speed_up(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
+    found = [t for seed in cell.seeds if (t := time_to_target(findings, cell, seed))]
+    return estimate([theirs / ours for ours, theirs in found]).text(2) if found else "-"
+
+
+COLUMNS: dict[str, Column] = {
+    "steps": _mean("steps", 0),
+    "commits": _mean("commits", 0),
+    "rounds": _rounds,
+    "rho": _rho,
+    "effective step": _effective,
+    "staleness": _mean("staleness", 2),
+    "refused": _mean("refused", 1),
+    "kills": _mean("kills", 1),
+    "tokens": _mean("tokens", 3, 1e-6),
+    "time": _mean("virtual_s", 1),
+    "time to target": _target,
+    "speed-up": _speed_up,
+}
+UNITS = {"tokens": "tokens merged, M", "time": "virtual s", "rounds": "rounds per fragment"}
+
+
+def table(findings: Findings) -> str:
+    """Return the table of an experiment: labels, runs, loss, difference, further columns."""
+    experiment = findings.experiment
+    labels = [name for name, _ in experiment.cells[0].labels]
+    further = [UNITS.get(name, name) for name in experiment.columns]
+    rows = [
+        [*labels, "runs", "loss, nats", "against", "difference, %", *further],
+        ["---"] * (len(labels) + 4 + len(further)),
+    ]
+    named = {cell.key: cell for cell in experiment.cells}
+    for cell in experiment.cells:
+        values = [value for _, value in cell.labels]
+        runs = list(findings.of(cell).values())
+        loss, more = findings.loss(cell.key), findings.excess(cell)
+        against = ", ".join(v for _, v in named[cell.against].labels) if cell.against else "-"
+        rows.append(
+            [
+                *values,
+                f"{len(runs)} of {len(cell.seeds)}",
+                "not run" if loss is None else loss.text(4),
+                against,
+                "-" if more is None else more.text(2, sign=True),
+                *(COLUMNS[n](findings, cell, runs) if runs else "-" for n in experiment.columns),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,0 +1,114 @@
+"""What the results say about goals and defaults, in sentences made from the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .samples import Estimate
+from .tables import Findings, effective_step
+
+
+def verdicts(findings: Findings) -> list[str]:
+    """Return what an experiment's results say; nothing where they are too few to say it."""
+    name = findings.experiment.name
+    special = {
+        "modes": _modes,
+        "quantisation": _quantisation,
+        "failures": _within_a_further,
+        "speeds": _within_a_further,
+        "outer": _outer,
+    }
+    found = list(special[name](findings)) if name in special else []
+    return [*found, *_best(findings)]
+
+
+def judged(difference: Estimate, goal: float) -> str:
+    """Say whether a difference in per cent is at most ``goal``, as far as its interval tells."""
+    if difference.half is None:
+        word = "one seed only, no verdict"
+    elif difference.high <= goal:
+        word = "reached"
+    elif difference.low > goal:
+        word = "missed"
+    elif difference.mean <= goal:
+        word = "reached in the mean, the interval leaves it open"
+    else:
+        word = "missed in the mean, the interval leaves it open"
+    return f"{difference.text(2, sign=True)} % (goal: at most {goal:g} %): {word}"
+
+
+def _modes(findings: Findings) -> Iterator[str]:
+    goals = {"2": 0.0, "4": 0.0, "8": 0.5}
+    for cell in findings.experiment.cells:
+        labels = dict(cell.labels)
+        difference = findings.excess(cell)
+        if labels["mode"] == "decoupled" and labels["M"] in goals and difference is not None:
+            yield (
+                f"Decoupled against data-parallel, {labels['model']} model, M = {labels['M']}: "
+                f"{judged(difference, goals[labels['M']])}."
+            )
+
+
+def _quantisation(findings: Findings) -> Iterator[str]:
+    for cell in findings.experiment.cells:
+        labels = dict(cell.labels)
+        difference = findings.excess(cell)
+        if difference is not None:
+            yield (
+                f"Contributions {labels['contribution']}, global {labels['global']}: "
+                f"{judged(difference, 0.1)}."
+            )
+
+
+def _within_a_further(findings: Findings) -> Iterator[str]:
+    default = {"failures": ("inner", "warm"), "speeds": ("quorum", "K = 1 + grace")}
+    name, value = default[findings.experiment.name]
+    for cell in findings.experiment.cells:
+        labels = dict(cell.labels)
+        difference = findings.excess(cell)
+        if labels[name] != value or difference is None or labels.get("speeds") == "4x":
+            continue
+        said = ", ".join(f"{key} {text}" for key, text in cell.labels)
+        yield f"By the defaults ({said}): {judged(difference, 0.3)}."
+
+
+def _outer(findings: Findings) -> Iterator[str]:
+    """Say how much of the order of losses the effective step explains, at each H and M."""
+    groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for cell in findings.experiment.cells:
+        labels = dict(cell.labels)
+        for found in findings.of(cell).values():
+            step = effective_step(found)
+            if step is not None:
+                groups.setdefault((labels["H"], labels["M"]), []).append((step, found.loss))
+    for (h, m), points in groups.items():
+        if len({step for step, _ in points}) > 2:
+            best = min(points, key=lambda point: point[1])
+            yield (
+                f"H = {h}, M = {m}: the best single run has an effective step of {best[0]:.2f};"
+                f" steps from {min(points)[0]:.2f} to {max(points)[0]:.2f} were tried."
+            )
+
+
+def _best(findings: Findings) -> Iterator[str]:
+    """Name the best cell among those that are compared with the same one."""
+    groups: dict[str, list[str]] = {}
+    for cell in findings.experiment.cells:
+        groups.setdefault(cell.against or cell.key, []).append(cell.key)
+    named = {cell.key: cell for cell in findings.experiment.cells}
+    for baseline, keys in groups.items():
+        means = {key: mean for key in keys if (mean := findings.loss(key)) is not None}
+        if len(means) < 2 or baseline not in means:
+            continue
+        best = min(means, key=lambda key: means[key].mean)
+        difference = findings.excess(named[best])
+        said = ", ".join(text for _, text in named[best].labels)
+        base = ", ".join(text for _, text in named[baseline].labels)
+        if best == baseline:
+            yield f"Nothing that was compared with `{base}` is better in the mean."
+        elif difference is not None:
+            sure = "" if difference.high < 0 else ", which its interval does not tell from chance"
+            yield (
+                f"Best in the mean of what was compared with `{base}`: `{said}`,"
+                f" {difference.text(2, sign=True)} %{sure}."
+            )

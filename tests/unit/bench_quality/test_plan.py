@@ -1,0 +1,97 @@
+"""The plan of the quality benchmark: its cells, its scenarios and its budget of tokens."""
+
+from __future__ import annotations
+
+import pytest
+from bench.quality.__main__ import RATE, chosen, options
+from bench.quality.cells import BATCH, SEQ_LEN, Cell, budget, distinct, wanted
+from bench.quality.experiments import all_experiments, modes, partition, quantisation, speeds
+
+HOURS = 3.0
+
+
+def cell(**changes: object) -> Cell:
+    given = {"key": "a", "labels": (), "sets": (), "learners": 4, "tokens": 1 << 20, "seeds": (0,)}
+    return Cell(**{**given, **changes})  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+def test_everything_runs_in_less_than_three_hours_on_two_cores() -> None:
+    assert budget(list(wanted(all_experiments()))) / RATE < HOURS * 3600
+
+
+def test_every_cell_has_a_name_of_its_own_and_is_compared_with_one_that_there_is() -> None:
+    for experiment in all_experiments():
+        keys = [each.key for each in experiment.cells]
+        assert len(set(keys)) == len(keys)
+        for each in experiment.cells:
+            assert not each.against or each.against in keys
+            assert each.against != each.key
+            names = [name for name, _ in each.labels]
+            assert names == [name for name, _ in experiment.cells[0].labels]
+            assert experiment.x in names
+
+
+def test_baselines_have_the_seeds_of_what_is_compared_with_them() -> None:
+    for experiment in all_experiments():
+        named = {each.key: each for each in experiment.cells}
+        for each in experiment.cells:
+            if each.against:
+                assert set(each.seeds) <= set(named[each.against].seeds)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4, 8])
+@pytest.mark.parametrize("share", [1.0, 0.73])
+def test_steps_follow_from_tokens(learners: int, share: float) -> None:
+    tried = cell(learners=learners, share=share)
+    trained = tried.steps * learners * BATCH * SEQ_LEN * share
+    assert trained == pytest.approx(tried.tokens, rel=0.01)
+
+
+def test_seeds_differ_in_parameters_and_in_the_order_of_the_data() -> None:
+    first, second = (cell().scenario(seed) for seed in (0, 1))
+    assert (first.seed, second.seed) == (0, 1)
+    assert (first.run.data.seed, second.run.data.seed) == (0, 1)
+
+
+def test_surroundings_do_not_change_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cell().scenario(0).digest
+    monkeypatch.setenv("SKERRY_SYNC__H_STEPS", "48")
+    assert cell().scenario(0).digest == before
+
+
+def test_every_scenario_can_be_built() -> None:
+    for run in wanted(all_experiments()):
+        assert run.scenario.run.train.steps == run.cell.steps
+
+
+def test_cells_that_experiments_share_are_run_once() -> None:
+    shared = [run.scenario.digest for run in wanted([partition()]) if "interleaved" in run.cell.key]
+    known = {run.scenario.digest for run in wanted([modes()])}
+    assert shared
+    assert known.issuperset(shared)
+    both = list(wanted([modes(), partition()]))
+    assert len(distinct(both)) == len(both) - len(shared)
+
+
+def test_runs_of_one_seed_come_together_so_that_pairs_come_early() -> None:
+    seeds = [run.seed for run in wanted([quantisation()])]
+    assert seeds == sorted(seeds)
+
+
+def test_seeds_and_cells_can_be_picked() -> None:
+    given = options(["speeds", "--cells", "4x-*", "--seeds", "7"])
+    experiments = chosen(given.experiments, given.cells)
+    runs = list(wanted(experiments, given.seeds))
+    assert {run.cell.key for run in runs} == {"4x-K=M", "4x-K=1", "4x-K=1+grace"}
+    assert {run.seed for run in runs} == {7}
+
+
+def test_an_unknown_experiment_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match="no experiment speed; there are learning-rate, modes"):
+        chosen(["speed"], None)
+
+
+def test_where_the_fastest_learner_tells_the_time_slow_ones_count_for_less() -> None:
+    named = {each.key: each for each in speeds().cells}
+    assert named["4x-K=M"].share == 1.0
+    assert named["4x-K=1"].share == pytest.approx((1 + 4 ** (-1 / 3) + 4 ** (-2 / 3) + 1 / 4) / 4)

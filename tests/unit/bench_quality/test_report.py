@@ -1,0 +1,139 @@
+"""The report says what has been run, what has not, and no more than the intervals allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bench.quality.cells import Cell, Experiment
+from bench.quality.experiments import all_experiments, modes, outer, quantisation
+from bench.quality.fleets import scavenging
+from bench.quality.report import write_report
+from bench.quality.samples import Estimate
+from bench.quality.store import Found
+from bench.quality.tables import Findings, effective_step, gather, table, time_to_target
+from bench.quality.verdicts import judged, verdicts
+
+
+def found(cell: Cell, seed: int, loss: float, seconds: float = 100.0) -> Found:
+    """Pretend a run whose loss falls along a straight line from 3 to ``loss``."""
+    shares = [n / 10 for n in range(1, 11)]
+    result = {
+        "loss": loss,
+        "curve": [
+            {"at_s": seconds * s, "tokens": 1e6 * s, "step": 0, "loss": 3 + (loss - 3) * s}
+            for s in shares
+        ],
+        "rho": 0.5,
+        **dict.fromkeys(("steps", "commits", "staleness", "refused", "kills", "virtual_s"), 8),
+        **dict.fromkeys(("tokens", "trained_tokens"), 1e6),
+        "parameters": 117_000,
+        "took_s": 40.0,
+        "seed": seed,
+        "machine": {"python": "3.13.1", "device": "cpu"},
+    }
+    return Found(cell.scenario(seed), result)
+
+
+def every(experiment: Experiment, losses: dict[str, float]) -> dict[str, Found]:
+    """Pretend all seeds of the cells with these losses, a little apart from each other."""
+    runs = [
+        found(cell, seed, losses[cell.key] + 0.01 * seed)
+        for cell in experiment.cells
+        if cell.key in losses
+        for seed in cell.seeds
+    ]
+    return {run.scenario.digest: run for run in runs}
+
+
+def test_a_table_says_what_has_not_been_run() -> None:
+    experiment = quantisation()
+    findings = gather(experiment, every(experiment, {"f32-f32": 2.0, "int4-f32": 2.0}))
+    lines = table(findings).splitlines()
+    assert len(lines) == 2 + len(experiment.cells)
+    assert sum("not run" in line for line in lines) == len(experiment.cells) - 2
+    assert findings.missing() == sum(len(c.seeds) for c in experiment.cells) - 16
+
+
+def test_differences_are_of_pairs() -> None:
+    experiment = quantisation()
+    findings = gather(experiment, every(experiment, {"f32-f32": 2.0, "int4-f32": 2.02}))
+    line = next(line for line in table(findings).splitlines() if line.startswith("| int4 | f32"))
+    assert "| 8 of 8 |" in line
+    assert "+0.98 ± 0.01 |" in line
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [
+        (Estimate(-0.5, 0.2, 3), "reached"),
+        (Estimate(0.9, 0.2, 3), "missed"),
+        (Estimate(0.4, 0.2, 3), "reached in the mean, the interval leaves it open"),
+        (Estimate(0.6, 0.2, 3), "missed in the mean, the interval leaves it open"),
+        (Estimate(0.1, None, 1), "one seed only, no verdict"),
+    ],
+)
+def test_a_goal_is_reached_only_if_the_whole_interval_says_so(
+    difference: Estimate, said: str
+) -> None:
+    assert judged(difference, 0.5).endswith(f": {said}")
+
+
+def test_modes_are_judged_by_their_goals() -> None:
+    experiment = modes()
+    losses = {
+        "small-single-M1": 2.0,
+        **{f"small-data-parallel-M{m}": 2.1 for m in (2, 4, 8)},
+        **{f"small-decoupled-M{m}": loss for m, loss in ((2, 2.05), (4, 2.15), (8, 2.105))},
+    }
+    said = verdicts(gather(experiment, every(experiment, losses)))
+    judged_ms = [line for line in said if line.startswith("Decoupled against data-parallel")]
+    assert [line.rpartition(": ")[2] for line in judged_ms] == ["reached.", "missed.", "reached."]
+
+
+def test_the_effective_step_is_that_of_the_formula() -> None:
+    cell = next(c for c in outer().cells if c.key == "H24-M4-nesterov-0.7-0.9-average")
+    step = effective_step(found(cell, 0, 2.0))
+    assert step == pytest.approx(0.7 * (1 + 0.9 / (1 - 0.9 * 0.5)))
+
+
+def test_the_target_is_the_loss_without_helpers_at_three_quarters() -> None:
+    experiment = scavenging()
+    plain, helped = experiment.cells[0], experiment.cells[3]
+    runs = [found(plain, 0, 2.0), found(helped, 0, 1.5)]
+    findings = gather(experiment, {run.scenario.digest: run for run in runs})
+    times = time_to_target(findings, helped, 0)
+    assert times is not None
+    ours, theirs = times  # from 3 down to 2.25: after half of the way to 1.5
+    assert (ours, theirs) == (pytest.approx(50.0), pytest.approx(75.0))
+    assert time_to_target(findings, helped, 1) is None
+
+
+def test_nothing_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
+    page = tmp_path / "quality.md"
+    write_report(page, all_experiments(), {})
+    text = page.read_text(encoding="utf-8")
+    assert "Not run yet" in text
+    assert "![" not in text
+    assert json.loads((tmp_path / "quality" / "results.json").read_text(encoding="utf-8")) == []
+
+
+def test_a_page_has_a_plot_for_what_was_run_the_same_each_time(tmp_path: Path) -> None:
+    experiment = quantisation()
+    have = every(experiment, {"f32-f32": 2.0, "int4-f32": 2.001, "f32-bf16": 2.0})
+    page = tmp_path / "quality.md"
+    write_report(page, [experiment], have)
+    text, drawn = page.read_text(encoding="utf-8"), tmp_path / "quality" / "quantisation.svg"
+    assert "![Quantisation](quality/quantisation.svg)" in text
+    first = drawn.read_bytes()
+    write_report(page, [experiment], have)
+    assert drawn.read_bytes() == first
+    rows = json.loads((tmp_path / "quality" / "results.json").read_text(encoding="utf-8"))
+    assert len(rows) == 20
+    assert {row["cell"] for row in rows} == {"f32-f32", "int4-f32", "f32-bf16"}
+
+
+def test_findings_without_runs_say_nothing() -> None:
+    for experiment in all_experiments():
+        assert verdicts(Findings(experiment, {})) == []

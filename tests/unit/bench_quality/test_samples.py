@@ -1,0 +1,59 @@
+"""Means, intervals and paired differences over seeds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from bench.quality.samples import Estimate, at, estimate, excess, first_below, t_95
+from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 5, 17, 30])
+def test_quantiles_are_those_of_students_t(degrees: int) -> None:
+    assert t_95(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=1e-3)
+
+
+def test_one_value_has_no_interval() -> None:
+    found = estimate([2.5])
+    assert found == Estimate(2.5, None, 1)
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert found.text(2) == "2.50"
+
+
+def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(0)
+    held = sum(
+        found.low <= 1.0 <= found.high
+        for found in (estimate(list(draw.normal(1.0, 0.3, 3))) for _ in range(4000))
+    )
+    assert held / 4000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_pairs_remove_what_seeds_differ_by() -> None:
+    theirs = {0: 2.0, 1: 3.0, 2: 4.0}
+    ours = {seed: 1.01 * loss for seed, loss in theirs.items()}
+    found = excess(ours, theirs)
+    assert found is not None
+    assert found.mean == pytest.approx(1.0)
+    assert found.half == pytest.approx(0.0, abs=1e-9)
+
+
+def test_only_seeds_that_both_have_are_pairs() -> None:
+    found = excess({0: 2.2, 7: 9.0}, {0: 2.0, 1: 1.0})
+    assert found is not None
+    assert (found.mean, found.n) == (pytest.approx(10.0), 1)
+    assert excess({0: 1.0}, {1: 1.0}) is None
+
+
+def test_a_target_is_reached_between_two_points_or_never() -> None:
+    xs, ys = [0.0, 1.0, 3.0], [4.0, 3.0, 1.0]
+    assert first_below(xs, ys, 2.0) == pytest.approx(2.0)
+    assert first_below(xs, ys, 4.0) == 0.0
+    assert first_below(xs, ys, 0.5) is None
+
+
+def test_heights_between_points_and_beyond_them() -> None:
+    xs, ys = [0.0, 1.0, 3.0], [4.0, 3.0, 1.0]
+    assert [at(xs, ys, x) for x in (-1.0, 0.5, 2.0, 9.0)] == [4.0, 3.5, 2.0, 1.0]

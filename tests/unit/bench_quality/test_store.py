@@ -1,0 +1,164 @@
+"""Results that are found again, and a runner that goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from bench.quality import pool
+from bench.quality.cells import Cell, Wanted
+from bench.quality.pool import Progress, clock, run_all
+from bench.quality.store import Store
+from mortal import killed_once
+
+from skerry.errors import LabError
+from skerry_lab.scenario import Scenario
+
+
+def wanted(*seeds: int) -> list[Wanted]:
+    cell = Cell(key="a", labels=(), sets=(), learners=2, tokens=1 << 16, seeds=seeds)
+    return [Wanted("test", cell, seed, cell.scenario(seed)) for seed in seeds]
+
+
+def record(path: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+class Pretended(ThreadPoolExecutor):
+    """Takes what a pool of processes takes, and runs it in threads."""
+
+    def __init__(self, workers: int, **_: object) -> None:
+        super().__init__(workers)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds of the runs that were made, in their order."""
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", Pretended)
+    return []
+
+
+def runner_into(ran: list[int], fails: tuple[int, ...] = ()) -> pool.Runner:
+    def runner(text: str, folder: str) -> float:
+        scenario = Scenario.model_validate_json(text)
+        ran.append(scenario.seed)
+        if scenario.seed in fails:
+            msg = "The quorum has died."
+            raise LabError(msg)
+        Store(Path(folder)).put(scenario, {"loss": 2.0})
+        return 2.0
+
+    return runner
+
+
+def test_what_was_stored_is_found_by_its_scenario(tmp_path: Path) -> None:
+    scenario = wanted(3)[0].scenario
+    Store(tmp_path).put(scenario, {"loss": 1.5, "curve": [{"loss": 2.0}, {"loss": 1.5}]})
+    found = Store(tmp_path).all()[scenario.digest]
+    assert found.scenario == scenario
+    assert found.loss == 1.5
+    assert found.curve("loss") == [2.0, 1.5]
+
+
+def test_results_of_other_code_are_not_found(tmp_path: Path) -> None:
+    Store(tmp_path, code=1).put(wanted(0)[0].scenario, {"loss": 1.5})
+    assert not Store(tmp_path, code=2).all()
+
+
+def test_a_setting_that_did_not_exist_yet_invalidates_nothing(tmp_path: Path) -> None:
+    scenario = wanted(0)[0].scenario
+    path = Store(tmp_path).put(scenario, {"loss": 1.5})
+    old = json.loads(path.read_text(encoding="utf-8"))
+    del old["scenario"]["run"]["data"]["partition"]
+    path.rename(tmp_path / "0123456789abcdef.json").write_text(json.dumps(old), encoding="utf-8")
+    assert scenario.digest in Store(tmp_path).all()
+
+
+def test_a_default_that_has_changed_invalidates_runs_that_used_it(tmp_path: Path) -> None:
+    scenario = wanted(0)[0].scenario
+    path = Store(tmp_path).put(scenario, {"loss": 1.5})
+    old = json.loads(path.read_text(encoding="utf-8"))
+    old["scenario"]["run"]["sync"]["grace_gamma"] = 0.123
+    path.write_text(json.dumps(old), encoding="utf-8")
+    assert scenario.digest not in Store(tmp_path).all()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"code": 1, "scenario": {}}', '{"code": 1}'])
+def test_a_file_that_is_no_result_is_passed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / "broken.json").write_text(text, encoding="utf-8")
+    assert not Store(tmp_path).all()
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = wanted(0)[0].scenario
+    Store(tmp_path).put(scenario, {"loss": 1.5})
+
+    def full(handle: int) -> None:
+        msg = "No space left on device"
+        raise OSError(28, msg)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        Store(tmp_path).put(scenario, {"loss": 9.9})
+    assert Store(tmp_path).all()[scenario.digest].loss == 1.5
+
+
+def test_a_stopped_runner_goes_on_with_what_is_missing(tmp_path: Path, ran: list[int]) -> None:
+    six, store = wanted(0, 1, 2, 3, 4, 5), Store(tmp_path)
+    told: list[str] = []
+
+    def stop(text: str) -> None:
+        told.append(text)
+        if text.startswith("[2/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(six, store, workers=1, tell=stop, runner=runner_into(ran))
+    made = {found.scenario.seed for found in store.all().values()}
+    assert 2 <= len(made) < 6
+    ran.clear()
+    run_all(six, store, workers=1, tell=told.append, runner=runner_into(ran))
+    assert set(ran) == {0, 1, 2, 3, 4, 5} - made
+    assert len(store.all()) == 6
+
+
+def test_a_run_that_fails_is_told_and_tried_again(tmp_path: Path, ran: list[int]) -> None:
+    told: list[str] = []
+    failing = runner_into(ran, fails=(1,))
+    failed = run_all(wanted(0, 1, 2), Store(tmp_path), workers=2, tell=told.append, runner=failing)
+    assert failed == ["test/a/seed 1: The quorum has died."]
+    assert sorted(ran) == [0, 1, 2]
+    ran.clear()
+    mended = runner_into(ran)
+    assert not run_all(wanted(0, 1, 2), Store(tmp_path), workers=2, tell=told.append, runner=mended)
+    assert ran == [1]
+
+
+def test_a_killed_worker_does_not_end_the_others_work(tmp_path: Path) -> None:
+    told: list[str] = []
+    store = Store(tmp_path)
+    assert not run_all(wanted(0, 1, 2), store, workers=1, tell=told.append, runner=killed_once)
+    assert {found.scenario.seed for found in store.all().values()} == {0, 1, 2}
+    assert any("killed" in text for text in told)
+
+
+def test_what_is_left_is_judged_by_the_tokens_not_by_the_number_of_runs() -> None:
+    progress = Progress(total=2, cost=4.0, began_s=100.0)
+    assert progress.left_s(101.0) is None
+    progress.add(1.0)
+    assert progress.left_s(110.0) == pytest.approx(30.0)
+
+
+def test_durations_are_short_to_read() -> None:
+    assert [clock(s) for s in (5, 65, 3600, 7385)] == [
+        "0 min 05 s",
+        "1 min 05 s",
+        "1 h 00 min",
+        "2 h 03 min",
+    ]
