@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import jax
+import numpy as np
 
-from skerry.bus import ledger, state
+from skerry.bus import state
 from skerry.bus.base import Bus
+from skerry.core.fragments import scatter
+from skerry_lab.course import Course
 from skerry_lab.scenario import Judging
 from skerry_learner.data.corpus import Batch
 from skerry_learner.joining import Work
-from skerry_learner.trainer.trainer import Programs, Trainer
+from skerry_learner.models.base import Params
 
+Loss: TypeAlias = Callable[[Params, Batch], jax.Array]
+"""The compiled mean loss of int32 [batch, seq + 1]: an f32 scalar."""
 Clock: TypeAlias = Callable[[], float]
 
 
@@ -31,54 +35,50 @@ class Point:
 
 
 class Judge:
-    """Reads the global state as any learner would, and evaluates it."""
+    """Reads the global state from the log and evaluates it: the f32 master, as checkpoints do."""
 
-    def __init__(
-        self, bus: Bus, run: str, work: Work, programs: Programs, judging: Judging
-    ) -> None:
+    def __init__(self, bus: Bus, run: str, work: Work, loss: Loss, judging: Judging) -> None:
         self._bus = bus
         self._run = run
         self._work = work
-        self._trainer = Trainer(work.model, work.config, work.plan, programs)
-        self._loss = jax.jit(work.model.loss)
+        self._loss = loss
         self._judging = judging
         self._some = self._rows(judging.batches)
+        self._leaves = [np.zeros(leaf.shape, np.float32) for leaf in work.plan.leaves]
+        self._tree = jax.tree.structure(jax.eval_shape(work.model.init, jax.random.key(0)))
         self.points: list[Point] = []
 
     def _rows(self, batches: int) -> Sequence[Batch]:
         return list(self._work.corpus.held_out_batches(self._judging.batch, batches))
 
-    async def follow(self, clock: Clock, tell: Callable[[Point], None] | None = None) -> None:
+    async def follow(
+        self, course: Course, clock: Clock, tell: Callable[[Point], None] | None = None
+    ) -> None:
         """Evaluate each time the global clock has come a share of the run further."""
-        every = max(1, self._work.config.train.steps // self._judging.points)
+        every = max(1, course.steps // self._judging.points)
         due = every
-        commits = ledger.follow_commits(self._bus, self._run)
-        async with aclosing(commits):
-            async for _, commit in commits:
-                if commit.step < due:
-                    continue
-                due = (commit.step // every + 1) * every
-                self.points.append(await self.look(clock(), self._some))
-                if tell is not None:
-                    tell(self.points[-1])
+        while True:
+            await course.reached(due)
+            due = (course.step // every + 1) * every
+            self.points.append(await self._look(clock(), self._some))
+            if tell is not None:
+                tell(self.points[-1])
 
     async def verdict(self, at_s: float) -> Point:
         """Evaluate the newest global state on all the text that a run is judged by."""
-        return await self.look(at_s, self._rows(self._judging.final_batches))
+        return await self._look(at_s, self._rows(self._judging.final_batches))
 
-    async def look(self, at_s: float, rows: Sequence[Batch]) -> Point:
+    async def _look(self, at_s: float, rows: Sequence[Batch]) -> Point:
         """Evaluate the newest global state on these rows."""
-        step, tokens = 0, 0
-        for fragment in self._work.plan.fragments:
-            found = await state.read_latest(
-                self._bus, self._run, self._work.plan, fragment, [state.PARAMS]
-            )
+        step, tokens, plan = 0, 0, self._work.plan
+        for fragment in plan.fragments:
+            found = await state.read_latest(self._bus, self._run, plan, fragment, [state.MASTER])
             if found is None:
                 return Point(at_s, 0, 0, math.nan)
             manifest, parts = found
-            self._trainer.adopt(fragment.index, parts[state.PARAMS])
+            scatter(fragment, parts[state.MASTER], self._leaves)
             step = max(step, manifest.commit.step)
             tokens += sum(row.tokens for row in manifest.commit.progress)
-        params = self._trainer.state.params
+        params = jax.tree.unflatten(self._tree, [jax.device_put(leaf) for leaf in self._leaves])
         loss = sum(float(self._loss(params, row)) for row in rows) / len(rows)
-        return Point(at_s, step, tokens // len(self._work.plan.fragments), loss)
+        return Point(at_s, step, tokens // len(plan.fragments), loss)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -15,21 +16,46 @@ import jax
 from skerry.bus.base import Bus
 from skerry.tasks import TaskGroup
 from skerry.wire.messages import LearnerPhase, RunRecord
+from skerry_lab import scenario
 from skerry_lab.moments import Shelf
-from skerry_lab.scenario import Island as Hardware
-from skerry_learner.data.corpus import Batch
-from skerry_learner.data.prefetch import Prefetched
+from skerry_learner.data.prefetch import Prefetched, check_tokens
 from skerry_learner.data.stream import Stream
 from skerry_learner.inner import recall
 from skerry_learner.inner.recall import Recalled
 from skerry_learner.island import Island
-from skerry_learner.joining import Work, settle, take_place
+from skerry_learner.joining import Place, Work, settle, take_place
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.network import Network
 from skerry_learner.sync.rules import Policy
 from skerry_learner.sync.session import Session
 from skerry_learner.trainer.trainer import Programs, Trainer
+
+AHEAD = 16
+"""Batches read from the corpus in one go."""
+FASTEST = 0.2
+"""Share of its mean time that a step takes at least, whatever jitter draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all islands of a lab share; ``connect`` makes one more client of the log."""
+
+    record: RunRecord
+    work: Work
+    programs: Programs
+    seed: int
+    connect: Callable[[], Bus]
+    clock: Callable[[], float]
+    wall_ns: Callable[[], int]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What all incarnations on one island have done: whole steps, and seconds inside them."""
+
+    steps: int = 0
+    busy_s: float = 0.0
 
 
 class Signal:
@@ -71,7 +97,7 @@ class Feed:
         self._stream = stream
         self._cursor = cursor
         self._batch = batch
-        del vocab  # the corpus is bytes or was trained on before
+        self._vocab = vocab
 
     def __enter__(self) -> Iterator[Prefetched]:
         return self._all()
@@ -80,89 +106,47 @@ class Feed:
         return None
 
     def _all(self) -> Iterator[Prefetched]:
+        cursor, batch = self._cursor, self._batch
         while True:
-            rows: Batch = self._stream.read(self._cursor, self._batch)
-            self._cursor += self._batch
-            yield Prefetched(jax.device_put(rows), self._cursor)
+            rows = self._stream.read(cursor, AHEAD * batch)
+            check_tokens(rows, self._vocab)
+            for start in range(0, AHEAD * batch, batch):
+                cursor += batch
+                yield Prefetched(jax.device_put(rows[start : start + batch]), cursor)
 
 
+@dataclass(slots=True)
 class Learner:
     """One incarnation on one island; ``live`` is its whole life."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        record: RunRecord,
-        work: Work,
-        programs: Programs,
-        hardware: Hardware,
-        shelf: Shelf | None,
-        seed: int,
-        wall_ns: Callable[[], int],
-    ) -> None:
-        self._bus = bus
-        self._record = record
-        self._work = work
-        self._programs = programs
-        self._hardware = hardware
-        self._shelf = shelf
-        self._seed = seed
-        self._wall_ns = wall_ns
-        self.steps = 0
+    ground: Ground
+    hardware: scenario.Island
+    shelf: Shelf | None
+    tally: Tally
 
     async def live(self) -> None:
         """Join, train, and leave when the run is finished."""
-        work, wall_ns = self._work, self._wall_ns
-        clock = asyncio.get_running_loop().time
-        name, config = self._hardware.name, work.config
-        place = await take_place(self._bus, self._record, work, name, "lab", wall_ns)
+        ground, config, plan = self.ground, self.ground.work.config, self.ground.work.plan
+        bus = ground.connect()
+        place = await take_place(
+            bus, ground.record, ground.work, self.hardware.name, "lab", ground.wall_ns
+        )
         signal, wake = Signal(), asyncio.Event()
         mailbox = Mailbox(Policy.of(config.sync).room, wake.set, signal)
         network = Network(
-            self._bus,
+            bus,
             place.learner,
-            work.plan,
+            plan,
             mailbox,
             wake,
             chunk_bytes=config.sync.chunk_bytes,
             pulse_s=config.liveness.pulse_s,
-            wall_ns=wall_ns,
+            wall_ns=ground.wall_ns,
         )
-        trainer = Trainer(work.model, config, work.plan, self._programs)
-        incarnation, start = place.learner.incarnation, place.start
-        aged = config.train.inner_max_age_steps
-        how = recall.without(incarnation, "nothing is kept")
-        if self._shelf is not None:
-            how = self._shelf.recall(incarnation, start.step, aged)
-        recalled = Future[Recalled]()
-        recalled.set_result(how)
-        session = Session(
-            place.learner,
-            work.plan,
-            config.sync,
-            trainer,
-            mailbox,
-            start=start,
-            wall_ns=wall_ns,
-        )
-        island = Island(
-            learner=place.learner,
-            config=config,
-            trainer=trainer,
-            session=session,
-            mailbox=mailbox,
-            meter=Meter(clock(), clock),
-            stream=Stream(work.corpus, place.member.shard),
-            vocab=None,
-            missing=place.missing,
-            now=start,
-            wall_ns=wall_ns,
-            recalled=recalled,
-            keeper=self._shelf,
-            feed=Feed,
-        )
+        recalled = self._recalled(place)
+        island = self._island(place, mailbox, recalled)
         island.pulse()
-        await settle(self._bus, place.member, how)
+        await settle(bus, place.member, recalled)
         async with TaskGroup() as group:
             loops = [
                 group.create_task(loop())
@@ -177,7 +161,7 @@ class Learner:
                     network.pulses,
                 )
             ]
-            training = group.create_task(self._train(island, signal, incarnation))
+            training = group.create_task(self._train(island, signal))
             await network.finished()
             mailbox.stop()
             await training
@@ -187,17 +171,57 @@ class Learner:
         island.pulse()
         await network.pulse()
 
-    async def _train(self, island: Island, signal: Signal, incarnation: int) -> None:
+    def _recalled(self, place: Place) -> Recalled:
+        if self.shelf is None:
+            return recall.without(place.learner.incarnation, "nothing is kept")
+        aged = self.ground.work.config.train.inner_max_age_steps
+        return self.shelf.recall(place.learner.incarnation, place.start.step, aged)
+
+    def _island(self, place: Place, mailbox: Mailbox, recalled: Recalled) -> Island:
+        ground, work = self.ground, self.ground.work
+        trainer = Trainer(work.model, work.config, work.plan, ground.programs)
+        session = Session(
+            place.learner,
+            work.plan,
+            work.config.sync,
+            trainer,
+            mailbox,
+            start=place.start,
+            wall_ns=ground.wall_ns,
+        )
+        known = Future[Recalled]()
+        known.set_result(recalled)
+        return Island(
+            learner=place.learner,
+            config=work.config,
+            trainer=trainer,
+            session=session,
+            mailbox=mailbox,
+            meter=Meter(ground.clock(), ground.clock),
+            stream=Stream(work.corpus, place.member.shard),
+            vocab=getattr(work.model, "vocab", None),
+            missing=place.missing,
+            now=place.start,
+            wall_ns=ground.wall_ns,
+            recalled=known,
+            keeper=self.shelf,
+            feed=Feed,
+        )
+
+    async def _train(self, island: Island, signal: Signal) -> None:
         """Run the trainer's life, each step as long as this island's hardware takes."""
-        draw = random.Random(f"{self._seed}/{self._hardware.name}/{incarnation}").gauss  # noqa: S311 - a schedule, no secret
-        mean_s, jitter = self._hardware.step_s, self._hardware.jitter
+        key = f"{self.ground.seed}/{self.hardware.name}/{island.learner.incarnation}"
+        draw = random.Random(key).gauss  # noqa: S311 - a schedule, no secret
+        mean_s, jitter = self.hardware.step_s, self.hardware.jitter
         life = island.life()
         try:
             for pause in life:
                 if pause.wait_s is not None:
                     await signal.changed(pause.wait_s)
                     continue
-                self.steps += 1
-                await asyncio.sleep(mean_s * max(0.2, 1.0 + jitter * draw(0.0, 1.0)))
+                step_s = mean_s * max(FASTEST, 1.0 + jitter * draw(0.0, 1.0))
+                await asyncio.sleep(step_s)
+                self.tally.steps += 1
+                self.tally.busy_s += step_s
         finally:
             life.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -20,20 +20,29 @@ class Pipe:
         self._bytes_s = bytes_s
         self._free_s = 0.0
 
-    async def carry(self, size: int) -> None:
-        """Wait until a message of that many bytes has come through."""
+    async def carry(self, size: int, left_s: float | None = None) -> None:
+        """Wait until a message of that many bytes has come through; it left now, or at ``left_s``.
+
+        Messages that left one after the other are under way together: each waits for those before
+        it to be through the narrowest place, not for them to have arrived.
+        """
         now = asyncio.get_running_loop().time()
-        self._free_s = max(now, self._free_s) + (size / self._bytes_s if self._bytes_s else 0.0)
+        began = max(now if left_s is None else left_s, self._free_s)
+        self._free_s = began + (size / self._bytes_s if self._bytes_s else 0.0)
         delay_s = self._free_s + self._latency_s - now
         if delay_s > 0:
             await asyncio.sleep(delay_s)
 
 
 class LinkedBus:
-    """Implements ``skerry.bus.base.Bus`` on another one; every call takes as long as its bytes."""
+    """Implements ``skerry.bus.base.Bus`` on another one; every call takes as long as its bytes.
 
-    def __init__(self, bus: Bus, link: Link) -> None:
+    ``stored_s`` turns a record's time stamp into the time of the loop.
+    """
+
+    def __init__(self, bus: Bus, link: Link, stored_s: Callable[[int], float]) -> None:
         self._bus = bus
+        self._stored_s = stored_s
         self._up = Pipe(link.latency_s, link.up_bytes_s)
         self._down = Pipe(link.latency_s, link.down_bytes_s)
 
@@ -75,25 +84,29 @@ class LinkedBus:
         return receipt
 
     async def last(self, subject: str) -> Record | None:
-        return await self._read(await self._bus.last(subject))
+        await self._up.carry(0)
+        return await self._came(await self._bus.last(subject))
 
     async def last_each(self, pattern: str) -> list[Record]:
+        await self._up.carry(0)
         found = await self._bus.last_each(pattern)
         await self._down.carry(sum(len(record.payload) for record in found))
         return found
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         await self._up.carry(0)
-        return await self._read(await self._bus.get(stream, sequence))
+        return await self._came(await self._bus.get(stream, sequence))
 
     async def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
+        began_s = asyncio.get_running_loop().time()
         async with aclosing(self._bus.follow(pattern, start=start, after=after)) as records:
             async for record in records:
-                await self._down.carry(len(record.payload))
+                left_s = max(began_s, self._stored_s(record.time_ns))
+                await self._down.carry(len(record.payload), left_s)
                 yield record
 
-    async def _read(self, record: Record | None) -> Record | None:
+    async def _came(self, record: Record | None) -> Record | None:
         await self._down.carry(len(record.payload) if record is not None else 0)
         return record

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 
 from pydantic import Field
 
-from skerry.settings import RunConfig, Table
+from skerry.errors import ConfigError
+from skerry.settings import ModelConfig, RunConfig, Table
+from skerry.wire.subjects import checked_token
+
+REFERENCE = ModelConfig(layers=2, d_model=64, heads=2, kv_heads=2, d_ff=176)
+"""The small reference model: 117 056 parameters over bytes."""
 
 
 class Island(Table):
@@ -94,3 +100,37 @@ class Scenario(Table):
         """What tells this scenario from every other one: 16 hexadecimal digits."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def check(scenario: Scenario) -> None:
+    """Raise ConfigError if the islands of a scenario contradict each other or its run."""
+    for sentence in _contradictions(scenario):
+        raise ConfigError(sentence, path=sentence.partition(" ")[0])
+
+
+def _contradictions(scenario: Scenario) -> Iterator[str]:
+    fleet, names = scenario.fleet, [island.name for island in scenario.fleet]
+    for name in names:
+        checked_token(name, "islands.name")
+        if names.count(name) > 1:
+            yield f"islands has {name!r} {names.count(name)} times: give each a name of its own."
+    for name in scenario.failures.islands:
+        if name not in names:
+            yield f"failures.islands has {name!r}, which is no island: there are {_few(names)}."
+    for island in fleet:
+        if island.leaves is not None and island.leaves <= island.joins:
+            yield (
+                f"islands has {island.name!r} leave at {island.leaves:g} of the run, but join at"
+                f" {island.joins:g}: let it leave later."
+            )
+    first = sum(not island.joins for island in fleet)
+    quorum = scenario.run.sync.quorum
+    if first < quorum:
+        yield (
+            f"islands has {first} that are there from the start, but sync.quorum is {quorum}:"
+            f" set joins = 0 for at least {quorum}."
+        )
+
+
+def _few(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
