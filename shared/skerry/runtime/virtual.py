@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
+from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 
     Base = asyncio.BaseEventLoop  # for type checkers, whatever is not there raises: it is abstract
 else:
@@ -159,17 +160,20 @@ class VirtualLoop(Base):
 
         Raises Stuck when nothing can ever happen again, and what a callback raised outside tasks.
         """
-        before = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(self._generators.add, self._finish_generator)
-        asyncio._set_running_loop(self)  # noqa: SLF001 - the documented hook for other loops
-        try:
+        with self._current():
             while not end.done():
                 if not self._step(deadline_s):
                     return False
-        finally:
-            asyncio._set_running_loop(None)  # noqa: SLF001 - as above
-            sys.set_asyncgen_hooks(*before)
         return True
+
+    def settle(self) -> None:
+        """Run everything that is ready, without moving the clock: what was cancelled ends in order.
+
+        To be called once before ``close``, so that nothing is dropped half way.
+        """
+        with self._current():
+            while self._ready:
+                self._step(self._now_s)
 
     def close(self) -> None:
         """Forget everything that was still to come."""
@@ -177,6 +181,18 @@ class VirtualLoop(Base):
         self._timers.clear()
         self._frozen.clear()
         self._closed = True
+
+    @contextmanager
+    def _current(self) -> Generator[None]:
+        """Be the running loop, to which generators belong that begin meanwhile."""
+        before = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(self._generators.add, self._finish_generator)
+        asyncio._set_running_loop(self)  # noqa: SLF001 - the documented hook for other loops
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)  # noqa: SLF001 - as above
+            sys.set_asyncgen_hooks(*before)
 
     def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """End a generator that was dropped half way."""
