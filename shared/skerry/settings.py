@@ -36,6 +36,7 @@ from skerry.settings_models import (
 )
 from skerry.settings_tree import (
     Keys,
+    Leaf,
     Tree,
     annotations_of,
     explain,
@@ -78,9 +79,12 @@ __all__ = [
     "load",
     "masked",
     "masked_url",
+    "overlay",
+    "read_toml",
     "run_config_from_json",
     "to_json",
     "to_toml",
+    "validated",
 ]
 
 T = TypeVar("T", bound=BaseModel)
@@ -109,16 +113,26 @@ def load(
     known = leaves(_tables())
     tree = Tree()
     if path is not None:
-        tree.merge(_read_toml(path), str(path))
+        tree.merge(read_toml(path), str(path))
+    overlay(tree, known, sets, environ)
+    run = validated(RunConfig, tree)
+    local = validated(LocalSettings, tree)
+    check_run(run)
+    check_local(local)
+    return Settings(run=run, local=local)
+
+
+def overlay(
+    tree: Tree, known: list[Leaf], sets: Sequence[str], environ: Mapping[str, str] | None = None
+) -> None:
+    """Put the environment and then ``--set`` over what a file said.
+
+    Raises ConfigError for what is in the tree then and is not known.
+    """
     for keys, text, origin in (*_from_environ(environ), *_from_sets(sets)):
         leaf = find(known, keys)
         tree.put(keys, parse_value(text, leaf.annotation) if leaf else text, origin)
     refuse_unknown(tree, known)
-    run = _validated(RunConfig, tree)
-    local = _validated(LocalSettings, tree)
-    check_run(run)
-    check_local(local)
-    return Settings(run=run, local=local)
 
 
 def run_config_from_json(text: str) -> RunConfig:
@@ -130,7 +144,7 @@ def run_config_from_json(text: str) -> RunConfig:
         msg = f"The config in the run record is no JSON object: {error}."
         raise ConfigError(msg) from error
     refuse_unknown(tree, leaves(annotations_of(RunConfig)))
-    config = _validated(RunConfig, tree)
+    config = validated(RunConfig, tree)
     check_run(config)
     return config
 
@@ -195,7 +209,8 @@ def _tables() -> dict[str, object]:
     return {**annotations_of(RunConfig), **annotations_of(LocalSettings)}
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file holds; ConfigError where it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -221,7 +236,7 @@ def _from_sets(sets: Sequence[str]) -> Iterator[tuple[Keys, str, str]]:
         yield keys, value, "--set"
 
 
-def _validated(model: type[T], tree: Tree) -> T:
+def validated(model: type[T], tree: Tree) -> T:
     """Build one part from the tables that are its own: strictly, so that true is no number."""
     own = {name: tree.values[name] for name in model.model_fields if name in tree.values}
     try:

@@ -22,9 +22,11 @@ HANDED_ON = {
     "syncer": ("syncer", ()),
     "checkpointer": ("checkpointer", ()),
     "health-monitor": ("health-monitor", ()),
+    "evaluator": ("evaluator", ()),
     "sample": ("learner", ("sample",)),
     "eval": ("learner", ("eval",)),
     "checkpoints": ("checkpointer", ("checkpoints",)),
+    "lab": ("lab", ()),
 }
 """Commands that another program answers: which service's, and behind which words."""
 
@@ -121,6 +123,9 @@ def up(  # noqa: PLR0913 - one option each
     checkpointers: Annotated[
         int, typer.Option(help="Checkpointers to start.", min=1, metavar="N")
     ] = 1,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator/--no-evaluator", help="Follow its held-out loss.")
+    ] = True,
     nats: Nats = None,
 ) -> None:
     """Run a whole cluster on this machine to its end."""
@@ -133,7 +138,7 @@ def up(  # noqa: PLR0913 - one option each
             run=run,
             checkpoint=from_,
             fresh=fresh,
-            counts=Counts(learners, syncers, checkpointers),
+            counts=Counts(learners, syncers, checkpointers, int(evaluator)),
             nats=nats,
         )
 
@@ -154,6 +159,12 @@ def syncer(context: typer.Context) -> None:
 def checkpointer(context: typer.Context) -> None:
     """Run the checkpointer."""
     _hand_on("checkpointer", context.args)
+
+
+@app.command(context_settings=FOR_OTHERS)
+def evaluator(context: typer.Context) -> None:
+    """Run an evaluator: held-out loss as the run goes along."""
+    _hand_on("evaluator", context.args)
 
 
 @app.command(name="health-monitor", context_settings=FOR_OTHERS)
@@ -318,6 +329,12 @@ def chaos(  # noqa: PLR0913 - one option each
                 dry_run=dry_run,
             )
         )
+
+
+@app.command(context_settings=FOR_OTHERS)
+def lab(context: typer.Context) -> None:
+    """Train a whole cluster in one process, on virtual time."""
+    _hand_on("lab", context.args)
 
 
 @app.command()

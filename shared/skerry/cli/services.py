@@ -12,40 +12,50 @@ from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from skerry.cli.place import Place
     from skerry.cli.supervise import Command
 
 SERVICES = {
-    "learner": "skerry_learner",
-    "syncer": "skerry_syncer",
-    "checkpointer": "skerry_checkpointer",
-    "health-monitor": "skerry_health_monitor",
+    "learner": ("skerry_learner",),
+    "syncer": ("skerry_syncer",),
+    "checkpointer": ("skerry_checkpointer",),
+    "evaluator": ("skerry_learner", "evaluator"),
+    "health-monitor": ("skerry_health_monitor",),
+    "lab": ("skerry_lab",),
 }
-"""Command name and module of each service; the name is also its extra's."""
+"""Command name of each service, and of the lab: its module, and words before its options."""
 
 NEEDS = {
     "learner": ("jax", "optax", "numba", "safetensors"),
     "syncer": ("jax", "optax", "numba"),
     "checkpointer": ("safetensors",),
     "health-monitor": ("starlette", "uvicorn"),
+    "lab": ("jax", "optax", "numba", "safetensors"),
 }
+"""What each extra installs; a service's extra has the name of its module."""
+
+SIDELINES = frozenset({"evaluator", "health-monitor"})
+"""Services that only look on: a run goes on without them."""
 
 
 def require(service: str) -> None:
     """Raise ConfigError with the command to run when a service's packages are not installed."""
-    missing = [n for n in (SERVICES[service], *NEEDS[service]) if not importlib.util.find_spec(n)]
+    module = SERVICES[service][0]
+    extra = module.removeprefix("skerry_").replace("_", "-")
+    missing = [n for n in (module, *NEEDS[extra]) if not importlib.util.find_spec(n)]
     if missing:
         msg = (
             f"The {service} needs {', '.join(missing)}, which is not installed: "
-            f"run `pip install 'skerry[{service}]'`."
+            f"run `pip install 'skerry[{extra}]'`."
         )
         raise ConfigError(msg, path=service)
 
 
 def argv(service: str, *rest: str) -> tuple[str, ...]:
     """Return the command line that starts a service."""
-    return (sys.executable, "-m", SERVICES[service], *rest)
+    return (sys.executable, "-m", *SERVICES[service], *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,7 @@ class Team:
     learners: int
     syncers: int = 1
     checkpointers: int = 1
+    evaluators: int = 1
     chaos: bool = False
 
     def names(self) -> dict[str, tuple[str, ...]]:
@@ -63,6 +74,7 @@ class Team:
             "learner": tuple(f"learner-{n}" for n in range(1, self.learners + 1)),
             "syncer": _numbered("syncer", self.syncers),
             "checkpointer": _numbered("checkpointer", self.checkpointers),
+            "evaluator": _numbered("evaluator", self.evaluators) if self.evaluators else (),
             "health-monitor": ("health-monitor",),
         }
 
@@ -100,34 +112,42 @@ def _command(place: Place, url: str, service: str, name: str, team: Team) -> Com
         argv=argv(service, *given, *end),
         log=place.logs / f"{name}.log",
         env={**environment(place), **moved},
-        essential=service != "health-monitor",
+        essential=service not in SIDELINES,
     )
 
 
 def environment(place: Place) -> dict[str, str]:
-    """Return the environment of a service; what the user has set in ours wins.
+    """Return the environment of a service; what the user has set in ours wins."""
+    from skerry.settings import child_environment
+
+    return child_environment(
+        {**computing(place.cache), "PYTHONUNBUFFERED": "1", "PYTHON_COLORS": "0"}
+    )
+
+
+def computing(cache: Path) -> dict[str, str]:
+    """Return what makes a process compute fast from the start.
 
     Huge pages make a CPU training step 1.3 times faster; the caches let a restarted process begin
     without compiling.
     """
-    from skerry.settings import child_environment
-
-    cache = place.cache.resolve()
-    return child_environment(
-        {
-            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-            "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            "NUMBA_CACHE_DIR": str(cache / "numba"),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHON_COLORS": "0",
-        }
-    )
+    cache = cache.resolve()
+    return {
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "NUMBA_CACHE_DIR": str(cache / "numba"),
+    }
 
 
 def become(service: str, rest: list[str]) -> None:
-    """Turn this process into a service."""
+    """Turn this process into a service, or into the lab, which computes here and now."""
     require(service)
     command = argv(service, *rest)
+    if service == "lab":
+        from skerry.cli.place import CACHE, ROOT
+
+        for name, value in computing(ROOT / CACHE).items():
+            os.environ.setdefault(name, value)
     os.execv(command[0], command)  # noqa: S606 - becoming the command is the point

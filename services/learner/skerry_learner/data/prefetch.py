@@ -60,7 +60,7 @@ class Prefetch:
         try:
             while not self._stop.is_set():
                 rows = self._stream.read(self._cursor, self._batch)
-                self._check(rows)
+                check_tokens(rows, self._vocab)
                 self._cursor += self._batch
                 self._offer(Prefetched(jax.device_put(rows), self._cursor))
         except SkerryError as error:
@@ -80,10 +80,12 @@ class Prefetch:
                 continue
         return None
 
-    def _check(self, rows: Batch) -> None:
-        if self._vocab is not None and int(rows.max()) >= self._vocab:
-            msg = (
-                f"The corpus holds token {int(rows.max())} but model.vocab is {self._vocab}:"
-                " raise model.vocab."
-            )
-            raise CorpusError(msg, path="model.vocab")
+
+def check_tokens(rows: Batch, vocab: int | None) -> None:
+    """Raise CorpusError for a token that the model has no row for; None: whatever it is will do."""
+    if vocab is not None and int(rows.max()) >= vocab:
+        msg = (
+            f"The corpus holds token {int(rows.max())} but model.vocab is {vocab}:"
+            " raise model.vocab."
+        )
+        raise CorpusError(msg, path="model.vocab")
