@@ -65,7 +65,8 @@ async def learner(
             log.info("run_already_finished", run=run)
             return
         place = await take_place(bus, record, work, name, socket.gethostname())
-        trainer = await asyncio.to_thread(Trainer, work.model, work.config, work.plan)
+        blank = not place.missing  # everything comes from the log
+        trainer = await asyncio.to_thread(Trainer, work.model, work.config, work.plan, blank=blank)
         keeper = _keeper(local, record, place, trainer)
         await _Service(bus, work, place, trainer, keeper, started_s).run(shutdown_s)
 

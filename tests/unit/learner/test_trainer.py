@@ -22,7 +22,9 @@ from skerry_learner.trainer.trainer import Trainer
 MODEL = ModelConfig(layers=1, d_model=32, heads=2, kv_heads=1, d_ff=40, vocab=256)
 
 
-def trainer_of(method: str = "rebase", fragment_count: int = 3) -> tuple[Trainer, Plan]:
+def trainer_of(
+    method: str = "rebase", fragment_count: int = 3, *, blank: bool = False
+) -> tuple[Trainer, Plan]:
     config = RunConfig(
         model=MODEL,
         data=DataConfig(batch=2, seq_len=16),
@@ -31,7 +33,7 @@ def trainer_of(method: str = "rebase", fragment_count: int = 3) -> tuple[Trainer
     )
     model = build_model(MODEL, config.train)
     plan = fragments.plan(specs_of(model), fragment_count)
-    return Trainer(model, config, plan), plan
+    return Trainer(model, config, plan, blank=blank), plan
 
 
 def batch(seed: int = 0) -> jax.Array:
@@ -93,6 +95,17 @@ def test_the_first_adoption_takes_the_global_value_bit_by_bit(
     trainer.adopt(last, vector.copy())
     np.testing.assert_array_equal(local(trainer, plan, last), vector)
     np.testing.assert_array_equal(trainer.anchor(last), vector)
+
+
+def test_a_blank_trainer_that_has_adopted_everything_trains_like_any_other() -> None:
+    (blank, plan), (other, _) = trainer_of(blank=True), trainer_of()
+    blank.warm(lambda: None)
+    for trainer in (blank, other):
+        for fragment in range(3):
+            trainer.adopt(fragment, noise(plan, fragment, fragment))
+        trainer.step(batch(), 0.1)
+    for fragment in range(3):
+        np.testing.assert_array_equal(local(blank, plan, fragment), local(other, plan, fragment))
 
 
 def after_a_round(method: str, *, captured: bool) -> tuple[NDArray[np.float32], ...]:

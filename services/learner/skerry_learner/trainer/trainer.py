@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,13 +65,22 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Model, config: RunConfig, plan: Plan, programs: Programs | None = None
+        self,
+        model: Model,
+        config: RunConfig,
+        plan: Plan,
+        programs: Programs | None = None,
+        *,
+        blank: bool = False,
     ) -> None:
-        """``programs``: those of another trainer of the same model, config and plan."""
+        """``programs``: those of another trainer of the same model, config and plan.
+
+        A ``blank`` one begins with zeros, for parameters that are all adopted before a step.
+        """
         self._config = config
         self._plan = plan
         programs = programs or Programs.of(model, config, plan)
-        self._init = programs.init
+        self._init = partial(_zeros_like, model.init) if blank else programs.init
         self._init_moments = programs.init_moments
         self._step = programs.step
         self._capture = programs.capture
@@ -184,3 +194,10 @@ class Trainer:
             leaves[number] = leaf
         params: Any = jax.tree.unflatten(tree, leaves)
         self.state = TrainState(params, self.state.optimizer)
+
+
+def _zeros_like(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
+    """Return zeros in the place of what ``init`` would make, without compiling or running it."""
+    shapes = jax.eval_shape(init, key)
+    blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), blank)
