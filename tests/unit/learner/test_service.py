@@ -121,7 +121,7 @@ def test_cold_start_raises_the_rate_again_and_no_other_does(
         now=Progress(500, 0, 0, 0),
         recalled=recalled,
     )
-    island._recall()
+    assert list(island._recall()) == [], "what was saved has been read already"
     got: list[float] = []
     for steps in range(3):
         island.now = Progress(500 + steps, steps, 0, 0)
