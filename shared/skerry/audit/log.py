@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from skerry.core import fragments
 from skerry.errors import RunMismatch, StateLost, WireError
 from skerry.settings import run_config_from_json
-from skerry.wire.messages import CheckpointRecord, Commit, MemberRecord, RunRecord
+from skerry.wire.messages import CheckpointRecord, Commit, Evaluation, MemberRecord, RunRecord
 from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 STALLED_S = 5.0
 """Reading that gets nothing for this long looks whether there is still something to get."""
 
-LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord
+LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation
 KINDS: dict[str, type[LedgerRecord]] = {
     "run": RunRecord,
     "member": MemberRecord,
     "commit": Commit,
     "checkpoint": CheckpointRecord,
+    "eval": Evaluation,
 }
 
 

@@ -1,4 +1,4 @@
-"""The ledger: the run's own record, its members, its commits and its checkpoints, for ever."""
+"""The ledger: the run's own record, members, commits, checkpoints and evaluations, for ever."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+import xxhash
+
 from skerry.bus.base import Expect, Start
 from skerry.errors import BusError, Conflict, RunNotFound, WireError
-from skerry.wire.messages import CheckpointRecord, Commit, MemberRecord, RunRecord, RunState
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Evaluation,
+    MemberRecord,
+    RunRecord,
+    RunState,
+)
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
 
@@ -17,7 +26,7 @@ if TYPE_CHECKING:
 
     from skerry.bus.base import Bus, Record
 
-T = TypeVar("T", MemberRecord, Commit, CheckpointRecord)
+T = TypeVar("T", MemberRecord, Commit, CheckpointRecord, Evaluation)
 
 CAS_ATTEMPTS = 100
 
@@ -216,6 +225,45 @@ async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRec
         async for record in follower:
             if (checkpoint := _readable(CheckpointRecord, record, run)) is not None:
                 yield checkpoint
+
+
+async def record_evaluation(bus: Bus, record: Evaluation) -> None:
+    """Note what a state is worth; the same state on the same text is one fact, whoever says it."""
+    subject = Subjects(record.run).evaluation()
+    state = xxhash.xxh3_64_hexdigest(",".join(map(str, record.versions)).encode())
+    await bus.publish(subject, encode(record), msg_id=f"eval/{state}/{record.text_digest:016x}")
+
+
+async def last_evaluation(bus: Bus, run: str) -> Evaluation | None:
+    """Return the newest evaluation of the run, None where there is none or it cannot be read."""
+    found = await bus.last(Subjects(run).evaluation())
+    return _readable(Evaluation, found, run) if found else None
+
+
+async def evaluations(bus: Bus, run: str) -> list[Evaluation]:
+    """Return all evaluations that the ledger holds by now, oldest first; unreadable ones not."""
+    subject = Subjects(run).evaluation()
+    newest = await bus.last(subject)
+    found: list[Evaluation] = []
+    if newest is None:
+        return found
+    follower = bus.follow(subject, start=Start.ALL)
+    async with aclosing(follower):
+        async for record in follower:
+            if (evaluation := _readable(Evaluation, record, run)) is not None:
+                found.append(evaluation)
+            if record.sequence >= newest.sequence:
+                break
+    return found
+
+
+async def follow_evaluations(bus: Bus, run: str) -> AsyncGenerator[Evaluation]:
+    """Yield every evaluation of the run, then each new one."""
+    follower = bus.follow(Subjects(run).evaluation(), start=Start.ALL)
+    async with aclosing(follower):
+        async for record in follower:
+            if (evaluation := _readable(Evaluation, record, run)) is not None:
+                yield evaluation
 
 
 def _readable(kind: type[T], record: Record, run: str) -> T | None:

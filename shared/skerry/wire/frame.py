@@ -51,6 +51,7 @@ class Kind(IntEnum):
     CHECKPOINT = 9
     SYNCER_PULSE = 10
     START = 11
+    EVALUATION = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,29 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """``ledger.eval``: the global state of these versions, evaluated on held-out text.
+
+    ``loss`` is in nats per token, ``bits_per_byte`` NaN where a token is not a byte. ``tokens`` are
+    those that the state has been trained on, ``evaluated_tokens`` those it was judged by.
+    ``text_digest`` is xxh3-64 over the evaluated batches: evaluators whose digests differ read
+    different text, and their losses must not be compared.
+    """
+
+    run: str
+    evaluator: str
+    step: int
+    tokens: int
+    versions: tuple[int, ...]
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    evaluated_tokens: int
+    text_digest: int
+    evaluated_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkHeader:
     """The envelope of one payload chunk; sizes in bytes, ``raw_bytes`` before blosc2.
 

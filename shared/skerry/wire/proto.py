@@ -31,6 +31,7 @@ MESSAGES: dict[type[Any], type[Message]] = {
     messages.RunRecord: run_pb2.RunRecord,
     messages.MemberRecord: run_pb2.MemberRecord,
     messages.CheckpointRecord: run_pb2.CheckpointRecord,
+    messages.Evaluation: run_pb2.Evaluation,
     messages.Round: presence_pb2.Round,
     messages.SyncerPulse: presence_pb2.SyncerPulse,
     messages.Pulse: presence_pb2.Pulse,

@@ -14,6 +14,7 @@ from skerry.wire.frame import Kind
 from skerry.wire.messages import (
     CheckpointRecord,
     Commit,
+    Evaluation,
     Fence,
     Manifest,
     MemberRecord,
@@ -33,6 +34,7 @@ Record = (
     | Commit
     | Fence
     | CheckpointRecord
+    | Evaluation
     | SyncerPulse
     | Start
 )
@@ -47,6 +49,7 @@ KINDS: dict[type[object], Kind] = {
     Commit: Kind.COMMIT,
     Fence: Kind.FENCE,
     CheckpointRecord: Kind.CHECKPOINT,
+    Evaluation: Kind.EVALUATION,
     SyncerPulse: Kind.SYNCER_PULSE,
     Start: Kind.START,
 }

@@ -91,6 +91,9 @@ class Subjects:
     def checkpoint(self) -> str:
         return f"{self.root}.ledger.checkpoint"
 
+    def evaluation(self) -> str:
+        return f"{self.root}.ledger.eval"
+
     def member(self, learner: str) -> str:
         return f"{self.root}.ledger.member.{checked_token(learner, 'learner')}"
 

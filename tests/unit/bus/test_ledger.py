@@ -13,7 +13,8 @@ from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import RunNotFound
 from skerry.testing.puppet import run_record
-from skerry.wire.messages import RunState
+from skerry.wire.messages import Evaluation, RunState
+from skerry.wire.subjects import Subjects
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
@@ -71,3 +72,27 @@ async def test_learners_that_join_at_once_get_different_shards() -> None:
         *(ledger.join(bus, RUN, name, "h", i) for i, name in enumerate(names))
     )
     assert sorted(m.shard for m in joined) == list(range(8))
+
+
+def evaluation(version: int, *, by: str = "e", text: int = 7) -> Evaluation:
+    return Evaluation(RUN, by, 10, 100, (version, version), 2.0, 7.4, 2.9, 64, text, 5)
+
+
+async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it() -> None:
+    bus = await connected()
+    said = [evaluation(1), evaluation(1, by="other"), evaluation(2), evaluation(2, text=8)]
+    for record in said:
+        await ledger.record_evaluation(bus, record)
+    assert await ledger.evaluations(bus, RUN) == [said[0], said[2], said[3]]
+    assert await ledger.last_evaluation(bus, RUN) == said[3]
+
+
+async def test_an_evaluation_that_cannot_be_read_ends_no_reader() -> None:
+    bus = await connected()
+    assert await ledger.evaluations(bus, RUN) == []
+    await bus.publish(Subjects(RUN).evaluation(), b"no evaluation")
+    assert await ledger.last_evaluation(bus, RUN) is None
+    await ledger.record_evaluation(bus, evaluation(1))
+    await bus.publish(Subjects(RUN).evaluation(), b"no evaluation either")
+    assert await ledger.evaluations(bus, RUN) == [evaluation(1)]
+    assert await anext(ledger.follow_evaluations(bus, RUN)) == evaluation(1)

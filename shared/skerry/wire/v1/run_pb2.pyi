@@ -180,3 +180,58 @@ class CheckpointRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckpointRecord: _TypeAlias = CheckpointRecord  # noqa: Y015
+
+@_typing.final
+class Evaluation(_message.Message):
+    """ledger.eval: the global state of these versions was evaluated on held-out text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    EVALUATOR_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    PERPLEXITY_FIELD_NUMBER: _builtins.int
+    BITS_PER_BYTE_FIELD_NUMBER: _builtins.int
+    EVALUATED_TOKENS_FIELD_NUMBER: _builtins.int
+    TEXT_DIGEST_FIELD_NUMBER: _builtins.int
+    EVALUATED_NS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    evaluator: _builtins.str
+    step: _builtins.int
+    tokens: _builtins.int
+    loss: _builtins.float
+    """Nats per token."""
+    perplexity: _builtins.float
+    bits_per_byte: _builtins.float
+    """NaN where a token is not a byte."""
+    evaluated_tokens: _builtins.int
+    text_digest: _builtins.int
+    """Of the text that it was evaluated on: two evaluators that differ here read different text."""
+    evaluated_ns: _builtins.int
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        evaluator: _builtins.str = ...,
+        step: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+        loss: _builtins.float = ...,
+        perplexity: _builtins.float = ...,
+        bits_per_byte: _builtins.float = ...,
+        evaluated_tokens: _builtins.int = ...,
+        text_digest: _builtins.int = ...,
+        evaluated_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits_per_byte", b"bits_per_byte", "evaluated_ns", b"evaluated_ns", "evaluated_tokens", b"evaluated_tokens", "evaluator", b"evaluator", "loss", b"loss", "perplexity", b"perplexity", "run", b"run", "step", b"step", "text_digest", b"text_digest", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
