@@ -89,6 +89,7 @@ class Monitor:
             "members": ledger.follow_members(self.bus, self.run),
             "commits": _commits(ledger.follow_commits(self.bus, self.run)),
             "checkpoints": ledger.follow_checkpoints(self.bus, self.run),
+            "evaluations": ledger.follow_evaluations(self.bus, self.run),
             "pulses": presence.follow_pulses(self.bus, self.run),
         }
 

@@ -18,7 +18,7 @@ from skerry.bus.report import to_json
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
 
     from starlette.requests import Request
 
@@ -30,8 +30,8 @@ log = structlog.get_logger()
 def application(current: Callable[[], RunView | None], run: str) -> Starlette:
     """Return the ASGI application over whatever view ``current`` returns at each request.
 
-    ``/healthz`` says that the monitor works; ``/api/run`` and ``/api/learners`` answer 503 until
-    the run is in the log.
+    ``/healthz`` says that the monitor works; ``/api/run``, ``/api/learners`` and
+    ``/api/evaluations`` answer 503 until the run is in the log.
     """
 
     async def healthz(_: Request) -> JSONResponse:
@@ -42,17 +42,19 @@ def application(current: Callable[[], RunView | None], run: str) -> Starlette:
         view = current()
         return _not_yet(run) if view is None else JSONResponse(to_json(view, time.time()))
 
-    async def learners(_: Request) -> JSONResponse:
-        view = current()
-        if view is None:
-            return _not_yet(run)
-        return JSONResponse(to_json(view, time.time())["learners"])
+    def part(name: str) -> Callable[[Request], Awaitable[JSONResponse]]:
+        async def answer(_: Request) -> JSONResponse:
+            view = current()
+            return _not_yet(run) if view is None else JSONResponse(to_json(view, time.time())[name])
+
+        return answer
 
     return Starlette(
         routes=[
             Route("/healthz", healthz),
             Route("/api/run", whole),
-            Route("/api/learners", learners),
+            Route("/api/learners", part("learners")),
+            Route("/api/evaluations", part("evaluations")),
         ]
     )
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.bus.view import LearnerView, RunView
+    from skerry.wire.messages import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,32 @@ class LearnerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """The global model on held-out text at one moment; ``text`` is the digest of that text.
+
+    ``loss`` in nats per token; None, as with the others, where there is no finite number.
+    """
+
+    step: int
+    tokens: int
+    loss: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    evaluated_tokens: int
+    text: str
+    evaluator: str
+    s_ago: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """The run: ``step`` is the global clock, ``versions`` one per fragment, 0 before genesis.
 
     ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
     ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
     ``counting``: rounds, contributions, staleness and refusals still lack earlier commits.
+    ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: evaluators have
+    read so many different texts, and more than one is wrong.
     """
 
     run: str
@@ -75,6 +96,8 @@ class RunRow:
     checkpoint: str | None
     checkpoint_step: int | None
     checkpoint_s_ago: float | None
+    held_out: EvaluationRow | None
+    held_out_texts: int
     wall_s: float
     eta_s: float | None
     timed: bool
@@ -83,10 +106,11 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The run and its learners by name, at one moment."""
+    """The run, its learners by name and its evaluations, oldest first, at one moment."""
 
     run: RunRow
     learners: tuple[LearnerRow, ...]
+    evaluations: tuple[EvaluationRow, ...] = ()
 
 
 def report(view: RunView, now_s: float) -> Report:
@@ -94,7 +118,8 @@ def report(view: RunView, now_s: float) -> Report:
     held = [view.learners[name] for name in sorted(view.learners)]
     rows = tuple(_learner_row(view, learner, now_s) for learner in held)
     shares = [_share(view, h, row.liveness, now_s) for h, row in zip(held, rows, strict=True)]
-    return Report(_run_row(view, rows, goodput(shares), now_s), rows)
+    evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations)
+    return Report(_run_row(view, rows, goodput(shares), now_s), rows, evaluations)
 
 
 def to_json(view: RunView, now_s: float) -> dict[str, object]:
@@ -105,7 +130,7 @@ def to_json(view: RunView, now_s: float) -> dict[str, object]:
         for row in told.learners
     ]
     run = {**asdict(told.run), "versions": list(told.run.versions)}
-    return {"run": run, "learners": learners}
+    return {"run": run, "learners": learners, "evaluations": [asdict(e) for e in told.evaluations]}
 
 
 def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRow:
@@ -165,12 +190,32 @@ def _share(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -
     return Share(busy_s, allocated_s(learner.joined_s, until_s, learner.ended_s))
 
 
+def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
+    return EvaluationRow(
+        step=evaluation.step,
+        tokens=evaluation.tokens,
+        loss=_finite(evaluation.loss),
+        perplexity=_finite(evaluation.perplexity),
+        bits_per_byte=_finite(evaluation.bits_per_byte),
+        evaluated_tokens=evaluation.evaluated_tokens,
+        text=f"{evaluation.text_digest:016x}",
+        evaluator=evaluation.evaluator,
+        s_ago=max(0.0, now_s - evaluation.evaluated_ns / 1e9),
+    )
+
+
+def _newest_state(view: RunView) -> Evaluation | None:
+    """Return the evaluation of the newest state; a slow evaluator may speak after a quick one."""
+    return max(view.evaluations, key=lambda e: sum(e.versions), default=None)
+
+
 def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_s: float) -> RunRow:
     checkpoint = view.checkpoint
     began_s = view.created_s if view.created_s is not None else view.started_s
     until_s = view.last_commit_s if view.finished and view.last_commit_s is not None else now_s
     step = _clock(view, rows)
     steps_s, time_s = _left_s(view, rows, step, now_s)
+    judged = _newest_state(view)
     return RunRow(
         run=view.frame.run,
         finished=view.finished,
@@ -199,6 +244,8 @@ def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_
         checkpoint_s_ago=(
             None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
         ),
+        held_out=None if judged is None else _evaluation_row(judged, now_s),
+        held_out_texts=len({evaluation.text_digest for evaluation in view.evaluations}),
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
         eta_s=_eta_s(view, rows, steps_s, time_s),
         timed=time_s is not None and (steps_s is None or time_s < steps_s),

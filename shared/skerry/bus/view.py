@@ -16,6 +16,7 @@ from skerry.core import liveness
 from skerry.wire.messages import (
     CheckpointRecord,
     Commit,
+    Evaluation,
     LearnerPhase,
     MemberRecord,
     Pulse,
@@ -27,10 +28,12 @@ from skerry.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Message = Pulse | Commit | MemberRecord | CheckpointRecord | RunRecord
+Message = Pulse | Commit | MemberRecord | CheckpointRecord | Evaluation | RunRecord
 
 GENESIS = "genesis"
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
+MOST_EVALUATIONS = 512
+"""Above this many a view keeps every second one: old ones thin out, the curve keeps its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class RunView:
     ``counted`` is the version of each fragment up to which its commits are in the sums (rounds,
     merged, staleness, refused, started): behind ``versions`` while a history is being read.
     ``accepted`` counts the tokens that commits have merged from a learner, all its incarnations
-    together; ``staleness`` is that of its newest merged contribution.
+    together; ``staleness`` is that of its newest merged contribution. ``evaluations`` are in the
+    order of the ledger; ``evaluated`` says how far each evaluator's have been seen, by its name.
     """
 
     frame: Frame
@@ -100,6 +104,8 @@ class RunView:
     created_s: float | None = None
     last_commit: Commit | None = None
     checkpoint: CheckpointRecord | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    evaluated: Mapping[str, int] = field(default_factory=dict[str, int])
     finished: bool = False
 
     @property
@@ -130,6 +136,8 @@ def fold(view: RunView, message: Message, at_s: float) -> RunView:
         case CheckpointRecord():
             newest = view.checkpoint is None or message.written_ns > view.checkpoint.written_ns
             return replace(view, checkpoint=message) if newest else view
+        case Evaluation():
+            return _evaluated(view, message)
         case RunRecord():
             finished = view.finished or message.state is RunState.FINISHED
             return replace(view, created_s=message.created_ns / 1e9, finished=finished)
@@ -244,6 +252,22 @@ def _committed(view: RunView, commit: Commit) -> RunView:
         staleness_sum=view.staleness_sum + sum(ages),
         staleness_max=max([view.staleness_max, *ages]),
         started_s=min(started, default=None),
+    )
+
+
+def _evaluated(view: RunView, evaluation: Evaluation) -> RunView:
+    """Return the view with an evaluation in it, once.
+
+    Versions only grow, and an evaluator judges no state twice: no clock is needed to tell.
+    """
+    who, reached = evaluation.evaluator, sum(evaluation.versions)
+    if reached <= view.evaluated.get(who, 0):
+        return view
+    held = view.evaluations
+    if len(held) >= MOST_EVALUATIONS:
+        held = held[::2]
+    return replace(
+        view, evaluations=(*held, evaluation), evaluated={**view.evaluated, who: reached}
     )
 
 

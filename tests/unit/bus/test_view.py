@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.bus.report import report, to_json
-from skerry.bus.view import Frame, RunView, fold, peek
+from skerry.bus.view import MOST_EVALUATIONS, Frame, RunView, fold, peek
 from skerry.core.liveness import Liveness, Policy
 from skerry.wire.messages import (
     CheckpointRecord,
     Commit,
     Consumed,
+    Evaluation,
     LearnerPhase,
     LearnerProgress,
     MemberRecord,
@@ -290,6 +291,49 @@ def test_the_newest_checkpoint_is_told() -> None:
     assert run.checkpoint_s_ago == pytest.approx(3.0)
 
 
+def evaluation(version: int, loss: float = 2.0, *, by: str = "e", text: int = 7) -> Evaluation:
+    return Evaluation(
+        *("r", by, 10 * version, 1000 * version, (version, version), loss, math.exp(loss)),
+        *(loss / math.log(2), 64, text, ns(version)),
+    )
+
+
+def test_the_newest_state_that_was_evaluated_is_told_with_its_history() -> None:
+    quick, slow = evaluation(3, 1.5, by="quick"), evaluation(2, 1.8, by="slow")
+    told = report(seen((1, evaluation(1)), (3, quick), (4, slow)), T0 + 5)
+    assert told.run.held_out is not None
+    assert (told.run.held_out.loss, told.run.held_out.step) == (1.5, 30)
+    assert told.run.held_out.s_ago == pytest.approx(2.0)
+    assert told.run.held_out.bits_per_byte == pytest.approx(1.5 / math.log(2))
+    assert [row.loss for row in told.evaluations] == [2.0, 1.5, 1.8]
+    assert told.run.held_out_texts == 1
+
+
+def test_a_run_that_nobody_evaluates_has_no_held_out_loss() -> None:
+    run = report(EMPTY, T0).run
+    assert (run.held_out, run.held_out_texts) == (None, 0)
+
+
+def test_evaluations_on_different_texts_are_counted() -> None:
+    view = seen((1, evaluation(1)), (1, evaluation(1, by="other", text=8)))
+    assert report(view, T0 + 1).run.held_out_texts == 2
+
+
+def test_a_long_history_of_evaluations_thins_out_and_keeps_both_ends() -> None:
+    last = 5 * MOST_EVALUATIONS
+    said = [(float(n), evaluation(n)) for n in range(1, last + 1)]
+    kept = seen(*said).evaluations
+    assert MOST_EVALUATIONS // 2 <= len(kept) <= MOST_EVALUATIONS
+    assert (kept[0].versions, kept[-1].versions) == ((1, 1), (last, last))
+    assert seen(*said, *said).evaluations == kept
+
+
+def test_json_is_strict_even_with_an_evaluation_that_diverged() -> None:
+    told = to_json(seen((1, evaluation(1, math.inf))), T0 + 2)
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["evaluations"] != []
+
+
 def test_json_is_strict_even_with_a_diverged_loss() -> None:
     diverged = replace(pulse(2, 20), loss=math.nan)
     told = to_json(seen((0, member()), (2, diverged)), T0 + 2)
@@ -330,6 +374,8 @@ def test_seeing_messages_again_changes_nothing(data: st.DataObject) -> None:
         *training(3),
         (1, commit(0, 2, 1, by=[consumed("a", 1)])),
         (2, commit(1, 2, 2)),
+        (2, evaluation(1)),
+        (3, evaluation(2)),
     ]
     view = seen(*messages)
     again = data.draw(st.lists(st.sampled_from(messages)))

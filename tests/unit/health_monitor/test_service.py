@@ -14,7 +14,7 @@ from skerry.bus import ledger, presence
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import ConfigError
 from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import CheckpointRecord, Commit, LearnerPhase, Pulse
+from skerry.wire.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web import application, listen
@@ -71,7 +71,8 @@ async def test_it_answers_before_there_is_a_run() -> None:
     whole = await asked(monitor, "/api/run")
     assert (healthy.status_code, healthy.json()["status"]) == (200, "waiting")
     assert (whole.status_code, "no run 'run'" in whole.json()["error"]) == (503, True)
-    assert (await asked(monitor, "/api/learners")).status_code == 503
+    for part in ("/api/learners", "/api/evaluations"):
+        assert (await asked(monitor, part)).status_code == 503
 
 
 async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
@@ -87,6 +88,20 @@ async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
     assert [(row["name"], row["liveness"]) for row in told["learners"]] == [("a", "alive")]
     assert (await asked(monitor, "/api/learners")).json()[0]["tokens"] == 50
     assert (await asked(monitor, "/healthz")).json()["status"] == "following"
+
+
+async def test_the_held_out_loss_and_its_history_show_in_the_run() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    for version, loss in ((1, 5.5), (2, 4.25)):
+        said = Evaluation(
+            *("run", "e", version, 100 * version, (version,) * 3, loss, 70.0, 8.0, 64, 7, version)
+        )
+        await ledger.record_evaluation(scripted.bus, said)
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    told = await seen(monitor, lambda answer: len(answer["evaluations"]) == 2)
+    assert (told["run"]["held_out"]["step"], told["run"]["held_out"]["loss"]) == (2, 4.25)
+    assert [row["loss"] for row in told["evaluations"]] == [5.5, 4.25]
+    assert [row["step"] for row in (await asked(monitor, "/api/evaluations")).json()] == [1, 2]
 
 
 async def test_it_answers_with_the_newest_versions_before_it_has_read_the_history(
