@@ -34,7 +34,7 @@ def weigh_learner(samples: Samples) -> None:
     """
     import jax
 
-    from skerry_learner.island import Island
+    from skerry_learner.island import Island, Pause
     from skerry_learner.trainer.trainer import Trainer
 
     boundary, warm, adopt = Island._boundary, Trainer.warm, Trainer.adopt
@@ -52,8 +52,8 @@ def weigh_learner(samples: Samples) -> None:
         same = np.may_share_memory(np.asarray(self._anchors[fragment]), vector)
         shared[fragment] = vector.nbytes if same else 0
 
-    def weighed_boundary(self: Island) -> None:
-        boundary(self)
+    def weighed_boundary(self: Island) -> Iterator[Pause]:
+        yield from boundary(self)
         host, peak = (size - sum(shared.values()) for size in tracemalloc.get_traced_memory())
         tracemalloc.reset_peak()
         if len(shared) == len(self.session.versions):
