@@ -5,10 +5,12 @@ Every sentence begins with the dotted path of the setting that it is about.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from skerry.errors import ConfigError
+from skerry.settings_modes import clauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,20 +19,20 @@ if TYPE_CHECKING:
         DataConfig,
         LocalSettings,
         ModelConfig,
-        OuterConfig,
         RunConfig,
         StoreSettings,
     )
 
-OUTER_PRESETS = ("auto", "nesterov", "direct")
+OUTER_PRESETS = ("auto", "nesterov", "direct", "adamw")
 
 
 def check_run(run: RunConfig) -> None:
     """Raise ConfigError if two settings of a run contradict each other."""
+    _refuse(_of_mode(run))
     _refuse(_of_sync(run))
     _refuse(_of_model(run.model))
     _refuse(_of_data(run.data))
-    _refuse(_of_outer(run.outer))
+    _refuse(_of_outer(run))
 
 
 def check_local(local: LocalSettings) -> None:
@@ -54,12 +56,45 @@ def _refuse(sentences: Iterator[str]) -> None:
         raise ConfigError(sentence, path=sentence.partition(" ")[0])
 
 
+def _of_mode(run: RunConfig) -> Iterator[str]:
+    for clause in clauses(run.mode, run.sync.learners):
+        table, _, name = clause.path.partition(".")
+        value: object = getattr(getattr(run, table), name)
+        if not clause.holds(value):
+            better = "leave it out"
+            if clause.value is not None:
+                better += f" or set {clause.path}={clause.value}"
+            yield (
+                f'{clause.path} is {json.dumps(value)} but mode is "{run.mode}", {clause.because}: '
+                f"{better}."
+            )
+    sync = run.sync
+    uneven = sync.h_steps % sync.fragments and sync.fragments % sync.h_steps
+    if run.mode == "streaming" and uneven:
+        yield (
+            f'sync.fragments is {sync.fragments} but mode is "streaming" and sync.h_steps is '
+            f"{sync.h_steps}: fragments that take turns evenly must divide it; set one to a "
+            "multiple of the other."
+        )
+    if run.mode != "data-parallel" and run.train.inner == "gradient":
+        yield (
+            f'train.inner is "gradient" but mode is "{run.mode}": bare gradients are for '
+            "mode=data-parallel; leave it out."
+        )
+
+
 def _of_sync(run: RunConfig) -> Iterator[str]:
     sync, liveness = run.sync, run.liveness
     if sync.quorum > sync.learners:
         yield (
             f"sync.quorum is {sync.quorum} but sync.learners is {sync.learners}: no round could "
             f"ever close; set sync.quorum to at most {sync.learners}."
+        )
+    if not sync.overlap_steps and sync.quorum < sync.learners:
+        yield (
+            f"sync.quorum is {sync.quorum} but sync.overlap_steps is 0 and sync.learners is "
+            f"{sync.learners}: learners that stop for a round must all be waited for; set "
+            f"sync.quorum={sync.learners}, or overlap_steps to at least 1."
         )
     if sync.overlap_steps >= sync.h_steps:
         yield (
@@ -109,7 +144,8 @@ def _of_data(data: DataConfig) -> Iterator[str]:
         )
 
 
-def _of_outer(outer: OuterConfig) -> Iterator[str]:
+def _of_outer(run: RunConfig) -> Iterator[str]:
+    outer = run.outer
     if outer.preset not in OUTER_PRESETS and not _names_function(outer.preset):
         names = ", ".join(OUTER_PRESETS)
         yield f'outer.preset is "{outer.preset}", but it must be {names}, or module:function.'
@@ -117,6 +153,11 @@ def _of_outer(outer: OuterConfig) -> Iterator[str]:
         yield (
             f'outer.momentum is {outer.momentum} but outer.preset is "direct", which has none: '
             'remove it or set outer.preset to "nesterov".'
+        )
+    if outer.preset == "adamw" and run.train.inner != "gradient":
+        yield (
+            f'outer.preset is "adamw" but mode is "{run.mode}", whose learners run AdamW '
+            "themselves: set mode=data-parallel, or another outer.preset."
         )
 
 

@@ -1,15 +1,18 @@
 """The settings themselves: every table, field, default, unit and bound.
 
 ``RunConfig`` is what every service of a run shares; it is stored in the ledger when the run is
-created. ``LocalSettings`` is what belongs to one machine: addresses, folders, ports.
+created, with what its mode has filled in. ``LocalSettings`` is what belongs to one machine:
+addresses, folders, ports.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from skerry.settings_modes import Mode, fills
 
 
 class Table(BaseModel):
@@ -71,6 +74,8 @@ class DataConfig(Table):
 class TrainConfig(Table):
     """The inner loop."""
 
+    inner: Literal["adamw", "gradient"] = "adamw"
+    """``adamw``, or ``gradient``: a step subtracts the bare gradient, for mode data-parallel."""
     steps: int = Field(default=1000, ge=1)
     """Steps on the global clock after which a run ends."""
     duration_s: float | None = Field(default=None, gt=0)
@@ -130,7 +135,7 @@ class SyncConfig(Table):
     """What a learner does with its own progress when a new global fragment arrives."""
     blend_alpha: float = Field(default=0.5, ge=0, le=1)
     """Share of the local value that ``blend`` keeps."""
-    contribution_scheme: Literal["f32", "bf16", "int8", "int4"] = "int4"
+    contribution_scheme: Literal["f32", "bf16", "int8", "int4", "e3m0", "int2"] = "int4"
     """Quantisation of contributions."""
     global_scheme: Literal["f32", "bf16", "int8", "int4"] = "bf16"
     """Quantisation of the global fragments that learners read."""
@@ -142,7 +147,8 @@ class OuterConfig(Table):
     """The outer optimizer on the syncer."""
 
     preset: str = "auto"
-    """``auto`` (by H), ``nesterov``, ``direct``, or ``module:function`` to an optax one."""
+    """``auto`` (by H), ``nesterov``, ``direct``, ``adamw`` (for mode data-parallel), or
+    ``module:function`` to an optax one."""
     lr: float | None = Field(default=None, gt=0)
     """Outer learning rate; empty: the preset's."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
@@ -201,6 +207,9 @@ class ChaosConfig(Table):
 class RunConfig(Table):
     """Everything that must be equal on every island of a run."""
 
+    mode: Mode = "decoupled"
+    """Fills in what the settings below leave open (``skerry.settings_modes``), and refuses what
+    contradicts it."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
@@ -211,6 +220,16 @@ class RunConfig(Table):
     log: LogConfig = LogConfig()
     liveness: LivenessConfig = LivenessConfig()
     chaos: ChaosConfig = ChaosConfig()
+
+    @model_validator(mode="after")
+    def _fill_in(self) -> Self:
+        """Fill in what the mode says; a stored config, where all is set, stays as it is."""
+        tables: dict[str, Table] = {"train": self.train, "sync": self.sync, "outer": self.outer}
+        given = {name: table.model_fields_set for name, table in tables.items()}
+        for name, values in fills(self.mode, self.sync.learners, given).items():
+            # Frozen for everybody else: nobody has seen this value yet.
+            self.__dict__[name] = tables[name].model_copy(update=values)
+        return self
 
 
 class NatsSettings(Table):

@@ -44,7 +44,9 @@ class Watch:
             quorum=config.sync.quorum,
             steps=config.train.steps,
             duration_s=config.train.duration_s,
-            liveness=policy_from(**config.liveness.model_dump()),
+            liveness=policy_from(
+                **config.liveness.model_dump(), blocking=not config.sync.overlap_steps
+            ),
         )
         self._clock_s = clock_s
         self._told: dict[str, Liveness] = {}

@@ -11,6 +11,7 @@ import structlog
 from skerry.bus import presence
 from skerry.bus.streams import specs
 from skerry.core import liveness, rounds, schedule
+from skerry.core.adamw import AdamW
 from skerry.core.fragments import plan as plan_of
 from skerry.core.outer import make_outer
 from skerry.errors import RunMismatch
@@ -64,10 +65,11 @@ class Work:
             lr=config.outer.lr,
             momentum=config.outer.momentum,
             h_steps=config.sync.h_steps,
+            adamw=AdamW.of(config.train, plan),
         )
-        fleet = Fleet(
-            liveness.policy_from(**config.liveness.model_dump()), config.sync.round_timeout_s
-        )
+        blocking = not config.sync.overlap_steps
+        policy = liveness.policy_from(**config.liveness.model_dump(), blocking=blocking)
+        fleet = Fleet(policy, config.sync.round_timeout_s)
         work = cls(bus, record, config, plan, outer, name, fleet, wall_ns)
         await work.declare()
         return work

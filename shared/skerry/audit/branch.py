@@ -24,6 +24,7 @@ import numpy as np
 
 from skerry.audit.payloads import key_of
 from skerry.core import staleness, weights
+from skerry.core.adamw import AdamW
 from skerry.core.fold import Contribution as Merged
 from skerry.core.merge import largest
 from skerry.core.outer import make_outer, merge_and_apply
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.audit.payloads import Arrived, Key, Payloads
-    from skerry.core.fragments import Fragment
+    from skerry.core.fragments import Fragment, Plan
     from skerry.core.merge import Method
     from skerry.core.outer import Outer
     from skerry.settings import RunConfig
@@ -61,14 +62,20 @@ class Policy:
     max_staleness: int | None = None
     staleness_discount: float | None = None
 
-    def make_outer(self, config: RunConfig) -> Outer:
+    def make_outer(self, config: RunConfig, plan: Plan) -> Outer:
         """Return the outer optimizer; another preset brings its own learning rate and momentum."""
         given = config.outer
         same = self.outer is None
         lr = given.lr if self.outer_lr is None and same else self.outer_lr
         momentum = given.momentum if self.outer_momentum is None and same else self.outer_momentum
         preset = given.preset if self.outer is None else self.outer
-        return make_outer(preset, lr=lr, momentum=momentum, h_steps=config.sync.h_steps)
+        return make_outer(
+            preset,
+            lr=lr,
+            momentum=momentum,
+            h_steps=config.sync.h_steps,
+            adamw=AdamW.of(config.train, plan),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,7 @@ class Branch:
 
     policy: Policy
     config: RunConfig
+    plan: Plan
     fragment: Fragment
     averaged: Sequence[bool]
     master: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -120,7 +128,7 @@ class Branch:
     def outer(self) -> Outer:
         """The outer optimizer, made once."""
         if not self._outer:
-            self._outer.append(self.policy.make_outer(self.config))
+            self._outer.append(self.policy.make_outer(self.config, self.plan))
         return self._outer[0]
 
     def begin(self, master: Vector, leaves: Mapping[str, Vector] | None, version: int) -> None:

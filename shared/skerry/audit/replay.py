@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.audit.branch import Branch
+from skerry.audit.branch import Branch, Policy
 from skerry.audit.checks import restored
 from skerry.audit.log import newest, read
 from skerry.audit.payloads import payloads
@@ -35,7 +35,7 @@ from skerry.bus.state import read_manifest
 from skerry.core import fragments
 from skerry.core.backend import cpu
 from skerry.core.fold import Contribution as Merged
-from skerry.core.outer import make_outer, merge_and_apply
+from skerry.core.outer import merge_and_apply
 from skerry.errors import Diverged
 from skerry.wire.codec import vector_digest
 from skerry.wire.messages import Commit
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from skerry.audit.branch import Policy
     from skerry.audit.log import Entry, Log
     from skerry.audit.payloads import Arrived, Payloads
     from skerry.audit.survey import Survey
@@ -173,8 +172,7 @@ class _Worker:
         return ""
 
     def _track(self, base: Base | None) -> _Track:
-        given, sync = self.log.config.outer, self.log.config.sync
-        outer = make_outer(given.preset, lr=given.lr, momentum=given.momentum, h_steps=sync.h_steps)
+        outer = Policy().make_outer(self.log.config, self.log.plan)
         track = _Track(outer, self.fragment, fragments.averaged(self.log.plan, self.fragment))
         if base is not None:
             track.begin(base.vectors[MASTER], outer_leaves(base.vectors), base.version)
@@ -183,7 +181,7 @@ class _Worker:
     def _branch(self, track: _Track, base: Base | None) -> Branch | None:
         if self.policy is None:
             return None
-        branch = Branch(self.policy, self.log.config, track.fragment, track.averaged)
+        branch = Branch(self.policy, self.log.config, self.log.plan, track.fragment, track.averaged)
         if base is not None:
             branch.begin(track.master, outer_leaves(base.vectors), base.version)
         return branch

@@ -113,9 +113,8 @@ async def _replayed(given: Settings, run: str | None, *, named: bool, asked: Ask
         log = await _log(bus, at.run)
         target = parse(asked.to, time.time_ns()) if asked.to else Target()
         if asked.policy is not None:
-            asked.policy.make_outer(
-                log.config
-            )  # says what is wrong with it before anything is read
+            # Says what is wrong with it before anything is read.
+            asked.policy.make_outer(log.config, log.plan)
         found = await survey(log, target, await read_window(log))
         bases = _bases(given, log, found, asked)
         with ExitStack() as stack:

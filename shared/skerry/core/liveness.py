@@ -42,11 +42,15 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often a learner means to pulse, and at which suspicion it is suspect and gone."""
+    """How often a learner means to pulse, and at which suspicion it is suspect and gone.
+
+    ``blocking`` learners stop for each other, so standing still says nothing about them.
+    """
 
     pulse_s: float
     suspect_phi: float
     gone_phi: float
+    blocking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,11 @@ class Progress:
     step_time_s: float
 
 
-def policy_from(*, pulse_s: float, suspect_phi: float, gone_phi: float) -> Policy:
-    """Return the policy that a run's ``[liveness]`` table says."""
-    return Policy(pulse_s, suspect_phi, gone_phi)
+def policy_from(
+    *, pulse_s: float, suspect_phi: float, gone_phi: float, blocking: bool = False
+) -> Policy:
+    """Return the policy that a run's ``[liveness]`` table says, and its mode."""
+    return Policy(pulse_s, suspect_phi, gone_phi, blocking)
 
 
 def first_heartbeat(now_s: float, policy: Policy) -> Heartbeat:
@@ -147,7 +153,8 @@ def judge(
 
     Reasons: ``pulsing``; ``silent`` for pulses that stay away, ``stalled`` for steps that do
     although it says that it trains, ``stopped`` for one that said goodbye. One that has finished
-    training need not step, but must pulse.
+    training need not step, but must pulse, and so need one that a blocking mode may hold up: its
+    trainer itself pulses meanwhile.
     """
     if activity is Activity.STOPPED:
         return Liveness.GONE, "stopped"
@@ -155,7 +162,7 @@ def judge(
     silent = phi(heartbeat, now_s, max(policy.pulse_s, step_s))
     stalled = (
         stalled_phi(progress, now_s, max(policy.pulse_s, heartbeat.mean_s))
-        if progress is not None and activity is Activity.TRAINING
+        if progress is not None and activity is Activity.TRAINING and not policy.blocking
         else 0.0
     )
     for level, state in ((policy.gone_phi, Liveness.GONE), (policy.suspect_phi, Liveness.SUSPECT)):

@@ -7,10 +7,12 @@ DiLoCo (2501.18512: lr 0.4 at H = 100) and reports that momentum hurts when H is
 - ``nesterov``: lr 0.7, momentum 0.9;
 - ``direct``: lr 1, no momentum: the global model is the mean of the local ones;
 - ``auto``: ``direct`` below H = 100, else ``nesterov``, lr from 0.4 at H = 100 to 0.7 at H = 500;
+- ``adamw``: what a learner's AdamW would do, for mode ``data-parallel`` (``skerry.core.adamw``);
 - ``module:function``: any optax transformation, built by your function.
 
 Decoupled DiLoCo (2604.21428) prints no outer learning rate; the quality benchmark is what refines
-these. The presets need neither jax nor optax and equal ``optax.sgd`` to the last bit.
+these. The presets need neither jax nor optax; those of momentum equal ``optax.sgd`` to the last
+bit.
 """
 # pyright: basic
 
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from skerry.core import backend
+from skerry.core.adamw import AdamW, Moments
 from skerry.core.fold import whole
 from skerry.core.fragments import padded
 from skerry.core.merge import Method, direction, merge
@@ -41,11 +44,12 @@ if TYPE_CHECKING:
 
     F32s = NDArray[np.float32]
 
-PRESETS = ("auto", "nesterov", "direct")
+PRESETS = ("auto", "nesterov", "direct", "adamw")
 SHORT_H = 100
 """Below this many inner steps per round, momentum hurts."""
 LONG_H = 500
 MOMENTUM = "momentum"
+FIRST, SECOND, COUNT = "first_moment", "second_moment", "count"
 
 
 class Sgd(NamedTuple):
@@ -70,8 +74,17 @@ class Outer(NamedTuple):
     fused: Sgd | None = None
 
 
-def make_outer(preset: str, *, lr: float | None, momentum: float | None, h_steps: int) -> Outer:
+def make_outer(
+    preset: str,
+    *,
+    lr: float | None,
+    momentum: float | None,
+    h_steps: int,
+    adamw: AdamW | None = None,
+) -> Outer:
     """Build the outer optimizer of a preset; ``lr`` and ``momentum`` override the preset's.
+
+    ``adamw`` is ``AdamW.of`` the run, which the preset of that name needs.
 
     Raises ConfigError for an unknown preset (with the nearest one), a bad number, or a factory
     that cannot be loaded or does not return an optax transformation.
@@ -91,6 +104,8 @@ def make_outer(preset: str, *, lr: float | None, momentum: float | None, h_steps
             f"Use one of {', '.join(PRESETS)}, or module:function"
         )
         raise ConfigError(msg, path="outer.preset", nearest=nearest)
+    if preset == "adamw":
+        return _adamw_outer(adamw, lr, momentum)
     name, default = _preset(preset, h_steps)
     sgd = Sgd(default.lr if lr is None else lr, default.momentum if momentum is None else momentum)
     return _sgd_outer(name, sgd)
@@ -164,6 +179,26 @@ def _sgd_outer(name: str, sgd: Sgd) -> Outer:
         return _fit(stored, MOMENTUM, master.size).copy()
 
     return Outer(name, init, apply, leaves, restore, sgd)
+
+
+def _adamw_outer(adamw: AdamW | None, lr: float | None, momentum: float | None) -> Outer:
+    """AdamW on averaged gradients; its state is two moments and a count of its steps."""
+    if adamw is None or adamw.fragments != 1 or (lr, momentum) != (None, None):
+        msg = (
+            "outer.preset 'adamw' takes one fragment of bare gradients, and its rate and decays "
+            "from the training settings: set mode=data-parallel, or another preset"
+        )
+        raise ConfigError(msg, path="outer.preset")
+
+    def leaves(state: Moments) -> dict[str, F32s]:
+        count = np.array([state.count], np.float32)  # exact up to 2^24 steps
+        return {FIRST: state.first, SECOND: state.second, COUNT: _to_vector(count)}
+
+    def restore(master: F32s, stored: Mapping[str, F32s]) -> Moments:
+        first, second = (_fit(stored, name, master.size).copy() for name in (FIRST, SECOND))
+        return Moments(first, second, int(_fit(stored, COUNT, 1)[0]))
+
+    return Outer("adamw", adamw.init, adamw.apply, leaves, restore)
 
 
 def from_optax(name: str, transformation: GradientTransformation) -> Outer:

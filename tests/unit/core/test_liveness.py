@@ -141,6 +141,15 @@ def test_only_training_must_advance(activity: Activity) -> None:
     assert judge(heartbeat, 1000.0, POLICY, activity=activity, progress=STUCK)[0] is Liveness.ALIVE
 
 
+def test_one_that_stops_for_the_others_must_pulse_and_not_step() -> None:
+    blocking = policy_from(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0, blocking=True)
+    held = Heartbeat(1000.0, 0.5, 0.0, 20)
+    verdict = judge(held, 1000.0, blocking, activity=Activity.TRAINING, progress=STUCK)
+    assert verdict == (Liveness.ALIVE, "pulsing")
+    verdict = judge(held, 1020.0, blocking, activity=Activity.TRAINING, progress=STUCK)
+    assert verdict == (Liveness.GONE, "silent")
+
+
 def test_one_that_said_goodbye_is_gone_at_once() -> None:
     heartbeat = rhythm([0.5])
     verdict = judge(heartbeat, heartbeat.last_s, POLICY, activity=Activity.STOPPED)

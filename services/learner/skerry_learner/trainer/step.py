@@ -36,7 +36,12 @@ StepFunction: TypeAlias = Callable[
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Return AdamW (arXiv 1711.05101) without its learning rate; decay falls on matrices only."""
+    """Return AdamW (arXiv 1711.05101) without its learning rate; decay falls on matrices only.
+
+    Where the inner loop gives bare gradients, they pass through, and there is no state.
+    """
+    if config.inner == "gradient":
+        return optax.identity()
 
     def matrices(params: Params) -> Any:
         return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
@@ -57,9 +62,12 @@ def make_step(model: Model, config: TrainConfig) -> StepFunction:
     """Return the jitted ``(state, tokens i32 [batch, seq + 1], done, share) -> (state, result)``.
 
     ``done`` (f32) is the progress of the run, ``share`` (f32) a factor on the learning rate. A step
-    whose loss or gradient is not finite leaves the state as it was and says so.
+    whose loss or gradient is not finite leaves the state as it was and says so. Where the inner
+    loop gives bare gradients neither matters: the step subtracts the mean gradient itself, so that
+    anchor - local is that gradient, up to half a unit in the last place of the parameters.
     """
     optimizer = make_optimizer(config)
+    bare = config.inner == "gradient"
 
     def step(
         state: TrainState, tokens: jax.Array, done: jax.Array, share: jax.Array
@@ -69,7 +77,7 @@ def make_step(model: Model, config: TrainConfig) -> StepFunction:
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes in its int32 step count
             updates, moments = optimizer.update(gradients, state.optimizer, state.params)
-        rate = share * learning_rate(config, done)
+        rate = jnp.ones_like(share) if bare else share * learning_rate(config, done)
         params = jax.tree.map(lambda leaf, update: leaf - rate * update, state.params, updates)
         new = TrainState(params, moments)
         kept = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
