@@ -87,7 +87,14 @@ def cases(fragment: Fragment, master: NDArray[np.float32]) -> list[Case]:
         Case("4 x int4, RDA, fresh, direction only", four.direction, size),
         Case("4 x int4, numpy reference", partial(four.reference, master, state), size),
     ]
-    for count, scheme in ((2, "int4"), (8, "int4"), (4, "int8"), (4, "bf16")):
+    for count, scheme in (
+        (2, "int4"),
+        (8, "int4"),
+        (4, "int8"),
+        (4, "bf16"),
+        (4, "e3m0"),
+        (4, "int2"),
+    ):
         others = Round(fragment, scheme, count, "rda")
         run = partial(others.step, nesterov, master, state, spare)
         found.append(Case(f"{count} x {scheme}, RDA, Nesterov", run, size))

@@ -19,10 +19,16 @@ from jax import lax
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import (
     BF16_MAX,
+    FINE_SHIFT,
+    FINEST,
     HALF,
     INF_BITS,
     MAGNITUDE,
+    POWER_BASE,
+    POWER_UP,
+    QUARTER,
     SCALE_FLOOR,
+    SCHEMES,
     ZERO_PEAK,
     Scheme,
     scheme_of,
@@ -55,10 +61,8 @@ def quantise(scheme: str, x: Array) -> DevicePlanes:
         return DevicePlanes(_bytes(bits), none, finite)
     if kind.name == "bf16":
         return DevicePlanes(_bytes(_bf16_words(bits)), none, finite)
-    scales = _scale_bits(kind, peak)
-    inverse = jnp.where(scales > 0, np.float32(1) / _widen(scales), np.float32(0))
-    whole = jnp.rint(rows * inverse[:, None]).astype(jnp.int8)
-    return DevicePlanes(_pack(kind, lax.bitcast_convert_type(whole, jnp.uint8)), scales, finite)
+    scales = _ternary_scale(rows, peak) if kind.name == "int2" else _scale_bits(kind, peak)
+    return DevicePlanes(_pack(kind, _codes(kind, rows, bits, scales)), scales, finite)
 
 
 @partial(jax.jit, static_argnames="scheme")
@@ -71,7 +75,7 @@ def dequantise(scheme: str, codes: Array, scales: Array) -> Array:
     if kind.name == "bf16":
         words = lax.bitcast_convert_type(codes.reshape(-1, BLOCK, 2), jnp.uint16)
         return _widen(words).reshape(-1)
-    whole = lax.bitcast_convert_type(_unpack(kind, codes), jnp.int8)
+    whole = _multiples(kind, codes)
     return (_widen(scales)[:, None] * whole.astype(jnp.float32)).reshape(-1)
 
 
@@ -100,9 +104,46 @@ def _norm(x: Array) -> Array:
     return top * jnp.sqrt(jnp.sum(jnp.square(x / safe)))
 
 
+def _codes(kind: Scheme, rows: Array, bits: Array, scales: Array) -> Array:
+    """Return the code of each element, u8 (blocks, 256), in the low bits."""
+    if kind.name == "int2":
+        wide = scales.astype(jnp.uint32) << np.uint32(16)
+        half = jnp.where(scales > 0, wide - np.uint32(1 << 23), np.uint32(MAGNITUDE))
+        beyond = (bits & np.uint32(MAGNITUDE)) > half[:, None]
+        signed = ((bits >> np.uint32(30)) & np.uint32(2)) | np.uint32(1)
+        return jnp.where(beyond, signed, np.uint32(0)).astype(jnp.uint8)
+    y = rows * jnp.where(scales > 0, np.float32(1) / _widen(scales), np.float32(0))[:, None]
+    if kind.name == "e3m0":
+        image = lax.bitcast_convert_type(y, jnp.uint32)
+        raised = ((image & np.uint32(MAGNITUDE)) + np.uint32(POWER_UP)) >> np.uint32(23)
+        lowest = np.uint32(POWER_BASE)
+        power = jnp.clip(raised, lowest, np.uint32(POWER_BASE + 7)) - lowest
+        sign = (image >> np.uint32(28)) & np.uint32(8)
+        return jnp.where(power > 0, power | sign, power).astype(jnp.uint8)
+    return lax.bitcast_convert_type(jnp.rint(y).astype(jnp.int8), jnp.uint8)
+
+
+def _ternary_scale(rows: Array, peak: Array) -> Array:
+    exponent = lax.bitcast_convert_type(peak >> np.uint32(23), jnp.int32)
+    shift = jnp.minimum(np.int32(FINE_SHIFT) - exponent, np.int32(FINEST))
+    per_unit = lax.bitcast_convert_type((np.int32(127) + shift) << np.int32(23), jnp.float32)
+    unit = lax.bitcast_convert_type((np.int32(127) - shift) << np.int32(23), jnp.float32)
+    magnitudes = (jnp.abs(rows) * per_unit[:, None]).astype(jnp.int32)
+    top = (lax.bitcast_convert_type(peak, jnp.float32) * per_unit).astype(jnp.int32)
+    present = jnp.sum((magnitudes > 0).astype(jnp.int32), axis=1)
+    twice = np.int32(2) * jnp.maximum(present, np.int32(1))
+    level = lax.div(np.int32(3) * jnp.sum(magnitudes, axis=1), twice)
+    third = lax.div(top + np.int32(2), jnp.full_like(top, 3))
+    level = jnp.minimum(jnp.maximum(level, third), top)
+    return _round_up(SCHEMES["int2"], level.astype(jnp.float32) * unit, peak)
+
+
 def _scale_bits(kind: Scheme, peak: Array) -> Array:
-    step = lax.bitcast_convert_type(peak, jnp.float32) * kind.step
-    raised = (lax.bitcast_convert_type(step, jnp.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)
+    return _round_up(kind, lax.bitcast_convert_type(peak, jnp.float32) * kind.step, peak)
+
+
+def _round_up(kind: Scheme, scale: Array, peak: Array) -> Array:
+    raised = (lax.bitcast_convert_type(scale, jnp.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)
     held = jnp.clip(raised, np.uint32(SCALE_FLOOR), np.uint32(kind.scale_ceiling))
     return jnp.where(peak <= np.uint32(ZERO_PEAK), np.uint32(0), held).astype(jnp.uint16)
 
@@ -126,19 +167,37 @@ def _bytes(words: Array) -> Array:
 
 
 def _pack(kind: Scheme, codes: Array) -> Array:
-    four, low = np.uint8(4), np.uint8(15)
+    """Return u8 (blocks, code_bytes) from codes u8 (blocks, 256)."""
+    two, four, low = np.uint8(2), np.uint8(4), np.uint8(15)
     first, second = codes[:, :HALF], codes[:, HALF:]
     lower = (first & low) | (second << four)
-    if kind.name == "int4":
+    if kind.name == "int2":
+        return lower[:, :QUARTER] | (lower[:, QUARTER:] << two)
+    if kind.name != "int8":
         return lower
     return jnp.concatenate([(first >> four) | (second & np.uint8(0xF0)), lower], axis=1)
 
 
-def _unpack(kind: Scheme, codes: Array) -> Array:
-    four, low, high = np.uint8(4), np.uint8(15), np.uint8(0xF0)
+def _multiples(kind: Scheme, codes: Array) -> Array:
+    """Return how many scales each element is, i8 (blocks, 256)."""
+    one, four, low, high = np.uint8(1), np.uint8(4), np.uint8(15), np.uint8(0xF0)
+    if kind.name == "int2":
+        spread = [(codes >> np.uint8(shift)) & np.uint8(3) for shift in (0, 2, 4, 6)]
+        code = jnp.concatenate(spread, axis=1)
+        return _signed(code & one, code & np.uint8(2))
+    nibbles = jnp.concatenate([codes & low, codes >> four], axis=1)
+    if kind.name == "e3m0":
+        power = (one << (nibbles & np.uint8(7))) >> one
+        return _signed(power, nibbles & np.uint8(8))
     if kind.name == "int4":
-        flipped = jnp.concatenate([codes & low, codes >> four], axis=1)
-        return (flipped ^ np.uint8(8)) - np.uint8(8)
+        return lax.bitcast_convert_type((nibbles ^ np.uint8(8)) - np.uint8(8), jnp.int8)
     upper, lower = codes[:, :HALF], codes[:, HALF:]
     first = (upper << four) | (lower & low)
-    return jnp.concatenate([first, (upper & high) | (lower >> four)], axis=1)
+    whole = jnp.concatenate([first, (upper & high) | (lower >> four)], axis=1)
+    return lax.bitcast_convert_type(whole, jnp.int8)
+
+
+def _signed(magnitude: Array, sign: Array) -> Array:
+    """Return i8 from a magnitude up to 64, negated where ``sign`` is not 0."""
+    positive = lax.bitcast_convert_type(magnitude, jnp.int8)
+    return jnp.where(sign > 0, -positive, positive)

@@ -15,9 +15,14 @@ from numba import njit, types
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import (
     BF16_MAX,
+    FINE_SHIFT,
+    FINEST,
     HALF,
     INF_BITS,
     MAGNITUDE,
+    POWER_BASE,
+    POWER_UP,
+    QUARTER,
     SCALE_FLOOR,
     ZERO_PEAK,
     Planes,
@@ -52,6 +57,10 @@ _BF16_MAX = np.uint32(BF16_MAX)
 _ROUND_UP = np.int32(0xFFFF)
 _ROUND = np.float32(12_582_912.0)
 """1.5 * 2**23: adding and subtracting it rounds a small f32 to an integer, half to even."""
+_POWER_UP, _POWER_BASE = np.int32(POWER_UP), np.int32(POWER_BASE)
+_FINE_SHIFT, _FINEST, _BIAS = np.int32(FINE_SHIFT), np.int32(FINEST), np.int32(127)
+_N1, _N2, _N3, _N6, _N7, _N8 = (np.int32(n) for n in (1, 2, 3, 6, 7, 8))
+_N23, _N30 = np.int32(23), np.int32(30)
 _N0, _N4, _N15, _N16, _N28 = np.int32(0), np.int32(4), np.int32(15), np.int32(16), np.int32(28)
 
 
@@ -106,6 +115,26 @@ def _scale(peak: np.int32, step: np.float32, ceiling: np.int32) -> np.int32:
     return min(max((raw + _ROUND_UP) >> _N16, _FLOOR), ceiling)
 
 
+@compiled(array(f32, 2), i64, i32, i32)
+def _ternary_scale(x: F32s, b: int, peak: np.int32, ceiling: np.int32) -> np.int32:
+    """Bf16 bits of the scale of block ``b``, as in ``quantise.ternary_scale``."""
+    if peak <= _ZERO_PEAK:
+        return _N0
+    shift = min(_FINE_SHIFT - (peak >> _N23), _FINEST)
+    per_unit = np.int32((_BIAS + shift) << _N23).view(np.float32)
+    unit = np.int32((_BIAS - shift) << _N23).view(np.float32)
+    total, present = _N0, _N0
+    for i in range(BLOCK):
+        magnitude = np.int32(abs(x[b, i]) * per_unit)
+        total = np.int32(total + magnitude)
+        present = np.int32(present + (_N1 if magnitude > _N0 else _N0))
+    top = np.int32(np.int32(peak).view(np.float32) * per_unit)
+    level = np.int32((_N3 * total) // (_N2 * max(present, _N1)))
+    level = min(max(level, np.int32((top + _N2) // _N3)), top)
+    raw = np.float32(np.float32(level) * unit).view(np.int32)
+    return min(max((raw + _ROUND_UP) >> _N16, _FLOOR), ceiling)
+
+
 @compiled(i32)
 def _reciprocal(scale: np.int32) -> np.float32:
     if scale == _N0:
@@ -148,6 +177,59 @@ def _quantise_int8(
             second = np.int32((x[b, i + HALF] * inverse + _ROUND) - _ROUND)
             codes[b, i] = np.uint8(((first >> _N4) & _N15) | (second & high))
             codes[b, i + HALF] = np.uint8((first & _N15) | ((second & _N15) << _N4))
+    return True
+
+
+@compiled(f32)
+def _power(y: np.float32) -> np.int32:
+    """Sign and exponent in four bits, as in ``quantise``'s e3m0."""
+    bits = np.float32(y).view(np.int32)
+    raised = np.int32(((bits & _MAGNITUDE) + _POWER_UP) >> _N23)
+    power = min(max(np.int32(raised - _POWER_BASE), _N0), _N7)
+    return np.int32(power | ((bits >> _N28) & _N8)) if power > _N0 else _N0
+
+
+@compiled(*_ENCODER)
+def _quantise_e3m0(
+    x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
+) -> bool:
+    for b in range(x.shape[0]):
+        peak = _peak(bits, b)
+        if peak >= _INF:
+            return False
+        scale = _scale(peak, step, ceiling)
+        scales[b] = scale
+        inverse = _reciprocal(scale)
+        for i in range(HALF):
+            first, second = _power(x[b, i] * inverse), _power(x[b, i + HALF] * inverse)
+            codes[b, i] = np.uint8(first | (second << _N4))
+    return True
+
+
+@compiled(i32, i32)
+def _ternary(bits: np.int32, half: np.int32) -> np.int32:
+    """Sign and magnitude in two bits of the f32 that these are the bits of."""
+    return np.int32(((bits >> _N30) & _N2) | _N1) if (bits & _MAGNITUDE) > half else _N0
+
+
+@compiled(*_ENCODER)
+def _quantise_int2(
+    x: F32s, bits: I32s, _step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
+) -> bool:
+    for b in range(x.shape[0]):
+        peak = _peak(bits, b)
+        if peak >= _INF:
+            return False
+        scale = _ternary_scale(x, b, peak, ceiling)
+        scales[b] = scale
+        half = np.int32((scale << _N16) - (_N1 << _N23)) if scale > _N0 else _MAGNITUDE
+        for i in range(QUARTER):
+            first = _ternary(bits[b, i], half)
+            second = _ternary(bits[b, i + QUARTER], half)
+            third = _ternary(bits[b, i + 2 * QUARTER], half)
+            fourth = _ternary(bits[b, i + 3 * QUARTER], half)
+            low, high = first | (second << _N2), third | (fourth << _N2)
+            codes[b, i] = np.uint8(low | (high << _N4))
     return True
 
 
@@ -201,11 +283,60 @@ def _dequantise_int8(codes: U8s, scales: U16s, out: F32s) -> None:
             out[b, i + HALF] = scale * np.float32(np.int32((second ^ sign) - sign))
 
 
+@compiled(i32)
+def power_of(code: np.int32) -> np.float32:
+    """Return the multiple of its scale that the low four bits stand for in e3m0."""
+    power = np.int32(np.int32(_N1 << (code & _N7)) >> _N1)
+    return np.float32(-power if code & _N8 else power)
+
+
+@compiled(i32)
+def ternary_of(code: np.int32) -> np.float32:
+    """Return the multiple of its scale that the low two bits stand for in int2."""
+    return np.float32(np.int32(code & _N1) * np.int32(_N1 - (code & _N2)))
+
+
+@compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
+def _dequantise_e3m0(codes: U8s, scales: U16s, out: F32s) -> None:
+    for b in range(codes.shape[0]):
+        scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
+        for i in range(HALF):
+            byte = np.int32(codes[b, i])
+            out[b, i] = scale * power_of(byte)
+            out[b, i + HALF] = scale * power_of(np.int32(byte >> _N4))
+
+
+@compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
+def _dequantise_int2(codes: U8s, scales: U16s, out: F32s) -> None:
+    for b in range(codes.shape[0]):
+        scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
+        for i in range(QUARTER):
+            byte = np.int32(codes[b, i])
+            out[b, i] = scale * ternary_of(byte)
+            out[b, i + QUARTER] = scale * ternary_of(np.int32(byte >> _N2))
+            out[b, i + 2 * QUARTER] = scale * ternary_of(np.int32(byte >> _N4))
+            out[b, i + 3 * QUARTER] = scale * ternary_of(np.int32(byte >> _N6))
+
+
 @compiled(array(u16, 2), array(u32, 2, written=True))
 def _dequantise_bf16(words: U16s, out: U32s) -> None:
     for b in range(words.shape[0]):
         for i in range(BLOCK):
             out[b, i] = np.uint32(words[b, i]) << np.uint32(16)
+
+
+_ENCODERS = {
+    "int8": _quantise_int8,
+    "int4": _quantise_int4,
+    "e3m0": _quantise_e3m0,
+    "int2": _quantise_int2,
+}
+_DECODERS = {
+    "int8": _dequantise_int8,
+    "int4": _dequantise_int4,
+    "e3m0": _dequantise_e3m0,
+    "int2": _dequantise_int2,
+}
 
 
 @compiled(array(f32, 2), i64, fastmath={"reassoc", "contract"})
@@ -229,8 +360,7 @@ def quantise(scheme: str, x: NDArray[np.float32]) -> Planes:
     elif kind.name == "bf16":
         finite = _quantise_bf16(rows.view(np.uint32), codes.view(np.uint16))
     else:
-        encode = _quantise_int4 if kind.name == "int4" else _quantise_int8
-        ceiling = np.int32(kind.scale_ceiling)
+        encode, ceiling = _ENCODERS[kind.name], np.int32(kind.scale_ceiling)
         finite = encode(rows, rows.view(np.int32), kind.step, ceiling, codes, scales)
     if not finite:
         raise diverged()
@@ -248,8 +378,6 @@ def dequantise(
         rows.view(np.uint8)[:] = planes.codes
     elif kind.name == "bf16":
         _dequantise_bf16(planes.codes.view(np.uint16), rows.view(np.uint32))
-    elif kind.name == "int4":
-        _dequantise_int4(planes.codes, planes.scales, rows)
     else:
-        _dequantise_int8(planes.codes, planes.scales, rows)
+        _DECODERS[kind.name](planes.codes, planes.scales, rows)
     return vector

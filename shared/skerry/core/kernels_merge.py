@@ -20,11 +20,13 @@ from skerry.core.kernels import (
     i1,
     i32,
     i64,
+    power_of,
     sum_of_squares,
+    ternary_of,
     u8,
     u16,
 )
-from skerry.core.quantise import HALF, SCHEMES, as_blocks
+from skerry.core.quantise import HALF, QUARTER, SCHEMES, as_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +47,33 @@ if TYPE_CHECKING:
 WAYS = 4
 """Contributions that one pass adds; more of them take more passes over the output."""
 _BF16, _INT8, _INT4 = (np.int32(SCHEMES[name].id) for name in ("bf16", "int8", "int4"))
+_E3M0, _INT2 = (np.int32(SCHEMES[name].id) for name in ("e3m0", "int2"))
+_N2, _N6 = np.int32(2), np.int32(6)
 _N4, _N15, _N16, _N28 = np.int32(4), np.int32(15), np.int32(16), np.int32(28)
 _SIGN, _HIGH = np.int32(0x80), np.int32(0xF0)
 _ZERO = np.float32(0)
 _CODES, _SCALES = array(u8, 2), array(u16, 1)
 _FOUR_CODES, _FOUR_SCALES = four(_CODES), four(_SCALES)
+
+
+@compiled(_CODES, _SCALES, i64, i32, f32, array(f32, 2, written=True))
+def _add_coarse(
+    codes: U8s, scales: U16s, b: int, scheme: np.int32, weight: np.float32, out: F32s
+) -> None:
+    """Do what ``_add`` does, for e3m0 and int2."""
+    scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
+    if scheme == _E3M0:
+        for i in range(HALF):
+            byte = np.int32(codes[b, i])
+            out[b, i] += weight * (scale * power_of(byte))
+            out[b, i + HALF] += weight * (scale * power_of(np.int32(byte >> _N4)))
+        return
+    for i in range(QUARTER):
+        byte = np.int32(codes[b, i])
+        out[b, i] += weight * (scale * ternary_of(byte))
+        out[b, i + QUARTER] += weight * (scale * ternary_of(np.int32(byte >> _N2)))
+        out[b, i + 2 * QUARTER] += weight * (scale * ternary_of(np.int32(byte >> _N4)))
+        out[b, i + 3 * QUARTER] += weight * (scale * ternary_of(np.int32(byte >> _N6)))
 
 
 @compiled(_CODES, _SCALES, i64, i32, f32, array(f32, 2, written=True))
@@ -69,6 +93,8 @@ def _add(codes: U8s, scales: U16s, b: int, scheme: np.int32, weight: np.float32,
             second = (upper & _HIGH) | (lower >> _N4)
             out[b, i] += weight * (scale * np.float32(np.int32((first ^ _SIGN) - _SIGN)))
             out[b, i + HALF] += weight * (scale * np.float32(np.int32((second ^ _SIGN) - _SIGN)))
+    elif scheme in (_E3M0, _INT2):
+        _add_coarse(codes, scales, b, scheme, weight, out)
     elif scheme == _BF16:
         words = codes[b].view(np.uint16)
         for i in range(BLOCK):

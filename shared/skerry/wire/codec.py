@@ -79,6 +79,8 @@ SECTIONS: Mapping[str, tuple[Section, ...]] = {
     "bf16": (Section(1, 2 * BLOCK, 1, step=2), Section(0, 2 * BLOCK, STORED, step=2)),
     "int8": (_SCALES, Section(0, BLOCK // 2, 1), Section(BLOCK // 2, BLOCK, STORED)),
     "int4": (_SCALES, Section(0, BLOCK // 2, 1)),
+    "e3m0": (_SCALES, Section(0, BLOCK // 2, 1)),
+    "int2": (_SCALES, Section(0, BLOCK // 4, 1)),
 }
 """How each scheme is laid out on the wire.
 

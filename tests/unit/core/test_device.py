@@ -54,7 +54,7 @@ def test_decoding_equals_the_reference(name: str, magnitude: float) -> None:
     assert np.array_equal(np.asarray(decoded).view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "e3m0", "int2"])
 def test_every_byte_decodes_as_in_the_reference(name: str) -> None:
     kind = quantise.SCHEMES[name]
     codes = np.random.default_rng(4).integers(0, 256, (64, kind.code_bytes)).astype(np.uint8)

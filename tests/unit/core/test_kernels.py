@@ -51,7 +51,7 @@ def test_codec_equals_the_reference_on_dense_blocks(name: str, magnitude: float)
     assert np.array_equal(found.scales, expected.scales)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "e3m0", "int2"])
 def test_every_byte_decodes_as_in_the_reference(name: str) -> None:
     kind = quantise.SCHEMES[name]
     codes = np.random.default_rng(4).integers(0, 256, (64, kind.code_bytes)).astype(np.uint8)
@@ -86,6 +86,8 @@ def test_read_only_planes_decode() -> None:
         ("int4", "int4"),
         ("int8",),
         ("f32", "bf16", "int8", "int4"),
+        ("e3m0",) * 4,
+        ("int2", "int4", "e3m0", "int2", "int2"),
     ],
     ids="-".join,
 )

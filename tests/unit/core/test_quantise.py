@@ -17,6 +17,7 @@ F32_MAX = float(np.finfo(np.float32).max)
 TINY = 5e-324
 NAMES = tuple(q.SCHEMES)
 INTEGERS = ("int8", "int4")
+SCALED = tuple(name for name, scheme in q.SCHEMES.items() if scheme.has_scales)
 
 # Extremes are what break a quantiser: let hypothesis reach for them in every block.
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -48,9 +49,9 @@ def test_error_stays_within_the_table(x: NDArray[np.float32], name: str) -> None
     assert bool((np.abs(decoded - exact) <= bound + scheme.absolute_error).all())
 
 
-@given(x=vectors, name=st.sampled_from(INTEGERS))
+@given(x=vectors, name=st.sampled_from(SCALED))
 @settings(max_examples=30)
-def test_integer_schemes_are_odd_so_they_have_no_bias_towards_a_sign(
+def test_scaled_schemes_are_odd_so_they_have_no_bias_towards_a_sign(
     x: NDArray[np.float32], name: str
 ) -> None:
     assert np.array_equal(round_trip(name, -x), -round_trip(name, x))
@@ -79,7 +80,89 @@ def test_encoding_what_was_decoded_changes_nothing(name: str) -> None:
     assert np.array_equal(round_trip(name, x), x)
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("name", ["e3m0", "int2"])
+def test_encoding_powers_and_signs_again_changes_nothing(name: str) -> None:
+    x = round_trip(name, np.random.default_rng(3).standard_normal(64 * BLOCK).astype(np.float32))
+    assert np.array_equal(round_trip(name, x), x)
+
+
+@pytest.mark.parametrize("name", q.SCHEMES)
+def test_an_element_is_stored_alike_wherever_it_lies_in_its_block(name: str) -> None:
+    x = np.random.default_rng(5).laplace(size=(64, BLOCK)).astype(np.float32)
+    order = np.random.default_rng(6).permutation(BLOCK)
+    found = round_trip(name, x[:, order].reshape(-1)).reshape(-1, BLOCK)
+    assert np.array_equal(found, round_trip(name, x.reshape(-1)).reshape(-1, BLOCK)[:, order])
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [(64, 64), (46.5, 64), (46.3, 32), (-1.46, -2), (-1.44, -1), (0.73, 1), (0.72, 0), (-0.5, 0)],
+)
+def test_e3m0_rounds_to_a_power_of_two_from_145_hundredths_up(value: float, stored: float) -> None:
+    assert round_trip("e3m0", block(64, value))[1] == stored
+
+
+def test_e3m0_is_off_by_at_most_38_hundredths_of_a_value_that_is_not_near_zero() -> None:
+    x = np.random.default_rng(7).standard_normal(256 * BLOCK).astype(np.float32)
+    error = np.abs(round_trip("e3m0", x) - x).reshape(-1, BLOCK)
+    size = np.abs(x).reshape(-1, BLOCK)
+    near_zero = size < 0.74 / 64 * size.max(axis=1, keepdims=True)
+    assert float((error[~near_zero] / size[~near_zero]).max()) < 0.3804
+
+
+BLOCKS_OF = {
+    "gaussian": np.random.default_rng(8).standard_normal(4096 * BLOCK).astype(np.float32),
+    "laplacian": np.random.default_rng(9).laplace(size=4096 * BLOCK).astype(np.float32),
+}
+
+
+def lost_energy(scheme: str, x: NDArray[np.float32]) -> float:
+    """The error's share of a vector's energy."""
+    error = (round_trip(scheme, x) - x).astype(np.float64)
+    return float(np.square(error).sum() / np.square(x.astype(np.float64)).sum())
+
+
+@pytest.mark.parametrize("kind", BLOCKS_OF)
+def test_e3m0_keeps_length_and_direction(kind: str) -> None:
+    x = BLOCKS_OF[kind]
+    decoded = round_trip("e3m0", x)
+    along = float(np.dot(x, decoded))
+    assert abs(along / float(np.dot(x, x)) - 1) < 5e-3
+    assert along / float(np.linalg.norm(x) * np.linalg.norm(decoded)) > 0.98
+
+
+@pytest.mark.parametrize(("kind", "optimum"), [("gaussian", 0.1902), ("laplacian", 0.2642)])
+def test_int2_loses_little_more_energy_than_the_best_three_levels(
+    kind: str, optimum: float
+) -> None:
+    assert lost_energy("int2", BLOCKS_OF[kind]) < 1.04 * optimum
+
+
+@given(x=vectors)
+@settings(max_examples=60)
+def test_int2_never_makes_an_element_worse_than_sending_nothing(x: NDArray[np.float32]) -> None:
+    exact = x.astype(np.float64)
+    assert bool((np.abs(round_trip("int2", x) - exact) <= np.abs(exact)).all())
+
+
+def test_int2_scale_follows_what_is_not_zero() -> None:
+    x = np.random.default_rng(10).standard_normal(BLOCK).astype(np.float32)
+    x[40:] = 0
+    decoded = round_trip("int2", x)
+    present = np.abs(x[:40])
+    assert np.abs(decoded).max() == pytest.approx(1.5 * present.mean(), rel=2.0**-7)
+    assert not decoded[40:].any()
+
+
+def test_int2_sends_a_third_of_a_spike_at_least_and_never_more_than_the_spike() -> None:
+    spike = round_trip("int2", np.r_[np.float32(1), np.full(255, 1e-3, np.float32)])
+    assert spike[0] == pytest.approx(1 / 3, rel=2.0**-7)
+    assert not spike[1:].any()
+    even = np.full(BLOCK, 0.5, np.float32)
+    assert np.array_equal(round_trip("int2", even), even)
+
+
+@pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("value", [0.0, -0.0, TINY, 1e-45, 1e-38, -(2.0**-121)])
 def test_a_block_of_nothing_is_all_zero_bytes(name: str, value: float) -> None:
     planes = q.quantise(name, block(value))
@@ -141,6 +224,29 @@ def test_int8_puts_high_nibbles_before_low_ones() -> None:
 def test_int4_puts_two_halves_of_a_block_into_one_byte() -> None:
     codes = q.quantise("int4", np.r_[block()[:128] + 7, block()[:128] - 2].astype(np.float32)).codes
     assert codes[0, 0] == 0xE7
+
+
+def test_e3m0_puts_sign_and_exponent_of_two_halves_into_one_byte() -> None:
+    codes = q.quantise(
+        "e3m0", np.r_[block()[:128] + 64, block()[:128] - 2].astype(np.float32)
+    ).codes
+    assert codes[0, 0] == 0xA7
+
+
+def test_int2_puts_four_quarters_of_a_block_into_one_byte() -> None:
+    quarters = np.repeat(np.float32([1, -1, 0, 1]), 64)
+    assert set(q.quantise("int2", quarters).codes[0]) == {0b01_00_11_01}
+
+
+def test_codes_that_are_never_written_decode_to_a_plain_zero() -> None:
+    for name, byte in (("e3m0", 0x88), ("int2", 0xAA)):
+        codes = np.full((1, q.SCHEMES[name].code_bytes), byte, np.uint8)
+        decoded = q.dequantise(name, q.Planes(codes, np.full(1, 0x3F80, np.uint16)))
+        assert not decoded.view(np.uint32).any()
+
+
+def test_two_bits_are_fed_back_and_no_others() -> None:
+    assert [name for name, scheme in q.SCHEMES.items() if scheme.feedback] == ["int2"]
 
 
 @pytest.mark.parametrize("name", NAMES)

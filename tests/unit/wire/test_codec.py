@@ -137,7 +137,7 @@ def test_packing_planes_equals_encoding_the_vector(scheme: str) -> None:
 
 @SCHEME
 def test_a_chunk_decodes_alone(scheme: str) -> None:
-    x = gaussian(50)
+    x = gaussian(80)
     chunk = chunks_of(scheme, x, 4096)[1]
     part = x[chunk.first_block * BLOCK :][: chunk.blocks * BLOCK]
 
@@ -158,7 +158,10 @@ def test_a_chunk_too_small_for_a_block_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "sigma", "bits"),
-    [("int4", 1e-4, 3.45), ("int8", 1e-4, 7.55), ("bf16", 0.02, 11.2), ("f32", 0.02, 27.5)],
+    [
+        *(("int4", 1e-4, 3.45), ("int8", 1e-4, 7.55), ("bf16", 0.02, 11.2), ("f32", 0.02, 27.5)),
+        *(("e3m0", 1e-4, 3.6), ("int2", 1e-4, 1.62)),
+    ],
 )
 def test_bits_per_parameter(scheme: str, sigma: float, bits: float) -> None:
     x = gaussian(4096, sigma)
@@ -350,7 +353,7 @@ def test_a_header_that_disagrees_with_its_scheme_is_refused(three: list[Chunk]) 
     with pytest.raises(Corrupt):
         unpack(replace(header, blocks=2**40), three[0].packed)
     with pytest.raises(UnknownScheme):
-        unpack(replace(header, scheme="int2"), three[0].packed)
+        unpack(replace(header, scheme="int3"), three[0].packed)
 
 
 def test_a_payload_above_its_bound_is_oversized(three: list[Chunk]) -> None:

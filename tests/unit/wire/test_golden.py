@@ -25,6 +25,8 @@ DIGESTS = {
     "bf16": 0x76CB_6ADC_DF2A_D45B,
     "int8": 0xBB26_FEC8_8CB2_C265,
     "int4": 0x585D_C194_8B1C_12D0,
+    "e3m0": 0xE4A4_AFF4_3231_4F1B,
+    "int2": 0xC11A_6D40_6C04_4628,
 }
 """xxh3-64 of the vector that each chunk decodes to."""
 
