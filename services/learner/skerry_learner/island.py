@@ -195,8 +195,8 @@ class Island:
     def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)
         if self._held():
-            self.pulse()  # a round is opened by what learners say: each moment unsaid is waited for
-        else:
+            self.pulse()  # rounds open by what learners say: all wait for what is not said
+        elif not self._done():  # else the next thing said is that training is over
             self._tick()
         while self._held():
             yield self._idle

@@ -164,7 +164,7 @@ class Conductor:
         quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
         closing = Closing(
             reason=reason,
-            step=self._told_clock(closed_s),
+            step=self._closing_clock(state, closed_s),
             opened_ns=opened.record.opened_ns,
             closed_ns=self.wall_ns(),
             quorum_s=quorum_s,
@@ -278,11 +278,26 @@ class Conductor:
         return True
 
     def _clock(self, now: float) -> int:
-        """Return the clock that rounds are opened by; a little ahead of what is on record."""
+        """Return the clock that rounds are opened by; a little ahead of what is on record.
+
+        Not where learners stop and say so: a round that was opened early would be answered early,
+        and whoever then comes to its due step would wait for another one.
+        """
+        if self.timetable.blocking:
+            return self._told_clock(now)
         return max(self._committed, self.fleet.clock(now, self.config.sync.quorum))
 
     def _told_clock(self, now: float) -> int:
         return max(self._committed, self.fleet.told_clock(now, self.config.sync.quorum))
+
+    def _closing_clock(self, state: FragmentState, now: float) -> int:
+        """Return the clock to put on record; where learners stop for a round, not below its step.
+
+        A learner that joined meanwhile has told a lower one; by that, those who stopped would wait
+        for this round for ever.
+        """
+        stopped_at = state.launched_step if self.timetable.blocking else 0
+        return max(stopped_at, self._told_clock(now))
 
     @property
     def _committed(self) -> int:

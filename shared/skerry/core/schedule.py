@@ -5,6 +5,10 @@ take turns and the link is used evenly. Sources: Streaming DiLoCo (arXiv 2501.18
 streaming partial updates (offsets) and on overlapping communication (tau); Decoupled DiLoCo
 (arXiv 2604.21428), on the syncer (global clock by the K-th fastest learner). The launch floor is
 ours: on a fast link rounds would otherwise follow each other far more often than H steps apart.
+
+Where tau = 0 (*blocking*) a learner stops at a due step until its round is over, and says so. Then
+no clock needs to be estimated and no floor to be kept: H steps lie between two rounds by the
+stopping itself, and any other wait would be added to every round.
 """
 
 from __future__ import annotations
@@ -33,6 +37,11 @@ class Schedule:
     def launched(self) -> int:
         """How many fragments the launches that are asked for are about."""
         return self.fragments if self.own is None else self.own
+
+    @property
+    def blocking(self) -> bool:
+        """Whether learners stop at each due step until the round is over."""
+        return self.overlap_steps == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +118,11 @@ def launch_floor_s(schedule: Schedule, step_time_s: float) -> float:
     """Return the least time between two launches in seconds: ``H * step_time / P``.
 
     Of a part of the fragments, so many times as long that the floors of all parts together allow
-    one launch per ``H * step_time / P``.
+    one launch per ``H * step_time / P``. Blocking learners keep the distance themselves, and their
+    step time holds the wait for the round before: a floor of it could only grow.
     """
+    if schedule.blocking:
+        return 0.0
     return schedule.h_steps * step_time_s / schedule.launched
 
 
@@ -163,7 +175,8 @@ def next_launch_s(
 ) -> float | None:
     """Return in how many seconds time alone could make ``next_round`` launch; 0: now.
 
-    None if only an event can: a round that closes, or a first measurement of the step time.
+    None if only an event can: a round that closes, a first measurement of the step time, or a
+    blocking learner that has come to its due step.
     """
     idle = [state for state in states if not state.in_flight]
     if len(states) - len(idle) >= max_in_flight or not idle:
@@ -172,7 +185,9 @@ def next_launch_s(
     due = min(due_step(schedule, s.fragment, s.last_due_step) for s in idle)
     if due <= clock:
         return floor_s
-    return max(floor_s, (due - clock) * step_time_s) if step_time_s > 0 else None
+    if schedule.blocking or step_time_s <= 0:
+        return None
+    return max(floor_s, (due - clock) * step_time_s)
 
 
 def _overdue(

@@ -99,6 +99,19 @@ def test_the_launch_floor_spreads_a_period_over_the_fragments() -> None:
     assert launch_floor_s(Schedule(8, 24, 2), 0.5) == 1.5
 
 
+def test_learners_that_stop_for_each_round_need_no_floor() -> None:
+    schedule, states = Schedule(1, 1, 0), [idle(0, 7)]
+    assert launch_floor_s(schedule, 0.5) == 0
+    assert next_round(schedule, 8, 10.0, 10.0, 0.5, states, 1)[1] == "due"
+    assert next_launch_s(schedule, 8, 10.0, 10.0, 0.5, states, 1) == 0
+
+
+def test_time_alone_brings_no_learner_to_where_it_stops() -> None:
+    schedule, states = Schedule(1, 24, 0), [idle(0)]
+    assert next_launch_s(schedule, 23, 10.0, None, 0.5, states, 1) is None
+    assert next_launch_s(Schedule(1, 24, 1), 23, 10.0, None, 0.5, states, 1) == 0.5
+
+
 @pytest.mark.parametrize(
     ("schedule", "room"),
     [
@@ -166,7 +179,10 @@ def test_waking_in_time_finds_a_launch(
     room = max_in_flight(schedule)
     wait_s = next_launch_s(schedule, clock, since_s, 0.0, step_time_s, states, room)
     if wait_s is None:
-        assert sum(flags) >= room or all(flags)
+        in_the_air = sum(flags) >= room or all(flags)
+        assert in_the_air or next_round(schedule, clock, since_s, 0.0, step_time_s, states, room)[
+            1
+        ] == ("not_due" if schedule.blocking else None)
         return
     later, step = since_s + wait_s + 1e-6, clock + round(wait_s / step_time_s + 1e-6)
     assert next_round(schedule, step, later, 0.0, step_time_s, states, room)[1] == "due"

@@ -70,6 +70,34 @@ def test_a_step_that_is_not_finite_changes_nothing_and_says_so() -> None:
         np.testing.assert_array_equal(local(trainer, plan, fragment), before[fragment])
 
 
+def test_bare_gradients_are_what_a_step_takes_away() -> None:
+    config = RunConfig(mode="data-parallel", model=MODEL, data=DataConfig(batch=2, seq_len=16))
+    model = build_model(MODEL, config.train)
+    plan = fragments.plan(specs_of(model), 1)
+    trainer = Trainer(model, config, plan)
+    trainer.adopt(0, local(trainer, plan, 0))
+    loss, gradients = jax.value_and_grad(model.loss)(trainer.state.params, batch())
+    result = trainer.step(batch(), 0.5, share=0.1)
+    sent = np.array(trainer.capture(0))
+    wanted = fragments.gather(plan.fragments[0], [np.array(g) for g in jax.tree.leaves(gradients)])
+    np.testing.assert_allclose(sent, wanted, rtol=0, atol=2e-7)
+    assert float(result.loss) == pytest.approx(float(loss), rel=1e-6)
+    assert not jax.tree.leaves(trainer.moments_like()), "no moments are kept"
+
+
+def test_bare_gradients_that_are_not_finite_are_skipped() -> None:
+    config = RunConfig(mode="data-parallel", model=MODEL, data=DataConfig(batch=2, seq_len=16))
+    model = build_model(MODEL, config.train)
+    plan = fragments.plan(specs_of(model), 1)
+    trainer = Trainer(model, config, plan)
+    broken: Any = jax.tree.map(lambda leaf: leaf, trainer.state.params)
+    broken["norm"] = broken["norm"].at[0].set(jnp.inf)
+    trainer.state = trainer.state._replace(params=broken)
+    before = local(trainer, plan, 0)
+    assert not bool(trainer.step(batch(), 0.5).finite)
+    np.testing.assert_array_equal(local(trainer, plan, 0), before)
+
+
 def test_warming_leaves_a_fresh_state() -> None:
     trainer, plan = trainer_of()
     before = local(trainer, plan, 1)
