@@ -32,6 +32,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"any of {names}")
     made.add_argument("--cells", metavar="PATTERN", help='only cells whose key matches, as "H24-*"')
     made.add_argument("--seeds", type=int, nargs="+", help="these instead of each cell's own")
+    made.add_argument(
+        "--tokens", type=float, default=1.0, metavar="SHARE", help="of each run; to try things out"
+    )
     made.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     made.add_argument("--results", type=Path, default=Path(".skerry/quality"), metavar="DIR")
     made.add_argument("--report", type=Path, metavar="PAGE", help="also write docs/quality.md")
@@ -40,8 +43,10 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return made.parse_args(arguments)
 
 
-def chosen(names: Sequence[str], pattern: str | None) -> tuple[Experiment, ...]:
+def chosen(names: Sequence[str], pattern: str | None, share: float = 1.0) -> tuple[Experiment, ...]:
     """Return the named experiments in the order given (default: all), less other cells.
+
+    ``share``: how much of its tokens each run is given.
 
     Raises ValueError for a name that there is not.
     """
@@ -51,12 +56,14 @@ def chosen(names: Sequence[str], pattern: str | None) -> tuple[Experiment, ...]:
         msg = f"There is no experiment {', '.join(unknown)}; there are {', '.join(known)}."
         raise ValueError(msg)
     picked = [known[name] for name in names] if names else list(known.values())
-    if pattern is None:
-        return tuple(picked)
     return tuple(
         replace(
             experiment,
-            cells=tuple(c for c in experiment.cells if fnmatch.fnmatch(c.key, pattern)),
+            cells=tuple(
+                replace(cell, tokens=round(share * cell.tokens))
+                for cell in experiment.cells
+                if fnmatch.fnmatch(cell.key, pattern or "*")
+            ),
         )
         for experiment in picked
     )
@@ -88,7 +95,7 @@ def main() -> int:
     """Run, report; 1 if a run failed, 2 if there is no such experiment, 130 if interrupted."""
     given = options()
     try:
-        experiments = chosen(given.experiments, given.cells)
+        experiments = chosen(given.experiments, given.cells, given.tokens)
     except ValueError as error:
         print(error)
         return 2
@@ -114,7 +121,7 @@ def main() -> int:
     if given.report:
         from .report import write_report
 
-        write_report(given.report, all_experiments(), store.all())
+        write_report(given.report, chosen([], None, given.tokens), store.all())
         print(f"Wrote {given.report}.")
     return 1 if failed else 0
 

@@ -86,6 +86,12 @@ def test_seeds_and_cells_can_be_picked() -> None:
     assert {run.seed for run in runs} == {7}
 
 
+def test_runs_can_be_shortened_to_try_things_out() -> None:
+    whole, part = (chosen(["failures"], None, share) for share in (1.0, 0.25))
+    for long, short in zip(whole[0].cells, part[0].cells, strict=True):
+        assert short.steps == pytest.approx(long.steps / 4, abs=1)
+
+
 def test_an_unknown_experiment_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ValueError, match="no experiment speed; there are learning-rate, modes"):
         chosen(["speed"], None)

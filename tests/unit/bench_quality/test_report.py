@@ -49,19 +49,25 @@ def every(experiment: Experiment, losses: dict[str, float]) -> dict[str, Found]:
 
 def test_a_table_says_what_has_not_been_run() -> None:
     experiment = quantisation()
-    findings = gather(experiment, every(experiment, {"f32-f32": 2.0, "int4-f32": 2.0}))
+    findings = gather(
+        experiment, every(experiment, {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.0})
+    )
     lines = table(findings).splitlines()
     assert len(lines) == 2 + len(experiment.cells)
     assert sum("not run" in line for line in lines) == len(experiment.cells) - 2
-    assert findings.missing() == sum(len(c.seeds) for c in experiment.cells) - 16
+    assert findings.missing() == sum(len(c.seeds) for c in experiment.cells) - 8
 
 
 def test_differences_are_of_pairs() -> None:
     experiment = quantisation()
-    findings = gather(experiment, every(experiment, {"f32-f32": 2.0, "int4-f32": 2.02}))
-    line = next(line for line in table(findings).splitlines() if line.startswith("| int4 | f32"))
-    assert "| 8 of 8 |" in line
-    assert "+0.98 ± 0.01 |" in line
+    findings = gather(
+        experiment, every(experiment, {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.02})
+    )
+    line = next(
+        line for line in table(findings).splitlines() if line.startswith("| 3e-4 | int4 | f32")
+    )
+    assert "| 4 of 4 |" in line
+    assert "+0.99 ± 0.01 |" in line
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,9 @@ def test_nothing_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
 
 def test_a_page_has_a_plot_for_what_was_run_the_same_each_time(tmp_path: Path) -> None:
     experiment = quantisation()
-    have = every(experiment, {"f32-f32": 2.0, "int4-f32": 2.001, "f32-bf16": 2.0})
+    have = every(
+        experiment, {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.001, "lr3e-4-f32-bf16": 2.0}
+    )
     page = tmp_path / "quality.md"
     write_report(page, [experiment], have)
     text, drawn = page.read_text(encoding="utf-8"), tmp_path / "quality" / "quantisation.svg"
@@ -130,8 +138,8 @@ def test_a_page_has_a_plot_for_what_was_run_the_same_each_time(tmp_path: Path) -
     write_report(page, [experiment], have)
     assert drawn.read_bytes() == first
     rows = json.loads((tmp_path / "quality" / "results.json").read_text(encoding="utf-8"))
-    assert len(rows) == 20
-    assert {row["cell"] for row in rows} == {"f32-f32", "int4-f32", "f32-bf16"}
+    assert len(rows) == 12
+    assert {row["cell"] for row in rows} == {"lr3e-4-f32-f32", "lr3e-4-int4-f32", "lr3e-4-f32-bf16"}
 
 
 def test_findings_without_runs_say_nothing() -> None:
