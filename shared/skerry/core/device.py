@@ -16,17 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from skerry.core.coarse import FINE_SHIFT, FINEST, POWER_BASE, POWER_UP, QUARTER
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import (
     BF16_MAX,
-    FINE_SHIFT,
-    FINEST,
     HALF,
     INF_BITS,
     MAGNITUDE,
-    POWER_BASE,
-    POWER_UP,
-    QUARTER,
     SCALE_FLOOR,
     SCHEMES,
     ZERO_PEAK,

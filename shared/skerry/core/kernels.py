@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 from numba import njit, types
 
+from skerry.core.coarse import FINE_SHIFT, FINEST, POWER_BASE, POWER_UP, QUARTER
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import (
     BF16_MAX,
-    FINE_SHIFT,
-    FINEST,
     HALF,
     INF_BITS,
     MAGNITUDE,
-    POWER_BASE,
-    POWER_UP,
-    QUARTER,
     SCALE_FLOOR,
     ZERO_PEAK,
     Planes,
@@ -117,7 +113,7 @@ def _scale(peak: np.int32, step: np.float32, ceiling: np.int32) -> np.int32:
 
 @compiled(array(f32, 2), i64, i32, i32)
 def _ternary_scale(x: F32s, b: int, peak: np.int32, ceiling: np.int32) -> np.int32:
-    """Bf16 bits of the scale of block ``b``, as in ``quantise.ternary_scale``."""
+    """Bf16 bits of the scale of block ``b``, as in ``coarse.ternary_scale``."""
     if peak <= _ZERO_PEAK:
         return _N0
     shift = min(_FINE_SHIFT - (peak >> _N23), _FINEST)
@@ -182,7 +178,7 @@ def _quantise_int8(
 
 @compiled(f32)
 def _power(y: np.float32) -> np.int32:
-    """Sign and exponent in four bits, as in ``quantise``'s e3m0."""
+    """Sign and exponent in four bits, as in ``coarse.power_codes``."""
     bits = np.float32(y).view(np.int32)
     raised = np.int32(((bits & _MAGNITUDE) + _POWER_UP) >> _N23)
     power = min(max(np.int32(raised - _POWER_BASE), _N0), _N7)

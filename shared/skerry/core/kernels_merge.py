@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
+from skerry.core.coarse import QUARTER
 from skerry.core.fragments import BLOCK
 from skerry.core.kernels import (
     array,
@@ -26,7 +27,7 @@ from skerry.core.kernels import (
     u8,
     u16,
 )
-from skerry.core.quantise import HALF, QUARTER, SCHEMES, as_blocks
+from skerry.core.quantise import HALF, SCHEMES, as_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,25 +13,7 @@ that codes and decoded values are equal to the last bit:
 int4 with an absmax scale per 256 is what Decoupled DiLoCo (arXiv 2604.21428) finds as good as bf16
 on the wire; rounding to nearest is unbiased, and bias is what costs training, not noise.
 
-**e3m0** is the FP4 of Streaming DiLoCo (arXiv 2501.18512): a sign and three bits of exponent, so 0
-and ``+-scale * 2**k`` for k = 0..6, with the peak at the top. ``y = x * (f32(1)/scale)`` goes to
-the power of two below 1.45 * 2**k and to the one above from there on, by adding 0.55 to the
-significand of y as an integer and reading the exponent; below 0.725 it goes to 0. A value that is
-not near 0 is off by at most 38 % of itself, any by at most 28 % of the peak. Halfway, 1.5, would
-shrink a Gaussian or Laplacian block by 3 % along itself, since a power's cell reaches twice as far
-up as down; 1.45 leaves its length within 0.5 % and costs nothing in direction (cosine 0.981).
-
-**int2** has one level, ``scale`` times -1, 0 or 1, and error feedback: what a contribution did not
-hold is added to the learner's next one (``skerry_learner.sync.residual``). Its scale is 1.5 times
-the mean magnitude of what is not zero, but from a third of the peak to all of it. Magnitudes are
-summed as integers, cut off at 2**-15 of the peak's power of two, so that no order of adding shows.
-Whatever lies beyond half a scale becomes one. Of a Gaussian and a Laplacian block's energy the
-error is 0.190 and 0.272, where an optimal three-level quantiser has 0.190 and 0.264 (Max 1960); an
-absmax scale has 0.65 and 0.69. Four levels without a zero, -3, -1, 1, 3, have 0.118 and 0.20, but
-take 0.37 bits more after zstd, about what rate-distortion theory asks for that, give every padding
-and every parameter that nothing was learnt for a value, and make spiky blocks worse than sending
-nothing. Here an element is never further off than it is large, and never more than two thirds of
-the peak: so a residual never exceeds twice the largest thing that was to be sent.
+The two coarse schemes, e3m0 and int2, have their own arithmetic, in ``coarse``.
 """
 
 from __future__ import annotations
@@ -42,6 +24,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from skerry.core.coarse import (
+    QUARTER,
+    pack_quarters,
+    power_codes,
+    powers,
+    ternaries,
+    ternary_codes,
+    ternary_scale,
+)
 from skerry.core.fragments import BLOCK
 from skerry.errors import Diverged, UnknownScheme
 
@@ -59,15 +50,6 @@ ZERO_PEAK = 0x0300_0000
 """f32 bits of 2**-121: at most this, a block is zero."""
 BF16_MAX = 0x7F7F
 """bf16 bits of the largest finite value."""
-QUARTER = BLOCK // 4
-POWER_UP = 0x0046_6666
-"""0.55 of an f32's significand: added to 1.45 and more, it carries into the exponent."""
-POWER_BASE = 126
-"""The exponent field just below that of 1.0, the smallest power of e3m0."""
-FINE_SHIFT = 142
-"""A block's fine unit is 2**-15 of its peak's power of two: this less its exponent field."""
-FINEST = 120
-"""The finest unit is 2**-120, so that neither it nor its reciprocal is subnormal."""
 _CHUNK = 256
 """Blocks per pass of the reference: 256 KiB of f32, which stays in cache."""
 
@@ -275,37 +257,23 @@ def _quantise_rows(
         sign = words & np.uint16(0x8000)
         out.codes[:] = (np.minimum(words ^ sign, np.uint16(BF16_MAX)) | sign).view(np.uint8)
         return
-    out.scales[:] = ternary_scale(rows, peak) if kind.name == "int2" else scale_bits(kind, peak)
-    codes = _codes_of(kind, rows, out.scales)
+    if kind.name == "int2":
+        out.scales[:] = _round_up(kind, ternary_scale(rows, peak), peak)
+        out.codes[:] = pack_quarters(ternary_codes(rows, out.scales))
+        return
+    out.scales[:] = scale_bits(kind, peak)
+    multiples = rows * reciprocal(out.scales)[:, None]
+    if kind.name == "e3m0":
+        codes = power_codes(multiples)
+    else:
+        whole: NDArray[np.int8] = np.rint(multiples).astype(np.int8)
+        codes = np.clip(whole, -kind.levels, kind.levels).view(np.uint8)
     first, second = codes[:, :HALF], codes[:, HALF:]
     if kind.name == "int8":
         out.codes[:, :HALF] = (first >> np.uint8(4)) | (second & np.uint8(0xF0))
         out.codes[:, HALF:] = (first & np.uint8(15)) | (second << np.uint8(4))
-    elif kind.name == "int2":
-        pairs = first | (second << np.uint8(4))
-        out.codes[:] = pairs[:, :QUARTER] | (pairs[:, QUARTER:] << np.uint8(2))
     else:
         out.codes[:] = (first & np.uint8(15)) | (second << np.uint8(4))
-
-
-def _codes_of(
-    kind: Scheme, rows: NDArray[np.float32], scales: NDArray[np.uint16]
-) -> NDArray[np.uint8]:
-    """Return the code of each element, u8 (blocks, 256), in the low bits."""
-    if kind.name == "int2":
-        bits = rows.view(np.uint32)
-        beyond = (bits & np.uint32(MAGNITUDE)) > half_scale(scales)[:, None]
-        sign = (bits >> np.uint32(30)) & np.uint32(2)
-        return np.where(beyond, sign | np.uint32(1), np.uint32(0)).astype(np.uint8)
-    y = rows * reciprocal(scales)[:, None]
-    if kind.name == "e3m0":
-        bits = y.view(np.uint32)
-        raised = ((bits & np.uint32(MAGNITUDE)) + np.uint32(POWER_UP)) >> np.uint32(23)
-        power = np.clip(raised, POWER_BASE, POWER_BASE + 7) - np.uint32(POWER_BASE)
-        sign = (bits >> np.uint32(28)) & np.uint32(8)
-        return np.where(power > 0, power | sign, power).astype(np.uint8)
-    codes = np.rint(y).astype(np.int8)
-    return np.clip(codes, -kind.levels, kind.levels).view(np.uint8)
 
 
 def _dequantise_rows(kind: Scheme, planes: Planes, out: NDArray[np.float32]) -> None:
@@ -325,53 +293,21 @@ def _dequantise_rows(kind: Scheme, planes: Planes, out: NDArray[np.float32]) -> 
 
 def _multiples(kind: Scheme, codes: NDArray[np.uint8]) -> list[NDArray[np.int8]]:
     """Return how many scales each element is, i8: halves or quarters of a block, in order."""
-    two, four, mask = np.uint8(2), np.uint8(4), np.uint8(0xF0)
-    if kind.name == "int8":
-        high, low = codes[:, :HALF], codes[:, HALF:]
-        first = ((high << four) | (low & np.uint8(15))).view(np.int8)
-        return [first, ((high & mask) | (low >> four)).view(np.int8)]
+    if kind.name == "int2":
+        return ternaries(codes)
+    if kind.name == "e3m0":
+        return powers(codes)
+    four, mask = np.uint8(4), np.uint8(0xF0)
     if kind.name == "int4":
         return [(codes << four).view(np.int8) >> np.int8(4), codes.view(np.int8) >> np.int8(4)]
-    if kind.name == "e3m0":
-        parts = [codes & np.uint8(15), codes >> four]
-        powers = [(np.uint8(1) << (part & np.uint8(7))) >> np.uint8(1) for part in parts]
-        signs = [part & np.uint8(8) for part in parts]
-    else:
-        parts = [(codes >> np.uint8(shift)) & np.uint8(3) for shift in (0, 2, 4, 6)]
-        powers = [part & np.uint8(1) for part in parts]
-        signs = [part & two for part in parts]
-    return [
-        np.where(sign > 0, -power.view(np.int8), power.view(np.int8))
-        for sign, power in zip(signs, powers, strict=True)
-    ]
+    high, low = codes[:, :HALF], codes[:, HALF:]
+    first = ((high << four) | (low & np.uint8(15))).view(np.int8)
+    return [first, ((high & mask) | (low >> four)).view(np.int8)]
 
 
 def scale_bits(kind: Scheme, peak: NDArray[np.uint32]) -> NDArray[np.uint16]:
     """Return the bf16 bits of each block's scale from its peak's f32 bits, both (blocks,)."""
     return _round_up(kind, peak.view(np.float32) * kind.step, peak)
-
-
-def ternary_scale(rows: NDArray[np.float32], peak: NDArray[np.uint32]) -> NDArray[np.uint16]:
-    """Return the bf16 bits of each int2 block's scale, (blocks,), from the block and its peak.
-
-    1.5 times the mean magnitude of what is not zero, but a third of the peak at least, and the
-    peak at most; all by integers of at most 26 bits, in units of 2**-15 of the peak's power of two.
-    """
-    shift = np.minimum(FINE_SHIFT - (peak >> np.uint32(23)).astype(np.int32), FINEST)
-    per_unit = ((127 + shift).astype(np.uint32) << np.uint32(23)).view(np.float32)
-    unit = ((127 - shift).astype(np.uint32) << np.uint32(23)).view(np.float32)
-    magnitudes = (np.abs(rows) * per_unit[:, None]).astype(np.int32)
-    top = (peak.view(np.float32) * per_unit).astype(np.int32)
-    present = np.maximum((magnitudes > 0).sum(axis=1, dtype=np.int32), 1)
-    level = (3 * magnitudes.sum(axis=1, dtype=np.int32)) // (2 * present)
-    level = np.minimum(np.maximum(level, (top + 2) // 3), top)
-    return _round_up(SCHEMES["int2"], level.astype(np.float32) * unit, peak)
-
-
-def half_scale(scales: NDArray[np.uint16]) -> NDArray[np.uint32]:
-    """Return the f32 bits of half of each scale; beyond any value where the scale is 0."""
-    half = (scales.astype(np.uint32) << np.uint32(16)) - np.uint32(1 << 23)
-    return np.where(scales > 0, half, np.uint32(MAGNITUDE))
 
 
 def _round_up(

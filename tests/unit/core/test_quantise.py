@@ -234,7 +234,7 @@ def test_e3m0_puts_sign_and_exponent_of_two_halves_into_one_byte() -> None:
 
 
 def test_int2_puts_four_quarters_of_a_block_into_one_byte() -> None:
-    quarters = np.repeat(np.float32([1, -1, 0, 1]), 64)
+    quarters = np.repeat(np.array([1, -1, 0, 1], np.float32), 64)
     assert set(q.quantise("int2", quarters).codes[0]) == {0b01_00_11_01}
 
 
