@@ -38,6 +38,7 @@ from skerry.wire.messages import (
     ContributionHeader,
     ContributionKind,
     Manifest,
+    Refused,
 )
 from skerry.wire.subjects import Subjects
 from skerry_learner.joining import (
@@ -127,6 +128,108 @@ async def test_a_gradient_that_is_not_finite_is_dropped(bus: MemoryBus, config: 
     assert not await contributed(bus)
     assert list(wire.mailbox.take_diverged()) == [0]
     assert not wire.mailbox.take_diverged()
+
+
+def told(identity: int) -> ContributionHeader:
+    kind = ContributionKind.OUTER_GRADIENT
+    return ContributionHeader(kind, "a", 1, identity, 0, 3, 4, 9, 2, 64, 0, 4, 1.5, 0)
+
+
+def refusing(work: Work, refused: Refused) -> Commit:
+    return Commit(
+        *("run", work.plan.digest, 0, 5, 0, "", "s", 1, 0, 0, 0.0, 0.0),
+        *((), (refused,), 0, (), 0, 0),
+    )
+
+
+async def test_a_contribution_with_feedback_that_is_sent_again_has_the_same_bytes(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    wire.network._chunk_bytes = 400
+    size = work.plan.fragments[0].padded_size
+    first, second = jax.random.normal(jax.random.key(0), (2, size), jnp.float32)
+    await wire.network._send(posted(wire, first, 1))
+    before = len(await contributed(bus))
+    assert before > 1, "the fault needs a second chunk"
+    publish, sent = bus.publish, list[tuple[str, bytes]]()
+
+    async def flaky(subject: str, payload: bytes, **options: Any) -> Any:
+        sent.append((options["msg_id"], payload))
+        if len(sent) == before:
+            msg = "away"
+            raise BrokerUnavailable(msg)
+        return await publish(subject, payload, **options)
+
+    monkeypatch.setattr(bus, "publish", flaky)
+    monkeypatch.setattr(network, "RETRY_S", 0.0)
+    outgoing = posted(wire, second, 2)
+    await wire.network._send(outgoing)
+    assert wire.mailbox.unsent() == 1, "the fault did not fire"
+    await wire.network._send(outgoing)
+    assert len(sent) > len({name for name, _ in sent}), "nothing was sent again"
+    assert len(set(sent)) == before
+
+    inbox = Inbox("run", work.plan)
+    got = [inbox.feed(record) for record in await contributed(bus)]
+    planes = [item.planes for item in got if isinstance(item, Contribution)]
+    assert len(planes) == 2
+    owed = np.array(first) - cpu().dequantise("int2", planes[0])
+    wanted = cpu().quantise("int2", np.array(second) + owed)
+    np.testing.assert_array_equal(planes[1].codes, wanted.codes)
+
+
+def posted(wire: Wire, gradient: jax.Array, identity: int) -> Outgoing:
+    outgoing = Outgoing(told(identity), gradient, "int2")
+    wire.mailbox.post_outgoing(outgoing)
+    return outgoing
+
+
+@pytest.mark.parametrize(
+    ("refused", "forgotten"),
+    [
+        (Refused("diverged", "a", 1, 1), True),
+        (Refused("diverged", "a", 1, 2), False),
+        (Refused("diverged", "a", 2, 1), False),
+        (Refused("diverged", "b", 1, 1), False),
+    ],
+    ids=["ours", "another one", "another incarnation", "another learner"],
+)
+async def test_what_a_commit_refuses_does_not_come_back_with_the_next_contribution(
+    bus: MemoryBus, config: RunConfig, refused: Refused, *, forgotten: bool
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    gradient = jax.random.normal(jax.random.key(0), (work.plan.fragments[0].padded_size,))
+    await wire.network._send(posted(wire, gradient, 1))
+    writer = await StateWriter.acquire(bus, "run", work.plan, holder="s", now_ns=1)
+    vector = np.zeros(work.plan.fragments[0].padded_size, np.float32)
+    parts = [NewPart("params", "bf16", vector), NewPart("master", "f32", vector)]
+    await writer.commit(refusing(work, refused), parts, None)
+    async with running(wire.network.manifests):
+        await until(lambda: bool(wire.network._wanted))
+    assert (wire.network._residuals.owed(0, 2) is None) is forgotten
+
+
+async def test_what_the_log_has_lost_does_not_come_back_twice(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    gradient = jax.random.normal(jax.random.key(0), (work.plan.fragments[0].padded_size,))
+    await wire.network._send(posted(wire, gradient, 1))
+    assert wire.network._residuals.owed(0, 2) is not None
+
+    async def yes(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(network, "is_lost", yes)
+    wire.mailbox.post_doubt(Doubt("a", 1, 0, 1, 4))
+    lost = set[Doubt]()
+    async with running(wire.network.dispatch, wire.network.doubts):
+        await until(lambda: bool(lost.update(wire.mailbox.take_lost()) or lost))
+    assert wire.network._residuals.owed(0, 2) is None
 
 
 async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sentence(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.core.backend import cpu, merger
 from skerry.core.fragments import Fragment, Plan
 from skerry.core.merge import slice_norms
-from skerry.core.quantise import Planes
+from skerry.core.quantise import Planes, scheme_of
 from skerry.errors import Diverged
 from skerry.wire.codec import Chunk, pack
 from skerry.wire.messages import ContributionHeader
@@ -24,29 +26,70 @@ def load_kernels() -> None:
     merger()
 
 
-def encode(
-    outgoing: Outgoing, plan: Plan, chunk_bytes: int
-) -> tuple[ContributionHeader, Callable[[], Iterator[Chunk]]]:
-    """Quantise a contribution: its header with norms, and a way to make its chunks, repeatedly.
+class Quantised(NamedTuple):
+    """Planes, the norms of what they decode to per slice, and what they do not hold.
 
-    The norms are those of the decoded gradient. Quantised where the gradient lies: an accelerator
-    sends an eighth of it to the host, a CPU uses the numba kernels, which give up the GIL. Raises
-    Diverged if anything is not finite.
+    ``residual`` is f32 [padded_size], None for a scheme without feedback.
+    """
+
+    planes: Planes
+    norms: tuple[float, ...]
+    residual: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A contribution ready to leave: its header with norms, its planes, what they do not hold."""
+
+    header: ContributionHeader
+    scheme: str
+    planes: Planes
+    residual: NDArray[np.float32] | None
+
+    def chunks(self, chunk_bytes: int) -> Iterator[Chunk]:
+        """Make the chunks, each when it is asked for; as often as one likes."""
+        return pack(self.scheme, self.planes, chunk_bytes)
+
+
+def encode(outgoing: Outgoing, plan: Plan, owed: NDArray[np.float32] | None = None) -> Encoded:
+    """Quantise a contribution; ``owed`` f32 [padded_size] is what earlier ones did not hold.
+
+    The norms are those of the decoded value. Quantised where the gradient lies: an accelerator
+    sends an eighth of it to the host, a CPU uses the numba kernels, which give up the GIL. With
+    error feedback always on the host, where there is room for residuals. Raises Diverged if
+    anything is not finite.
     """
     fragment = plan.fragments[outgoing.header.fragment]
     on_cpu = all(d.platform == "cpu" for d in outgoing.gradient.devices())
-    planes, norms = (_on_cpu if on_cpu else _on_device)(outgoing, fragment)
-    header = replace(outgoing.header, norms=norms)
-    return header, lambda: pack(outgoing.scheme, planes, chunk_bytes)
+    if scheme_of(outgoing.scheme).feedback:
+        made = _with_feedback(outgoing, fragment, owed)
+    else:
+        made = (_on_cpu if on_cpu else _on_device)(outgoing, fragment)
+    header = replace(outgoing.header, norms=made.norms)
+    return Encoded(header, outgoing.scheme, made.planes, made.residual)
 
 
-def _on_cpu(outgoing: Outgoing, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
+def _on_cpu(outgoing: Outgoing, fragment: Fragment) -> Quantised:
     gradient = np.array(outgoing.gradient)  # a copy: the kernels want memory that is ours
     planes = cpu().quantise(outgoing.scheme, gradient)
-    return planes, slice_norms(fragment, cpu().dequantise(outgoing.scheme, planes, gradient))
+    decoded = cpu().dequantise(outgoing.scheme, planes, gradient)
+    return Quantised(planes, slice_norms(fragment, decoded))
 
 
-def _on_device(outgoing: Outgoing, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
+def _with_feedback(
+    outgoing: Outgoing, fragment: Fragment, owed: NDArray[np.float32] | None
+) -> Quantised:
+    meant = np.array(outgoing.gradient)
+    if owed is not None:
+        with np.errstate(over="ignore", invalid="ignore"):  # the quantiser refuses what comes of it
+            meant += owed
+    planes = cpu().quantise(outgoing.scheme, meant)
+    decoded = cpu().dequantise(outgoing.scheme, planes)
+    norms = slice_norms(fragment, decoded)
+    return Quantised(planes, norms, np.subtract(meant, decoded, out=meant))
+
+
+def _on_device(outgoing: Outgoing, fragment: Fragment) -> Quantised:
     from skerry.core import device
 
     codes, scales, finite = device.quantise(outgoing.scheme, outgoing.gradient)
@@ -56,4 +99,4 @@ def _on_device(outgoing: Outgoing, fragment: Fragment) -> tuple[Planes, tuple[fl
     if not finite:
         msg = f"The outer gradient of fragment {fragment.index} is not finite: it is not sent."
         raise Diverged(msg)
-    return Planes(codes, scales), tuple(float(norm) for norm in norms)
+    return Quantised(Planes(codes, scales), tuple(float(norm) for norm in norms))

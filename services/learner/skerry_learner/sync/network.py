@@ -25,10 +25,11 @@ from skerry.errors import (
     Superseded,
     WireError,
 )
-from skerry.wire.messages import ContributionKind, LearnerPhase, Manifest
+from skerry.wire.messages import Commit, ContributionKind, LearnerPhase, Manifest
 from skerry_learner.sync.encode import encode
 from skerry_learner.sync.lost import is_lost
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
+from skerry_learner.sync.residual import Residuals
 from skerry_learner.sync.session import Learner
 
 log = structlog.get_logger()
@@ -63,6 +64,7 @@ class Network:
         self._preparing = True
         self._wanted: dict[int, Manifest] = {}
         self._said_lost: dict[int, int] = {}
+        self._residuals = Residuals()
         self._announced = asyncio.Event()
         self._posted = {name: asyncio.Event() for name in ("outgoing", "pulse", "room", "doubt")}
 
@@ -88,6 +90,7 @@ class Network:
             async for manifest in manifests:
                 self._wanted[manifest.commit.fragment] = manifest
                 self._announced.set()
+                self._note_refused(manifest.commit)
 
     async def genesis(self) -> None:
         """Post when the run's first commit was made, then be idle for ever."""
@@ -138,6 +141,7 @@ class Network:
                 log.warning("contribution_in_doubt", fragment=doubt.fragment, error=str(error))
                 continue  # the round is opened again while nobody answers it
             if lost:
+                self._residuals.unmerged(doubt.fragment, doubt.identity)
                 self._mailbox.post_lost(doubt)
 
     async def flush(self) -> None:
@@ -225,9 +229,8 @@ class Network:
     async def _send(self, outgoing: Outgoing) -> None:
         fragment = outgoing.header.fragment
         try:
-            header, chunks = await asyncio.to_thread(
-                encode, outgoing, self._plan, self._chunk_bytes
-            )
+            owed = self._residuals.owed(fragment, outgoing.header.identity)
+            encoded = await asyncio.to_thread(encode, outgoing, self._plan, owed)
         except Diverged as error:
             if outgoing.header.kind is ContributionKind.GENESIS:
                 msg = f"The initial parameters are not finite ({error}): correct the model's init."
@@ -235,9 +238,12 @@ class Network:
             log.warning("contribution_diverged", fragment=fragment, error=str(error))
             self._mailbox.diverged(outgoing)
             return
+        if encoded.residual is not None:
+            self._residuals.keep(fragment, outgoing.header.identity, encoded.residual)
         run, traffic = self._learner.run, self._mailbox.traffic
+        header, chunks = encoded.header, encoded.chunks(self._chunk_bytes)
         try:
-            sent = await contributions.send(self._bus, run, self._plan, header, chunks())
+            sent = await contributions.send(self._bus, run, self._plan, header, chunks)
         except (BrokerUnavailable, StorageFull) as error:
             log.warning("contribution_unsent", fragment=fragment, error=str(error))
             await asyncio.sleep(RETRY_S)
@@ -246,6 +252,13 @@ class Network:
         traffic.contributions += 1
         self._mailbox.sent(outgoing)
         log.debug("contribution_sent", fragment=fragment, bytes=sent, version=header.base_version)
+
+    def _note_refused(self, commit: Commit) -> None:
+        """Have nothing of a contribution that a commit refuses come back with the next one."""
+        ours = self._learner.name, self._learner.incarnation
+        for refused in commit.refused:
+            if (refused.learner, refused.incarnation) == ours:
+                self._residuals.unmerged(commit.fragment, refused.identity)
 
     def _count_down(self, size: int) -> None:
         self._mailbox.traffic.bytes_down += size
