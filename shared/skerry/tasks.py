@@ -1,5 +1,7 @@
 """asyncio's task group, without what Python before 3.13 gets wrong about cancellations.
 
+And a thread's work that is never left alone with what it works on.
+
 Two things end a service there that should live, or keep one alive that should end:
 
 - A group whose task fails while its end waits for it leaves a cancellation counted in the waiting
@@ -13,10 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used instead
@@ -52,3 +58,13 @@ class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used
     def _asked(self) -> bool:
         """Tell whether the group has cancelled its own waiting task."""
         return bool(getattr(self, "_parent_cancel_requested", False))
+
+
+async def in_thread(blocking: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking call in a thread; a cancellation waits for it, so that no two overlap."""
+    task = asyncio.ensure_future(asyncio.to_thread(blocking, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

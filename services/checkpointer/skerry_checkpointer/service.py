@@ -11,7 +11,7 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -32,7 +32,7 @@ from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, in_thread
 from skerry.wire.messages import CheckpointRecord
 from skerry_checkpointer.capture import capture
 from skerry_checkpointer.cut import take_cut
@@ -40,7 +40,7 @@ from skerry_checkpointer.retention import keep
 from skerry_checkpointer.writer import CheckpointWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from skerry.bus.base import Bus
     from skerry.core.fragments import Plan
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from skerry_checkpointer.capture import Vector
     from skerry_checkpointer.cut import Cut
     from skerry_checkpointer.writer import Written
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -136,7 +133,7 @@ class Checkpointer:
         cut = await take_cut(self.bus, self.record.run, self.plan)
         if cut is None:
             return None
-        await _in_thread(self._look)
+        await in_thread(self._look)
         commits = [cut.manifests[f.index].commit for f in self.plan.fragments]
         content = tuple((commit.version, commit.master_digest) for commit in commits)
         if content in {checkpoint.content for checkpoint in self.known.values()}:
@@ -144,21 +141,21 @@ class Checkpointer:
         started = time.monotonic()
         written = await self._write(cut)
         await self._note(written, time.monotonic() - started)
-        await _in_thread(self._thin_out)
+        await in_thread(self._thin_out)
         return written
 
     async def _write(self, cut: Cut) -> Written:
         run = self.record.run
-        writer = await _in_thread(CheckpointWriter, self.store, self.record, self.plan)
+        writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan)
 
         async def keep(manifest: Manifest, parts: Mapping[str, Vector]) -> None:
-            await _in_thread(writer.add, manifest, parts)
+            await in_thread(writer.add, manifest, parts)
 
         try:
             whole = await capture(self.bus, run, self.plan, cut, keep)
             members = await ledger.members(self.bus, run)
             learners = [SavedLearner(m.learner, m.shard) for m in members.values()]
-            return await _in_thread(
+            return await in_thread(
                 writer.finish,
                 index=1 + max((c.index for c in self.known.values()), default=-1),
                 learners=sorted(learners, key=lambda learner: learner.shard),
@@ -166,7 +163,7 @@ class Checkpointer:
                 now_ns=time.time_ns(),
             )
         finally:
-            await _in_thread(writer.discard)
+            await in_thread(writer.discard)
 
     async def _note(self, written: Written, took_s: float) -> None:
         checkpoint = written.checkpoint
@@ -202,7 +199,7 @@ class Checkpointer:
 
     async def _mend_ledger(self) -> None:
         """Note the newest checkpoint if its writer died, or lost the broker, before it could."""
-        await _in_thread(self._look)
+        await in_thread(self._look)
         if not self.known:
             return
         name, newest = max(self.known.items(), key=lambda item: item[1].created_ns)
@@ -235,16 +232,6 @@ class Checkpointer:
             self.store.delete(name)
             del self.known[name]
             log.info("checkpoint_deleted", name=name)
-
-
-async def _in_thread(blocking: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call in a thread; a cancellation waits for it, so that no two overlap."""
-    task = asyncio.ensure_future(asyncio.to_thread(blocking, *args, **kwargs))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 async def session(bus: Bus, run: str, store: Store) -> None:
