@@ -61,18 +61,59 @@ def run(
     )
 
 
+@app.command()
+def evaluator(
+    nats: Nats = None,
+    run: Run = "main",
+    name: Annotated[
+        str | None, typer.Option(help="Its name; by default the host's.", metavar="NAME")
+    ] = None,
+    config: Config = None,
+    set_: Sets = None,
+) -> None:
+    """Evaluate a run's global model on held-out text, as it goes along and at its end.
+
+    It needs the run's text and model code, runs at low priority, and on the CPU unless
+    JAX_PLATFORMS says otherwise. eval.every_s and eval.batches of the run say how often and on how
+    much text.
+    """
+    import os
+    import socket
+
+    from skerry import settings
+    from skerry.runtime.connect import bus_from
+    from skerry.runtime.entry import exit_on_error, run_service
+    from skerry.runtime.logs import broker_event, configure
+    from skerry.runtime.priority import yield_to_others
+    from skerry.wire.subjects import checked_token
+    from skerry_learner.judging import evaluator as service
+
+    holder = name or f"evaluator-{socket.gethostname().partition('.')[0]}"
+    overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
+    with exit_on_error():
+        checked_token(run, "run")
+        local = settings.load(config, overrides).local
+        configure(local.log_level, service="evaluator")
+        bus = bus_from(local.nats, holder, on_event=broker_event)
+    yield_to_others(service.NICENESS)
+    # A second process on an accelerator would take memory that its learner counts on.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    run_service(service.evaluator(bus, run, holder, local.shutdown_s))
+
+
 @app.command(name="eval")
 def evaluate(
     checkpoints: Annotated[
         list[str], typer.Argument(help="Folders or s3:// addresses.", metavar="CHECKPOINT")
     ],
     batches: Annotated[
-        int, typer.Option(help="Held-out batches at most.", min=1, metavar="N")
-    ] = 32,
+        int | None,
+        typer.Option(help="Held-out batches at most; default: its run's.", min=1, metavar="N"),
+    ] = None,
     *,
     json: AsJson = False,
 ) -> None:
-    """Measure held-out loss, in nats per token and bits per byte."""
+    """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
     from skerry.runtime.entry import exit_on_error
     from skerry_learner.judging.commands import print_verdicts
 
@@ -110,7 +151,7 @@ def sample(
 
 
 def main() -> None:
-    answer(app, "learner", also=("eval", "sample"))
+    answer(app, "learner", also=("evaluator", "eval", "sample"))
 
 
 if __name__ == "__main__":

@@ -127,6 +127,19 @@ def test_held_out_text_is_never_trained_on() -> None:
     assert not _rows(corpus) & {row.tobytes() for row in trained}
 
 
+@pytest.mark.parametrize("partition", ["interleaved", "contiguous"])
+def test_no_learner_of_any_rank_reads_held_out_text(
+    partition: Literal["interleaved", "contiguous"],
+) -> None:
+    corpus = corpus_of(20_000, partition=partition)
+    held_out = {token for row in _rows(corpus) for token in np.frombuffer(row, np.int32).tolist()}
+    per_shard = corpus.sequences_per_shard
+    for rank in range(2 * corpus.config.streams + 1):
+        read = Stream(corpus, rank).read(0, 2 * per_shard)
+        # The text is random numbers of 32 bits: a token of it stands at one place only.
+        assert held_out.isdisjoint(read.reshape(-1).tolist())
+
+
 def test_held_out_batches_are_always_the_same() -> None:
     corpus = corpus_of(60_000)
     one, two = (list(corpus.held_out_batches(4, 5)) for _ in range(2))

@@ -122,6 +122,17 @@ def test_eval_prints_one_json_object_per_checkpoint(
     assert (first["step"], first["checkpoint"]) == (3, str(folder))
 
 
+def test_a_loss_that_is_no_number_is_none_in_json(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restored = restore(folder)
+    broken = replace(restored, params=jax.tree.map(lambda leaf: leaf * np.nan, restored.params))
+    monkeypatch.setattr("skerry_learner.judging.commands.restore", lambda _path: broken)
+    print_verdicts([folder], batches=1, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["loss"], told["perplexity"], told["bits_per_byte"]) == (None, None, None)
+
+
 def test_sampling_repeats_with_its_seed_and_outlives_the_window(folder: Path) -> None:
     restored = restore(folder)
 

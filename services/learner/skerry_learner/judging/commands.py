@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from skerry_learner.judging.restored import restore
 from skerry_learner.judging.sample import sample, to_text, to_tokens
 
 
-def print_verdicts(paths: Sequence[str | Path], *, batches: int, as_json: bool) -> None:
+def print_verdicts(paths: Sequence[str | Path], *, batches: int | None, as_json: bool) -> None:
     """Evaluate checkpoints and print a line for each, in order; JSON objects if asked for."""
     corpora: dict[str, Corpus] = {}
     for path in paths:
@@ -23,7 +24,15 @@ def print_verdicts(paths: Sequence[str | Path], *, batches: int, as_json: bool) 
         if key not in corpora:
             corpora[key] = load_corpus(data)
         verdict = evaluate(restored, corpora[key], batches=batches)
-        print(json.dumps(asdict(verdict)) if as_json else sentence(verdict), flush=True)
+        print(json.dumps(plain(verdict)) if as_json else sentence(verdict), flush=True)
+
+
+def plain(verdict: Verdict) -> dict[str, object]:
+    """Return a verdict for JSON, which knows no infinity and no NaN: None in their place."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(verdict).items()
+    }
 
 
 def sentence(verdict: Verdict) -> str:

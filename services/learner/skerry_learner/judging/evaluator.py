@@ -1,0 +1,264 @@
+"""The evaluator: reads the global state from the log, and says what it is worth on held-out text.
+
+It is a reader like any other. Nobody waits for it, it asks nobody for anything, and any number of
+them may run: what one has said of a state, another need not say again. It reads the f32 master
+parameters, which are what checkpoints hold, so ``skerry eval`` says the same of the same state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.audit.log import Log
+from skerry.bus import ledger
+from skerry.bus.state import MASTER, follow_manifests, read_latest, read_manifests
+from skerry.errors import (
+    BrokerUnavailable,
+    Overtaken,
+    StateLost,
+    StorageFull,
+    WireError,
+    first_cause,
+)
+from skerry.runtime.service import serve
+from skerry.store.manifest import step_of, tokens_of
+from skerry.tasks import TaskGroup, in_thread
+from skerry.wire.messages import Evaluation
+
+if TYPE_CHECKING:
+    from skerry.bus.base import Bus
+    from skerry.core.fragments import Plan
+    from skerry.settings import RunConfig
+    from skerry.wire.messages import Commit, RunRecord
+    from skerry_learner.judging.judge import Judge
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+NICENESS = 10
+"""Behind every learner on its machine, and yet not starved by them."""
+MOST_SHARE = 0.05
+"""Of one core that evaluations take at most: a long one is followed by a long rest."""
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Evaluates one run; it lives through any number of sessions with its log.
+
+    The model is built, and JAX imported, once there is something to evaluate: at the start of a
+    run the machine belongs to the learners. ``held`` are the commits whose parameters the judge
+    has, ``said`` the versions of the newest state that was spoken of.
+    """
+
+    bus: Bus
+    record: RunRecord
+    name: str
+    config: RunConfig
+    plan: Plan
+    judge: Judge | None = None
+    held: dict[int, Commit] = field(default_factory=dict[int, "Commit"])
+    said: tuple[int, ...] = ()
+    rest_s: float = 0.0
+    strangers: set[str] = field(default_factory=set[str])
+
+    @classmethod
+    def of(cls, bus: Bus, record: RunRecord, name: str) -> Evaluator:
+        """Take config and plan from the record; RunMismatch if we cut its leaves otherwise."""
+        found = Log.of(bus, record)
+        return cls(bus, record, name, found.config, found.plan)
+
+    async def run(self) -> None:
+        """Evaluate until the run is finished and its last state has been evaluated.
+
+        An evaluation that fails is logged and tried again at the next turn; at the end of the run
+        that raises its error.
+        """
+        finished = asyncio.Event()
+        async with TaskGroup() as group:
+            end = group.create_task(self._watch_end(finished), name="end")
+            begin = group.create_task(self._complete(), name="begin")
+            await asyncio.wait({begin, end}, return_when=asyncio.FIRST_COMPLETED)
+            begin.cancel()
+            await self._every_turn(finished)
+            end.cancel()
+
+    async def _every_turn(self, finished: asyncio.Event) -> None:
+        while True:
+            last = finished.is_set()
+            try:
+                await self.evaluate()
+            except (Overtaken, StateLost, WireError) as error:
+                if last:
+                    raise
+                log.error("evaluation_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
+            if last:
+                return
+            try:
+                async with asyncio.timeout(max(self.config.eval.every_s, self.rest_s)):
+                    await finished.wait()
+            except TimeoutError:
+                continue
+
+    async def _watch_end(self, finished: asyncio.Event) -> None:
+        await ledger.wait_finished(self.bus, self.record.run)
+        finished.set()
+
+    async def _complete(self) -> None:
+        """Wait until every fragment has a version."""
+        missing = {fragment.index for fragment in self.plan.fragments}
+        manifests = follow_manifests(self.bus, self.record.run, self.plan)
+        async with aclosing(manifests):
+            async for manifest in manifests:
+                missing.discard(manifest.commit.fragment)
+                if not missing:
+                    return
+
+    async def evaluate(self) -> Evaluation | None:
+        """Evaluate the newest state and say so in the ledger; None where there is nothing new."""
+        run = self.record.run
+        manifests = await read_manifests(self.bus, run, self.plan)
+        if len(manifests) < len(self.plan.fragments):
+            return None
+        versions = tuple(manifests[f.index].commit.version for f in self.plan.fragments)
+        if versions == self.said:
+            return None
+        judge = await self._ready()
+        if await self._said_by_another(versions, judge.held_out.digest):
+            self.said = versions
+            return None
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        await self._read(judge)
+        evaluation = self._evaluation(judge, await _losses(judge))
+        await ledger.record_evaluation(self.bus, evaluation)
+        self.said = evaluation.versions
+        cpu_s = time.process_time() - cpu_s
+        self.rest_s = cpu_s / MOST_SHARE
+        self._tell(evaluation, time.monotonic() - began_s, cpu_s)
+        return evaluation
+
+    async def _ready(self) -> Judge:
+        if self.judge is None:
+            self.judge = await in_thread(_judge, self.config, self.plan)
+            log.info(
+                "evaluator_ready",
+                run=self.record.run,
+                evaluated_tokens=self.judge.held_out.tokens,
+                text=f"{self.judge.held_out.digest:016x}",
+            )
+        return self.judge
+
+    async def _said_by_another(self, versions: tuple[int, ...], digest: int) -> bool:
+        """Say whether the ledger's newest evaluation is of this state, on the same text.
+
+        Warns once of each evaluator that reads another text.
+        """
+        newest = await ledger.last_evaluation(self.bus, self.record.run)
+        if newest is None:
+            return False
+        if newest.text_digest == digest:
+            return newest.versions == versions
+        if newest.evaluator not in self.strangers:
+            self.strangers.add(newest.evaluator)
+            log.warning(
+                "held_out_text_differs",
+                run=self.record.run,
+                evaluator=newest.evaluator,
+                text=f"{newest.text_digest:016x}",
+                own=f"{digest:016x}",
+                fix="give both evaluators the same text: their losses cannot be compared",
+            )
+        return False
+
+    async def _read(self, judge: Judge) -> None:
+        """Hand the judge every fragment that has changed since it got it."""
+        manifests = await read_manifests(self.bus, self.record.run, self.plan)
+        for fragment in self.plan.fragments:
+            held = self.held.get(fragment.index)
+            if held == manifests[fragment.index].commit:
+                continue
+            # Whatever happens from here on, what the judge has of it is not what was held.
+            self.held.pop(fragment.index, None)
+            found = await read_latest(self.bus, self.record.run, self.plan, fragment, [MASTER])
+            if found is None:
+                msg = f"The manifest of fragment {fragment.index} has gone while it was being read."
+                raise Overtaken(msg)
+            manifest, parts = found
+            await in_thread(judge.take, fragment.index, parts[MASTER])
+            self.held[fragment.index] = manifest.commit
+
+    def _evaluation(self, judge: Judge, losses: list[float]) -> Evaluation:
+        commits = [self.held[fragment.index] for fragment in self.plan.fragments]
+        score = judge.score(losses)
+        return Evaluation(
+            run=self.record.run,
+            evaluator=self.name,
+            step=step_of(commits),
+            tokens=tokens_of(commits),
+            versions=tuple(commit.version for commit in commits),
+            loss=score.loss,
+            perplexity=score.perplexity,
+            bits_per_byte=math.nan if score.bits_per_byte is None else score.bits_per_byte,
+            evaluated_tokens=judge.held_out.tokens,
+            text_digest=judge.held_out.digest,
+            evaluated_ns=time.time_ns(),
+        )
+
+    def _tell(self, evaluation: Evaluation, took_s: float, cpu_s: float) -> None:
+        log.info(
+            "evaluated",
+            run=evaluation.run,
+            step=evaluation.step,
+            tokens=evaluation.tokens,
+            versions=list(evaluation.versions),
+            loss=round(evaluation.loss, 6),
+            perplexity=round(evaluation.perplexity, 4),
+            bits_per_byte=round(evaluation.bits_per_byte, 6),
+            took_s=round(took_s, 3),
+            cpu_s=round(cpu_s, 3),
+        )
+
+
+def _judge(config: RunConfig, plan: Plan) -> Judge:
+    from skerry_learner.judging.judge import Judge  # JAX comes with it
+
+    return Judge(config, plan)
+
+
+async def _losses(judge: Judge) -> list[float]:
+    """Return the losses of all batches; between two of them a cancellation is heard."""
+    losses = judge.losses()
+    found: list[float] = []
+    while (loss := await in_thread(next, losses, None)) is not None:
+        found.append(loss)
+    return found
+
+
+async def evaluator(bus: Bus, run: str, name: str, shutdown_s: float) -> None:
+    """Serve one run until it is finished, across broker restarts and full broker disks."""
+
+    async def sessions() -> None:
+        at_work: Evaluator | None = None
+        while True:
+            try:
+                record = await ledger.wait_run(bus, run)
+                if at_work is None or at_work.record.created_ns != record.created_ns:
+                    at_work = Evaluator.of(bus, record, name)
+                await at_work.run()
+            except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
+                cause = first_cause(error)
+                if not isinstance(cause, BrokerUnavailable | StorageFull):
+                    raise cause from error
+                log.warning("session_restarts", cause=str(cause))
+            else:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async with bus:
+        await serve({"evaluator": sessions}, shutdown_s=shutdown_s)

@@ -1,0 +1,64 @@
+"""A run's model, its held-out text, and the parameters to judge, handed over by fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.core.backend import cpu
+from skerry.core.fragments import Plan, scatter
+from skerry.errors import ModelError
+from skerry.settings import RunConfig
+from skerry_learner.data.corpus import load_corpus
+from skerry_learner.judging.evaluate import HeldOut, Score
+from skerry_learner.models.base import specs_of
+from skerry_learner.models.factory import build_model
+
+
+class Judge:
+    """Every method blocks, and none may run beside another: call them in a thread, in turn.
+
+    Parameters are held once in memory, and once more on the device while they are judged.
+    """
+
+    def __init__(self, config: RunConfig, plan: Plan) -> None:
+        """Build the run's model, read its text, compile; ModelError or CorpusError if it cannot."""
+        model = build_model(config.model, config.train)
+        if specs_of(model) != plan.leaves:
+            msg = "The run was created with other model code than this machine has: use the same."
+            raise ModelError(msg, path="model.factory")
+        self._plan = plan
+        self._leaves = [np.zeros(spec.shape, np.float32) for spec in plan.leaves]
+        self._tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
+        vocab: int | None = getattr(model, "vocab", None)
+        self.held_out = HeldOut.of(load_corpus(config.data), config.eval.batches, vocab)
+        self._loss = self._compiled(jax.jit(model.loss))
+        cpu()  # loads the codec's kernels
+
+    def take(self, fragment: int, vector: NDArray[np.float32]) -> None:
+        """Take in a fragment of the parameters: f32 [padded_size]."""
+        scatter(self._plan.fragments[fragment], vector, self._leaves)
+
+    def losses(self) -> Iterator[float]:
+        """Yield the mean loss of each held-out batch, in nats per token; each takes a while."""
+        # Copied: the device must not see what the next evaluation writes.
+        leaves = [jax.device_put(leaf, may_alias=False) for leaf in self._leaves]
+        params: Any = jax.tree.unflatten(self._tree, leaves)
+        for row in self.held_out.rows:
+            yield float(self._loss(params, row))
+
+    def score(self, losses: list[float]) -> Score:
+        """Return what the losses of all batches amount to."""
+        return self.held_out.score(losses)
+
+    def _compiled(self, loss: Any) -> Any:
+        """Compile ahead of time, so that an evaluation costs what it costs and no more."""
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, jnp.float32) for leaf in self._leaves]
+        row = self.held_out.rows[0]
+        tokens = jax.ShapeDtypeStruct(row.shape, row.dtype)
+        return loss.lower(jax.tree.unflatten(self._tree, shapes), tokens).compile()
