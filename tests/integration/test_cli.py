@@ -26,8 +26,14 @@ from skerry.testing.nats_server import NatsServer
 from skerry.testing.puppet import run_record
 
 DEADLINE_S = 60.0
-KINDS = ("learner", "syncer", "checkpointer", "health-monitor")
-SERVICES = ("skerry_learner", "skerry_syncer", "skerry_checkpointer", "skerry_health_monitor")
+KINDS = ("learner", "syncer", "checkpointer", "evaluator", "health-monitor")
+SERVICES = (
+    "skerry_learner --nats",
+    "skerry_syncer",
+    "skerry_checkpointer",
+    "skerry_learner evaluator",
+    "skerry_health_monitor",
+)
 
 pytestmark = pytest.mark.nats
 
@@ -116,7 +122,7 @@ def test_the_processes_of_a_cluster_are_told_while_it_runs(
 ) -> None:
     process, run = cluster
     folder = tmp_path / ".skerry" / run
-    until(lambda: len(read(folder)) == 6, "telling all processes")
+    until(lambda: len(read(folder)) == 7, "telling all processes")
     told = read(folder)
     assert {e.kind for e in told.values()} == {*KINDS, "broker"}
     assert {e.pid for e in told.values()} <= set(processes(run))

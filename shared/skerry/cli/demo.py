@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from skerry.bus.report import RunRow
+    from skerry.bus.report import Report
     from skerry.bus.view import Message
     from skerry.cli.follow import Feed
     from skerry.cli.live import Screen
@@ -178,7 +178,7 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
         return None
     for sentence in ignored(record, cluster.settings.run):
         on.say(sentence)
-    on.say("Broker, syncer, checkpointer, health monitor and two learners are starting.")
+    on.say("Broker, syncer, checkpointer, evaluator, health monitor and two learners are starting.")
     on.say(f"Logs: {cluster.place.logs}. The first start compiles: steps follow within a minute.")
 
     async def script(kept: Supervisor, feed: Feed) -> None:
@@ -202,7 +202,7 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
         msg = f"The services ended before the run was finished: see {cluster.place.logs}."
         raise SkerryError(msg)
     on.say("The run is finished. Evaluating the first and the last checkpoint.")
-    return await _results(cluster, recorder, now.run)
+    return await _results(cluster, recorder, now)
 
 
 async def _downlink(cluster: Cluster, recorder: Recorder) -> None:
@@ -226,8 +226,8 @@ async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, fee
     recorder.on.say(f"Half way: {VICTIM} (pid {pid}) gets SIGKILL, without a warning.")
 
 
-async def _results(cluster: Cluster, recorder: Recorder, run: RunRow) -> dict[str, object]:
-    on, outage = recorder.on, recorder.outage
+async def _results(cluster: Cluster, recorder: Recorder, now: Report) -> dict[str, object]:
+    on, outage, run = recorder.on, recorder.outage, now.run
     async with bus_from(cluster.nats, "summary") as bus:
         record = await ledger.read_run(bus, RUN)
         uplink = await measure_uplink(bus, record, recorder.began_s)
@@ -269,6 +269,7 @@ async def _results(cluster: Cluster, recorder: Recorder, run: RunRow) -> dict[st
         "rounds_during_outage": None if outage is None else outage.rounds,
         "eval_step_start": first.step,
         "eval_step_end": last.step,
+        "evaluations": [{"step": row.step, "loss": row.loss} for row in now.evaluations],
         "sample": text.strip(),
     }
     for sentence in told(results):
@@ -296,6 +297,7 @@ def told(results: Mapping[str, Any]) -> list[str]:
             f"{results['eval_step_start']}, {results['eval_loss_end']:.3f} at step "
             f"{results['eval_step_end']} (nats per token, held-out text)"
         ),
+        *_followed(results["evaluations"]),
         (
             f"Bytes sent         {size(sent)}; all-reducing the same steps would have "
             f"sent {size(parallel)} in f32 ({parallel / max(1, sent):.0f} times as much)"
@@ -315,3 +317,16 @@ def told(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"Recovery           {VICTIM} did not come back before the end")
     lines += [f"Checkpoint         {results['checkpoint']}", "", results["sample"], ""]
     return lines
+
+
+def _followed(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the line on what an evaluator has said meanwhile; none where it said nothing."""
+    finite = [row for row in evaluations if row["loss"] is not None]
+    if not finite:
+        return []
+    first, last = finite[0], finite[-1]
+    told = (
+        f"Followed meanwhile {first['loss']:.3f} at step {first['step']} to {last['loss']:.3f} at "
+        f"step {last['step']}, in {len(finite)} evaluations by a process of its own"
+    )
+    return [told]

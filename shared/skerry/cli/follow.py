@@ -34,6 +34,7 @@ def frame_of(run: str, config: RunConfig) -> Frame:
             pulse_s=config.liveness.pulse_s,
             suspect_phi=config.liveness.suspect_phi,
             gone_phi=config.liveness.gone_phi,
+            blocking=not config.sync.overlap_steps,
         ),
     )
 
@@ -62,6 +63,7 @@ class Feed:
                 "members": ledger.follow_members(self.bus, self.name),
                 "pulses": presence.follow_pulses(self.bus, self.name),
                 "checkpoints": ledger.follow_checkpoints(self.bus, self.name),
+                "evaluations": ledger.follow_evaluations(self.bus, self.name),
                 "commits": _commits(self.bus, self.name),
             }
             for name, messages in streams.items():
@@ -92,6 +94,7 @@ async def snapshot(bus: Bus, run: str) -> RunView:
     messages += (await presence.last_pulses(bus, run)).values()
     checkpoint = await ledger.last_checkpoint(bus, run)
     messages += [checkpoint] if checkpoint else []
+    messages += await ledger.evaluations(bus, run)
     newest = {f: c.version for f, c in (await ledger.last_commits(bus, run)).items()}
     for message in messages:
         view = fold(view, message, time.time())

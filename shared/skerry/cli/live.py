@@ -101,7 +101,8 @@ class Lines:
 
     def show(self, now: Report) -> None:
         run = now.run
-        what = (run.step, run.rounds, run.alive, run.checkpoint, run.finished, _phases(now))
+        counts = (run.step, run.rounds, run.alive, len(now.evaluations))
+        what = (*counts, run.checkpoint, run.finished, _phases(now))
         if what == self._shown or time.monotonic() - self._shown_s < LINE_S:
             return
         self._shown, self._shown_s = what, time.monotonic()
@@ -134,10 +135,12 @@ def line(now: Report, seconds: float) -> str:
     if not any(run.versions):
         phases = (f"{row.name} {row.phase.value.replace('_', ' ')}" for row in now.learners)
         return f"{clock(seconds):>6}  no parameters yet: {', '.join(phases) or 'no learner yet'}"
+    held_out = run.held_out.loss if run.held_out is not None else None
     parts = [
         f"{clock(seconds):>6}",
         f"step {run.step}{_of_steps(run)}",
         f"loss {run.loss:.3f}" if run.loss is not None else "loss -",
+        *([] if held_out is None else [f"held-out {held_out:.3f}"]),
         f"{run.tokens_per_s:,.0f} tokens/s",
         f"learners {run.alive}/{run.learners}",
         f"rounds {run.rounds}",
@@ -177,10 +180,25 @@ def picture(now: Report, seconds: float) -> RenderableType:
         f"last round: {run.last_round.replace('_', ' ') or '-'}",
         *_quiet(run),
         f"refused: {refused}" if refused else "",
+        _held_out(run),
         f"checkpoint at step {run.checkpoint_step}" if run.checkpoint else "no checkpoint yet",
         _unheard(now),
     ]
     return Group(_row(facts), _row(more), _learners(now), _row(last))
+
+
+def _held_out(run: RunRow) -> str:
+    """Return what the global model is worth on held-out text, or nothing before anybody said it."""
+    held_out = run.held_out
+    if held_out is None:
+        return ""
+    if held_out.loss is None:
+        return f"held-out loss at step {held_out.step} is not finite"
+    bits = held_out.bits_per_byte
+    per_byte = "" if bits is None else f" ({bits:.3f} bits per byte)"
+    texts = run.held_out_texts
+    other = "" if texts < 2 else f", [yellow]evaluators read {texts} different texts[/]"
+    return f"held-out loss [bold]{held_out.loss:.3f}[/]{per_byte} at step {held_out.step}{other}"
 
 
 def _unheard(now: Report) -> str:

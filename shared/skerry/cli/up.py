@@ -54,6 +54,7 @@ class Counts:
     learners: int | None = None
     syncers: int = 1
     checkpointers: int = 1
+    evaluators: int = 1
 
 
 def run_up(
@@ -107,6 +108,7 @@ async def _up(cluster: Cluster, on: Screen, counts: Counts) -> None:
         counts.learners or config.sync.learners,
         counts.syncers,
         counts.checkpointers,
+        counts.evaluators,
         chaos=config.chaos.allow,
     )
     async with _open_to_chaos(cluster, team, on) as shaped:

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from skerry.wire.messages import Commit, Pulse
 
 MODULES = {
-    "learner": "skerry_learner",
-    "syncer": "skerry_syncer",
-    "checkpointer": "skerry_checkpointer",
-    "health-monitor": "skerry_health_monitor",
+    "learner": ("skerry_learner",),
+    "syncer": ("skerry_syncer",),
+    "checkpointer": ("skerry_checkpointer",),
+    "evaluator": ("skerry_learner", "evaluator"),
+    "health-monitor": ("skerry_health_monitor",),
 }
 
 
@@ -89,7 +90,7 @@ class Cluster:
         """Start a service under a name; restarting it is starting it again."""
         common = ("--nats", self.url, "--run", self.run, "--name", name)
         config = ("--config", str(self.config))
-        return await self._spawn(name, "-m", MODULES[kind], *common, *config, *arguments)
+        return await self._spawn(name, "-m", *MODULES[kind], *common, *config, *arguments)
 
     async def start_script(self, name: str, script: Path, *arguments: str) -> Service:
         """Start a program of the test's own, such as a service that fails at a chosen point."""
@@ -101,7 +102,7 @@ class Cluster:
         target = ("--nats", self.url, "--run", self.run)
         module = MODULES["checkpointer"]
         return await self._spawn(
-            "restore", "-m", module, "checkpoints", "restore", str(checkpoint), *target, *changes
+            "restore", "-m", *module, "checkpoints", "restore", str(checkpoint), *target, *changes
         )
 
     async def _spawn(self, name: str, *arguments: str) -> Service:

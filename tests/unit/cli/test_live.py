@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from skerry.bus.view import Frame, RunView, fold
 from skerry.cli import live
 from skerry.cli.live import Lines, Terminal, clock, line, picture, screen, size
 from skerry.core.liveness import Policy
-from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse
+from skerry.wire.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Pulse
 
 FRAME = Frame("t", 2, 1, 100, None, Policy(0.5, 3.0, 8.0))
 BEGAN = 1000.0
@@ -76,6 +77,39 @@ def test_a_line_says_how_far_how_fast_and_how_much() -> None:
     text = line(at(10), 10)
     for part in ("step 10/100", "loss 2.500", "4,000 tokens/s", "learners 2/2", "sent 6.0 MB"):
         assert part in text
+
+
+def judged(loss: float, text: int = 7, by: str = "e") -> Evaluation:
+    return Evaluation("t", by, 8, 100, (1, 1), loss, 5.0, 2.4, 64, text, int(BEGAN * 1e9))
+
+
+def shown(*evaluations: Evaluation) -> tuple[str, str]:
+    """Return the line and the picture of a run that has been evaluated."""
+    view = fold(RunView(FRAME), genesis(), BEGAN)
+    for evaluation in evaluations:
+        view = fold(view, evaluation, BEGAN)
+    out = io.StringIO()
+    now = report(view, BEGAN + 10)
+    Console(file=out, width=80, color_system=None).print(picture(now, 10))
+    return line(now, 10), " ".join(out.getvalue().split())
+
+
+def test_the_held_out_loss_is_shown_once_there_is_one() -> None:
+    assert "held-out" not in "".join(shown())
+    told, pictured = shown(judged(1.625))
+    assert "held-out 1.625" in told
+    assert "held-out loss 1.625 (2.400 bits per byte) at step 8" in pictured
+
+
+def test_a_held_out_loss_that_is_no_number_is_said_to_be_none() -> None:
+    told, pictured = shown(judged(math.nan))
+    assert "held-out" not in told
+    assert "held-out loss at step 8 is not finite" in pictured
+
+
+def test_evaluators_that_read_different_texts_are_pointed_at() -> None:
+    _, pictured = shown(judged(1.5), judged(1.75, text=8, by="other"))
+    assert "evaluators read 2 different texts" in pictured
 
 
 def test_the_total_of_steps_is_left_out_where_the_clock_ends_the_run() -> None:

@@ -73,6 +73,7 @@ def test_version_is_that_of_the_distribution() -> None:
         (["syncer", "--help"], ["skerry_syncer", "--help"]),
         (["health-monitor", "--run", "x"], ["skerry_health_monitor", "--run", "x"]),
         (["eval", "c", "--json"], ["skerry_learner", "eval", "c", "--json"]),
+        (["evaluator", "--run", "x"], ["skerry_learner", "evaluator", "--run", "x"]),
         (["sample", "--help"], ["skerry_learner", "sample", "--help"]),
         (["checkpoints"], ["skerry_checkpointer", "checkpoints", "list"]),
         (

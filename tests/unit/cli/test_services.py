@@ -18,6 +18,7 @@ def test_services_of_which_there_are_several_are_numbered() -> None:
         "syncer-1": "syncer",
         "syncer-2": "syncer",
         "checkpointer": "checkpointer",
+        "evaluator": "evaluator",
         "health-monitor": "health-monitor",
     }
 
@@ -38,3 +39,12 @@ def test_only_a_run_that_allows_chaos_has_clocks_that_can_be_set(
         (learner,), *_ = stages(place, Team(1, chaos=chaos), "nats://b:1", {})
         assert ("LD_PRELOAD" in learner.env) == chaos
     assert float(clock.file_of(place.folder, "learner-1").read_text()) == 0.0
+
+
+def test_who_only_looks_on_ends_no_cluster_and_may_be_left_out(tmp_path: Path) -> None:
+    place = Place("r", tmp_path)
+    started = {c.name: c for stage in stages(place, Team(1), "nats://b:1", {}) for c in stage}
+    names = {name for name, command in started.items() if not command.essential}
+    assert names == {"evaluator", "health-monitor"}
+    assert started["evaluator"].argv[1:4] == ("-m", "skerry_learner", "evaluator")
+    assert "evaluator" not in Team(1, evaluators=0).kinds()
