@@ -18,7 +18,7 @@ from skerry.testing.nats_server import NatsServer
 
 BIN = Path(sys.executable).parent
 SERVICES = ("learner", "syncer", "checkpointer", "health_monitor")
-OURS = {"syncer", "checkpointer", "health-monitor", "learner-1", "learner-2"}
+OURS = {"syncer", "checkpointer", "evaluator", "health-monitor", "learner-1", "learner-2"}
 
 
 def compose(root: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -193,7 +193,7 @@ def test_the_build_context_holds_all_that_the_recipe_copies(root: Path, service:
 
 
 @pytest.mark.nats
-@pytest.mark.timeout(240)  # four processes compile at once
+@pytest.mark.timeout(240)  # five processes compile at once
 def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
     root: Path, tmp_path: Path, image: Build, compose_broker: Callable[[str], NatsServer]
 ) -> None:
@@ -221,8 +221,12 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
         )
         for service in SERVICES
     }
+    logs["evaluator"] = tmp_path / "evaluator.log"
+    running["evaluator"] = image("learner").start(
+        "evaluator", "--run", "images", env=env, log=logs["evaluator"]
+    )
     try:
-        for service in ("learner", "syncer", "checkpointer"):
+        for service in ("learner", "syncer", "checkpointer", "evaluator"):
             code = running[service].wait(timeout=90)
             assert code == 0, logs[service].read_text()
         running["health_monitor"].send_signal(signal.SIGTERM)
