@@ -7,8 +7,9 @@ residual of the sum of what was meant (Karimireddy et al., arXiv 1901.09847, alg
 A contribution that nobody will merge leaves ``e`` as it was before it. One that is not finite never
 gets here. One that left the log is in the next outer gradient as a whole, unless its progress is
 given up for good; one that a commit refuses is given up for good: what it failed to hold is either
-in the next one anyway or not wanted. A learner that starts again has no ``e``, nor has genesis,
-which is f32.
+in the next one anyway or not wanted. Of one that the window drops unheard of, what it failed to
+hold is still sent, once, though the rest is gone. A learner that starts again has no ``e``, nor has
+genesis, which is f32.
 """
 
 from __future__ import annotations
