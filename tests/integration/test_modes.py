@@ -97,7 +97,7 @@ async def to_the_end(cluster: Cluster, bus: NatsBus, *learners: str) -> Ended:
     services = [await cluster.start("syncer", "s")]
     services += [await cluster.start("learner", name) for name in learners]
     for service in services:
-        assert await service.ended(120) == 0, service.said[-2000:]
+        assert await service.ended(240) == 0, service.said[-2000:]
     return await ended(cluster, bus)
 
 
@@ -174,7 +174,7 @@ async def test_data_parallel_outlives_its_syncer(
         syncer.kill9()
         services = [await cluster.start("syncer", "s2"), *learners]
         for service in services:
-            assert await service.ended(120) == 0, service.said[-2000:]
+            assert await service.ended(240) == 0, service.said[-2000:]
         run = await ended(cluster, bus)
     assert [commit.step for commit in run.commits] == list(range(1, 61))
     assert all(of(commit) == {"a", "b"} for commit in run.commits)

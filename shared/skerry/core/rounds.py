@@ -155,10 +155,14 @@ def next_wake_s(now: float, view: View, policy: Policy, timings: Timings) -> flo
 
 
 def short_since_s(now: float, before: float | None, alive: int, policy: Policy) -> float | None:
-    """Return since when fewer than K learners are alive, given what was so before; None: enough."""
+    """Return since when fewer than K learners are alive, given what was so before; None: enough.
+
+    With nobody alive nothing begins: before a run's learners have compiled nobody is missed, and
+    the first of them to train must not go on at once without the others.
+    """
     if alive >= policy.quorum:
         return None
-    return now if before is None else before
+    return before if before is not None or not alive else now
 
 
 def quorum_at_s(view: View, quorum: int) -> float | None:

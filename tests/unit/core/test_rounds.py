@@ -196,3 +196,9 @@ def test_hands_are_short_since_the_first_time_that_too_few_were_alive() -> None:
     assert since == 5.0
     assert short_since_s(9.0, since, 0, POLICY) == 5.0
     assert short_since_s(9.0, since, 2, POLICY) is None
+
+
+def test_nobody_is_missed_before_somebody_works() -> None:
+    since = short_since_s(5.0, None, 0, POLICY)
+    assert since is None
+    assert short_since_s(70.0, since, 1, POLICY) == 70.0

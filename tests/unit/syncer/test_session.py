@@ -162,6 +162,30 @@ async def test_quorum_of_two_waits_for_the_second_learner() -> None:
     assert all({r.learner for r in c.consumed} >= {"a", "b"} for c in later)
 
 
+async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> None:
+    """By the step of one that joined meanwhile, those who stopped would wait for ever."""
+    blocking = CONFIG.sync.model_copy(update={"quorum": 2, "overlap_steps": 0})
+    bus = await connected(CONFIG.model_copy(update={"sync": blocking}))
+    first, second = puppet(bus, "a"), puppet(bus, "b")
+    first.incarnation = second.incarnation = 1
+    async with background(session(bus, RUN, "s")):
+        await first.offer_genesis()
+        await commits_until(bus, 1)
+        await first.pulse(4)
+        async for opened in presence.follow_rounds(bus, RUN, PLAN.digest):
+            assert (opened.fragment, opened.due_step) == (1, 4)
+            break
+        await second.pulse(1)
+        for learner in (first, second):
+            learner.versions[1] = 1
+            await learner.send_gradient(1, 2)
+        async for _, commit in ledger.follow_commits(bus, RUN):
+            if commit.version == 2:
+                break
+    assert (commit.fragment, commit.step) == (1, 4)
+    assert {c.learner for c in commit.consumed} == {"a", "b"}
+
+
 async def test_contribution_that_makes_the_merge_infinite_is_refused_alone() -> None:
     sync = CONFIG.sync.model_copy(update={"merge": "rda", "quorum": 2})
     bus = await connected(CONFIG.model_copy(update={"sync": sync}))
