@@ -17,7 +17,7 @@ from skerry.core import fragments
 from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.settings_modes import Mode
 from skerry_lab.lab import RUN, Lab, Result
-from skerry_lab.scenario import Judging, Link, Scenario
+from skerry_lab.scenario import Failures, Judging, Link, Scenario
 from skerry_learner.data.stream import Stream
 from skerry_learner.trainer.step import TrainState, make_optimizer, make_step
 
@@ -100,6 +100,16 @@ def test_a_blocking_round_costs_six_trips_and_no_wait(
     rounds = 16 // h_steps
     expected_s = 16 * STEP_S + rounds * 6 * latency_s
     assert long.virtual_s - short.virtual_s == pytest.approx(expected_s, abs=0.002)
+
+
+@pytest.mark.parametrize(("mode", "h_steps"), [("data-parallel", 1), ("diloco", 4)])
+def test_whoever_dies_holds_nobody_up_for_ever(scenario_of: Any, mode: Mode, h_steps: int) -> None:
+    """A learner that comes back tells of an older step than those who stopped for the round."""
+    scenario = scenario_of(mode, 80, h_steps=h_steps, round_timeout_s=1.0)
+    failing = Failures(islands=("learner-1",), every_s=1.5, down_s=1.0)
+    result = Lab(scenario.model_copy(update={"failures": failing})).run()
+    assert result.kills > 1
+    assert result.steps == 80
 
 
 def test_a_single_learner_trains_as_if_alone(scenario_of: Any) -> None:
