@@ -85,6 +85,8 @@ class Cell:
     rho: bool = False
     extra: float = 0.0
     """Tokens trained by learners that only help, as a share of ``tokens``."""
+    plotted: bool = True
+    """Whether its difference is in the plot: not if it is compared with something else."""
 
     @property
     def steps(self) -> int:

@@ -84,6 +84,7 @@ def _mode(size: Size, mode: str, m: int, against: str) -> Cell:
         seeds=THREE,
         against=against,
         size=size,
+        plotted=mode not in {"data-parallel", "single"},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,11 +14,14 @@ from matplotlib import pyplot as plt  # noqa: E402 - the backend is chosen befor
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
+from .cells import SMALL  # noqa: E402
 from .samples import estimate  # noqa: E402
+from .store import Found  # noqa: E402
 from .tables import Findings  # noqa: E402
 
 WIDTH_IN = 7.0
 HEIGHT_IN = 4.0
+STYLES = ("-", "--", "-.", ":")
 
 
 def plot(findings: Findings, folder: Path) -> list[Path]:
@@ -50,7 +54,7 @@ def _differences(findings: Findings) -> Figure:
         labels = dict(cell.labels)
         difference = findings.excess(cell)
         place = places.setdefault(labels[experiment.x], len(places))
-        if difference is not None:
+        if difference is not None and cell.plotted:
             rest = [v for k, v in cell.labels if k not in {experiment.x, experiment.series}]
             series = " ".join([labels.get(experiment.series, ""), *rest]).strip() or "helpers"
             point = (place, difference.mean, difference.half or 0.0)
@@ -75,28 +79,38 @@ def _differences(findings: Findings) -> Figure:
 
 
 def _curves(findings: Findings) -> Figure:
-    """Draw the held-out loss over virtual time or over steps, the mean over seeds."""
-    figure, axes = plt.subplots(figsize=(WIDTH_IN, HEIGHT_IN))
-    by_time = findings.experiment.name == "scavenging"
-    for cell in findings.experiment.cells:
-        runs = list(findings.of(cell).values())
-        if not runs or cell.size.name != "small":
+    """Draw held-out losses on the way, means over seeds: a colour per series, a line per x."""
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 1.4 * HEIGHT_IN))
+    experiment = findings.experiment
+    by_time = not experiment.series
+    colours: dict[str, str] = {}
+    styles: dict[str, str] = {}
+    for cell in experiment.cells:
+        labels, runs = dict(cell.labels), list(findings.of(cell).values())
+        if not runs or cell.size.name != SMALL.name:
             continue
-        shortest = min(len(run.result["curve"]) for run in runs)
-        xs = [run.curve("at_s" if by_time else "tokens")[:shortest] for run in runs]
-        ys = [run.curve("loss")[:shortest] for run in runs]
+        xs = _columns(runs, "at_s" if by_time else "tokens")
+        ys = _columns(runs, "loss")
+        shade, line = labels.get(experiment.series, labels[experiment.x]), labels[experiment.x]
         axes.plot(
-            [estimate(column).mean for column in zip(*xs, strict=True)],
-            [estimate(column).mean for column in zip(*ys, strict=True)],
+            [estimate(column).mean for column in xs],
+            [estimate(column).mean for column in ys],
+            color=colours.setdefault(shade, f"C{len(colours)}"),
+            linestyle=styles.setdefault(line, STYLES[len(styles) % len(STYLES)]),
             label=" ".join(v for k, v in cell.labels if k != "model"),
             linewidth=1.0,
         )
     axes.set_xlabel("virtual s" if by_time else "tokens merged")
     axes.set_ylabel("held-out loss, nats")
     low, high = axes.get_ylim()
-    axes.set_ylim(low, low + 0.5 * (high - low))
+    axes.set_ylim(low, low + 0.4 * (high - low))
     _legend(axes)
     return figure
+
+
+def _columns(runs: Sequence[Found], name: str) -> list[tuple[float, ...]]:
+    """Return one quantity at each evaluation, of all runs that come to it."""
+    return list(zip(*(run.curve(name) for run in runs), strict=False))
 
 
 def _legend(axes: Axes) -> None:

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -145,7 +145,7 @@ def run_all(
 
 
 @contextmanager
-def _pool(workers: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
+def _pool(workers: int, folder: Path) -> Generator[ProcessPoolExecutor]:
     """Give a pool that drops what has not begun when it is left by an exception."""
     alone = workers == 1
     pool = ProcessPoolExecutor(

@@ -28,7 +28,7 @@ def write_report(page: Path, experiments: Sequence[Experiment], have: Mapping[st
     for findings in found:
         pictures = plot(findings, folder)
         links = [os.path.relpath(path, page.parent) for path in pictures]
-        parts.append("\n".join(_section(findings, links)))
+        parts.append("\n".join(_section(findings, links)).strip())
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     (folder / "results.json").write_text(merged(found), encoding="utf-8")
 

@@ -34,8 +34,11 @@ class Found:
         return float(self.result[name])
 
     def curve(self, name: str) -> list[float]:
-        """Return one column of the evaluations, in order."""
-        return [float(point[name]) for point in self.result["curve"]]
+        """Return one column of the evaluations on the way.
+
+        Without the last one, which is on more text and so lies off the curve.
+        """
+        return [float(point[name]) for point in self.result["curve"][:-1]]
 
 
 class Store:

@@ -107,7 +107,8 @@ def _best(findings: Findings) -> Iterator[str]:
         if best == baseline:
             yield f"Nothing that was compared with `{base}` is better in the mean."
         elif difference is not None:
-            sure = "" if difference.high < 0 else ", which its interval does not tell from chance"
+            chance = ", of one seed" if difference.half is None else ", which may be chance"
+            sure = "" if difference.high < 0 else chance
             yield (
                 f"Best in the mean of what was compared with `{base}`: `{said}`,"
                 f" {difference.text(2, sign=True)} %{sure}."

@@ -23,7 +23,7 @@ def found(cell: Cell, seed: int, loss: float, seconds: float = 100.0) -> Found:
         "loss": loss,
         "curve": [
             {"at_s": seconds * s, "tokens": 1e6 * s, "step": 0, "loss": 3 + (loss - 3) * s}
-            for s in shares
+            for s in (*shares, 1.0)
         ],
         "rho": 0.5,
         **dict.fromkeys(("steps", "commits", "staleness", "refused", "kills", "virtual_s"), 8),

@@ -57,11 +57,13 @@ def runner_into(ran: list[int], fails: tuple[int, ...] = ()) -> pool.Runner:
 
 def test_what_was_stored_is_found_by_its_scenario(tmp_path: Path) -> None:
     scenario = wanted(3)[0].scenario
-    Store(tmp_path).put(scenario, {"loss": 1.5, "curve": [{"loss": 2.0}, {"loss": 1.5}]})
+    Store(tmp_path).put(
+        scenario, {"loss": 1.5, "curve": [{"loss": 2.0}, {"loss": 1.6}, {"loss": 1.5}]}
+    )
     found = Store(tmp_path).all()[scenario.digest]
     assert found.scenario == scenario
     assert found.loss == 1.5
-    assert found.curve("loss") == [2.0, 1.5]
+    assert found.curve("loss") == [2.0, 1.6]
 
 
 def test_results_of_other_code_are_not_found(tmp_path: Path) -> None:
