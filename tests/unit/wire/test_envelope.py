@@ -127,7 +127,7 @@ def test_another_wire_version_is_refused() -> None:
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    assert refused(replace(HEADER, scheme="int2")) is UnknownScheme
+    assert refused(replace(HEADER, scheme="int3")) is UnknownScheme
 
 
 @pytest.mark.parametrize(
