@@ -18,8 +18,8 @@ from .experiments import all_experiments
 from .pool import clock, run_all
 from .store import Store
 
-RATE = 25_000
-"""Tokens of the small model a second that two cores of a common machine train in the lab."""
+RATE = 24_000
+"""Tokens of the small model a second, evaluations included, that two cores train in the lab."""
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:

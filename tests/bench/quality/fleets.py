@@ -172,24 +172,23 @@ def scavenging() -> Experiment:
 def partition() -> Experiment:
     """Compare learners that read samples of one text with learners that read parts of it."""
     cells: list[Cell] = []
-    for m in (4, 8):
-        for mode in ("decoupled", "diloco"):
-            same, parts = f"{mode}-M{m}-interleaved", f"{mode}-M{m}-contiguous"
-            for key, how in ((same, "interleaved"), (parts, "contiguous")):
-                sets = (f"mode={mode}",)
-                if how == "contiguous":
-                    sets = (*sets, "data.partition=contiguous", f"data.streams={m}")
-                cells.append(
-                    Cell(
-                        key=key,
-                        labels=(("mode", mode), ("M", str(m)), ("data", how)),
-                        sets=sets,
-                        learners=m,
-                        tokens=M_TOKENS,
-                        seeds=THREE,
-                        against=same if key == parts else "",
-                    )
+    for mode, m in (("decoupled", 4), ("diloco", 4), ("decoupled", 8)):
+        same, parts = f"{mode}-M{m}-interleaved", f"{mode}-M{m}-contiguous"
+        for key, how in ((same, "interleaved"), (parts, "contiguous")):
+            sets = (f"mode={mode}",)
+            if how == "contiguous":
+                sets = (*sets, "data.partition=contiguous", f"data.streams={m}")
+            cells.append(
+                Cell(
+                    key=key,
+                    labels=(("mode", mode), ("M", str(m)), ("data", how)),
+                    sets=sets,
+                    learners=m,
+                    tokens=M_TOKENS,
+                    seeds=THREE,
+                    against=same if key == parts else "",
                 )
+            )
     return Experiment(
         name="partition",
         title="Non-identical data",

@@ -8,6 +8,8 @@ from bench.quality.cells import BATCH, SEQ_LEN, Cell, budget, distinct, wanted
 from bench.quality.experiments import all_experiments, modes, partition, quantisation, speeds
 
 HOURS = 3.0
+COMPILE_S = 5.0
+"""Of each run, beside its training."""
 
 
 def cell(**changes: object) -> Cell:
@@ -16,7 +18,8 @@ def cell(**changes: object) -> Cell:
 
 
 def test_everything_runs_in_less_than_three_hours_on_two_cores() -> None:
-    assert budget(list(wanted(all_experiments()))) / RATE < HOURS * 3600
+    runs = list(wanted(all_experiments()))
+    assert budget(runs) / RATE + len(distinct(runs)) * COMPILE_S / 2 < HOURS * 3600
 
 
 def test_every_cell_has_a_name_of_its_own_and_is_compared_with_one_that_there_is() -> None:
