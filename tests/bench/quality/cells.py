@@ -41,7 +41,7 @@ SMALL = Size(
     ),
     1.0,
 )
-"""117 k parameters; the learning rate is the one that ``learning-rate`` found."""
+"""117 k parameters; the learning rate is the default, in the middle of what is tried."""
 LARGE = Size(
     "large",
     (

@@ -60,8 +60,9 @@ def learning_rate() -> Experiment:
         name="learning-rate",
         title="The learning rate",
         question=(
-            "One peak learning rate per model size, found on a single learner with batch 4 b (what"
-            " data-parallel with M = 4 computes), is used in every other experiment."
+            "Every other experiment uses one peak learning rate, 3e-3, for both model sizes. Is it"
+            " near the best one of a single learner with batch 4 b, which is what data-parallel"
+            " with M = 4 computes?"
         ),
         cells=tuple(cells),
         x="lr",
@@ -268,6 +269,8 @@ def quantisation() -> Experiment:
             "Runs that differ in the last bit drift apart, and at the usual learning rate so far"
             " that even formats that lose nothing differ from f32 by chance. At a tenth of it they"
             " stay together, and far smaller differences can be told: there the formats are"
-            " compared, the usual rate is the check."
+            " compared, the usual rate is the check. There, too, every step is too short, so that a"
+            " format that lengthens contributions seems better than f32: a difference of either"
+            " sign is an error."
         ),
     )

@@ -19,7 +19,7 @@ def verdicts(findings: Findings) -> list[str]:
         "outer": _outer,
     }
     found = list(special[name](findings)) if name in special else []
-    return [*found, *_best(findings)]
+    return found if name == "quantisation" else [*found, *_best(findings)]
 
 
 def judged(difference: Estimate, goal: float) -> str:
@@ -50,13 +50,15 @@ def _modes(findings: Findings) -> Iterator[str]:
 
 
 def _quantisation(findings: Findings) -> Iterator[str]:
+    """Judge distances: where steps are too short, longer ones are better, and still an error."""
     for cell in findings.experiment.cells:
         labels = dict(cell.labels)
         difference = findings.excess(cell)
         if difference is not None:
+            off = Estimate(abs(difference.mean), difference.half, difference.n)
             yield (
-                f"Contributions {labels['contribution']}, global {labels['global']}: "
-                f"{judged(difference, 0.1)}."
+                f"Contributions {labels['contribution']}, global {labels['global']}, lr"
+                f" {labels['lr']}: off by {judged(off, 0.1)}."
             )
 
 

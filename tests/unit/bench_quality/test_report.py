@@ -86,6 +86,13 @@ def test_a_goal_is_reached_only_if_the_whole_interval_says_so(
     assert judged(difference, 0.5).endswith(f": {said}")
 
 
+def test_a_format_that_seems_better_than_f32_is_as_far_off_as_one_that_seems_worse() -> None:
+    experiment = quantisation()
+    losses = {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 1.98, "lr3e-4-int8-f32": 2.0001}
+    said = verdicts(gather(experiment, every(experiment, losses)))
+    assert [line.rpartition(": ")[2] for line in said] == ["missed.", "reached."]
+
+
 def test_modes_are_judged_by_their_goals() -> None:
     experiment = modes()
     losses = {
