@@ -79,6 +79,11 @@ def cpu() -> Codec:
     return cast("Codec", import_module("skerry.core.kernels"))
 
 
+def decoder(scheme: str) -> Codec:
+    """Return who decodes a scheme: f32 is only copied, and loading kernels for that takes 2 s."""
+    return cast("Codec", reference) if scheme == "f32" else cpu()
+
+
 @cache
 def merger() -> Merger:
     """Return the fastest merge this installation has."""

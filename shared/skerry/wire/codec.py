@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from skerry.core.backend import cpu
+from skerry.core.backend import cpu, decoder
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import Planes, allocate, raw_bytes, scheme_of
 from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme
@@ -270,7 +270,7 @@ class VectorAssembler:
         if self._cover.lacks(header, packed):
             first, size = header.first_block * BLOCK, header.blocks * BLOCK
             out = self._vector[first : first + size]
-            cpu().dequantise(self._scheme, unpack(header, packed), out)
+            decoder(self._scheme).dequantise(self._scheme, unpack(header, packed), out)
             self._cover.note(header, packed)
         return self._cover.complete
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 RETRY_S = 1.0
-NICENESS = 10
-"""Behind every learner on its machine, and yet not starved by them."""
+NICENESS = 5
+"""A third of a learner's right to the CPU: behind all of them, and yet not starved by them."""
 MOST_SHARE = 0.05
 """Of one core that evaluations take at most: a long one is followed by a long rest."""
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.core.backend import cpu
 from skerry.core.fragments import Plan, scatter
 from skerry.errors import ModelError
 from skerry.settings import RunConfig
@@ -38,7 +37,6 @@ class Judge:
         vocab: int | None = getattr(model, "vocab", None)
         self.held_out = HeldOut.of(load_corpus(config.data), config.eval.batches, vocab)
         self._loss = self._compiled(jax.jit(model.loss))
-        cpu()  # loads the codec's kernels
 
     def take(self, fragment: int, vector: NDArray[np.float32]) -> None:
         """Take in a fragment of the parameters: f32 [padded_size]."""
