@@ -228,7 +228,7 @@ class RunConfig(Table):
         given = {name: table.model_fields_set for name, table in tables.items()}
         for name, values in fills(self.mode, self.sync.learners, given).items():
             # Frozen for everybody else: nobody has seen this value yet.
-            self.__dict__[name] = tables[name].model_copy(update=values)
+            vars(self)[name] = tables[name].model_copy(update=values)
         return self
 
 

@@ -171,7 +171,7 @@ class Island:
         """
         began = self.meter.clock()
         tokens, cursor = next(feed)
-        after: StepResult | None = self.trainer.step(tokens, self._progress(), self._share())
+        after = self.trainer.step(tokens, self._progress(), self._share())
         if before is not None:
             self._read(before)
         yield STEP
@@ -182,15 +182,15 @@ class Island:
             tokens=self.now.tokens + data.batch * data.seq_len,
             cursor=cursor,
         )
-        if after is not None and self.session.must_wait(self.now):
+        due = self.session.must_wait(self.now)
+        if due:
             self._read(after)
-            after = None
         busy_s = self.meter.clock() - began
         yield from self._boundary()
         if self.keeper is not None and self.keeper.due():
             self.keeper.keep(self.trainer.state.optimizer, self.now)
         self.meter.stepped(busy_s, self.meter.clock() - began)
-        return after
+        return None if due else after
 
     def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)

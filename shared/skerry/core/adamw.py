@@ -57,11 +57,11 @@ class Training(Protocol):
 
 
 class Moments(NamedTuple):
-    """First and second moment f32 (padded_size,), and the steps taken so far."""
+    """First and second moment f32 (padded_size,), and how many steps have been taken."""
 
     first: F32s
     second: F32s
-    count: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class AdamW:
         norm = float(np.sqrt(backend.merger().segment_squares(merged, whole(merged))[0]))
         if norm == 0:
             return master.copy(), state
-        given, count = self.training, state.count + 1
+        given, count = self.training, state.steps + 1
         clip = np.float32(min(1.0, given.clip / norm))
         b1, a1 = np.float32(given.b1), np.float32(1 - given.b1)
         b2, a2 = np.float32(given.b2), np.float32(1 - given.b2)
         unbias = np.float32(1 - given.b1**count), np.float32(1 - given.b2**count)
-        rate = np.float32(learning_rate(given, state.count / given.steps))
+        rate = np.float32(learning_rate(given, state.steps / given.steps))
         out, first, second = np.empty_like(master), np.empty_like(master), np.empty_like(master)
         with np.errstate(over="ignore", invalid="ignore"):
             for at in _chunks(master.size):

@@ -191,7 +191,7 @@ def _adamw_outer(adamw: AdamW | None, lr: float | None, momentum: float | None) 
         raise ConfigError(msg, path="outer.preset")
 
     def leaves(state: Moments) -> dict[str, F32s]:
-        count = np.array([state.count], np.float32)  # exact up to 2^24 steps
+        count = np.array([state.steps], np.float32)  # exact up to 2^24 steps
         return {FIRST: state.first, SECOND: state.second, COUNT: _to_vector(count)}
 
     def restore(master: F32s, stored: Mapping[str, F32s]) -> Moments:

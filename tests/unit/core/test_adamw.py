@@ -115,7 +115,7 @@ def test_a_stored_state_goes_on_bit_by_bit() -> None:
     straight, _ = outer.apply(master, padded(tree(4)), state)
     resumed, after = outer.apply(master, padded(tree(4)), restored)
     np.testing.assert_array_equal(straight, resumed)
-    assert after.count == 4
+    assert after.steps == 4
 
 
 def test_the_padding_stays_zero() -> None:

@@ -62,6 +62,15 @@ async def commits_until(bus: MemoryBus, version: int) -> list[Commit]:
     return found
 
 
+async def second_version(bus: MemoryBus) -> Commit:
+    """Return the first commit after genesis."""
+    async with asyncio.timeout(30), aclosing(ledger.follow_commits(bus, RUN)) as commits:
+        async for _, commit in commits:
+            if commit.version == 2:
+                return commit
+    raise AssertionError
+
+
 def puppet(bus: MemoryBus, name: str, **changes: object) -> Puppet:
     return Puppet(bus, RUN, PLAN, name, step_s=0.005, **changes)  # type: ignore[arg-type]
 
@@ -179,9 +188,7 @@ async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> N
         for learner in (first, second):
             learner.versions[1] = 1
             await learner.send_gradient(1, 2)
-        async for _, commit in ledger.follow_commits(bus, RUN):
-            if commit.version == 2:
-                break
+        commit = await second_version(bus)
     assert (commit.fragment, commit.step) == (1, 4)
     assert {c.learner for c in commit.consumed} == {"a", "b"}
 
