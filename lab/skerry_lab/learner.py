@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import jax
+import numpy as np
 
 from skerry.bus.base import Bus
 from skerry.tasks import TaskGroup
@@ -110,9 +111,9 @@ class Feed:
         while True:
             rows = self._stream.read(cursor, AHEAD * batch)
             check_tokens(rows, self._vocab)
-            for start in range(0, AHEAD * batch, batch):
+            for tokens in jax.device_put(np.split(rows, AHEAD)):
                 cursor += batch
-                yield Prefetched(jax.device_put(rows[start : start + batch]), cursor)
+                yield Prefetched(tokens, cursor)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -241,15 +242,26 @@ final_batches = 1
 """
 
 
-def test_the_command_prints_one_result_for_machines(corpus: Path, tmp_path: Path) -> None:
+COMMAND = (sys.executable, "-m", "skerry.cli.main", "lab")
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """Return ours with what the tests have compiled, where a command would begin a new cache."""
+    return os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache), "NUMBA_CACHE_DIR": ""}
+
+
+def test_the_command_prints_one_result_for_machines(
+    corpus: Path, tmp_path: Path, jax_cache: Path
+) -> None:
     file = tmp_path / "tiny.toml"
     file.write_text(TINY.format(text=corpus, steps=24))
     done = subprocess.run(
-        [sys.executable, "-m", "skerry.cli.main", "lab", str(file), "--json"],
+        [*COMMAND, str(file), "--json"],
         capture_output=True,
         text=True,
         check=True,
         cwd=tmp_path,
+        env=environment(jax_cache),
     )
     result = json.loads(done.stdout)
     assert result["name"] == "tiny"
@@ -260,7 +272,7 @@ def test_the_command_prints_one_result_for_machines(corpus: Path, tmp_path: Path
 
 def test_a_scenario_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "skerry.cli.main", "lab", "--set", "failures.every=3"],
+        [*COMMAND, "--set", "failures.every=3"],
         capture_output=True,
         text=True,
         check=False,
@@ -272,15 +284,18 @@ def test_a_scenario_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_ctrl_c_ends_the_command_quickly_and_without_a_word(corpus: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_command_quickly_and_without_a_word(
+    corpus: Path, tmp_path: Path, jax_cache: Path
+) -> None:
     file = tmp_path / "long.toml"
     file.write_text(TINY.format(text=corpus, steps=1_000_000))
     process = subprocess.Popen(
-        [sys.executable, "-m", "skerry.cli.main", "lab", str(file)],
+        [*COMMAND, str(file)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
+        env=environment(jax_cache),
     )
     assert process.stderr is not None
     first = process.stderr.readline()

@@ -100,7 +100,7 @@ class Island:
             if pause.wait_s is not None:
                 self.mailbox.wait(pause.wait_s)
 
-    def life(self) -> Iterator[Pause]:
+    def life(self) -> Generator[Pause]:
         """Do what ``run`` does, but leave the waiting to the caller."""
         yield from self._offer_genesis()
         began = self.meter.clock()
