@@ -21,7 +21,14 @@ from skerry.bus.memory import MemoryBus
 from skerry.bus.state import MASTER, PARAMS
 from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.core.fragments import gather
-from skerry.errors import CorpusError, ModelError, Overtaken, RunMismatch
+from skerry.errors import (
+    BrokerUnavailable,
+    CorpusError,
+    ModelError,
+    Overtaken,
+    RunMismatch,
+    first_cause,
+)
 from skerry.settings import EvalConfig, RunConfig
 from skerry.store.local import LocalStore
 from skerry.wire.messages import Commit, Evaluation, LearnerProgress, Manifest, RunRecord
@@ -233,6 +240,28 @@ async def test_an_evaluation_that_fails_is_tried_again(
         await judging
 
 
+async def test_a_broker_that_is_away_ends_a_session_and_not_the_evaluator(
+    run: Global, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = iter([True])
+    read = state.read_manifests
+
+    async def unavailable(*args: Any) -> Any:
+        if next(away, False):
+            msg = "No NATS server answered."
+            raise BrokerUnavailable(msg)
+        return await read(*args)
+
+    monkeypatch.setattr(service, "read_manifests", unavailable)
+    monkeypatch.setattr(service, "RETRY_S", 0.0)
+    await run.commit(0)
+    await ledger.finish_run(run.bus, run.record)
+    with capture_logs() as logs:
+        await asyncio.wait_for(service.evaluator(run.bus, "run", "e", shutdown_s=1.0), DEADLINE_S)
+    assert "session_restarts" in {line["event"] for line in logs}
+    assert [said.versions for said in await run.noted()] == [(1, 1)]
+
+
 async def test_a_long_evaluation_is_followed_by_a_long_rest(
     run: Global, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,8 +283,11 @@ def lost(config: RunConfig) -> str:
 async def test_a_text_that_this_machine_lacks_is_named(run: Global) -> None:
     await run.commit(0)
     text = lost(run.work.config)
-    with pytest.raises(CorpusError, match=text):
-        await run.evaluator().evaluate()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await service.evaluator(run.bus, "run", "e", shutdown_s=1.0)
+    cause = first_cause(caught.value)
+    assert isinstance(cause, CorpusError)
+    assert str(cause) == f"Corpus path {text} does not exist: correct data.paths."
 
 
 async def test_other_model_code_than_the_runs_is_refused(run: Global) -> None:
