@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import jax
 import structlog
 
 from skerry.settings import RunConfig
@@ -223,9 +222,8 @@ class Island:
 
     def _read(self, result: StepResult) -> None:
         """Read the outcome of the step before the one that is running."""
-        loss, _, finite = jax.device_get(result)
-        if finite:
-            self.meter.loss = float(loss)
+        if bool(result.finite):
+            self.meter.loss = float(result.loss)
             self.diverged = 0
             return
         self.diverged += 1

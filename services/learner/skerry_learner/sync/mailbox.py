@@ -66,6 +66,7 @@ class Mailbox:
         self._notify = notify
         self._changed: Changed = changed or threading.Condition()
         self._rounds: dict[int, Round] = {}
+        self._in_order: tuple[Round, ...] = ()
         self._fresh: dict[int, Fresh] = {}
         self._outgoing: dict[int, Outgoing] = {}
         self._diverged: dict[int, int] = {}
@@ -85,6 +86,7 @@ class Mailbox:
             held = self._rounds.get(opened.fragment)
             if held is None or held.version <= opened.version:
                 self._rounds[opened.fragment] = opened
+                self._in_order = tuple(self._rounds[f] for f in sorted(self._rounds))
                 self._changed.notify_all()
 
     def takes_fresh(self, fragment: int) -> bool:
@@ -162,8 +164,7 @@ class Mailbox:
 
     def rounds(self) -> tuple[Round, ...]:
         """Return the newest round of every fragment, by fragment."""
-        with self._changed:
-            return tuple(self._rounds[fragment] for fragment in sorted(self._rounds))
+        return self._in_order
 
     def fresh(self) -> tuple[Fresh, ...]:
         """Return what can be adopted, without taking it."""

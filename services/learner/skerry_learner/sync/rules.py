@@ -121,6 +121,11 @@ def must_wait(state: FragmentSync, now: Progress, policy: Policy) -> bool:
     return schedule.due_step(policy.schedule, state.fragment, state.commit_step) <= now.step
 
 
+def is_old(state: FragmentSync, opened: Round) -> bool:
+    """Tell whether a round was answered, and not opened again since: it asks for nothing."""
+    return (opened.version, opened.attempt) <= (state.answered, state.attempt)
+
+
 def in_doubt(state: FragmentSync, opened: Round) -> bool:
     """Tell whether a round asks again for what was captured for it: is it still in the log?"""
     asked_again = opened.version == state.answered and opened.attempt > state.attempt

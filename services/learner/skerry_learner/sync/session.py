@@ -175,6 +175,9 @@ class Session:
         )
 
     def _answer(self, opened: Round, now: Progress, loss: float, *, idle: bool) -> None:
+        state = self._states[opened.fragment]
+        if rules.is_old(state, opened):
+            return
         self._look_for(opened)
         state = self._states[opened.fragment]
         flying = {s.fragment for s in self._states.values() if s.captured} | self._mailbox.busy()
