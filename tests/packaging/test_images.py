@@ -167,6 +167,14 @@ def test_the_image_starts_its_service(image: Build, service: str) -> None:
     assert "--run" in done.stdout
 
 
+def test_the_learners_image_is_the_evaluators_too(image: Build) -> None:
+    built = image("learner")
+    done = built.call(*built.entrypoint[1:], "evaluator", "--help")
+    assert (done.returncode, "--run" in done.stdout) == (0, True), done.stderr
+    done = built.call("-c", "import skerry_learner.judging.judge")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_image_holds_no_other_service(image: Build, service: str) -> None:
     others = [f"skerry_{other}" for other in SERVICES if other != service]
@@ -193,7 +201,7 @@ def test_the_build_context_holds_all_that_the_recipe_copies(root: Path, service:
 
 
 @pytest.mark.nats
-@pytest.mark.timeout(240)  # five processes compile at once
+@pytest.mark.timeout(240)  # four processes compile at once
 def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
     root: Path, tmp_path: Path, image: Build, compose_broker: Callable[[str], NatsServer]
 ) -> None:
@@ -221,12 +229,8 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
         )
         for service in SERVICES
     }
-    logs["evaluator"] = tmp_path / "evaluator.log"
-    running["evaluator"] = image("learner").start(
-        "evaluator", "--run", "images", env=env, log=logs["evaluator"]
-    )
     try:
-        for service in ("learner", "syncer", "checkpointer", "evaluator"):
+        for service in ("learner", "syncer", "checkpointer"):
             code = running[service].wait(timeout=90)
             assert code == 0, logs[service].read_text()
         running["health_monitor"].send_signal(signal.SIGTERM)
