@@ -76,6 +76,7 @@ class Mailbox:
         self._last_pulse: Pulse | None = None
         self._genesis_ns: int | None = None
         self._stopping = False
+        self._news = False
         self.traffic = Traffic()
 
     # the network's side
@@ -87,7 +88,7 @@ class Mailbox:
             if held is None or held.version <= opened.version:
                 self._rounds[opened.fragment] = opened
                 self._in_order = tuple(self._rounds[f] for f in sorted(self._rounds))
-                self._changed.notify_all()
+                self._tell()
 
     def takes_fresh(self, fragment: int) -> bool:
         """Tell whether a global fragment can be posted without exceeding the bound."""
@@ -97,13 +98,13 @@ class Mailbox:
     def post_fresh(self, fresh: Fresh) -> None:
         with self._changed:
             self._fresh[fresh.manifest.commit.fragment] = fresh
-            self._changed.notify_all()
+            self._tell()
 
     def post_genesis(self, closed_ns: int) -> None:
         """Say when the run's first commit was made, by its syncer's clock."""
         with self._changed:
             self._genesis_ns = closed_ns
-            self._changed.notify_all()
+            self._tell()
 
     def next_outgoing(self) -> Outgoing | None:
         """Return the oldest contribution that is not sent yet; it stays until ``sent``."""
@@ -114,14 +115,14 @@ class Mailbox:
         """Drop a contribution that the log has."""
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
-            self._changed.notify_all()
+            self._tell()
 
     def diverged(self, outgoing: Outgoing) -> None:
         """Drop a contribution that is not finite and can never be sent."""
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
             self._diverged[outgoing.header.fragment] = outgoing.header.identity
-            self._changed.notify_all()
+            self._tell()
 
     def take_doubt(self) -> Doubt | None:
         """Take the oldest contribution to be looked for in the log, or None."""
@@ -132,7 +133,7 @@ class Mailbox:
         """Say that a contribution has left the log unmerged."""
         with self._changed:
             self._lost.add(doubt)
-            self._changed.notify_all()
+            self._tell()
 
     def take_pulse(self) -> Pulse | None:
         with self._changed:
@@ -150,7 +151,7 @@ class Mailbox:
         """Ask the trainer to end at its next boundary."""
         with self._changed:
             self._stopping = True
-            self._changed.notify_all()
+            self._tell()
 
     # the trainer's side
 
@@ -226,7 +227,17 @@ class Mailbox:
         self._notify()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the network posts something; only for a trainer that takes no steps."""
+        """Wait until the network has posted something; only for a trainer that takes no steps.
+
+        What was posted since the last wait ends this one at once: the trainer may have looked
+        before it came.
+        """
         with self._changed:
-            if not self._stopping:
+            if not (self._stopping or self._news):
                 self._changed.wait(timeout_s)
+            self._news = False
+
+    def _tell(self) -> None:
+        """Wake the trainer; the lock is held."""
+        self._news = True
+        self._changed.notify_all()
