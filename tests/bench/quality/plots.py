@@ -25,13 +25,13 @@ STYLES = ("-", "--", "-.", ":")
 
 
 def plot(findings: Findings, folder: Path) -> list[Path]:
-    """Draw what there is of an experiment; returns the files, none if nothing has been run."""
+    """Draw what there is of an experiment; returns the files, none if nothing can be drawn."""
     experiment = findings.experiment
-    if not findings.runs:
-        return []
     folder.mkdir(parents=True, exist_ok=True)
-    made = [_save(_differences(findings), folder / f"{experiment.name}.svg")]
-    if experiment.curves:
+    made: list[Path] = []
+    if any(findings.excess(cell) for cell in experiment.cells if cell.plotted):
+        made.append(_save(_differences(findings), folder / f"{experiment.name}.svg"))
+    if experiment.curves and findings.runs:
         made.append(_save(_curves(findings), folder / f"{experiment.name}-curves.svg"))
     return made
 
