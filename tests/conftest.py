@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from skerry.testing.nats_server import NatsServer
@@ -106,6 +109,22 @@ def jax_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = folder / "jax-cache"
     cache.mkdir(exist_ok=True)
     return cache
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Have ctrl-c interrupt, here and in children: a shell has background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def silent() -> Iterator[None]:
+    """Log nothing, and leave no trace in the tests that look at logs."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from skerry.bus.base import Bus, Record
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
 from skerry.core.fragments import Plan
-from skerry.runtime.logs import configure
 from skerry.settings import (
     DataConfig,
     LivenessConfig,
@@ -188,7 +187,6 @@ async def test_the_lab_commits_what_a_real_cluster_commits_from_the_same_contrib
     sync: dict[str, object],
     outer: OuterConfig,
 ) -> None:
-    configure("error", service="test")
     tape = await asyncio.to_thread(taped, scenario(corpus, sync, outer))
     names = sorted(tape.sent)
     assert len(names) == 2
@@ -284,6 +282,7 @@ def test_a_scenario_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_command_quickly_and_without_a_word(
     corpus: Path, tmp_path: Path, jax_cache: Path
 ) -> None:

@@ -15,6 +15,7 @@ PACKAGES = {
     "skerry_syncer": "services/syncer/skerry_syncer",
     "skerry_checkpointer": "services/checkpointer/skerry_checkpointer",
     "skerry_health_monitor": "services/health_monitor/skerry_health_monitor",
+    "skerry_lab": "lab/skerry_lab",
 }
 HEAVY = ("jax", "jaxlib", "numba", "optax")
 

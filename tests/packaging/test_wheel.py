@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = (
-    "skerry",
-    "skerry_learner",
-    "skerry_syncer",
-    "skerry_checkpointer",
-    "skerry_health_monitor",
-)
+PACKAGES = {
+    "skerry": "shared",
+    "skerry_learner": "services/learner",
+    "skerry_syncer": "services/syncer",
+    "skerry_checkpointer": "services/checkpointer",
+    "skerry_health_monitor": "services/health_monitor",
+    "skerry_lab": "lab",
+}
+"""Import packages, and the folders of the checkout that they lie in."""
 
 
 def call(command: list[str], *, cwd: Path, env: dict[str, str]) -> str:
@@ -64,10 +66,9 @@ def test_the_wheel_carries_nothing_but_packages_and_metadata(wheel: Path) -> Non
 
 
 def test_the_wheel_carries_every_file_of_every_package(wheel: Path, root: Path) -> None:
-    folders = ["shared", *(f"services/{name.removeprefix('skerry_')}" for name in PACKAGES[1:])]
     sources = {
         path.relative_to(root / folder).as_posix()
-        for folder, package in zip(folders, PACKAGES, strict=True)
+        for package, folder in PACKAGES.items()
         for path in (root / folder / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -81,14 +82,14 @@ def test_the_installed_command_works_in_any_folder(
     call([str(installed / command[0]), *command[1:]], cwd=tmp_path, env=plain_environ)
 
 
-@pytest.mark.parametrize("package", PACKAGES[1:])
-def test_each_installed_service_explains_itself(
+@pytest.mark.parametrize("package", [name for name in PACKAGES if PACKAGES[name] != "shared"])
+def test_each_installed_program_explains_itself(
     installed: Path, package: str, plain_environ: dict[str, str], tmp_path: Path
 ) -> None:
     python = str(installed / "python")
     told = call([python, "-m", package, "--help"], cwd=tmp_path, env=plain_environ)
-    assert "--nats" in told
-    assert "--run" in told
+    wanted = ("--learners", "--seed") if package == "skerry_lab" else ("--nats", "--run")
+    assert all(option in told for option in wanted)
 
 
 def test_the_installed_package_is_not_the_checkout(

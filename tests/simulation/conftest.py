@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import structlog
 
 from skerry.bus.base import Bus
 from skerry.testing.simulation.cluster import Syncer
 from skerry_syncer.service import candidate
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quiet() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def quiet(silent: None) -> None:
     """Log nothing: a schedule that fails is run again by hand."""
-    silent = structlog.make_filtering_bound_logger(logging.CRITICAL)
-    structlog.configure(wrapper_class=silent)
-    yield
-    structlog.reset_defaults()
+    del silent
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from skerry.runtime.logs import configure
 from skerry.settings import DataConfig, LivenessConfig, ModelConfig, RunConfig, SyncConfig
 from skerry.settings import TrainConfig as Train
 from skerry_lab.scenario import Judging
@@ -30,9 +29,9 @@ def _compile_once(jax_cache: Path) -> Iterator[None]:
         jax.config.update(name, value)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _quiet() -> None:
-    configure("error", service="lab")
+@pytest.fixture(autouse=True)
+def _quiet(silent: None) -> None:
+    del silent
 
 
 @pytest.fixture(scope="session")

@@ -188,6 +188,7 @@ def test_a_scenario_that_contradicts_itself_is_refused(config: RunConfig) -> Non
         Lab(failing)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_ends_in_order(config: RunConfig, judging: Judging) -> None:
     import signal
 
