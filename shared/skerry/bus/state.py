@@ -94,7 +94,7 @@ async def read_part(
         msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
         raise Corrupt(msg)
     assembler = VectorAssembler(part.scheme, part.blocks)
-    stream, placing = Subjects(run).stream("STATE"), asyncio.Lock()
+    stream = Subjects(run).stream("STATE")
     groups = iter([part.chunks[i : i + READ_GROUP] for i in range(0, len(part.chunks), READ_GROUP)])
 
     async def fetch(ref: ChunkRef) -> tuple[Record, ChunkRef]:
@@ -109,8 +109,7 @@ async def read_part(
             async with TaskGroup() as group:
                 tasks = [group.create_task(fetch(ref)) for ref in refs]
             got = tuple(task.result() for task in tasks)
-            async with placing:  # an assembler is for one thread at a time
-                await asyncio.to_thread(_accept, got, manifest, part, plan, assembler)
+            await asyncio.to_thread(_accept, got, manifest, part, plan, assembler)
 
     try:
         async with TaskGroup() as group:

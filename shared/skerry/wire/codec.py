@@ -10,6 +10,7 @@ int4 3.33, e3m0 3.52, int8 7.50, bf16 11.1, f32 27.1.
 from __future__ import annotations
 
 import struct
+import threading
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ import xxhash
 from skerry.core.backend import cpu, decoder
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import Planes, allocate, raw_bytes, scheme_of
-from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme
+from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme, WireError
 from skerry.wire.lossless import STORED, compress, decompress
 
 if TYPE_CHECKING:
@@ -186,6 +187,12 @@ class _Cover:
         place = header.first_block, header.blocks
         self._starts.insert(bisect_left(self._starts, place), place)
 
+    def forget(self, header: ChunkHeader) -> None:
+        """Take back what was noted of a chunk that turned out to be damaged."""
+        del self._seen[header.index]
+        self._starts.remove((header.first_block, header.blocks))
+        self._count = self._count if self._seen else 0
+
     def _check(self, header: ChunkHeader) -> None:
         if header.scheme != self._scheme:
             msg = f"Chunk {header.index} is {header.scheme!r} in a vector of {self._scheme!r}."
@@ -252,12 +259,14 @@ class VectorAssembler:
 
     Memory is the f32 vector of ``blocks`` blocks, taken from the plan and not from a message, and
     one chunk's planes, which stay in the cache: planes of the whole would be written and read back.
+    Threads may add different chunks at once: decoding is most of the work, and needs no lock.
     """
 
     def __init__(self, scheme: str, blocks: int) -> None:
         self._scheme = scheme
         self._vector = np.empty(blocks * BLOCK, np.float32)
         self._cover = _Cover(scheme, blocks)
+        self._noting = threading.Lock()
 
     @property
     def vector(self) -> NDArray[np.float32]:
@@ -267,11 +276,18 @@ class VectorAssembler:
 
     def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
         """Take in one chunk and return whether all are here; raises as ``PlaneAssembler.add``."""
-        if self._cover.lacks(header, packed):
-            first, size = header.first_block * BLOCK, header.blocks * BLOCK
-            out = self._vector[first : first + size]
+        with self._noting:
+            if not self._cover.lacks(header, packed):
+                return self._cover.complete
+            self._cover.note(header, packed)  # first, so that no other takes its place meanwhile
+        first, size = header.first_block * BLOCK, header.blocks * BLOCK
+        out = self._vector[first : first + size]
+        try:
             decoder(self._scheme).dequantise(self._scheme, unpack(header, packed), out)
-            self._cover.note(header, packed)
+        except WireError:
+            with self._noting:
+                self._cover.forget(header)
+            raise
         return self._cover.complete
 
 

@@ -119,6 +119,28 @@ def test_chunks_decoded_as_they_come_equal_the_planes_decoded_at_the_end(
     np.testing.assert_array_equal(vector.vector, cpu().dequantise(scheme, planes.planes))
 
 
+@SCHEME
+def test_threads_may_decode_chunks_of_one_vector_at_once(scheme: str) -> None:
+    x = gaussian(2000)
+    chunks = chunks_of(scheme, x, 8192)
+    assembler = VectorAssembler(scheme, 2000)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda c: assembler.add(header_of(c), c.packed), chunks))
+    np.testing.assert_array_equal(assembler.vector, cpu().dequantise(scheme, quantise(scheme, x)))
+
+
+def test_a_damaged_chunk_leaves_its_place_to_a_whole_one(three: list[Chunk]) -> None:
+    assembler = VectorAssembler("int4", 100)
+    first = three[0]
+    for chunk in three[1:]:
+        assembler.add(header_of(chunk), chunk.packed)
+    with pytest.raises(WireError):
+        assembler.add(header_of(first), first.packed[:-8])
+    with pytest.raises(Truncated):
+        _ = assembler.vector
+    assert assembler.add(header_of(first), first.packed)
+
+
 def test_a_vector_with_a_chunk_missing_is_not_given_out(three: list[Chunk]) -> None:
     assembler = VectorAssembler("int4", 100)
     assembler.add(header_of(three[0]), three[0].packed)
