@@ -111,6 +111,24 @@ def jax_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
+@pytest.fixture(scope="session")
+def compile_once(jax_cache: Path) -> Iterator[None]:
+    """Keep what this process compiles: the same small model comes again in every test."""
+    import jax
+
+    wanted = {
+        "jax_compilation_cache_dir": str(jax_cache),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Have ctrl-c interrupt, here and in children: a shell has background jobs ignore it."""

@@ -7,32 +7,24 @@ written is what the store holds.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
 from skerry.bus import ledger
-from skerry.bus.state import follow_manifests
 from skerry.core.fragments import plan as plan_of
 from skerry.errors import (
-    BrokerUnavailable,
-    Overtaken,
     RunMismatch,
-    StateLost,
-    StorageFull,
     StoreError,
-    WireError,
-    first_cause,
 )
 from skerry.runtime.service import serve
+from skerry.runtime.turns import outlast, take_turns
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump
-from skerry.tasks import TaskGroup, in_thread
+from skerry.tasks import in_thread
 from skerry.wire.messages import CheckpointRecord
 from skerry_checkpointer.capture import capture
 from skerry_checkpointer.cut import take_cut
@@ -53,8 +45,6 @@ if TYPE_CHECKING:
     from skerry_checkpointer.writer import Written
 
 log = structlog.get_logger()
-
-RETRY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -88,45 +78,14 @@ class Checkpointer:
         the run that raises its error.
         """
         await self._mend_ledger()
-        finished = asyncio.Event()
-        async with TaskGroup() as group:
-            end = group.create_task(self._watch_end(finished), name="end")
-            begin = group.create_task(self._complete(), name="begin")
-            await asyncio.wait({begin, end}, return_when=asyncio.FIRST_COMPLETED)
-            begin.cancel()
-            await self._every_turn(finished)
-            end.cancel()
-
-    async def _every_turn(self, finished: asyncio.Event) -> None:
-        while True:
-            last = finished.is_set()
-            try:
-                await self.save()
-            except (StoreError, Overtaken, StateLost, WireError) as error:
-                if last:
-                    raise
-                log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
-            if last:
-                return
-            try:
-                async with asyncio.timeout(self.config.every_s):
-                    await finished.wait()
-            except TimeoutError:
-                continue
-
-    async def _watch_end(self, finished: asyncio.Event) -> None:
-        await ledger.wait_finished(self.bus, self.record.run)
-        finished.set()
-
-    async def _complete(self) -> None:
-        """Wait until every fragment has a version."""
-        missing = {fragment.index for fragment in self.plan.fragments}
-        manifests = follow_manifests(self.bus, self.record.run, self.plan)
-        async with aclosing(manifests):
-            async for manifest in manifests:
-                missing.discard(manifest.commit.fragment)
-                if not missing:
-                    return
+        await take_turns(
+            self.bus,
+            self.record.run,
+            self.plan,
+            self.save,
+            lambda: self.config.every_s,
+            "checkpoint_failed",
+        )
 
     async def save(self) -> Written | None:
         """Write one checkpoint, note it in the ledger and thin out; None if nothing is new."""
@@ -241,20 +200,8 @@ async def session(bus: Bus, run: str, store: Store) -> None:
 
 async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> None:
     """Serve one run until it is finished, across broker restarts and full broker disks."""
-
-    async def sessions() -> None:
-        while True:
-            try:
-                await session(bus, run, store)
-            except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
-                cause = first_cause(error)
-                if not isinstance(cause, BrokerUnavailable | StorageFull):
-                    raise cause from error
-                log.warning("session_restarts", cause=str(cause))
-                del cause  # its traceback holds the session's frames, and those a whole checkpoint
-            else:
-                return
-            await asyncio.sleep(RETRY_S)
-
     async with bus:
-        await serve({"checkpointer": sessions}, shutdown_s=shutdown_s)
+        await serve(
+            {"checkpointer": lambda: outlast(lambda: session(bus, run, store))},
+            shutdown_s=shutdown_s,
+        )

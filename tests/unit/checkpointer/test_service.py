@@ -12,6 +12,7 @@ import pytest
 from skerry.bus import ledger
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, StoreError, first_cause
+from skerry.runtime import turns
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.local import LocalDraft, LocalStore
@@ -268,7 +269,7 @@ async def test_a_full_broker_begins_a_new_session(
             raise outcome
 
     monkeypatch.setattr(service, "session", session)
-    monkeypatch.setattr(service, "RETRY_S", 0.0)
+    monkeypatch.setattr(turns, "RETRY_S", 0.0)
     async with asyncio.timeout(30):
         await checkpointer(MemoryBroker().connect(), "run", store, 1.0)
     assert not outcomes

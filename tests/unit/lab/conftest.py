@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
 
 from skerry.settings import DataConfig, LivenessConfig, ModelConfig, RunConfig, SyncConfig
@@ -14,19 +12,8 @@ from skerry_lab.scenario import Judging
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compile_once(jax_cache: Path) -> Iterator[None]:
-    """Keep what was compiled for other processes of the tests too."""
-    wanted = {
-        "jax_compilation_cache_dir": str(jax_cache),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+def _compile_once(compile_once: None) -> None:
+    del compile_once
 
 
 @pytest.fixture(autouse=True)

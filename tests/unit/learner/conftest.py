@@ -26,19 +26,8 @@ def _strict_jax() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compile_once(jax_cache: Path) -> Iterator[None]:
-    """Keep what was compiled: the same small model comes again in every test."""
-    wanted = {
-        "jax_compilation_cache_dir": str(jax_cache),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+def _compile_once(compile_once: None) -> None:
+    del compile_once
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from skerry.errors import (
     RunMismatch,
     first_cause,
 )
+from skerry.runtime import turns
 from skerry.settings import EvalConfig, RunConfig
 from skerry.store.local import LocalStore
 from skerry.wire.messages import Commit, Evaluation, LearnerProgress, Manifest, RunRecord
@@ -253,7 +254,7 @@ async def test_a_broker_that_is_away_ends_a_session_and_not_the_evaluator(
         return await read(*args)
 
     monkeypatch.setattr(service, "read_manifests", unavailable)
-    monkeypatch.setattr(service, "RETRY_S", 0.0)
+    monkeypatch.setattr(turns, "RETRY_S", 0.0)
     await run.commit(0)
     await ledger.finish_run(run.bus, run.record)
     with capture_logs() as logs:

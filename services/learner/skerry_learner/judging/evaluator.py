@@ -7,10 +7,8 @@ parameters, which are what checkpoints hold, so ``skerry eval`` says the same of
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,18 +16,14 @@ import structlog
 
 from skerry.audit.log import Log
 from skerry.bus import ledger
-from skerry.bus.state import MASTER, follow_manifests, read_latest, read_manifests
+from skerry.bus.state import MASTER, read_latest, read_manifests
 from skerry.errors import (
-    BrokerUnavailable,
     Overtaken,
-    StateLost,
-    StorageFull,
-    WireError,
-    first_cause,
 )
 from skerry.runtime.service import serve
+from skerry.runtime.turns import outlast, take_turns
 from skerry.store.manifest import step_of, tokens_of
-from skerry.tasks import TaskGroup, in_thread
+from skerry.tasks import in_thread
 from skerry.wire.messages import Evaluation
 
 if TYPE_CHECKING:
@@ -41,7 +35,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-RETRY_S = 1.0
 NICENESS = 5
 """A third of a learner's right to the CPU: behind all of them, and yet not starved by them."""
 MOST_SHARE = 0.05
@@ -80,45 +73,14 @@ class Evaluator:
         An evaluation that fails is logged and tried again at the next turn; at the end of the run
         that raises its error.
         """
-        finished = asyncio.Event()
-        async with TaskGroup() as group:
-            end = group.create_task(self._watch_end(finished), name="end")
-            begin = group.create_task(self._complete(), name="begin")
-            await asyncio.wait({begin, end}, return_when=asyncio.FIRST_COMPLETED)
-            begin.cancel()
-            await self._every_turn(finished)
-            end.cancel()
-
-    async def _every_turn(self, finished: asyncio.Event) -> None:
-        while True:
-            last = finished.is_set()
-            try:
-                await self.evaluate()
-            except (Overtaken, StateLost, WireError) as error:
-                if last:
-                    raise
-                log.error("evaluation_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
-            if last:
-                return
-            try:
-                async with asyncio.timeout(max(self.config.eval.every_s, self.rest_s)):
-                    await finished.wait()
-            except TimeoutError:
-                continue
-
-    async def _watch_end(self, finished: asyncio.Event) -> None:
-        await ledger.wait_finished(self.bus, self.record.run)
-        finished.set()
-
-    async def _complete(self) -> None:
-        """Wait until every fragment has a version."""
-        missing = {fragment.index for fragment in self.plan.fragments}
-        manifests = follow_manifests(self.bus, self.record.run, self.plan)
-        async with aclosing(manifests):
-            async for manifest in manifests:
-                missing.discard(manifest.commit.fragment)
-                if not missing:
-                    return
+        await take_turns(
+            self.bus,
+            self.record.run,
+            self.plan,
+            self.evaluate,
+            lambda: max(self.config.eval.every_s, self.rest_s),
+            "evaluation_failed",
+        )
 
     async def evaluate(self) -> Evaluation | None:
         """Evaluate the newest state and say so in the ledger; None where there is nothing new."""
@@ -242,23 +204,14 @@ async def _losses(judge: Judge) -> list[float]:
 
 async def evaluator(bus: Bus, run: str, name: str, shutdown_s: float) -> None:
     """Serve one run until it is finished, across broker restarts and full broker disks."""
+    at_work: Evaluator | None = None
 
-    async def sessions() -> None:
-        at_work: Evaluator | None = None
-        while True:
-            try:
-                record = await ledger.wait_run(bus, run)
-                if at_work is None or at_work.record.created_ns != record.created_ns:
-                    at_work = Evaluator.of(bus, record, name)
-                await at_work.run()
-            except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
-                cause = first_cause(error)
-                if not isinstance(cause, BrokerUnavailable | StorageFull):
-                    raise cause from error
-                log.warning("session_restarts", cause=str(cause))
-            else:
-                return
-            await asyncio.sleep(RETRY_S)
+    async def session() -> None:
+        nonlocal at_work
+        record = await ledger.wait_run(bus, run)
+        if at_work is None or at_work.record.created_ns != record.created_ns:
+            at_work = Evaluator.of(bus, record, name)
+        await at_work.run()
 
     async with bus:
-        await serve({"evaluator": sessions}, shutdown_s=shutdown_s)
+        await serve({"evaluator": lambda: outlast(session)}, shutdown_s=shutdown_s)
