@@ -1,0 +1,1 @@
+"""What Skerry tells of itself: metrics, spans, and where they go."""
