@@ -11,50 +11,26 @@ its incarnation, also where the health monitor tells of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from skerry.telemetry.metric import (
+    CHECKPOINTER,
+    EVALUATOR,
+    LEARNER,
+    MONITOR,
+    SYNCER,
+    Kind,
+    Metric,
+    prometheus_name,
+)
 
-LEARNER = "learner"
-SYNCER = "syncer"
-CHECKPOINTER = "checkpointer"
-EVALUATOR = "evaluator"
-MONITOR = "health-monitor"
-
-
-class Kind(StrEnum):
-    """What a metric may do: only grow, go up and down, be what it is, or be spread out."""
-
-    COUNTER = "counter"
-    UPDOWNCOUNTER = "updowncounter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric; ``unit`` in UCUM, ``source`` are the services that emit it.
-
-    ``attributes`` are the keys of every data point; ``buckets`` the upper bounds of a histogram,
-    in ``unit``, without the last, infinite one.
-    """
-
-    name: str
-    kind: Kind
-    unit: str
-    description: str
-    attributes: tuple[str, ...]
-    source: tuple[str, ...]
-    buckets: tuple[float, ...] = ()
-
+__all__ = ["ALL", "Kind", "Metric", "of", "prometheus_name"]
 
 RUN = "run"
 """The run's id: an attribute of every metric but the broker's own."""
 LEARNER_NAME = "learner"
-"""A learner's name."""
 EVALUATOR_NAME = "evaluator"
 FRAGMENT = "fragment"
 REASON = "reason"
-"""Why a round closed: ``all``, ``quorum``, ``grace``, ...: ``Commit.reason``."""
+"""Why a round closed: ``Commit.reason``."""
 OUTCOME = "outcome"
 """Of a contribution: ``accepted``, ``stale`` (merged with a discount) or ``refused``."""
 CAUSE = "cause"
@@ -76,502 +52,264 @@ VERSION = "version"
 STORAGE = "storage"
 """Of the broker: ``memory`` or ``file``."""
 
+BY_MONITOR = (MONITOR,)
+BY_LEARNER = (LEARNER, MONITOR)
+BY_SYNCER = (SYNCER, MONITOR)
+
 LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
-"""Bounds of what takes from a blink to minutes."""
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Bounds of what takes from half a millisecond to seconds."""
 VERSIONS_BEHIND = (0.0, 1.0, 2.0, 3.0, 4.0, 8.0, 16.0)
+
+
+def _gauge(
+    name: str, unit: str, description: str, *keys: str, by: tuple[str, ...] = BY_MONITOR
+) -> Metric:
+    return Metric(name, Kind.GAUGE, unit, description, (RUN, *keys), by)
+
+
+def _counter(
+    name: str, unit: str, description: str, *keys: str, by: tuple[str, ...] = BY_MONITOR
+) -> Metric:
+    return Metric(name, Kind.COUNTER, unit, description, (RUN, *keys), by)
+
+
+def _histogram(
+    name: str,
+    buckets: tuple[float, ...],
+    description: str,
+    *keys: str,
+    by: tuple[str, ...],
+    unit: str = "s",
+) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, unit, description, (RUN, *keys), by, buckets)
+
+
+def _broker(kind: Kind, name: str, unit: str, description: str, *keys: str) -> Metric:
+    return Metric(name, kind, unit, description, (SERVER, *keys), BY_MONITOR)
 
 
 # The run as a whole.
 
-RUN_INFO = Metric(
-    "skerry.run.info",
-    Kind.GAUGE,
-    "{run}",
-    "Always 1; the attributes say what the run is.",
-    (RUN, MODE, VERSION),
-    (MONITOR,),
+RUN_INFO = _gauge("skerry.run.info", "{run}", "Always 1; says what the run is.", MODE, VERSION)
+RUN_FINISHED = _gauge("skerry.run.finished", "{run}", "1 once the run is finished.")
+RUN_STEP = _gauge("skerry.run.step", "{step}", "The global clock's step.")
+RUN_STEP_TARGET = _gauge("skerry.run.step.target", "{step}", "The step at which the run ends.")
+RUN_TIME_LEFT = _gauge("skerry.run.time_left", "s", "Expected time until the run ends.")
+RUN_LOSS = _gauge(
+    "skerry.run.loss", "{nat}", "Training loss per token, each learner weighted by its speed."
 )
-RUN_FINISHED = Metric(
-    "skerry.run.finished", Kind.GAUGE, "{run}", "1 once the run is finished.", (RUN,), (MONITOR,)
-)
-RUN_STEP = Metric(
-    "skerry.run.step", Kind.GAUGE, "{step}", "The global clock's step.", (RUN,), (MONITOR,)
-)
-RUN_STEP_TARGET = Metric(
-    "skerry.run.step.target",
-    Kind.GAUGE,
-    "{step}",
-    "The step at which the run ends.",
-    (RUN,),
-    (MONITOR,),
-)
-RUN_TIME_LEFT = Metric(
-    "skerry.run.time_left",
-    Kind.GAUGE,
-    "s",
-    "Expected time until the run ends, at the present speed.",
-    (RUN,),
-    (MONITOR,),
-)
-RUN_LOSS = Metric(
-    "skerry.run.loss",
-    Kind.GAUGE,
-    "{nat}",
-    "Training loss per token over all learners, each weighted by its speed.",
-    (RUN,),
-    (MONITOR,),
-)
-HELD_OUT_LOSS = Metric(
+HELD_OUT_LOSS = _gauge(
     "skerry.held_out.loss",
-    Kind.GAUGE,
     "{nat}",
     "Loss per token of the global model on held-out text.",
-    (RUN, EVALUATOR_NAME),
-    (EVALUATOR, MONITOR),
+    EVALUATOR_NAME,
+    by=(EVALUATOR, MONITOR),
 )
-EVALUATION_DURATION = Metric(
-    "skerry.evaluation.duration",
-    Kind.HISTOGRAM,
-    "s",
-    "Time to read the global state and judge it.",
-    (RUN,),
-    (EVALUATOR,),
-    LONG_S,
+EVALUATION_DURATION = _histogram(
+    "skerry.evaluation.duration", LONG_S, "To read the global state and judge it.", by=(EVALUATOR,)
+)
+GOODPUT = _gauge(
+    "skerry.goodput.ratio", "1", "Training time over the time given to the run, all learners."
+)
+BADPUT = _gauge(
+    "skerry.badput.ratio", "1", "Share of the time given to the run lost to each cause.", CAUSE
 )
 
 # Rounds.
 
-ROUND_DURATION = Metric(
+ROUND_DURATION = _histogram(
     "skerry.round.duration",
-    Kind.HISTOGRAM,
-    "s",
-    "From the opening of a round to the moment it closed.",
-    (RUN, REASON),
-    (SYNCER, MONITOR),
     LONG_S,
+    "From the opening of a round until it closed.",
+    REASON,
+    by=BY_SYNCER,
 )
-QUORUM_WAIT = Metric(
+QUORUM_WAIT = _histogram(
     "skerry.round.quorum_wait",
-    Kind.HISTOGRAM,
-    "s",
+    LONG_S,
     "From the opening of a round to its K-th contribution.",
-    (RUN,),
-    (SYNCER, MONITOR),
-    LONG_S,
+    by=BY_SYNCER,
 )
-GRACE_WAIT = Metric(
+GRACE_WAIT = _histogram(
     "skerry.round.grace_wait",
-    Kind.HISTOGRAM,
-    "s",
-    "Time a round waited beyond its quorum, for contributions that cost nothing.",
-    (RUN,),
-    (SYNCER, MONITOR),
     LONG_S,
+    "What a round waited beyond its quorum, for contributions that cost nothing.",
+    by=BY_SYNCER,
 )
-COMMIT_AGE = Metric(
-    "skerry.round.commit_age",
-    Kind.GAUGE,
-    "s",
-    "Time since the newest commit of any fragment.",
-    (RUN,),
-    (MONITOR,),
+COMMIT_AGE = _gauge("skerry.round.commit_age", "s", "Time since the newest commit.")
+ROUND_INTERVAL = _gauge("skerry.round.interval", "s", "Expected time between two commits.")
+FRAGMENT_VERSION = _gauge(
+    "skerry.fragment.version", "{version}", "Newest version of a fragment.", FRAGMENT, by=BY_SYNCER
 )
-ROUND_INTERVAL = Metric(
-    "skerry.round.interval",
-    Kind.GAUGE,
-    "s",
-    "Expected time between two commits, at the present step time.",
-    (RUN,),
-    (MONITOR,),
+MERGE_DURATION = _histogram(
+    "skerry.merge.duration", SHORT_S, "To merge a round and take the outer step.", by=(SYNCER,)
 )
-FRAGMENT_VERSION = Metric(
-    "skerry.fragment.version",
-    Kind.GAUGE,
-    "{version}",
-    "The newest committed version of a fragment.",
-    (RUN, FRAGMENT),
-    (SYNCER, MONITOR),
-)
-MERGE_DURATION = Metric(
-    "skerry.merge.duration",
-    Kind.HISTOGRAM,
-    "s",
-    "Time to merge a round's contributions and take the outer step.",
-    (RUN,),
-    (SYNCER,),
-    SHORT_S,
-)
-COMMIT_DURATION = Metric(
-    "skerry.commit.duration",
-    Kind.HISTOGRAM,
-    "s",
-    "From the end of a merge until the log holds its commit.",
-    (RUN,),
-    (SYNCER,),
-    SHORT_S,
+COMMIT_DURATION = _histogram(
+    "skerry.commit.duration", SHORT_S, "From a merge until the log has its commit.", by=(SYNCER,)
 )
 
-# Contributions.
+# Contributions, and what they weigh on the wire.
 
-CONTRIBUTIONS = Metric(
+CONTRIBUTIONS = _counter(
     "skerry.contributions",
-    Kind.COUNTER,
     "{contribution}",
     "Contributions that rounds decided about, by what became of them.",
-    (RUN, OUTCOME, CAUSE),
-    (SYNCER, MONITOR),
+    OUTCOME,
+    CAUSE,
+    by=BY_SYNCER,
 )
-STALENESS = Metric(
+STALENESS = _histogram(
     "skerry.contribution.staleness",
-    Kind.HISTOGRAM,
-    "{version}",
-    "How many versions behind its fragment a merged contribution was.",
-    (RUN,),
-    (SYNCER, MONITOR),
     VERSIONS_BEHIND,
+    "How many versions behind its fragment a merged contribution was.",
+    by=BY_SYNCER,
+    unit="{version}",
 )
-CODEC_DURATION = Metric(
+CODEC_DURATION = _histogram(
     "skerry.codec.duration",
-    Kind.HISTOGRAM,
-    "s",
-    "Time to encode or decode one fragment's vector.",
-    (RUN, OPERATION),
-    (LEARNER, SYNCER),
     SHORT_S,
+    "To encode or decode one fragment's vector.",
+    OPERATION,
+    by=(LEARNER, SYNCER),
 )
-WIRE_IO = Metric(
+WIRE_IO = _counter(
     "skerry.wire.io",
-    Kind.COUNTER,
     "By",
-    "Payload bytes between a learner and the log.",
-    (RUN, LEARNER_NAME, DIRECTION),
-    (LEARNER, MONITOR),
+    "Payload between a learner and the log.",
+    LEARNER_NAME,
+    DIRECTION,
+    by=BY_LEARNER,
 )
-WIRE_UNCOMPRESSED = Metric(
+WIRE_UNCOMPRESSED = _counter(
     "skerry.wire.uncompressed",
-    Kind.COUNTER,
     "By",
-    "What those payloads are in float32: over skerry.wire.io this is the compression ratio.",
-    (RUN, LEARNER_NAME, DIRECTION),
-    (LEARNER, MONITOR),
+    "The same payload in float32; over skerry.wire.io it is the compression ratio.",
+    LEARNER_NAME,
+    DIRECTION,
+    by=BY_LEARNER,
 )
 
 # Learners.
 
-LEARNERS = Metric(
-    "skerry.learners",
-    Kind.GAUGE,
-    "{learner}",
-    "Learners by how they look; those that have finished or stopped are left out.",
-    (RUN, STATE),
-    (MONITOR,),
+LEARNERS = _gauge(
+    "skerry.learners", "{learner}", "Learners by how they look; those that ended are not in.", STATE
 )
-LEARNER_ALIVE = Metric(
-    "skerry.learner.alive",
-    Kind.GAUGE,
-    "{learner}",
-    "1 while a learner is alive, 0 while it is suspect or gone.",
-    (RUN, LEARNER_NAME),
-    (MONITOR,),
+LEARNER_ALIVE = _gauge(
+    "skerry.learner.alive", "{learner}", "1 alive, 0 suspect or gone.", LEARNER_NAME
 )
-LEARNER_INCARNATION = Metric(
-    "skerry.learner.incarnation",
-    Kind.GAUGE,
-    "{incarnation}",
-    "Which start of its process a learner is at.",
-    (RUN, LEARNER_NAME),
-    (MONITOR,),
+LEARNER_INCARNATION = _gauge(
+    "skerry.learner.incarnation", "{incarnation}", "Starts of its process.", LEARNER_NAME
 )
-LEARNER_SILENCE = Metric(
-    "skerry.learner.silence",
-    Kind.GAUGE,
-    "s",
-    "Time since a learner's last pulse.",
-    (RUN, LEARNER_NAME),
-    (MONITOR,),
+LEARNER_SILENCE = _gauge("skerry.learner.silence", "s", "Time since its last pulse.", LEARNER_NAME)
+LEARNER_STEP = _gauge(
+    "skerry.learner.step", "{step}", "Its step on the global clock.", LEARNER_NAME, by=BY_LEARNER
 )
-LEARNER_STEP = Metric(
-    "skerry.learner.step",
-    Kind.GAUGE,
-    "{step}",
-    "A learner's step on the global clock.",
-    (RUN, LEARNER_NAME),
-    (LEARNER, MONITOR),
-)
-LEARNER_STALENESS = Metric(
+LEARNER_STALENESS = _gauge(
     "skerry.learner.staleness",
-    Kind.GAUGE,
     "{version}",
-    "How many versions a learner's oldest fragment is behind the log.",
-    (RUN, LEARNER_NAME),
-    (LEARNER, MONITOR),
+    "How many versions its oldest fragment is behind the log.",
+    LEARNER_NAME,
+    by=BY_LEARNER,
 )
-LEARNER_CONTRIBUTIONS = Metric(
+LEARNER_CONTRIBUTIONS = _counter(
     "skerry.learner.contributions",
-    Kind.COUNTER,
     "{contribution}",
-    "Contributions that a learner has sent.",
-    (RUN, LEARNER_NAME),
-    (LEARNER, MONITOR),
+    "Contributions that it has sent.",
+    LEARNER_NAME,
+    by=BY_LEARNER,
 )
-LEARNER_SYNCS_SKIPPED = Metric(
+LEARNER_SYNCS_SKIPPED = _counter(
     "skerry.learner.syncs_skipped",
-    Kind.COUNTER,
     "{sync}",
-    "Rounds that a learner could not answer before they closed.",
-    (RUN, LEARNER_NAME),
-    (LEARNER, MONITOR),
+    "Rounds that it could not answer before they closed.",
+    LEARNER_NAME,
+    by=BY_LEARNER,
 )
-LEARNER_TIME = Metric(
+LEARNER_TIME = _counter(
     "skerry.learner.time",
-    Kind.COUNTER,
     "s",
-    "A learner's time, by what it went into: train is goodput, all else is badput.",
-    (RUN, LEARNER_NAME, USE),
-    (LEARNER, MONITOR),
+    "Its time by use: train is goodput, all else is badput.",
+    LEARNER_NAME,
+    USE,
+    by=BY_LEARNER,
 )
-TOKENS = Metric(
-    "skerry.tokens",
-    Kind.COUNTER,
-    "{token}",
-    "Tokens that a learner has trained on.",
-    (RUN, LEARNER_NAME),
-    (LEARNER, MONITOR),
+TOKENS = _counter(
+    "skerry.tokens", "{token}", "Tokens it has trained on.", LEARNER_NAME, by=BY_LEARNER
 )
-STEP_DURATION = Metric(
+STEP_DURATION = _histogram(
     "skerry.step.duration",
-    Kind.HISTOGRAM,
-    "s",
-    "One inner step, its boundary included.",
-    (RUN, LEARNER_NAME),
-    (LEARNER,),
     SHORT_S,
+    "One inner step, its boundary included.",
+    LEARNER_NAME,
+    by=(LEARNER,),
 )
-STEP_TIME = Metric(
-    "skerry.step.time",
-    Kind.GAUGE,
-    "s",
-    "Moving average of a learner's inner step, its boundary included.",
-    (RUN, LEARNER_NAME),
-    (MONITOR,),
-)
-LOSS = Metric(
-    "skerry.loss",
-    Kind.GAUGE,
-    "{nat}",
-    "A learner's training loss per token.",
-    (RUN, LEARNER_NAME),
-    (LEARNER, MONITOR),
-)
-GOODPUT = Metric(
-    "skerry.goodput.ratio",
-    Kind.GAUGE,
-    "1",
-    "Useful training time over the time given to the run, over all learners.",
-    (RUN,),
-    (MONITOR,),
-)
-BADPUT = Metric(
-    "skerry.badput.ratio",
-    Kind.GAUGE,
-    "1",
-    "Share of the time given to the run that was lost to each cause.",
-    (RUN, CAUSE),
-    (MONITOR,),
-)
+STEP_TIME = _gauge("skerry.step.time", "s", "Moving average of its inner step.", LEARNER_NAME)
+LOSS = _gauge("skerry.loss", "{nat}", "Its training loss per token.", LEARNER_NAME, by=BY_LEARNER)
 
 # Checkpoints.
 
-CHECKPOINT_AGE = Metric(
-    "skerry.checkpoint.age",
-    Kind.GAUGE,
-    "s",
-    "Time since the newest checkpoint was written, or since the run began.",
-    (RUN,),
-    (MONITOR,),
+CHECKPOINT_AGE = _gauge(
+    "skerry.checkpoint.age", "s", "Time since the newest checkpoint, or since the run began."
 )
-CHECKPOINT_INTERVAL = Metric(
-    "skerry.checkpoint.interval",
-    Kind.GAUGE,
-    "s",
-    "How often a checkpoint is due (checkpoint.every_s).",
-    (RUN,),
-    (MONITOR,),
+CHECKPOINT_INTERVAL = _gauge(
+    "skerry.checkpoint.interval", "s", "How often one is due (checkpoint.every_s)."
 )
-CHECKPOINT_SIZE = Metric(
-    "skerry.checkpoint.size",
-    Kind.GAUGE,
-    "By",
-    "Size of the newest checkpoint.",
-    (RUN,),
-    (CHECKPOINTER, MONITOR),
+CHECKPOINT_SIZE = _gauge(
+    "skerry.checkpoint.size", "By", "Size of the newest one.", by=(CHECKPOINTER, MONITOR)
 )
-CHECKPOINT_DURATION = Metric(
-    "skerry.checkpoint.duration",
-    Kind.HISTOGRAM,
-    "s",
-    "Time to capture, write and read back a checkpoint.",
-    (RUN,),
-    (CHECKPOINTER,),
-    LONG_S,
+CHECKPOINT_DURATION = _histogram(
+    "skerry.checkpoint.duration", LONG_S, "To capture, write and read back one.", by=(CHECKPOINTER,)
 )
 
-# The log, the monitor and the broker.
+# The log, its reader and its broker.
 
-STREAM_MESSAGES = Metric(
-    "skerry.stream.messages",
-    Kind.GAUGE,
-    "{message}",
-    "Messages that a stream of the run holds.",
-    (RUN, STREAM),
-    (MONITOR,),
+STREAM_MESSAGES = _gauge(
+    "skerry.stream.messages", "{message}", "Messages that a stream of the run holds.", STREAM
 )
-STREAM_SIZE = Metric(
-    "skerry.stream.size",
-    Kind.GAUGE,
-    "By",
-    "What a stream of the run holds.",
-    (RUN, STREAM),
-    (MONITOR,),
+STREAM_SIZE = _gauge("skerry.stream.size", "By", "Bytes that a stream of the run holds.", STREAM)
+STREAM_LIMIT = _gauge(
+    "skerry.stream.limit", "By", "Bytes it may hold; not there for one without a limit.", STREAM
 )
-STREAM_LIMIT = Metric(
-    "skerry.stream.limit",
-    Kind.GAUGE,
-    "By",
-    "What a stream of the run may hold; none for a stream without a limit.",
-    (RUN, STREAM),
-    (MONITOR,),
+STREAM_LAG = _gauge(
+    "skerry.stream.lag", "{message}", "Messages its slowest reader has not been given yet.", STREAM
 )
-STREAM_LAG = Metric(
-    "skerry.stream.lag",
-    Kind.GAUGE,
-    "{message}",
-    "Messages of a stream that its slowest reader has not been given yet.",
-    (RUN, STREAM),
-    (MONITOR,),
+MONITOR_MESSAGES = _counter(
+    "skerry.monitor.messages", "{message}", "Records that the health monitor has read.", MESSAGE
 )
-MONITOR_MESSAGES = Metric(
-    "skerry.monitor.messages",
-    Kind.COUNTER,
-    "{message}",
-    "Records of the log that the health monitor has read.",
-    (RUN, MESSAGE),
-    (MONITOR,),
+MONITOR_MALFORMED = _counter(
+    "skerry.monitor.malformed", "{message}", "Records that it could not read.", MESSAGE
 )
-MONITOR_MALFORMED = Metric(
-    "skerry.monitor.malformed",
-    Kind.COUNTER,
-    "{message}",
-    "Records that it could not read and left out.",
-    (RUN, MESSAGE),
-    (MONITOR,),
+BROKER_UP = _broker(
+    Kind.GAUGE, "skerry.broker.up", "{server}", "1 while it answers on its monitoring port."
 )
-BROKER_UP = Metric(
-    "skerry.broker.up",
-    Kind.GAUGE,
-    "{server}",
-    "1 while a broker answers on its monitoring port.",
-    (SERVER,),
-    (MONITOR,),
+BROKER_CONNECTIONS = _broker(
+    Kind.GAUGE, "skerry.broker.connections", "{connection}", "Clients of a broker."
 )
-BROKER_CONNECTIONS = Metric(
-    "skerry.broker.connections",
-    Kind.GAUGE,
-    "{connection}",
-    "Clients of a broker.",
-    (SERVER,),
-    (MONITOR,),
+BROKER_MESSAGES = _broker(
+    Kind.COUNTER, "skerry.broker.messages", "{message}", "To and from its clients.", DIRECTION
 )
-BROKER_MESSAGES = Metric(
-    "skerry.broker.messages",
-    Kind.COUNTER,
-    "{message}",
-    "Messages between a broker and its clients.",
-    (SERVER, DIRECTION),
-    (MONITOR,),
+BROKER_IO = _broker(
+    Kind.COUNTER, "skerry.broker.io", "By", "Bytes to and from its clients.", DIRECTION
 )
-BROKER_IO = Metric(
-    "skerry.broker.io",
-    Kind.COUNTER,
-    "By",
-    "Bytes between a broker and its clients.",
-    (SERVER, DIRECTION),
-    (MONITOR,),
+BROKER_SLOW_CONSUMERS = _broker(
+    Kind.COUNTER, "skerry.broker.slow_consumers", "{client}", "Clients dropped as too slow."
 )
-BROKER_SLOW_CONSUMERS = Metric(
-    "skerry.broker.slow_consumers",
-    Kind.COUNTER,
-    "{client}",
-    "Clients that a broker has dropped because they read too slowly.",
-    (SERVER,),
-    (MONITOR,),
+BROKER_MEMORY = _broker(Kind.GAUGE, "skerry.broker.memory", "By", "Memory of its process.")
+BROKER_CPU = _broker(Kind.GAUGE, "skerry.broker.cpu.ratio", "1", "Cores it keeps busy.")
+BROKER_STORAGE = _broker(
+    Kind.GAUGE, "skerry.broker.storage", "By", "What JetStream holds on it.", STORAGE
 )
-BROKER_MEMORY = Metric(
-    "skerry.broker.memory",
-    Kind.GAUGE,
-    "By",
-    "Resident memory of a broker's process.",
-    (SERVER,),
-    (MONITOR,),
+BROKER_STORAGE_LIMIT = _broker(
+    Kind.GAUGE, "skerry.broker.storage.limit", "By", "What JetStream may hold on it.", STORAGE
 )
-BROKER_CPU = Metric(
-    "skerry.broker.cpu.ratio",
-    Kind.GAUGE,
-    "1",
-    "Cores that a broker's process keeps busy.",
-    (SERVER,),
-    (MONITOR,),
-)
-BROKER_STORAGE = Metric(
-    "skerry.broker.storage",
-    Kind.GAUGE,
-    "By",
-    "What JetStream holds on a broker.",
-    (SERVER, STORAGE),
-    (MONITOR,),
-)
-BROKER_STORAGE_LIMIT = Metric(
-    "skerry.broker.storage.limit",
-    Kind.GAUGE,
-    "By",
-    "What JetStream may hold on a broker.",
-    (SERVER, STORAGE),
-    (MONITOR,),
-)
-BROKER_API_ERRORS = Metric(
-    "skerry.broker.api.errors",
-    Kind.COUNTER,
-    "{error}",
-    "JetStream requests that a broker has refused.",
-    (SERVER,),
-    (MONITOR,),
+BROKER_API_ERRORS = _broker(
+    Kind.COUNTER, "skerry.broker.api.errors", "{error}", "JetStream requests it has refused."
 )
 
 ALL: tuple[Metric, ...] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
 """The whole table, in the order of this file."""
-
-UNITS = {"s": "seconds", "By": "bytes"}
-
-
-def prometheus_name(metric: Metric) -> str:
-    """Return the metric's name in Prometheus, by OpenTelemetry's rule; a histogram's base name.
-
-    Dots become underscores, the unit is spelt out unless the name has it already, a gauge of unit
-    ``1`` is a ratio, a counter a total; units in braces are annotations and leave no trace.
-    """
-    words = metric.name.replace(".", "_").split("_")
-    unit = UNITS.get(metric.unit, "")
-    if metric.unit == "1" and metric.kind is Kind.GAUGE:
-        unit = "ratio"
-    if unit and unit not in words:
-        words.append(unit)
-    if metric.kind is Kind.COUNTER:
-        words = [*(word for word in words if word != "total"), "total"]
-    return "_".join(words)
 
 
 def of(source: str) -> tuple[Metric, ...]:
