@@ -16,6 +16,10 @@ export UV_PYTHON_PREFERENCE ?= only-system
 export UV_SYSTEM_CERTS ?= true
 export UV_PROJECT_ENVIRONMENT := .venv
 unexport VIRTUAL_ENV
+# Bytecode is kept: without it each of the hundreds of processes that tests start takes 3 s of CPU
+# more to import what it needs.
+export UV_COMPILE_BYTECODE ?= 1
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test lint format proto simulate bench secrets clean
 
