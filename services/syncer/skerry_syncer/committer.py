@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -23,7 +23,7 @@ from skerry_syncer.loading import OUTER
 from skerry_syncer.shard import judge, mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,7 +43,7 @@ NOTHING_COUNTS = "nothing_counts"
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Why and when a round closed, for the record."""
+    """Why and when a round closed, for the record; when those who answered it were heard."""
 
     reason: str
     step: int
@@ -52,6 +52,7 @@ class Closing:
     quorum_s: float
     grace_s: float
     final: bool
+    arrived_ns: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class Committer:
             closed_ns=closing.closed_ns,
             quorum_s=closing.quorum_s,
             grace_s=closing.grace_s,
-            consumed=tuple(_consumed(w) for w in weighed),
+            consumed=tuple(_consumed(w, closing) for w in weighed),
             refused=tuple(state.refused),
             contrib_floor=batch.floor,
             progress=_progress(state, weighed),
@@ -239,8 +240,10 @@ def _merged(weighed: Weighed) -> Merged:
     return Merged(contribution.scheme, contribution.planes, contribution.header.norms)
 
 
-def _consumed(weighed: Weighed) -> Consumed:
+def _consumed(weighed: Weighed, closing: Closing) -> Consumed:
+    """Return the record of a merged contribution; only one that answered this round is dated."""
     told = weighed.contribution.header
+    late = weighed.staleness > 0
     return Consumed(
         learner=told.learner,
         incarnation=told.incarnation,
@@ -256,6 +259,7 @@ def _consumed(weighed: Weighed) -> Consumed:
         cursor_to=told.cursor_to,
         weight=weighed.weight,
         loss=told.loss,
+        arrived_ns=0 if late else closing.arrived_ns.get(told.learner, 0),
     )
 
 

@@ -162,14 +162,19 @@ class Conductor:
         closed_s = now_s()
         quorum_at = rounds.quorum_at_s(view, self.policy.quorum)
         quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
+        opened_ns = opened.record.opened_ns
         closing = Closing(
             reason=reason,
             step=self._closing_clock(state, closed_s),
-            opened_ns=opened.record.opened_ns,
+            opened_ns=opened_ns,
             closed_ns=self.wall_ns(),
             quorum_s=quorum_s,
             grace_s=max(0.0, closed_s - opened.opened_s - quorum_s),
             final=opened.record.final,
+            arrived_ns={
+                name: opened_ns + max(0, round((at_s - opened.opened_s) * 1e9))
+                for name, at_s in view.arrived.items()
+            },
         )
         manifest = await self.committer.merge(self.shard, state, closing)
         del self.open[state.fragment.index]

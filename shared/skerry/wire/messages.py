@@ -224,7 +224,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """One contribution that a commit merged, with the weight it had."""
+    """One contribution that a commit merged, with the weight it had.
+
+    ``arrived_ns`` is when the syncer had it whole, by the clock of the commit's ``opened_ns``; 0
+    for one that was made for an earlier round and waited for this one.
+    """
 
     learner: str
     incarnation: int
@@ -240,6 +244,7 @@ class Consumed:
     cursor_to: int
     weight: float
     loss: float
+    arrived_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +338,9 @@ class CheckpointRecord:
     ledger_sequence: int = 0
 
 
+MOST_SAMPLE_BYTES = 512
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """``ledger.eval``: the global state of these versions, evaluated on held-out text.
@@ -340,7 +348,8 @@ class Evaluation:
     ``loss`` is in nats per token, ``bits_per_byte`` NaN where a token is not a byte. ``tokens`` are
     those that the state has been trained on, ``evaluated_tokens`` those it was judged by.
     ``text_digest`` is xxh3-64 over the evaluated batches: evaluators whose digests differ read
-    different text, and their losses must not be compared.
+    different text, and their losses must not be compared. ``sample`` is what the state writes, at
+    most ``MOST_SAMPLE_BYTES`` of UTF-8; empty where its model cannot be sampled.
     """
 
     run: str
@@ -354,6 +363,7 @@ class Evaluation:
     evaluated_tokens: int
     text_digest: int
     evaluated_ns: int
+    sample: str = ""
 
 
 @dataclass(frozen=True, slots=True)

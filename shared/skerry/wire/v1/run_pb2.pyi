@@ -198,6 +198,7 @@ class Evaluation(_message.Message):
     EVALUATED_TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_DIGEST_FIELD_NUMBER: _builtins.int
     EVALUATED_NS_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     evaluator: _builtins.str
     step: _builtins.int
@@ -211,6 +212,8 @@ class Evaluation(_message.Message):
     text_digest: _builtins.int
     """Of the text that it was evaluated on: two evaluators that differ here read different text."""
     evaluated_ns: _builtins.int
+    sample: _builtins.str
+    """What this state writes, at most 512 bytes; empty where its model cannot be sampled."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -227,10 +230,11 @@ class Evaluation(_message.Message):
         evaluated_tokens: _builtins.int = ...,
         text_digest: _builtins.int = ...,
         evaluated_ns: _builtins.int = ...,
+        sample: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits_per_byte", b"bits_per_byte", "evaluated_ns", b"evaluated_ns", "evaluated_tokens", b"evaluated_tokens", "evaluator", b"evaluator", "loss", b"loss", "perplexity", b"perplexity", "run", b"run", "step", b"step", "text_digest", b"text_digest", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits_per_byte", b"bits_per_byte", "evaluated_ns", b"evaluated_ns", "evaluated_tokens", b"evaluated_tokens", "evaluator", b"evaluator", "loss", b"loss", "perplexity", b"perplexity", "run", b"run", "sample", b"sample", "step", b"step", "text_digest", b"text_digest", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

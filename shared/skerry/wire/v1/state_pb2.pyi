@@ -100,6 +100,7 @@ class Consumed(_message.Message):
     CURSOR_TO_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    ARRIVED_NS_FIELD_NUMBER: _builtins.int
     learner: _builtins.str
     incarnation: _builtins.int
     identity: _builtins.int
@@ -114,6 +115,8 @@ class Consumed(_message.Message):
     cursor_to: _builtins.int
     weight: _builtins.float
     loss: _builtins.float
+    arrived_ns: _builtins.int
+    """By the syncer's clock, as opened_ns of the commit is; 0 for one that was made for another round."""
     def __init__(
         self,
         *,
@@ -131,10 +134,11 @@ class Consumed(_message.Message):
         cursor_to: _builtins.int = ...,
         weight: _builtins.float = ...,
         loss: _builtins.float = ...,
+        arrived_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "sequence_first", b"sequence_first", "sequence_last", b"sequence_last", "staleness", b"staleness", "step", b"step", "steps", b"steps", "tokens", b"tokens", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_ns", b"arrived_ns", "base_version", b"base_version", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "sequence_first", b"sequence_first", "sequence_last", b"sequence_last", "staleness", b"staleness", "step", b"step", "steps", b"steps", "tokens", b"tokens", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
