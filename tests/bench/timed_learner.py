@@ -42,9 +42,11 @@ def record() -> tuple[Times, Times]:
     boundaries: Times = []
     stepped, boundary = Meter.stepped, Island._boundary
 
-    def noting_stepped(self: Meter, busy_s: float, whole_s: float) -> None:
+    def noting_stepped(
+        self: Meter, busy_s: float, whole_s: float, *, replayed: bool = False
+    ) -> None:
         steps.append((time.monotonic(), whole_s, time.process_time()))
-        stepped(self, busy_s, whole_s)
+        stepped(self, busy_s, whole_s, replayed=replayed)
 
     def noting_boundary(self: Island) -> Iterator[Pause]:
         began = time.monotonic()

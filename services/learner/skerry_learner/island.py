@@ -71,7 +71,8 @@ class Island:
 
     ``missing`` are the fragments that the log had no version of when this learner joined,
     ``recalled`` is how its inner optimizer begins, ``keeper`` saves it; without them it begins as
-    it was made and is not saved.
+    it was made and is not saved. Below the cursor ``seen`` an earlier incarnation has trained
+    already, on what was lost with it.
     """
 
     learner: Learner
@@ -92,6 +93,7 @@ class Island:
     keeper: Keeps | None = None
     feed: Feeds = Prefetch
     rewarming: bool = False
+    seen: int = 0
 
     def run(self) -> None:
         """Live until the mailbox says stop; a step loop that never waits lies in between."""
@@ -168,7 +170,7 @@ class Island:
         The outcome read meanwhile is that of the step before. In a blocking mode this one's is read
         as well where a round is due: the wait for it is training, and no wait for others.
         """
-        began = self.meter.clock()
+        began, replayed = self.meter.clock(), self.now.cursor < self.seen
         tokens, cursor = next(feed)
         after = self.trainer.step(tokens, self._progress(), self._share())
         if before is not None:
@@ -188,7 +190,7 @@ class Island:
         yield from self._boundary()
         if self.keeper is not None and self.keeper.due():
             self.keeper.keep(self.trainer.state.optimizer, self.now)
-        self.meter.stepped(busy_s, self.meter.clock() - began)
+        self.meter.stepped(busy_s, self.meter.clock() - began, replayed=replayed)
         return None if due else after
 
     def _boundary(self) -> Iterator[Pause]:
@@ -198,8 +200,10 @@ class Island:
         elif not self._done():  # else the next thing said is that training is over
             self._tick()
         while self._held():
+            began = self.meter.clock()
             yield self._idle
             self.session.boundary(self.now, self.meter.loss, idle=True)
+            self.meter.waited(self.meter.clock() - began)
             self._tick()
 
     def _held(self) -> bool:
@@ -251,6 +255,7 @@ class Island:
 
     def _enter(self, phase: LearnerPhase) -> None:
         self.phase = phase
+        self.meter.enter(phase)
         log.info("phase", phase=phase.value, step=self.now.step, cursor=self.now.cursor)
         self.pulse()
 

@@ -12,7 +12,7 @@ import structlog
 import xxhash
 
 from skerry import settings
-from skerry.bus import ledger, place, state
+from skerry.bus import ledger, place, presence, state
 from skerry.bus.base import Bus, StreamSpec
 from skerry.bus.streams import specs
 from skerry.core.fragments import Plan, plan
@@ -56,12 +56,14 @@ class Place:
     """A learner's place in a run: who it is, which stream it reads, and where it goes on.
 
     ``member`` is its record with where it goes on, to be published once its inner state is known.
+    ``seen`` is how far an earlier incarnation had read the same data, as its last pulse says.
     """
 
     learner: Learner
     member: MemberRecord
     start: Progress
     missing: tuple[int, ...]
+    seen: int = 0
 
 
 def prepare(config: RunConfig) -> Work:
@@ -183,6 +185,7 @@ async def take_place(
 ) -> Place:
     """Join the run, and read from the log how far it and this learner's stream are."""
     run = record.run
+    last = await presence.last_pulse(bus, run, name)
     found = await place.take_place(bus, run, work.plan, name, host=host, now_ns=wall_ns())
     manifests = await state.read_manifests(bus, run, work.plan)
     member = found.member
@@ -199,6 +202,7 @@ async def take_place(
         member=member,
         start=Progress(step=found.step, steps=0, tokens=0, cursor=found.cursor),
         missing=tuple(f.index for f in work.plan.fragments if f.index not in manifests),
+        seen=last.cursor if last is not None else 0,
     )
 
 

@@ -152,6 +152,7 @@ class _Service:
             now=self.place.start,
             recalled=self.recalled,
             keeper=self.keeper,
+            seen=self.place.seen,
         )
 
     async def run(self, shutdown_s: float) -> None:

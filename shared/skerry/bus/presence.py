@@ -29,6 +29,12 @@ async def last_pulses(bus: Bus, run: str) -> dict[str, Pulse]:
     return {pulse.learner: pulse for pulse in pulses if pulse is not None}
 
 
+async def last_pulse(bus: Bus, run: str, learner: str) -> Pulse | None:
+    """Return the newest pulse of one learner; None where there is none that can be read."""
+    record = await bus.last(Subjects(run).pulse(learner))
+    return None if record is None else _pulse(record, run)
+
+
 async def follow_pulses(bus: Bus, run: str) -> AsyncGenerator[Pulse]:
     """Yield the newest pulse of every learner, then each new one."""
     follower = bus.follow(Subjects(run).pulses(), start=Start.LAST_PER_SUBJECT)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.view import ENDED
+from skerry.bus.view import ENDED, spent_in
 from skerry.core import liveness, schedule
-from skerry.core.goodput import Share, allocated_s, goodput
+from skerry.core.goodput import TRAIN, Spent, allocated_s, ratios, split
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LearnerRow:
-    """One learner; ``tokens`` and bytes over all incarnations, ``seen_s_ago`` since its pulse."""
+    """One learner; ``tokens`` and bytes over all incarnations, ``seen_s_ago`` since its pulse.
+
+    ``f32_bytes_...`` are the same vectors in float32. ``time`` is each use's share of the time
+    given to it (``core.goodput.USES``), all incarnations and the pauses between them.
+    """
 
     name: str
     incarnation: int
@@ -37,6 +41,9 @@ class LearnerRow:
     goodput: float
     bytes_up: int
     bytes_down: int
+    f32_bytes_up: int
+    f32_bytes_down: int
+    time: dict[str, float]
     contributions: int
     staleness: int
     syncs_skipped: int
@@ -70,7 +77,8 @@ class RunRow:
     ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
     ``counting``: rounds, contributions, staleness and refusals still lack earlier commits.
     ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: evaluators have
-    read so many different texts, and more than one is wrong.
+    read so many different texts, and more than one is wrong. ``time`` is each use's share of the
+    time given to all learners together: that of ``train`` is the goodput, the rest is badput.
     """
 
     run: str
@@ -102,6 +110,9 @@ class RunRow:
     eta_s: float | None
     timed: bool
     counting: bool
+    f32_bytes_up: int
+    f32_bytes_down: int
+    time: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +128,9 @@ def report(view: RunView, now_s: float) -> Report:
     """Return the rows of a view at ``now_s``, by the clock that gave ``fold`` its arrival times."""
     held = [view.learners[name] for name in sorted(view.learners)]
     rows = tuple(_learner_row(view, learner, now_s) for learner in held)
-    shares = [_share(view, h, row.liveness, now_s) for h, row in zip(held, rows, strict=True)]
+    time = ratios(_split(view, h, row.liveness, now_s) for h, row in zip(held, rows, strict=True))
     evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations)
-    return Report(_run_row(view, rows, goodput(shares), now_s), rows, evaluations)
+    return Report(_run_row(view, rows, time, now_s), rows, evaluations)
 
 
 def to_json(view: RunView, now_s: float) -> dict[str, object]:
@@ -137,6 +148,7 @@ def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRo
     pulse, earlier = learner.pulse, learner.earlier
     phase = LearnerPhase.STARTING if pulse is None else pulse.phase
     accepted = view.accepted.get(learner.name, 0)
+    sums = earlier if pulse is None else earlier.and_then(pulse)
     state, reason = liveness.judge(
         learner.heartbeat,
         now_s,
@@ -144,6 +156,7 @@ def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRo
         activity=phase.activity,
         progress=learner.progress,
     )
+    time = ratios([_split(view, learner, state, now_s)])
     return LearnerRow(
         name=learner.name,
         incarnation=learner.incarnation,
@@ -151,14 +164,17 @@ def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRo
         reason=reason,
         phase=phase,
         step=0 if pulse is None else pulse.step,
-        tokens=max(earlier.tokens + (0 if pulse is None else pulse.tokens), accepted),
+        tokens=max(sums.tokens, accepted),
         loss=None if pulse is None or not pulse.steps else _finite(pulse.loss),
         step_time_s=0.0 if pulse is None else pulse.step_time_s,
         tokens_per_s=_speed(learner) if state is not Liveness.GONE else 0.0,
-        goodput=goodput([_share(view, learner, state, now_s)]),
-        bytes_up=earlier.bytes_up + (0 if pulse is None else pulse.bytes_up),
-        bytes_down=earlier.bytes_down + (0 if pulse is None else pulse.bytes_down),
-        contributions=earlier.contributions + (0 if pulse is None else pulse.contributions),
+        goodput=time[TRAIN],
+        bytes_up=sums.bytes_up,
+        bytes_down=sums.bytes_down,
+        f32_bytes_up=sums.f32_bytes_up,
+        f32_bytes_down=sums.f32_bytes_down,
+        time=time,
+        contributions=sums.contributions,
         staleness=view.staleness.get(learner.name, 0),
         syncs_skipped=0 if pulse is None else pulse.syncs_skipped,
         seen_s_ago=max(0.0, now_s - learner.heartbeat.last_s),
@@ -176,18 +192,18 @@ def _speed(learner: LearnerView) -> float:
     return pulse.tokens / pulse.steps / pulse.step_time_s
 
 
-def _share(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -> Share:
-    """Return busy and allocated time.
+def _split(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -> dict[str, float]:
+    """Return what became of the time given to a learner, in seconds by use.
 
     While a learner is alive both are as of its last pulse, so that the time since does not look
     idle; once it is not, the time since counts as lost, until the run is finished.
     """
     pulse = learner.pulse
-    busy_s = learner.earlier.busy_s + (0.0 if pulse is None else pulse.busy_s)
+    spent = learner.earlier.spent + (Spent() if pulse is None else spent_in(pulse))
     until_s = learner.heartbeat.last_s if state is Liveness.ALIVE else now_s
     if view.finished and view.last_commit_s is not None:
         until_s = min(until_s, view.last_commit_s)
-    return Share(busy_s, allocated_s(learner.joined_s, until_s, learner.ended_s))
+    return split(spent, allocated_s(learner.joined_s, until_s, learner.ended_s))
 
 
 def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
@@ -209,7 +225,9 @@ def _newest_state(view: RunView) -> Evaluation | None:
     return max(view.evaluations, key=lambda e: sum(e.versions), default=None)
 
 
-def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_s: float) -> RunRow:
+def _run_row(
+    view: RunView, rows: Sequence[LearnerRow], time: dict[str, float], now_s: float
+) -> RunRow:
     checkpoint = view.checkpoint
     began_s = view.created_s if view.created_s is not None else view.started_s
     until_s = view.last_commit_s if view.finished and view.last_commit_s is not None else now_s
@@ -229,7 +247,7 @@ def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_
         rounds=view.rounds,
         contributions=view.merged,
         versions=tuple(view.versions.get(f, 0) for f in range(view.frame.fragments)),
-        goodput=run_goodput,
+        goodput=time[TRAIN],
         staleness_mean=view.staleness_sum / view.merged if view.merged else 0.0,
         staleness_max=view.staleness_max,
         refused=dict(view.refused),
@@ -250,6 +268,9 @@ def _run_row(view: RunView, rows: Sequence[LearnerRow], run_goodput: float, now_
         eta_s=_eta_s(view, rows, steps_s, time_s),
         timed=time_s is not None and (steps_s is None or time_s < steps_s),
         counting=view.counting,
+        f32_bytes_up=sum(row.f32_bytes_up for row in rows),
+        f32_bytes_down=sum(row.f32_bytes_down for row in rows),
+        time=time,
     )
 
 

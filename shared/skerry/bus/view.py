@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from skerry.core import liveness
+from skerry.core.goodput import Spent
 from skerry.wire.messages import (
     CheckpointRecord,
     Commit,
@@ -53,10 +54,36 @@ class Totals:
     """Sums over a learner's earlier incarnations."""
 
     tokens: int = 0
-    busy_s: float = 0.0
+    spent: Spent = field(default_factory=Spent)
     bytes_up: int = 0
     bytes_down: int = 0
+    f32_bytes_up: int = 0
+    f32_bytes_down: int = 0
     contributions: int = 0
+
+    def and_then(self, last: Pulse) -> Totals:
+        """Return the sums with an incarnation that ended with this pulse."""
+        return Totals(
+            self.tokens + last.tokens,
+            self.spent + spent_in(last),
+            self.bytes_up + last.bytes_up,
+            self.bytes_down + last.bytes_down,
+            self.f32_bytes_up + last.f32_bytes_up,
+            self.f32_bytes_down + last.f32_bytes_down,
+            self.contributions + last.contributions,
+        )
+
+
+def spent_in(pulse: Pulse) -> Spent:
+    """Return what an incarnation's time has gone into."""
+    return Spent(
+        train_s=pulse.busy_s,
+        compile_s=pulse.compile_s,
+        recover_s=pulse.recover_s,
+        wait_s=pulse.wait_s,
+        replay_s=pulse.replay_s,
+        alive_s=pulse.alive_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +193,6 @@ def _started(
     heartbeat = liveness.first_heartbeat(since_s, view.frame.liveness)
     if held is None or held.pulse is None:
         return LearnerView(name, incarnation, since_s, heartbeat)
-    before, last = held.earlier, held.pulse
     return replace(
         held,
         incarnation=incarnation,
@@ -174,13 +200,7 @@ def _started(
         pulse=None,
         progress=None,
         ended_s=None,
-        earlier=Totals(
-            before.tokens + last.tokens,
-            before.busy_s + last.busy_s,
-            before.bytes_up + last.bytes_up,
-            before.bytes_down + last.bytes_down,
-            before.contributions + last.contributions,
-        ),
+        earlier=held.earlier.and_then(held.pulse),
     )
 
 

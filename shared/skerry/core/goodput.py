@@ -1,17 +1,61 @@
-"""Goodput: which share of the time that was given to a run went into training.
+"""Goodput: the share of the time given to a run that went into training, and what took the rest.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), evaluation: useful training time over allocated time,
 summed over learners. Time in which a learner that has joined is down is allocated, since its
-machine is waiting for it: a run that loses learners must not look better for it.
+machine is waiting for it: a run that loses learners must not look better for it. Nor must one that
+trains on the same data twice, because what it had learnt from it was lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+TRAIN = "train"
+"""The one use of time that is goodput."""
+
+
+class Cause(StrEnum):
+    """What allocated time was lost to: badput."""
+
+    COMPILE = "compile"
+    """Starting and compiling."""
+    RECOVER = "recover"
+    """Catching up with the log, before the first step."""
+    WAIT = "wait"
+    """Standing still at a due step until its round is over: blocking modes only."""
+    REPLAY = "replay"
+    """Steps on data that an earlier incarnation had trained on in vain."""
+    IDLE = "idle"
+    """A process that lives and does none of these."""
+    DOWN = "down"
+    """No process."""
+
+
+USES: tuple[str, ...] = (TRAIN, *(cause.value for cause in Cause))
+"""Everything that time can go into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one or several processes of a learner count of their own time, in seconds.
+
+    ``alive_s`` is the whole since each of them started; what the others leave of it was idle.
+    """
+
+    train_s: float = 0.0
+    compile_s: float = 0.0
+    recover_s: float = 0.0
+    wait_s: float = 0.0
+    replay_s: float = 0.0
+    alive_s: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +81,40 @@ def goodput(shares: Iterable[Share]) -> float:
         allocated += max(0.0, share.allocated_s)
         busy += min(max(0.0, share.busy_s), max(0.0, share.allocated_s))
     return busy / allocated if allocated > 0 else 0.0
+
+
+def split(spent: Spent, allocated_s: float) -> dict[str, float]:
+    """Return what became of the allocated seconds, by each of USES.
+
+    The parts add up to ``allocated_s``: what the learner's own count leaves is down time, and what
+    it has too much (two clocks never agree exactly) is left out, idle time first, steps last.
+    """
+    counted = spent.train_s + spent.compile_s + spent.recover_s + spent.wait_s + spent.replay_s
+    wanted = {
+        TRAIN: spent.train_s,
+        Cause.REPLAY: spent.replay_s,
+        Cause.COMPILE: spent.compile_s,
+        Cause.RECOVER: spent.recover_s,
+        Cause.WAIT: spent.wait_s,
+        Cause.IDLE: spent.alive_s - counted,
+        Cause.DOWN: allocated_s,
+    }
+    left = max(0.0, allocated_s)
+    found: dict[str, float] = {}
+    for use, seconds in wanted.items():
+        found[use] = min(max(0.0, seconds), left)
+        left -= found[use]
+    return {use: found[use] for use in USES}
+
+
+def ratios(splits: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return each use's share of all time in ``splits``; they add up to 1, or are 0 without time.
+
+    The share of TRAIN is the goodput.
+    """
+    sums = dict.fromkeys(USES, 0.0)
+    for parts in splits:
+        for use, seconds in parts.items():
+            sums[use] += seconds
+    total = sum(sums.values())
+    return {use: seconds / total if total > 0 else 0.0 for use, seconds in sums.items()}

@@ -106,8 +106,11 @@ class Pulse:
 
     ``step`` is on the global clock (a learner that joins late starts at the run's step), ``steps``
     and ``tokens`` count what this incarnation did, ``busy_s`` is time spent inside training steps
-    and ``alive_s`` time since the process started. ``bytes_up`` and ``bytes_down`` count payloads
-    of this incarnation; ``goodput`` is derived from ``busy_s / alive_s`` by the reader.
+    and ``alive_s`` time since the process started. What else that time went into: ``compile_s`` to
+    start and compile, ``recover_s`` to catch up with the log, ``wait_s`` for others in a blocking
+    mode, ``replay_s`` for steps on data that an earlier incarnation had seen in vain (not in
+    ``busy_s``); releases before these fields leave them 0. ``bytes_up`` and ``bytes_down`` count
+    payloads of this incarnation, ``f32_bytes_...`` the same vectors in float32.
     """
 
     run: str
@@ -129,6 +132,12 @@ class Pulse:
     versions: tuple[int, ...] = ()
     max_staleness: int = 0
     syncs_skipped: int = 0
+    compile_s: float = 0.0
+    recover_s: float = 0.0
+    wait_s: float = 0.0
+    replay_s: float = 0.0
+    f32_bytes_up: int = 0
+    f32_bytes_down: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,22 @@ def test_a_restart_adds_up_what_both_incarnations_did() -> None:
     assert (row.incarnation, row.tokens, row.bytes_up, row.bytes_down) == (2, 110_000, 1100, 2200)
 
 
+def test_what_took_the_time_is_told_of_all_incarnations_and_the_pause_between_them() -> None:
+    first = replace(pulse(10, 60), compile_s=3.0, recover_s=1.0)
+    again = replace(pulse(4, 10, incarnation=2), sent_ns=ns(20), replay_s=1.0)
+    view = seen((0, member()), (10, first), (16, member(incarnation=2, at_s=16)), (20, again))
+    told = report(view, T0 + 20).run.time
+    assert {use: round(share * 20, 6) for use, share in told.items()} == {
+        "train": 7,
+        "compile": 3,
+        "recover": 1,
+        "wait": 0,
+        "replay": 1,
+        "idle": 2,
+        "down": 6,
+    }
+
+
 def test_a_late_pulse_of_an_older_incarnation_changes_nothing() -> None:
     view = seen((0, member()), *training(2), (3, member(incarnation=2, at_s=3)))
     assert fold(view, pulse(3.5, 40, incarnation=1), T0 + 3.5) is view

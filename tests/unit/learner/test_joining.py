@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skerry.bus import ledger
+from skerry.bus import ledger, presence
 from skerry.bus import place as places
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
@@ -27,6 +27,7 @@ from skerry.settings import (
     RunConfig,
     TrainConfig,
 )
+from skerry.wire.messages import LearnerPhase, Pulse
 from skerry_learner import joining
 from skerry_learner.inner.recall import Recalled
 from skerry_learner.joining import (
@@ -75,6 +76,20 @@ async def test_each_name_has_its_own_shard_and_each_start_its_own_incarnation(
     assert [p.member.shard for p in places] == [0, 1, 0]
     assert [p.learner.incarnation for p in places] == [1, 1, 2]
     assert places[0].missing == (0, 1)
+
+
+async def test_how_far_an_earlier_incarnation_had_read_is_known_from_its_last_pulse(
+    bus: MemoryBus, config: RunConfig
+) -> None:
+    record, work = await find_or_create(bus, "run", config)
+    first = await take_place(bus, record, work, "a", "host")
+    said = Pulse(
+        *("run", "a", 1, LearnerPhase.TRAINING, 0, 6, 6, 96, 48, 2.0, 0.1, 0.6, 1.0),
+        *(0, 0, 0),
+    )
+    await presence.publish_pulse(bus, said)
+    second = await take_place(bus, record, work, "a", "host")
+    assert (first.seen, second.seen, second.start.cursor) == (0, 48, 0)
 
 
 async def test_settling_in_waits_for_a_broker_that_is_away(

@@ -106,7 +106,9 @@ async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
     np.testing.assert_array_equal(whole.planes.codes, planes.codes)
     assert whole.header.norms == slice_norms(fragment, cpu().dequantise("int4", planes))
     assert replace(whole.header, norms=()) == header
-    assert wire.mailbox.traffic.contributions == 1
+    traffic = wire.mailbox.traffic
+    assert (traffic.contributions, traffic.f32_bytes_up) == (1, 4 * fragment.size)
+    assert 0 < traffic.bytes_up < traffic.f32_bytes_up
 
 
 async def contributed(bus: MemoryBus) -> list[Record]:

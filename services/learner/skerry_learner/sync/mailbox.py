@@ -38,10 +38,15 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Traffic:
-    """What this incarnation has moved; written by the network, read for pulses."""
+    """What this incarnation has moved; written by the network, read for pulses.
+
+    ``f32_bytes_up`` and ``f32_bytes_down``: the same vectors without quantisation or compression.
+    """
 
     bytes_up: int = 0
     bytes_down: int = 0
+    f32_bytes_up: int = 0
+    f32_bytes_down: int = 0
     contributions: int = 0
 
 

@@ -20,24 +20,51 @@ class Meter:
     """Measures one incarnation; ``started_s`` is when its process began, by ``clock``.
 
     ``step_time_s`` is an exponential moving average over whole steps, boundary included; busy time
-    leaves boundaries and compilation out.
+    leaves boundaries, compilation and steps that only replay out.
     """
 
     started_s: float
     clock: Callable[[], float] = time.monotonic
     busy_s: float = 0.0
+    replay_s: float = 0.0
+    wait_s: float = 0.0
+    prepared_s: dict[LearnerPhase, float] = field(default_factory=dict[LearnerPhase, float])
+    phase: LearnerPhase = LearnerPhase.STARTING
+    entered_s: float = field(init=False)
     steps: int = 0
     step_time_s: float = 0.0
     loss: float = math.nan
     pulsed_s: float = field(default=-math.inf)
 
-    def stepped(self, busy_s: float, whole_s: float) -> None:
+    def __post_init__(self) -> None:
+        self.entered_s = self.started_s
+
+    def enter(self, phase: LearnerPhase) -> None:
+        """Note that the learner does something else from now on."""
+        self.prepared_s[self.phase] = self.spent_s(self.phase)
+        self.phase, self.entered_s = phase, self.clock()
+
+    def spent_s(self, phase: LearnerPhase) -> float:
+        """Return the seconds that this incarnation has been in a phase so far."""
+        now_s = self.clock() - self.entered_s if phase is self.phase else 0.0
+        return self.prepared_s.get(phase, 0.0) + now_s
+
+    def waited(self, seconds: float) -> None:
+        """Count time in which a blocking mode held this learner up."""
+        self.wait_s += seconds
+
+    def stepped(self, busy_s: float, whole_s: float, *, replayed: bool = False) -> None:
         """Count one step: ``busy_s`` of ``whole_s`` seconds were training.
+
+        Training that was ``replayed`` had been done by an earlier incarnation, and been lost.
 
         The outcome of a step is read during the next one, so the first only says how long it takes
         to hand work to the device: it tells nothing of the step time.
         """
-        self.busy_s += busy_s
+        if replayed:
+            self.replay_s += busy_s
+        else:
+            self.busy_s += busy_s
         self.steps += 1
         if self.steps == 1:
             return
@@ -82,4 +109,10 @@ class Meter:
             versions=session.versions,
             max_staleness=session.staleness(),
             syncs_skipped=session.syncs_skipped,
+            compile_s=self.spent_s(LearnerPhase.STARTING),
+            recover_s=self.spent_s(LearnerPhase.CATCHING_UP),
+            wait_s=self.wait_s,
+            replay_s=self.replay_s,
+            f32_bytes_up=traffic.f32_bytes_up,
+            f32_bytes_down=traffic.f32_bytes_down,
         )

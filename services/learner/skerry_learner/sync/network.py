@@ -35,6 +35,7 @@ from skerry_learner.sync.session import Learner
 log = structlog.get_logger()
 
 RETRY_S = 1.0
+FLOAT32_BYTES = 4
 
 
 class Network:
@@ -218,6 +219,7 @@ class Network:
             self._announced.set()
             await asyncio.sleep(RETRY_S)
             return
+        self._mailbox.traffic.f32_bytes_down += self._f32_bytes(commit.fragment)
         self._mailbox.post_fresh(Fresh(manifest, vector))
 
     def _say_lost(self, fragment: int, version: int, error: StateLost) -> None:
@@ -249,6 +251,7 @@ class Network:
             await asyncio.sleep(RETRY_S)
             return
         traffic.bytes_up += sent
+        traffic.f32_bytes_up += self._f32_bytes(fragment)
         traffic.contributions += 1
         self._mailbox.sent(outgoing)
         log.debug("contribution_sent", fragment=fragment, bytes=sent, version=header.base_version)
@@ -259,6 +262,9 @@ class Network:
         for refused in commit.refused:
             if (refused.learner, refused.incarnation) == ours:
                 self._residuals.unmerged(commit.fragment, refused.identity)
+
+    def _f32_bytes(self, fragment: int) -> int:
+        return FLOAT32_BYTES * self._plan.fragments[fragment].size
 
     def _count_down(self, size: int) -> None:
         self._mailbox.traffic.bytes_down += size

@@ -1,0 +1,81 @@
+"""A learner accounts for its own time: what did not go into steps went somewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from skerry.bus.view import spent_in
+from skerry.core.goodput import Cause, split
+from skerry.wire.messages import LearnerPhase, Pulse
+from skerry_learner.sync.mailbox import Traffic
+from skerry_learner.sync.meter import Meter
+from skerry_learner.sync.rules import Progress
+from skerry_learner.sync.session import Learner
+
+
+@dataclass
+class Clock:
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Nowhere:
+    """What of a session a pulse says."""
+
+    versions: tuple[int, ...] = ()
+    syncs_skipped: int = 0
+
+    def staleness(self) -> int:
+        return 0
+
+
+def pulse(meter: Meter, phase: LearnerPhase, traffic: Traffic | None = None) -> Pulse:
+    session: Any = Nowhere()
+    now = Progress(0, 0, 0, 0)
+    return meter.pulse(Learner("r", "a", 1), phase, now, session, traffic or Traffic(), 0)
+
+
+def test_starting_and_catching_up_are_told_while_they_last_and_after() -> None:
+    clock = Clock()
+    meter = Meter(clock(), clock)
+    clock.now_s += 7
+    assert pulse(meter, LearnerPhase.STARTING).compile_s == 7
+    meter.enter(LearnerPhase.CATCHING_UP)
+    clock.now_s += 2
+    meter.enter(LearnerPhase.TRAINING)
+    clock.now_s += 50
+    told = pulse(meter, LearnerPhase.TRAINING)
+    assert (told.compile_s, told.recover_s, told.alive_s) == (7, 2, 59)
+
+
+def test_steps_on_data_that_was_seen_before_are_no_useful_training() -> None:
+    clock = Clock()
+    meter = Meter(clock(), clock)
+    meter.stepped(0.3, 0.5, replayed=True)
+    meter.stepped(0.3, 0.5)
+    told = pulse(meter, LearnerPhase.TRAINING)
+    assert (told.busy_s, told.replay_s) == (0.3, 0.3)
+    assert meter.step_time_s == 0.5
+
+
+def test_waiting_for_others_is_told_apart_from_idling() -> None:
+    clock = Clock()
+    meter = Meter(clock(), clock)
+    meter.enter(LearnerPhase.TRAINING)
+    clock.now_s += 10
+    meter.waited(4)
+    meter.stepped(5, 10)
+    told = split(spent_in(pulse(meter, LearnerPhase.TRAINING)), 10)
+    assert (told[Cause.WAIT], told[Cause.IDLE], told[Cause.DOWN]) == (4, pytest.approx(1), 0)
+
+
+def test_a_pulse_says_what_its_payload_would_be_in_float32() -> None:
+    traffic = Traffic(bytes_up=10, bytes_down=20, f32_bytes_up=100, f32_bytes_down=90)
+    told = pulse(Meter(0.0), LearnerPhase.TRAINING, traffic)
+    assert (told.f32_bytes_up, told.f32_bytes_down) == (100, 90)
