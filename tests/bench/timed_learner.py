@@ -42,11 +42,9 @@ def record() -> tuple[Times, Times]:
     boundaries: Times = []
     stepped, boundary = Meter.stepped, Island._boundary
 
-    def noting_stepped(
-        self: Meter, busy_s: float, whole_s: float, *, replayed: bool = False
-    ) -> None:
+    def noting_stepped(self: Meter, whole_s: float) -> None:
         steps.append((time.monotonic(), whole_s, time.process_time()))
-        stepped(self, busy_s, whole_s, replayed=replayed)
+        stepped(self, whole_s)
 
     def noting_boundary(self: Island) -> Iterator[Pause]:
         began = time.monotonic()

@@ -186,11 +186,11 @@ class Island:
         due = self.session.must_wait(self.now)
         if due:
             self._read(after)
-        busy_s = self.meter.clock() - began
+        self.meter.trained(self.meter.clock() - began, replayed=replayed)
         yield from self._boundary()
         if self.keeper is not None and self.keeper.due():
             self.keeper.keep(self.trainer.state.optimizer, self.now)
-        self.meter.stepped(busy_s, self.meter.clock() - began, replayed=replayed)
+        self.meter.stepped(self.meter.clock() - began)
         return None if due else after
 
     def _boundary(self) -> Iterator[Pause]:

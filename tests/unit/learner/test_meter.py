@@ -57,8 +57,9 @@ def test_starting_and_catching_up_are_told_while_they_last_and_after() -> None:
 def test_steps_on_data_that_was_seen_before_are_no_useful_training() -> None:
     clock = Clock()
     meter = Meter(clock(), clock)
-    meter.stepped(0.3, 0.5, replayed=True)
-    meter.stepped(0.3, 0.5)
+    for replayed in (True, False):
+        meter.trained(0.3, replayed=replayed)
+        meter.stepped(0.5)
     told = pulse(meter, LearnerPhase.TRAINING)
     assert (told.busy_s, told.replay_s) == (0.3, 0.3)
     assert meter.step_time_s == 0.5
@@ -70,7 +71,7 @@ def test_waiting_for_others_is_told_apart_from_idling() -> None:
     meter.enter(LearnerPhase.TRAINING)
     clock.now_s += 10
     meter.waited(4)
-    meter.stepped(5, 10)
+    meter.trained(5)
     told = split(spent_in(pulse(meter, LearnerPhase.TRAINING)), 10)
     assert (told[Cause.WAIT], told[Cause.IDLE], told[Cause.DOWN]) == (4, pytest.approx(1), 0)
 

@@ -53,19 +53,23 @@ class Meter:
         """Count time in which a blocking mode held this learner up."""
         self.wait_s += seconds
 
-    def stepped(self, busy_s: float, whole_s: float, *, replayed: bool = False) -> None:
-        """Count one step: ``busy_s`` of ``whole_s`` seconds were training.
+    def trained(self, busy_s: float, *, replayed: bool = False) -> None:
+        """Count the training of one step, before any pulse can be sent after it.
 
-        Training that was ``replayed`` had been done by an earlier incarnation, and been lost.
-
-        The outcome of a step is read during the next one, so the first only says how long it takes
-        to hand work to the device: it tells nothing of the step time.
+        What was ``replayed`` an earlier incarnation had done before, and it was lost.
         """
         if replayed:
             self.replay_s += busy_s
         else:
             self.busy_s += busy_s
         self.steps += 1
+
+    def stepped(self, whole_s: float) -> None:
+        """Note how long a step took altogether, its boundary included.
+
+        The outcome of a step is read during the next one, so the first only says how long it takes
+        to hand work to the device: it tells nothing of the step time.
+        """
         if self.steps == 1:
             return
         share = STEP_TIME_SHARE if self.step_time_s else 1.0
