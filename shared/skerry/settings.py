@@ -32,6 +32,7 @@ from skerry.settings_models import (
     StoreSettings,
     SyncConfig,
     Table,
+    TelemetrySettings,
     TrainConfig,
 )
 from skerry.settings_tree import (
@@ -72,6 +73,7 @@ __all__ = [
     "StoreSettings",
     "SyncConfig",
     "Table",
+    "TelemetrySettings",
     "TrainConfig",
     "child_environment",
     "control_variable",
@@ -92,6 +94,13 @@ T = TypeVar("T", bound=BaseModel)
 PREFIX = "SKERRY_"
 CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER", "SKERRY_RUN"})
 """Variables of ours that are no settings: the nats-server binary to start, the run to join."""
+OTEL_OFF = "OTEL_SDK_DISABLED"
+OTEL_ENDPOINTS = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "endpoint",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "traces_endpoint",
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "metrics_endpoint",
+}
+"""OpenTelemetry's own variables, and the setting of ``telemetry`` that each is a default for."""
 
 
 def load(
@@ -100,6 +109,8 @@ def load(
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Resolve defaults, the file, the environment and ``--set``, in that order; later ones win.
+
+    OpenTelemetry's own variables are defaults: whatever is said in our words wins over them.
 
     Args:
         path: A TOML file of flat tables, or None for no file.
@@ -112,6 +123,8 @@ def load(
     """
     known = leaves(_tables())
     tree = Tree()
+    for keys, text, origin in _from_opentelemetry(environ):
+        tree.put(keys, text, origin)
     if path is not None:
         tree.merge(read_toml(path), str(path))
     overlay(tree, known, sets, environ)
@@ -181,6 +194,13 @@ def masked(settings: Settings) -> dict[str, object]:
             **settings.local.nats.model_dump(mode="json"),
             "url": ",".join(masked_url(url) for url in settings.local.nats.url.split(",")),
         },
+        "telemetry": {
+            **settings.local.telemetry.model_dump(mode="json"),
+            **{
+                name: masked_url(getattr(settings.local.telemetry, name))
+                for name in OTEL_ENDPOINTS.values()
+            },
+        },
     }
     return {".".join(keys): value for keys, value in flat(plain)}
 
@@ -228,6 +248,15 @@ def _from_environ(environ: Mapping[str, str] | None) -> Iterator[tuple[Keys, str
     for name, text in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(PREFIX) and name not in CONTROL_VARIABLES:
             yield tuple(name.removeprefix(PREFIX).lower().split("__")), text, name
+
+
+def _from_opentelemetry(environ: Mapping[str, str] | None) -> Iterator[tuple[Keys, str, str]]:
+    source = os.environ if environ is None else environ
+    if source.get(OTEL_OFF, "").strip().lower() == "true":
+        return
+    for name, key in OTEL_ENDPOINTS.items():
+        if text := source.get(name, "").strip():
+            yield ("telemetry", key), text, name
 
 
 def _from_sets(sets: Sequence[str]) -> Iterator[tuple[Keys, str, str]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ModelConfig,
         RunConfig,
         StoreSettings,
+        TelemetrySettings,
     )
 
 OUTER_PRESETS = ("auto", "nesterov", "direct", "adamw")
@@ -39,6 +40,7 @@ def check_local(local: LocalSettings) -> None:
     """Raise ConfigError if a machine's settings contradict each other."""
     _refuse(_of_nats(local))
     _refuse(_of_store(local.store))
+    _refuse(_of_telemetry(local.telemetry))
 
 
 def masked_url(url: str) -> str:
@@ -179,6 +181,21 @@ def _of_store(store: StoreSettings) -> Iterator[str]:
         yield f'store.url is "{shown}", but it must look like s3://bucket/prefix, without keys.'
     if store.endpoint and urlsplit(store.endpoint).scheme not in {"http", "https"}:
         yield f'store.endpoint is "{store.endpoint}", but it must look like https://host:443.'
+
+
+def _of_telemetry(telemetry: TelemetrySettings) -> Iterator[str]:
+    given = {
+        "endpoint": telemetry.endpoint,
+        "traces_endpoint": telemetry.traces_endpoint,
+        "metrics_endpoint": telemetry.metrics_endpoint,
+    }
+    for name, url in given.items():
+        parts = urlsplit(url)
+        if url and (parts.scheme not in {"http", "https"} or not parts.hostname):
+            yield (
+                f'telemetry.{name} is "{masked_url(url)}", but it must look like '
+                "http://127.0.0.1:4318 (OTLP over http/protobuf)."
+            )
 
 
 def _names_function(text: str) -> bool:

@@ -288,6 +288,45 @@ class HealthSettings(Table):
     """Port; 0 picks a free one."""
 
 
+class TelemetrySettings(Table):
+    """Where traces and metrics of this machine's services go; nowhere, and free, by default."""
+
+    endpoint: str = ""
+    """Base address of an OTLP receiver (http/protobuf), such as http://127.0.0.1:4318; empty: off.
+    OTEL_EXPORTER_OTLP_ENDPOINT and its variants for one signal count where nothing is said here."""
+    traces_endpoint: str = ""
+    """Full address for traces alone; empty: <endpoint>/v1/traces."""
+    metrics_endpoint: str = ""
+    """Full address for metrics alone; empty: <endpoint>/v1/metrics."""
+    traces: bool = True
+    """Whether traces are sent,"""
+    metrics: bool = True
+    """and whether metrics are."""
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of rounds that are traced; the same on every machine, else traces have holes."""
+    metrics_interval_s: float = Field(default=10.0, gt=0)
+    """Seconds between two sendings of metrics."""
+    broker_hops: bool = False
+    """Whether the broker's part in a traced message is a span too; needs nats-server 2.11."""
+    jsonl: Path | None = None
+    """File that keeps all metrics of the run as JSON lines; empty: one in the run's folder, where
+    ``skerry up`` has one."""
+
+    @property
+    def traces_url(self) -> str:
+        """Where traces go; empty: nowhere."""
+        return self._url("traces", self.traces_endpoint) if self.traces else ""
+
+    @property
+    def metrics_url(self) -> str:
+        """Where metrics go; empty: nowhere."""
+        return self._url("metrics", self.metrics_endpoint) if self.metrics else ""
+
+    def _url(self, signal: str, given: str) -> str:
+        base = self.endpoint.rstrip("/")
+        return given or (f"{base}/v1/{signal}" if base else "")
+
+
 class LocalSettings(Table):
     """What belongs to one machine and is never stored in the log."""
 
@@ -295,6 +334,7 @@ class LocalSettings(Table):
     store: StoreSettings = StoreSettings()
     learner: LearnerSettings = LearnerSettings()
     health: HealthSettings = HealthSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
     shutdown_s: float = Field(default=10.0, gt=0)

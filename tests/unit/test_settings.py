@@ -85,6 +85,32 @@ def test_variables_of_others_are_left_alone() -> None:
     assert resolve(SKERRYX="1", PATH="/bin") == Settings()
 
 
+def test_opentelemetrys_own_variables_are_defaults(tmp_path: Path) -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}
+    found = resolve(**environ).local.telemetry
+    assert found.traces_url == "http://collector:4318/v1/traces"
+    assert found.metrics_url == "http://collector:4318/v1/metrics"
+    ours = load(written(tmp_path, '[telemetry]\nendpoint = ""\n'), (), environ).local.telemetry
+    assert (ours.traces_url, ours.metrics_url) == ("", "")
+
+
+def test_a_signal_may_have_an_address_of_its_own() -> None:
+    environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://mlflow:5000/v1/traces"}
+    found = resolve("telemetry.endpoint=http://collector:4318", **environ).local.telemetry
+    assert found.traces_url == "http://mlflow:5000/v1/traces"
+    assert found.metrics_url == "http://collector:4318/v1/metrics"
+
+
+def test_a_signal_can_be_switched_off() -> None:
+    found = resolve("telemetry.endpoint=http://c:4318", "telemetry.metrics=false").local.telemetry
+    assert (found.traces_url != "", found.metrics_url) == (True, "")
+
+
+def test_opentelemetrys_switch_switches_its_variables_off() -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "True"}
+    assert resolve(**environ) == Settings()
+
+
 @pytest.mark.parametrize(
     ("assignment", "nearest"),
     [
@@ -166,6 +192,7 @@ def test_wrong_value_names_path_value_and_bound(assignment: str, sentence: str) 
         (["liveness.gone_phi=2"], "liveness.gone_phi is 2.0 but liveness.suspect_phi is 3.0"),
         (["log.window_bytes=1048576", "sync.learners=9"], "log.window_bytes is 1048576 but 9"),
         (["nats.url=localhost"], 'nats.url is "localhost", but it must look like '),
+        (["telemetry.endpoint=collector:4318"], 'telemetry.endpoint is "collector:4318", but it'),
         (["nats.password_file=/x"], "nats.user is empty but nats.password_file is /x"),
         (["nats.credentials=/x", "nats.user=me"], "nats.credentials and nats.user are both"),
     ],
@@ -313,6 +340,8 @@ def test_passwords_in_addresses_are_masked() -> None:
     shown = masked(resolve("nats.url=nats://me:secret@a:4222,nats://token@b:4222"))
     assert shown["nats.url"] == "nats://me:***@a:4222,nats://***@b:4222"
     assert shown["sync.h_steps"] == 24
+    shown |= masked(resolve("telemetry.endpoint=https://me:secret@otel.example"))
+    assert shown["telemetry.endpoint"] == "https://me:***@otel.example"
     assert "secret" not in str(shown)
 
 
