@@ -30,7 +30,8 @@ def run(
     from skerry import settings
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.logs import broker_event, configure
+    from skerry.runtime.logs import configure
+    from skerry_health_monitor.link import Link
     from skerry_health_monitor.service import health_monitor
     from skerry_health_monitor.web import listen
 
@@ -40,11 +41,13 @@ def run(
         local = settings.load(config, overrides).local
         configure(local.log_level, service="health-monitor")
         listening = listen(local.health.host, local.health.port)
+    link = Link()
     run_service(
         health_monitor(
-            bus_from(local.nats, holder, on_event=broker_event),
+            bus_from(local.nats, holder, on_event=link.heard),
             run,
             listening,
+            link=link,
             until_finished=until_finished,
             shutdown_s=local.shutdown_s,
         )

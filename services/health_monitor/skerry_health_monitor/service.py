@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -17,30 +17,39 @@ from skerry.errors import BrokerUnavailable, WireError, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.tasks import TaskGroup
+from skerry_health_monitor.link import Link
+from skerry_health_monitor.sources import Sources, Tally
 from skerry_health_monitor.watch import Watch
 from skerry_health_monitor.web import application, serve_http
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
-    from skerry.bus.base import Bus
-    from skerry.bus.view import Message, RunView
+    from skerry.bus.base import Bus, Record
+    from skerry.bus.view import RunView
     from skerry.wire.messages import Commit
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 RETRY_S = 1.0
 
 
 class Monitor:
-    """Follows one run across broker restarts."""
+    """Follows one run across broker restarts; ``tally`` counts what it has read."""
 
-    def __init__(self, bus: Bus, run: str, *, until_finished: bool) -> None:
+    def __init__(
+        self, bus: Bus, run: str, *, until_finished: bool, link: Link | None = None
+    ) -> None:
         self.bus = bus
         self.run = run
         self.until_finished = until_finished
+        self.link = link or Link()
+        self.tally = Tally()
         self.watch: Watch | None = None
+        self.changed = asyncio.Event()
 
     def view(self) -> RunView | None:
         """Return what is known of the run, None before it is in the log."""
@@ -74,8 +83,7 @@ class Monitor:
         self.watch = watch
         async with TaskGroup() as group:
             followers = [
-                group.create_task(_fold(watch, messages), name=name)
-                for name, messages in self._sources().items()
+                group.create_task(loop, name=name) for name, loop in self._loops(watch).items()
             ]
             judging = group.create_task(_judge(watch, config.liveness.pulse_s), name="judge")
             if self.until_finished:
@@ -83,27 +91,31 @@ class Monitor:
                 for task in (*followers, judging):
                     task.cancel()
 
-    def _sources(self) -> dict[str, AsyncGenerator[Message]]:
+    def _loops(self, watch: Watch) -> dict[str, Coroutine[None, None, None]]:
+        sources = Sources(self.bus, self.run, self.tally)
         return {
-            "run": ledger.follow_run(self.bus, self.run),
-            "members": ledger.follow_members(self.bus, self.run),
-            "commits": _commits(ledger.follow_commits(self.bus, self.run)),
-            "checkpoints": ledger.follow_checkpoints(self.bus, self.run),
-            "evaluations": ledger.follow_evaluations(self.bus, self.run),
-            "pulses": presence.follow_pulses(self.bus, self.run),
+            "run": self._fold(sources.runs(), watch.take),
+            "members": self._fold(sources.members(), watch.take),
+            "commits": self._commits(sources.commits(), watch),
+            "checkpoints": self._fold(sources.checkpoints(), watch.take),
+            "evaluations": self._fold(sources.evaluations(), watch.take),
+            "pulses": self._fold(sources.pulses(), watch.take),
+            "rounds": self._fold(sources.rounds(), watch.opened),
         }
 
+    async def _fold(
+        self, messages: AsyncGenerator[tuple[Record, T]], take: Callable[[T], None]
+    ) -> None:
+        async with aclosing(messages):
+            async for _, message in messages:
+                take(message)
+                self.changed.set()
 
-async def _commits(numbered: AsyncGenerator[tuple[int, Commit]]) -> AsyncGenerator[Commit]:
-    async with aclosing(numbered):
-        async for _, commit in numbered:
-            yield commit
-
-
-async def _fold(watch: Watch, messages: AsyncGenerator[Message]) -> None:
-    async with aclosing(messages):
-        async for message in messages:
-            watch.take(message)
+    async def _commits(self, commits: AsyncGenerator[tuple[Record, Commit]], watch: Watch) -> None:
+        async with aclosing(commits):
+            async for record, commit in commits:
+                watch.committed(commit, record.sequence, record.time_ns / 1e9)
+                self.changed.set()
 
 
 async def _judge(watch: Watch, every_s: float) -> None:
@@ -114,10 +126,16 @@ async def _judge(watch: Watch, every_s: float) -> None:
 
 
 async def health_monitor(
-    bus: Bus, run: str, listening: socket.socket, *, until_finished: bool, shutdown_s: float
+    bus: Bus,
+    run: str,
+    listening: socket.socket,
+    *,
+    link: Link,
+    until_finished: bool,
+    shutdown_s: float,
 ) -> None:
     """Serve one run's health until stopped, or until the run is finished where asked."""
-    monitor = Monitor(bus, run, until_finished=until_finished)
+    monitor = Monitor(bus, run, until_finished=until_finished, link=link)
     app = application(monitor.view, run)
     async with bus:
         await serve(

@@ -11,6 +11,7 @@ from skerry.bus.report import report
 from skerry.bus.view import Frame, RunView, fold, peek
 from skerry.core.liveness import Liveness, policy_from
 from skerry.wire.messages import MemberRecord
+from skerry_health_monitor.history import History
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from skerry.bus.report import LearnerRow
     from skerry.bus.view import Message
     from skerry.settings import RunConfig
-    from skerry.wire.messages import Commit, RunRecord
+    from skerry.wire.messages import Commit, Round, RunRecord
 
 log = structlog.get_logger()
 
@@ -50,6 +51,9 @@ class Watch:
         )
         self._clock_s = clock_s
         self._told: dict[str, Liveness] = {}
+        self.record = record
+        self.config = config
+        self.history = History(record.fragments)
         self.view = fold(RunView(frame), record, clock_s())
 
     def take(self, message: Message) -> None:
@@ -59,7 +63,19 @@ class Watch:
         """
         if isinstance(message, MemberRecord) and message.incarnation == 0:
             return
-        self.view = fold(self.view, message, self._clock_s())
+        now_s = self._clock_s()
+        self.view = fold(self.view, message, now_s)
+        self.history.take(message, now_s)
+
+    def committed(self, commit: Commit, sequence: int, stored_s: float) -> None:
+        """Fold a commit in, with its place in the ledger and when the broker had it."""
+        now_s = self._clock_s()
+        self.view = fold(self.view, commit, now_s)
+        self.history.committed(commit, sequence, stored_s, now_s)
+
+    def opened(self, told: Round) -> None:
+        """Take note of a round that is in the air."""
+        self.history.timeline.opened(told)
 
     def know(self, newest: Commit) -> None:
         """Take note of a fragment's newest commit ahead of the history that leads to it."""
@@ -73,7 +89,10 @@ class Watch:
         if self.view.finished:
             return []
         changed: list[tuple[str, str]] = []
-        for row in report(self.view, self._clock_s()).learners:
+        now_s = self._clock_s()
+        rows = report(self.view, now_s).learners
+        self.history.judged(rows, now_s)
+        for row in rows:
             before = self._told.get(row.name, Liveness.ALIVE)
             self._told[row.name] = row.liveness
             if row.liveness is not before:

@@ -11,12 +11,14 @@ import httpx
 import pytest
 
 from skerry.bus import ledger, presence
+from skerry.bus.base import Record
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import ConfigError
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
+from skerry_health_monitor.sources import Sources
 from skerry_health_monitor.web import application, listen
 
 DEADLINE_S = 20.0
@@ -111,13 +113,13 @@ async def test_it_answers_with_the_newest_versions_before_it_has_read_the_histor
     for step in range(3):
         await scripted.commit_all(step=step)
 
-    async def endless(*_: object) -> AsyncGenerator[tuple[int, Commit]]:
+    async def endless(_: Sources) -> AsyncGenerator[tuple[Record, Commit]]:
         await asyncio.Event().wait()
-        yield 0, scripted.manifests[0].commit
+        yield Record("", 0, 0, b""), scripted.manifests[0].commit
 
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "follow_commits", endless)
+        patch.setattr(Sources, "commits", endless)
         told = (await seen(monitor, lambda answer: answer["run"]["step"] == 2))["run"]
     assert (told["versions"], told["rounds"], told["counting"]) == ([3, 3, 3], 0, True)
     told = (await seen(monitor, lambda answer: not answer["run"]["counting"]))["run"]

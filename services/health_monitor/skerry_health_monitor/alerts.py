@@ -1,0 +1,247 @@
+"""What an operator must know now: the page's alerts, as a pure function of what is known.
+
+The same conditions are Prometheus rules in infra/prometheus/rules.yml, for whoever is not looking.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from skerry.core.liveness import Liveness
+from skerry.wire.messages import LearnerPhase
+from skerry_health_monitor.timeline import interval_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from skerry.bus.base import StreamInfo
+    from skerry.bus.report import LearnerRow, Report
+    from skerry_health_monitor.history import History
+
+RECENT_S = 600.0
+"""Refusals and restarts are counted over this time."""
+LATE_ROUNDS = 10.0
+"""No commit for this many expected rounds,"""
+LATE_S = 20.0
+"""and for this long, is an alert."""
+LEAST_GOODPUT = 0.5
+WARM_UP_S = 300.0
+"""A run this young compiles and is not judged by its goodput."""
+FLAPS = 3
+LATE_CHECKPOINTS = 5.0
+"""A checkpoint is too old after this many times ``checkpoint.every_s``,"""
+CHECKPOINT_S = 120.0
+"""and never before this time."""
+NEARLY_FULL = 0.9
+WORSE = 0.1
+"""Held-out loss this share above its best, three times in a row, goes the wrong way."""
+MOST_NAMES = 4
+
+
+class Severity(StrEnum):
+    """``info`` explains, ``warning`` costs goodput, ``critical`` stops training or loses work."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One sentence that says what is wrong and one that says what to do; ``key`` names it."""
+
+    key: str
+    severity: Severity
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What alerts are made from; ``broker_away_s`` and ``malformed`` are the monitor's own."""
+
+    now_s: float
+    told: Report
+    history: History
+    checkpoint_every_s: float
+    quorum: int
+    streams: Sequence[StreamInfo] = ()
+    broker_away_s: float | None = None
+    malformed: int = 0
+
+
+def alerts(seen: Situation) -> list[Alert]:
+    """Return what holds now, the worst first."""
+    found = [*_broker(seen)]
+    if not seen.told.run.finished:
+        found += [*_rounds(seen), *_learners(seen), *_quality(seen), *_checkpoints(seen)]
+    found += [*_log(seen)]
+    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+    return sorted(found, key=lambda alert: order[alert.severity])
+
+
+def _broker(seen: Situation) -> Iterator[Alert]:
+    if seen.broker_away_s is not None:
+        yield Alert(
+            "broker",
+            Severity.CRITICAL,
+            f"The broker has not answered for {duration(seen.broker_away_s)}: this page stands "
+            "still, learners go on training.",
+            "Start it again; everybody catches up by themselves.",
+        )
+
+
+def _rounds(seen: Situation) -> Iterator[Alert]:
+    ago_s, gap_s = seen.told.run.last_round_s_ago, interval_s(seen.history.timeline.rounds)
+    at_work = any(row.tokens_per_s > 0 for row in seen.told.learners)
+    if ago_s is None or not at_work:
+        return
+    expected_s = max(LATE_S, LATE_ROUNDS * (gap_s or 0.0))
+    if ago_s > expected_s:
+        usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"
+        yield Alert(
+            "no-commit",
+            Severity.CRITICAL,
+            f"No round has been committed for {duration(ago_s)}{usual}.",
+            "Look at the syncer's log; learners keep their progress meanwhile.",
+        )
+
+
+def _learners(seen: Situation) -> Iterator[Alert]:
+    rows = seen.told.learners
+    gone = [r for r in rows if r.liveness is Liveness.GONE and r.reason != "stopped"]
+    suspect = [r for r in rows if r.liveness is Liveness.SUSPECT]
+    working = sum(r.liveness is Liveness.ALIVE and r.phase is LearnerPhase.TRAINING for r in rows)
+    if gone:
+        short = working < seen.quorum
+        yield Alert(
+            "gone",
+            Severity.CRITICAL if short else Severity.WARNING,
+            f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+            + (f": {working} of the {seen.quorum} that a round needs are left." if short else "."),
+            "Start it again under the same name: it goes on from the log."
+            if len(gone) == 1
+            else "Start them again under the same names: they go on from the log.",
+        )
+    if suspect:
+        yield Alert(
+            "suspect",
+            Severity.INFO,
+            f"{_names(suspect)} {'has' if len(suspect) == 1 else 'have'} been silent or stood "
+            "still for longer than usual.",
+            "Nothing yet: rounds do not wait for them.",
+        )
+    recent = seen.history.recent(seen.now_s, RECENT_S)
+    starts = Counter(t.who for t in recent if t.what == "started")
+    for name, count in starts.most_common(MOST_NAMES):
+        if count >= FLAPS:
+            yield Alert(
+                f"flapping-{name}",
+                Severity.WARNING,
+                f"{clip(name)} was started {count} times within {duration(RECENT_S)}.",
+                "Read the end of its log: it dies of the same thing each time.",
+            )
+    refused = Counter(t.what.removeprefix("refused ") for t in recent if t.what[:8] == "refused ")
+    if refused:
+        causes = ", ".join(f"{n} {clip(cause)}" for cause, n in refused.most_common(MOST_NAMES))
+        yield Alert(
+            "refused",
+            Severity.WARNING,
+            f"Contributions were refused within {duration(RECENT_S)}: {causes}.",
+            "too_stale: the learner is slower than sync.max_staleness allows; others: see the "
+            "syncer's log.",
+        )
+
+
+def _quality(seen: Situation) -> Iterator[Alert]:
+    run = seen.told.run
+    if run.wall_s > WARM_UP_S and run.learners and run.goodput < LEAST_GOODPUT:
+        yield Alert(
+            "goodput",
+            Severity.WARNING,
+            f"Goodput is {run.goodput:.0%}.",
+            "The split of the learners' time says where the rest went.",
+        )
+    if run.held_out_texts > 1:
+        yield Alert(
+            "texts",
+            Severity.WARNING,
+            f"Evaluators read {run.held_out_texts} different texts: losses cannot be compared.",
+            "Give all of them the same text.",
+        )
+    nan = [r for r in seen.told.learners if r.heard and r.loss is None and r.tokens_per_s > 0]
+    if nan:
+        yield Alert(
+            "loss",
+            Severity.CRITICAL,
+            f"The loss of {_names(nan)} is not finite.",
+            "Its contributions are refused; lower train.lr if all diverge.",
+        )
+    losses = [e.loss for e in seen.told.evaluations if e.loss is not None]
+    if len(losses) > 3 and min(losses[-3:]) > min(losses) * (1 + WORSE):
+        yield Alert(
+            "held-out",
+            Severity.WARNING,
+            f"Held-out loss {losses[-1]:.3f} is well above its best, {min(losses):.3f}.",
+            "Go back to a checkpoint from before: skerry up --from.",
+        )
+
+
+def _checkpoints(seen: Situation) -> Iterator[Alert]:
+    run = seen.told.run
+    ago_s = run.wall_s if run.checkpoint_s_ago is None else run.checkpoint_s_ago
+    limit_s = max(CHECKPOINT_S, LATE_CHECKPOINTS * seen.checkpoint_every_s)
+    if any(run.versions) and ago_s > limit_s:
+        what = "There is no checkpoint" if run.checkpoint is None else "The newest checkpoint is"
+        yield Alert(
+            "checkpoint",
+            Severity.WARNING,
+            f"{what} after {duration(ago_s)}."
+            if run.checkpoint is None
+            else f"{what} {duration(ago_s)} old, one is due each "
+            f"{duration(seen.checkpoint_every_s)}.",
+            "Look at the checkpointer's log and at the room where it writes.",
+        )
+
+
+def _log(seen: Situation) -> Iterator[Alert]:
+    for stream in seen.streams:
+        limit = stream.spec.max_bytes
+        window = stream.spec.retention == "window"  # drops its oldest by design
+        if limit > 0 and not window and stream.bytes > NEARLY_FULL * limit:
+            yield Alert(
+                f"stream-{stream.name}",
+                Severity.CRITICAL,
+                f"Stream {clip(stream.name)} is {stream.bytes / limit:.0%} full.",
+                "Raise its limit or the broker's: a full stream takes no more commits.",
+            )
+    if seen.malformed:
+        yield Alert(
+            "malformed",
+            Severity.WARNING,
+            f"{seen.malformed} messages in this log could not be read and were left out.",
+            "Run `skerry ledger verify`; somebody may run another version of Skerry.",
+        )
+
+
+def _names(rows: Sequence[LearnerRow]) -> str:
+    shown = ", ".join(clip(row.name) for row in rows[:MOST_NAMES])
+    more = len(rows) - MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def clip(text: str, most: int = 64) -> str:
+    """Return text that others chose, bounded and without control characters."""
+    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
+    return plain + "…" * (len(text) > most)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for people: 0.4 s, 12 s, 3 min, 5 h, 2 d."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"

@@ -1,0 +1,232 @@
+"""What the page shows and a view forgets: rounds of late, curves, lanes, checkpoints, samples.
+
+A fold beside ``skerry.bus.view``, over the same messages. All of it is bounded; all that is made
+from the ledger is the same again after a restart. What only pulses tell (who adopted when, when
+somebody fell silent) begins with the monitor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from skerry.bus.view import GENESIS
+from skerry.core.liveness import Liveness
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Evaluation,
+    LearnerPhase,
+    MemberRecord,
+    Pulse,
+)
+from skerry_health_monitor.curves import Bin, Curves
+from skerry_health_monitor.timeline import Past, Timeline, past
+
+if TYPE_CHECKING:
+    from skerry.bus.report import LearnerRow
+    from skerry.bus.view import Message
+
+LANE_S = 900.0
+"""How far back a learner's lane reaches."""
+MOST_TURNS = 32
+"""Changes of state kept of each learner,"""
+MOST_MARKS = 12_000
+"""and contributions of all learners together,"""
+MARK_EVERY_S = 1.0
+"""of each learner at most one in this time."""
+MOST_CHECKPOINTS = 24
+MOST_SAMPLES = 24
+MOST_TROUBLES = 400
+MOST_NOTES = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """From ``at_s`` on a learner was in this state: a phase, ``suspect`` or ``gone``."""
+
+    at_s: float
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A contribution of a learner was merged at ``at_s``; ``late``: it was stale."""
+
+    number: int
+    learner: str
+    at_s: float
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that is counted over the last minutes: ``what`` happened to whom, and when."""
+
+    at_s: float
+    what: str
+    who: str
+
+
+@dataclass(slots=True)
+class Lane:
+    """What is known of one learner beyond its newest pulse."""
+
+    host: str = ""
+    incarnation: int = 0
+    turns: deque[Turn] = field(default_factory=lambda: deque[Turn](maxlen=MOST_TURNS))
+    marked_s: float = float("-inf")
+    last: tuple[int, int, float] | None = None
+    """Fragment, version and time of its newest merged contribution."""
+
+
+@dataclass(slots=True)
+class Work:
+    """Steps taken, summed over the incarnations that pulses told of."""
+
+    earlier: int = 0
+    incarnation: int = 0
+    steps: int = 0
+
+    def pulsed(self, pulse: Pulse) -> None:
+        if pulse.incarnation > self.incarnation:
+            self.earlier += self.steps
+            self.incarnation, self.steps = pulse.incarnation, 0
+        if pulse.incarnation == self.incarnation:
+            self.steps = max(self.steps, pulse.steps)
+
+    @property
+    def total(self) -> int:
+        return self.earlier + self.steps
+
+
+@dataclass(slots=True)
+class History:
+    """Everything beside the view; ``fragments`` is P."""
+
+    fragments: int
+    timeline: Timeline = field(default_factory=Timeline)
+    curves: Curves = field(default_factory=Curves)
+    lanes: dict[str, Lane] = field(default_factory=dict[str, Lane])
+    work: dict[str, Work] = field(default_factory=dict[str, Work])
+    marks: deque[Mark] = field(default_factory=lambda: deque[Mark](maxlen=MOST_MARKS))
+    numbered: int = 0
+    checkpoints: dict[str, CheckpointRecord] = field(default_factory=dict[str, "CheckpointRecord"])
+    samples: list[Evaluation] = field(default_factory=list[Evaluation])
+    troubles: deque[Trouble] = field(default_factory=lambda: deque[Trouble](maxlen=MOST_TROUBLES))
+
+    def take(self, message: Message, now_s: float) -> None:
+        """Fold in any message but a commit, which comes with its place in the ledger."""
+        match message:
+            case Pulse():
+                self._pulsed(message, now_s)
+            case MemberRecord():
+                self._joined(message)
+            case CheckpointRecord():
+                self._checkpoint(message)
+            case Evaluation():
+                self._evaluated(message)
+            case _:
+                pass
+
+    def committed(self, commit: Commit, sequence: int, stored_s: float, now_s: float) -> None:
+        """Fold in a commit, where and when the ledger has it; twice changes nothing."""
+        newest = self.timeline.newest.get(commit.fragment)
+        if newest is not None and commit.version <= newest.version:
+            return
+        row = past(commit, sequence, stored_s)
+        self.timeline.committed(row, now_s)
+        if commit.reason == GENESIS:
+            return
+        self.curves.add(row.closed_s, self._bin(row))
+        for consumed in commit.consumed:
+            lane = self.lanes.setdefault(consumed.learner, Lane())
+            lane.last = (commit.fragment, commit.version, row.closed_s)
+            self._mark(consumed.learner, lane, row.closed_s, late=consumed.staleness > 0)
+        for refused in commit.refused:
+            if refused.cause != GENESIS:
+                self.troubles.append(
+                    Trouble(row.closed_s, f"refused {refused.cause}", refused.learner)
+                )
+
+    def judged(self, rows: tuple[LearnerRow, ...], now_s: float) -> None:
+        """Note who has changed state since the last time."""
+        for row in rows:
+            lane = self.lanes.setdefault(row.name, Lane())
+            state = state_of(row)
+            if lane.turns and lane.turns[-1].state == state:
+                continue
+            if state == Liveness.GONE and row.reason != "stopped":
+                self.troubles.append(Trouble(now_s, "gone", row.name))
+            lane.turns.append(Turn(now_s, state))
+
+    def recent(self, now_s: float, within_s: float) -> list[Trouble]:
+        """Return the troubles of the last ``within_s`` seconds."""
+        return [t for t in self.troubles if t.at_s >= now_s - within_s]
+
+    def steps_by_learner(self) -> dict[str, int]:
+        """Return the steps that each learner has told of."""
+        return {name: work.total for name, work in self.work.items()}
+
+    def _pulsed(self, pulse: Pulse, now_s: float) -> None:
+        self.timeline.pulsed(pulse, now_s)
+        self.work.setdefault(pulse.learner, Work()).pulsed(pulse)
+        self._incarnation(pulse.learner, pulse.incarnation, now_s)
+
+    def _joined(self, member: MemberRecord) -> None:
+        if member.incarnation == 0:
+            return
+        lane = self.lanes.setdefault(member.learner, Lane())
+        lane.host = member.host
+        self._incarnation(member.learner, member.incarnation, member.joined_ns / 1e9)
+
+    def _incarnation(self, learner: str, incarnation: int, at_s: float) -> None:
+        """Note that a learner was started again; its first start is no trouble."""
+        lane = self.lanes.setdefault(learner, Lane())
+        if incarnation > lane.incarnation:
+            if lane.incarnation or incarnation > 1:
+                self.troubles.append(Trouble(at_s, "started", learner))
+            lane.incarnation = incarnation
+
+    def _mark(self, learner: str, lane: Lane, at_s: float, *, late: bool) -> None:
+        if at_s - lane.marked_s < MARK_EVERY_S and not late:
+            return
+        lane.marked_s = at_s
+        self.numbered += 1
+        self.marks.append(Mark(self.numbered, learner, at_s, late))
+
+    def _bin(self, row: Past) -> Bin:
+        share = row.tokens / self.fragments
+        told = row.loss is not None and isfinite(row.loss)
+        return Bin(
+            step=row.step,
+            tokens=share,
+            loss_sum=(row.loss or 0.0) * row.tokens if told else 0.0,
+            weight=row.tokens if told else 0.0,
+            rounds=1,
+        )
+
+    def _checkpoint(self, record: CheckpointRecord) -> None:
+        self.checkpoints.pop(record.path, None)
+        self.checkpoints[record.path] = record
+        while len(self.checkpoints) > MOST_CHECKPOINTS:
+            del self.checkpoints[next(iter(self.checkpoints))]
+
+    def _evaluated(self, evaluation: Evaluation) -> None:
+        """Keep what the model wrote; of older ones every second where they become too many."""
+        if not evaluation.sample or any(
+            s.evaluated_ns == evaluation.evaluated_ns for s in self.samples
+        ):
+            return
+        if len(self.samples) >= MOST_SAMPLES:
+            self.samples = self.samples[::2]
+        self.samples.append(evaluation)
+
+
+def state_of(row: LearnerRow) -> str:
+    """Return what a lane says of a learner: its liveness where that is in doubt, else its phase."""
+    if row.liveness is Liveness.ALIVE or row.phase in {LearnerPhase.STOPPED, LearnerPhase.FINISHED}:
+        return row.phase.value
+    return row.liveness.value

@@ -1,0 +1,162 @@
+"""The rounds of late: what the log says of each, and when learners were seen to have adopted it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from skerry.bus.view import GENESIS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from skerry.wire.messages import Commit, Pulse, Round
+
+MOST_ROUNDS = 160
+SPARSE = 64
+"""Of each fragment, the place in the ledger of every version of this multiple is remembered."""
+
+Key = tuple[int, int]
+"""Fragment and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One committed round; times in seconds since the epoch, ``loss`` in nats per token.
+
+    ``stored_s`` is when the broker had its ledger record. ``arrived_s`` are seconds from opening
+    to each contribution, where the syncer noted them. ``adopted`` counts the learners whose pulses
+    have shown this version or a newer one; ``adopted_s`` is when the last of them did.
+    """
+
+    fragment: int
+    version: int
+    sequence: int
+    step: int
+    reason: str
+    syncer: str
+    final: bool
+    opened_s: float
+    quorum_s: float
+    grace_s: float
+    closed_s: float
+    stored_s: float
+    learners: tuple[str, ...]
+    arrived_s: tuple[float, ...]
+    refused: int
+    staleness: int
+    tokens: int
+    loss: float | None
+    trace_id: str
+    adopted: int = 0
+    adopted_s: float | None = None
+
+
+def past(commit: Commit, sequence: int, stored_s: float) -> Past:
+    """Return a commit as a row of the timeline."""
+    told = [(c.loss, c.tokens) for c in commit.consumed if isfinite(c.loss) and c.tokens]
+    weight = sum(tokens for _, tokens in told)
+    return Past(
+        fragment=commit.fragment,
+        version=commit.version,
+        sequence=sequence,
+        step=commit.step,
+        reason=commit.reason,
+        syncer=commit.syncer,
+        final=commit.final,
+        opened_s=commit.opened_ns / 1e9,
+        quorum_s=commit.quorum_s,
+        grace_s=commit.grace_s,
+        closed_s=commit.closed_ns / 1e9,
+        stored_s=stored_s,
+        learners=tuple(c.learner for c in commit.consumed),
+        arrived_s=arrivals(commit),
+        refused=len(commit.refused),
+        staleness=max((c.staleness for c in commit.consumed), default=0),
+        tokens=sum(c.tokens for c in commit.consumed),
+        loss=sum(loss * tokens for loss, tokens in told) / weight if weight else None,
+        trace_id=commit.trace_id,
+    )
+
+
+def arrivals(commit: Commit) -> tuple[float, ...]:
+    """Return seconds from the opening to each contribution, in order; those before it count as 0.
+
+    Empty for a commit of a release that did not note them.
+    """
+    noted = [c.arrived_ns for c in commit.consumed if c.arrived_ns]
+    return tuple(sorted(max(0.0, (at_ns - commit.opened_ns) / 1e9) for at_ns in noted))
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The newest rounds by fragment and version, those in the air, and where older ones lie."""
+
+    most: int = MOST_ROUNDS
+    rounds: dict[Key, Past] = field(default_factory=dict[Key, Past])
+    open: dict[int, Round] = field(default_factory=dict[int, "Round"])
+    newest: dict[int, Past] = field(default_factory=dict[int, Past])
+    places: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    held: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+    def committed(self, row: Past, now_s: float) -> None:
+        """Take in the next commit of a fragment; one that was seen before changes nothing."""
+        before = self.newest.get(row.fragment)
+        if before is not None and row.version <= before.version:
+            return
+        places = self.places.setdefault(row.fragment, [])
+        missing = row.version // SPARSE + 1 - len(places)
+        places.extend([row.sequence] * missing)  # a restored run's ledger begins anywhere
+        early = sum(_at(versions, row.fragment) >= row.version for versions in self.held.values())
+        row = replace(row, adopted=early, adopted_s=now_s) if early else row
+        self.newest[row.fragment] = row
+        opened = self.open.get(row.fragment)
+        if opened is not None and opened.version <= row.version:
+            del self.open[row.fragment]
+        self.rounds[row.fragment, row.version] = row
+        while len(self.rounds) > self.most:
+            del self.rounds[next(iter(self.rounds))]
+
+    def opened(self, told: Round) -> None:
+        """Take in a round that was opened, opened again, or said again."""
+        newest = self.newest.get(told.fragment)
+        if newest is None or told.version > newest.version:
+            self.open[told.fragment] = told
+
+    def pulsed(self, pulse: Pulse, now_s: float) -> None:
+        """Note which versions a learner says it has adopted since its last pulse."""
+        before = self.held.get(pulse.learner, ())
+        if pulse.versions == before:
+            return
+        self.held[pulse.learner] = pulse.versions
+        for fragment, version in enumerate(pulse.versions):
+            for seen in range(_at(before, fragment) + 1, version + 1)[-self.most :]:
+                row = self.rounds.get((fragment, seen))
+                if row is not None:
+                    row = replace(row, adopted=row.adopted + 1, adopted_s=now_s)
+                    self.rounds[fragment, seen] = row
+                    if seen == self.newest[fragment].version:
+                        self.newest[fragment] = row
+
+    def holders(self, fragment: int) -> int:
+        """Return how many learners have the newest version of a fragment."""
+        newest = self.newest.get(fragment)
+        return 0 if newest is None else newest.adopted
+
+    def place(self, fragment: int, version: int) -> int | None:
+        """Return a ledger sequence at or before a commit's, None for a commit nobody has seen."""
+        newest, places = self.newest.get(fragment), self.places.get(fragment, [])
+        if newest is None or not 0 < version <= newest.version or not places:
+            return None
+        return places[min(version // SPARSE, len(places) - 1)]
+
+
+def _at(versions: tuple[int, ...], fragment: int) -> int:
+    return versions[fragment] if fragment < len(versions) else 0
+
+
+def interval_s(closed_s: Mapping[Key, Past]) -> float | None:
+    """Return the mean seconds between the commits of late, None for fewer than three of them."""
+    times = sorted(row.closed_s for row in closed_s.values() if row.reason != GENESIS)[-64:]
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 2 else None
