@@ -9,8 +9,11 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from skerry.core.fragments import BLOCK
+from skerry.core.tracing import parse
 from skerry.errors import Corrupt, WireError, first_cause
 from skerry.tasks import TaskGroup
+from skerry.telemetry import tracer
+from skerry.telemetry.spans import extract
 from skerry.wire.codec import PlaneAssembler
 from skerry.wire.envelope import seal, unseal
 from skerry.wire.messages import ChunkHeader, Refused, Start
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from skerry.bus.base import Bus, Record
     from skerry.core.fragments import Plan
     from skerry.core.quantise import Planes
+    from skerry.core.tracing import SpanContext
     from skerry.wire.codec import Chunk
     from skerry.wire.messages import ContributionHeader
 
@@ -41,18 +45,24 @@ async def send(
 
     Chunks are made in a thread, ``SEND_WINDOW`` at a time, so that memory stays flat and a distant
     broker costs one round trip per window. Message ids are deterministic: sending the same
-    contribution twice stores it once.
+    contribution twice stores it once. The first chunk, which holds the header, carries the trace
+    context too: a contribution is one message in a trace, however many chunks it has.
     """
     subject = Subjects(run).contribution(header.fragment, header.learner)
     prefix = f"{header.learner}/{header.incarnation}/{header.fragment}/{header.identity}"
     source = iter(chunks)
     sent = 0
+    origin = parse(header.trace_parent)
+    told = tracer.headers(origin) if origin is not None else None
     while batch := await asyncio.to_thread(lambda: list(islice(source, SEND_WINDOW))):
         sealed = [(c.index, seal(_envelope(run, plan, header, c), c.packed)) for c in batch]
         try:
             async with TaskGroup() as group:
                 for index, data in sealed:
-                    group.create_task(bus.publish(subject, data, msg_id=f"{prefix}/{index}"))
+                    headers = told if index == 0 else None
+                    group.create_task(
+                        bus.publish(subject, data, msg_id=f"{prefix}/{index}", headers=headers)
+                    )
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
         sent += sum(len(data) for _, data in sealed)
@@ -80,13 +90,17 @@ def _envelope(run: str, plan: Plan, header: ContributionHeader, chunk: Chunk) ->
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A whole contribution and where it lies in the CONTRIB stream."""
+    """A whole contribution and where it lies in the CONTRIB stream.
+
+    ``origin`` is the span that sent it, as its header or its message says; None if neither does.
+    """
 
     header: ContributionHeader
     scheme: str
     planes: Planes
     sequence_first: int
     sequence_last: int
+    origin: SpanContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +151,7 @@ class _Partial:
     first: int
     last: int
     header: ContributionHeader | None = None
+    origin: SpanContext | None = None
 
     def refused(self, cause: str, learner: str) -> Refused:
         return refusal(cause, learner, self.header or self.mark)
@@ -228,6 +243,7 @@ class Inbox:
         try:
             if header.contribution is not None:
                 partial.header = _checked(header, self.plan)
+                partial.origin = parse(partial.header.trace_parent) or extract(record.headers)
             if not partial.assembler.add(header, packed):
                 return None
             if partial.header is None:
@@ -248,7 +264,8 @@ class Inbox:
             refused = refusal("superseded", told.learner, told)
             detail = f"{told.learner!r} had been started again."
             return Refusal(refused, detail, record.sequence, record.subject)
-        return Contribution(told, scheme, partial.assembler.planes, partial.first, partial.last)
+        planes = partial.assembler.planes
+        return Contribution(told, scheme, planes, partial.first, partial.last, partial.origin)
 
     def _partial(self, key: tuple[int, str], header: ChunkHeader, sequence: int) -> _Partial | None:
         """Return the unfinished contribution this chunk belongs to; None if it is outdated."""

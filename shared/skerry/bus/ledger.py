@@ -10,6 +10,7 @@ import xxhash
 
 from skerry.bus.base import Expect, Start
 from skerry.errors import BusError, Conflict, RunNotFound, WireError
+from skerry.telemetry import spans, tracer
 from skerry.wire.messages import (
     CheckpointRecord,
     Commit,
@@ -182,6 +183,7 @@ async def append_commit(bus: Bus, commit: Commit) -> None:
                 encode(commit),
                 msg_id=f"{commit.fragment}/{commit.version}",
                 expect=Expect(subject, newest.sequence if newest else 0),
+                headers=tracer.headers_for(commit.trace_id, spans.COMMIT),
             )
         except Conflict:
             continue

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from skerry.bus.base import Start
 from skerry.errors import WireError
+from skerry.telemetry import tracer
 from skerry.wire.messages import Pulse, Round, SyncerPulse
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
@@ -46,7 +47,8 @@ async def follow_pulses(bus: Bus, run: str) -> AsyncGenerator[Pulse]:
 
 async def open_round(bus: Bus, opened: Round) -> None:
     """Ask the learners for contributions; replaces the fragment's previous round."""
-    await bus.publish(Subjects(opened.run).round(opened.fragment), encode(opened))
+    subject = Subjects(opened.run).round(opened.fragment)
+    await bus.publish(subject, encode(opened), headers=tracer.headers_for(opened.trace_id))
 
 
 async def follow_rounds(bus: Bus, run: str, plan_digest: int) -> AsyncGenerator[Round]:

@@ -23,6 +23,7 @@ from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
 from skerry.errors import Conflict, StateLost, first_cause
 from skerry.tasks import TaskGroup
+from skerry.telemetry import spans, tracer
 from skerry.wire.codec import PlaneAssembler, encode_vector, vector_digest
 from skerry.wire.envelope import seal
 from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Manifest, Part
@@ -30,7 +31,7 @@ from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -155,7 +156,12 @@ class StateWriter:
         )
         manifest = Manifest(commit=whole, slot=slot, parts=tuple(stored))
         subject = Subjects(self.run).manifest(commit.fragment)
-        await self._publish(subject, encode(manifest), f"manifest/{commit.fragment}/{attempt}")
+        await self._publish(
+            subject,
+            encode(manifest),
+            f"manifest/{commit.fragment}/{attempt}",
+            tracer.headers_for(commit.trace_id, spans.COMMIT),
+        )
         await append_commit(self.bus, whole)
         return manifest
 
@@ -219,11 +225,13 @@ class StateWriter:
             for task, data in zip(tasks, sealed, strict=True)
         ]
 
-    async def _publish(self, subject: str, payload: bytes, msg_id: str) -> Receipt:
+    async def _publish(
+        self, subject: str, payload: bytes, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> Receipt:
         fence = Subjects(self.run).fence(self.shard)
         try:
             receipt = await self.bus.publish(
-                subject, payload, msg_id=msg_id, expect=Expect(fence, self.token)
+                subject, payload, msg_id=msg_id, expect=Expect(fence, self.token), headers=headers
             )
         except Conflict as error:
             raise fences.overtaken(self.run, self.shard, self.holder) from error

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from skerry.errors import SkerryError, first_cause
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
+    from contextlib import AbstractContextManager
 
 
 @contextmanager
@@ -31,7 +32,13 @@ def exit_on_error() -> Generator[None]:
         sys.exit(cause.exit_code)
 
 
-def run_service(main: Coroutine[object, object, None]) -> None:
-    """Run ``main`` to its end under ``exit_on_error``."""
+def run_service(
+    main: Coroutine[object, object, None], around: AbstractContextManager[None] | None = None
+) -> None:
+    """Run ``main`` to its end, within ``around``, under ``exit_on_error``."""
     with exit_on_error():
-        asyncio.run(main)
+        try:
+            with around or nullcontext():
+                asyncio.run(main)
+        finally:
+            main.close()  # where it never began

@@ -1,4 +1,8 @@
-"""Structured logs: JSON where a machine reads, coloured lines where a person does."""
+"""Structured logs: JSON where a machine reads, coloured lines where a person does.
+
+A line about a round carries its ``trace_id`` and ``span_id``, whether traces are collected or not:
+the ids are computed, so a line finds its trace, and the other services' lines, in any case.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from collections.abc import Mapping
 from typing import TextIO, cast
 
 import structlog
+
+from skerry.telemetry import tracer
 
 
 class Forgiving:
@@ -43,6 +49,7 @@ def configure(level: str, *, service: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            add_span,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -55,6 +62,17 @@ def configure(level: str, *, service: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def add_span(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Add the span that the code works for, unless the line names one itself."""
+    place = tracer.current()
+    if place is not None:
+        event.setdefault("trace_id", place.trace_id)
+        event.setdefault("span_id", place.span_id)
+    return event
 
 
 def broker_event(event: str, fields: Mapping[str, str]) -> None:

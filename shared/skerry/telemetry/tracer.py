@@ -71,6 +71,14 @@ def headers(place: SpanContext) -> dict[str, str]:
     return told
 
 
+def headers_for(trace: str, *what: str | int) -> dict[str, str]:
+    """Return the headers for a message of the span of a trace that is about ``what``.
+
+    None either where there is no trace, such as for what an older release has written.
+    """
+    return headers(context(trace, *what)) if trace and on() else {}
+
+
 def current() -> SpanContext | None:
     """Return the span that this task or thread works for, if any."""
     return _current.get()

@@ -137,6 +137,11 @@ class Subjects:
     def syncers(self) -> str:
         return f"{self.root}.syncer.*"
 
+    # no stream
+    def hops(self) -> str:
+        """Return where the broker tells of traced messages."""
+        return f"{self.root}.hops"
+
 
 def run_of(subject: str) -> str:
     """Return the run a subject belongs to; ConfigError if it is not one of ours."""
