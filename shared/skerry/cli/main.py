@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skerry.cli.services import become
+from skerry.cli.services import HELP, become
 from skerry.runtime import options
 from skerry.runtime.entry import exit_on_error
 from skerry.runtime.options import Sets, application
@@ -55,7 +55,6 @@ Base = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
-HELP = {"-h", "--help"}
 FOR_OTHERS: dict[str, Any] = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from skerry.cli.place import Place
     from skerry.cli.supervise import Command
@@ -36,6 +37,10 @@ NEEDS = {
 }
 """What each extra installs; a service's extra has the name of its module."""
 
+COMPILING = frozenset({"learner", "evaluator", "syncer", "lab"})
+"""Services that compile what they compute with."""
+CACHES = ("JAX_COMPILATION_CACHE_DIR", "NUMBA_CACHE_DIR")
+HELP = frozenset({"-h", "--help"})
 SIDELINES = frozenset({"evaluator", "health-monitor"})
 """Services that only look on: a run goes on without them."""
 
@@ -142,12 +147,20 @@ def computing(cache: Path) -> dict[str, str]:
 
 
 def become(service: str, rest: list[str]) -> None:
-    """Turn this process into a service, or into the lab, which computes here and now."""
+    """Turn this process into a service, or into the lab, which computes here and now.
+
+    Where this folder can be written, what is compiled is kept in it: started again, a learner
+    begins seconds sooner.
+    """
     require(service)
     command = argv(service, *rest)
-    if service == "lab":
+    if service in COMPILING and not HELP & {*rest}:
         from skerry.cli.place import CACHE, ROOT
 
-        for name, value in computing(ROOT / CACHE).items():
-            os.environ.setdefault(name, value)
+        kept = computing(ROOT / CACHE)
+        with suppress(OSError):
+            for name in CACHES:
+                Path(kept[name]).mkdir(parents=True, exist_ok=True)
+            for name, value in kept.items():
+                os.environ.setdefault(name, value)
     os.execv(command[0], command)  # noqa: S606 - becoming the command is the point

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from skerry.chaos import clock
 from skerry.cli.place import Place
-from skerry.cli.services import Team, stages
+from skerry.cli.services import Team, become, stages
 
 
 def test_services_of_which_there_are_several_are_numbered() -> None:
@@ -48,3 +49,39 @@ def test_who_only_looks_on_ends_no_cluster_and_may_be_left_out(tmp_path: Path) -
     assert names == {"evaluator", "health-monitor"}
     assert started["evaluator"].argv[1:4] == ("-m", "skerry_learner", "evaluator")
     assert "evaluator" not in Team(1, evaluators=0).kinds()
+
+
+def _become(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> dict[str, str]:
+    """Return the environment in which a learner's process would be."""
+    seen: dict[str, str] = {}
+    monkeypatch.chdir(folder)
+    for name in ("JAX_COMPILATION_CACHE_DIR", "NUMBA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "execv", lambda *_: seen.update(os.environ))
+    become("learner", list(words))
+    return seen
+
+
+def test_a_learner_started_by_itself_keeps_what_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    environ = _become(monkeypatch, tmp_path, "--run", "r")
+    assert environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / ".skerry/cache/jax")
+    assert (tmp_path / ".skerry/cache/numba").is_dir()
+
+
+def test_a_question_for_help_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert "JAX_COMPILATION_CACHE_DIR" not in _become(monkeypatch, tmp_path, "--help")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_learner_starts_where_nothing_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    (tmp_path / ".skerry").write_text("in the way")
+    assert "NUMBA_CACHE_DIR" not in _become(monkeypatch, tmp_path, "--run", "r")
