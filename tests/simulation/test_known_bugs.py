@@ -36,7 +36,9 @@ def found_and_shrunk(syncer: Syncer, folder: Path) -> tuple[FaultPlan, tuple[str
 def test_a_writer_that_ignores_its_fence_is_found(
     syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unfenced(writer: StateWriter, subject: str, payload: bytes, msg_id: str) -> Receipt:
+    async def unfenced(
+        writer: StateWriter, subject: str, payload: bytes, msg_id: str, *_headers: object
+    ) -> Receipt:
         return await writer.bus.publish(subject, payload, msg_id=msg_id)
 
     monkeypatch.setattr(StateWriter, "_publish", unfenced)

@@ -108,6 +108,7 @@ def _serve(
     from skerry.runtime.entry import exit_on_error, run_service
     from skerry.runtime.logs import broker_event, configure
     from skerry.runtime.stores import store_of
+    from skerry.runtime.telemetry import telemetry
     from skerry_checkpointer.service import checkpointer
 
     holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"
@@ -116,7 +117,10 @@ def _serve(
         store = store_of(local.store, run)
         configure(local.log_level, service="checkpointer")
     bus = bus_from(local.nats, holder, on_event=broker_event)
-    run_service(checkpointer(bus, run, store, local.shutdown_s))
+    run_service(
+        checkpointer(bus, run, store, local.shutdown_s),
+        telemetry(local, "checkpointer", run, holder),
+    )
 
 
 def _local(nats: str | None, config: Path | None, sets: list[str] | None) -> LocalSettings:

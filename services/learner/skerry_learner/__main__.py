@@ -36,6 +36,7 @@ def run(
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
     from skerry.runtime.logs import broker_event, configure
+    from skerry.runtime.telemetry import telemetry
     from skerry.wire.subjects import checked_token
 
     learner_name = name or socket.gethostname().partition(".")[0]
@@ -57,7 +58,8 @@ def run(
             shutdown_s=given.local.shutdown_s,
             started_s=STARTED_S,
             local=given.local.learner,
-        )
+        ),
+        telemetry(given.local, "learner", run, learner_name),
     )
 
 
@@ -85,6 +87,7 @@ def evaluator(
     from skerry.runtime.entry import exit_on_error, run_service
     from skerry.runtime.logs import broker_event, configure
     from skerry.runtime.priority import yield_to_others
+    from skerry.runtime.telemetry import telemetry
     from skerry.wire.subjects import checked_token
     from skerry_learner.judging import evaluator as service
 
@@ -98,7 +101,10 @@ def evaluator(
     yield_to_others(service.NICENESS)
     # A second process on an accelerator would take memory that its learner counts on.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    run_service(service.evaluator(bus, run, holder, local.shutdown_s))
+    run_service(
+        service.evaluator(bus, run, holder, local.shutdown_s),
+        telemetry(local, "evaluator", run, holder),
+    )
 
 
 @app.command(name="eval")

@@ -33,6 +33,7 @@ def run(
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
     from skerry.runtime.logs import broker_event, configure
+    from skerry.runtime.telemetry import telemetry
     from skerry_syncer.service import syncer
 
     machine = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40]
@@ -42,7 +43,9 @@ def run(
         local = settings.load(config, overrides).local
         configure(local.log_level, service="syncer")
     bus = bus_from(local.nats, holder, on_event=broker_event)
-    run_service(syncer(bus, run, holder, local.shutdown_s))
+    run_service(
+        syncer(bus, run, holder, local.shutdown_s), telemetry(local, "syncer", run, holder)
+    )
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -21,9 +22,10 @@ from skerry.errors import Diverged
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
 from skerry_syncer.loading import OUTER
 from skerry_syncer.shard import judge, mark_of
+from skerry_syncer.telling import Spent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,6 +55,7 @@ class Closing:
     grace_s: float
     final: bool
     arrived_ns: Mapping[str, int] = field(default_factory=dict[str, int])
+    trace_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +91,19 @@ class Committer:
 
     ``spare`` are the vectors that the newest commit replaced: the next merge of a fragment of that
     size writes into them, since the first touch of fresh memory costs as much as the merge.
+    ``spent`` is what the newest commit's time went into.
     """
 
     writer: StateWriter
     config: SyncConfig
     outer: Outer
     spare: tuple[Vector, ...] = ()
+    wall_ns: Callable[[], int] = time.time_ns
+    spent: Spent = field(default_factory=Spent)
 
     async def genesis(self, shard: Shard, state: FragmentState, closing: Closing) -> Manifest:
         """Commit version 1: the negated gradient of the first GENESIS contribution, as it is."""
+        self.spent.began_ns = self.wall_ns()
         batch = Batch.take(shard, state)
         first = min(batch.pending, key=lambda c: c.sequence_last)
         for late in (c.header for c in batch.pending if c is not first):
@@ -114,6 +121,7 @@ class Committer:
         their round is over, and the ledger who was refused. So does a final version to which
         nobody came: whoever owns another shard sees that this fragment is done.
         """
+        self.spent.began_ns = self.wall_ns()
         batch = Batch.take(shard, state)
         if state.master is None or not (batch.pending or closing.final):
             return None
@@ -190,6 +198,7 @@ class Committer:
         outer_state: object,
         closing: Closing,
     ) -> Manifest:
+        self.spent.merged_ns = self.wall_ns()
         commit = Commit(
             run=self.writer.run,
             plan_digest=self.writer.plan.digest,
@@ -210,6 +219,7 @@ class Committer:
             params_digest=0,
             master_digest=0,
             final=closing.final,
+            trace_id=closing.trace_id,
         )
         leaves = self.outer.leaves(outer_state)
         parts = [
@@ -219,6 +229,7 @@ class Committer:
         ]
         told = len(state.refused)
         manifest = await self.writer.commit(commit, parts, state.manifest)
+        self.spent.written_ns = self.wall_ns()
         replaced = [
             v for v in (state.master, state.outer) if v is not master and v is not outer_state
         ]

@@ -13,17 +13,19 @@ from skerry.bus import ledger, presence
 from skerry.bus.contributions import Contribution, Refusal
 from skerry.core import rounds, schedule
 from skerry.errors import BrokerUnavailable
+from skerry.telemetry import tracer
 from skerry.wire.messages import Round
-from skerry.wire.subjects import Subjects
+from skerry.wire.subjects import Subjects, contributor
 from skerry_syncer.committer import Closing
+from skerry_syncer.telling import Teller, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.bus.base import Bus
+    from skerry.bus.base import Bus, Record
     from skerry.core.fragments import Plan
     from skerry.settings import RunConfig
-    from skerry.wire.messages import Manifest, RunRecord
+    from skerry.wire.messages import RunRecord
     from skerry_syncer.committer import Committer
     from skerry_syncer.fleet import Fleet
     from skerry_syncer.shard import FragmentState, Shard
@@ -74,6 +76,10 @@ class Conductor:
     leaving: bool = False
     turns: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    teller: Teller = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.teller = Teller(self.run, self.config.sync.merge)
 
     async def follow_contributions(self) -> None:
         """Take every contribution to this shard behind what the manifests have resolved.
@@ -90,11 +96,21 @@ class Conductor:
                 msg = "The stream of contributions began anew."
                 raise BrokerUnavailable(msg)
             last = record.sequence
-            got = self.shard.take(record, now_s())
-            if isinstance(got, Contribution):
-                self.wake.set()
-            elif isinstance(got, Refusal):
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        self.teller.heard(record.subject, self.wall_ns())
+        got = self.shard.take(record, now_s())
+        if isinstance(got, Contribution):
+            self.teller.received(got, record.subject, self.wall_ns())
+            self.wake.set()
+        elif isinstance(got, Refusal):
+            fragment, _ = contributor(record.subject)
+            state = self.shard.fragments.get(fragment)
+            with tracer.within(self.teller.root(fragment, state.version + 1 if state else 0)):
                 log.warning("contribution_refused", cause=got.cause, detail=got.detail)
+        if contributor(record.subject) not in self.shard.inbox.open:
+            self.teller.settled(record.subject)
 
     def leave(self) -> None:
         """Have ``conduct`` return as soon as the commit in hand is done."""
@@ -122,9 +138,13 @@ class Conductor:
         for state in self.shard.fragments.values():
             if state.version == 0 and state.pending:
                 now_ns = self.wall_ns()
-                closing = Closing("genesis", 0, now_ns, now_ns, 0.0, 0.0, final=False)
-                await self.committer.genesis(self.shard, state, closing)
-                log.info("genesis", fragment=state.fragment.index)
+                trace = self.teller.trace(state.fragment.index, 1)
+                closing = Closing(
+                    "genesis", 0, now_ns, now_ns, 0.0, 0.0, final=False, trace_id=trace
+                )
+                origins = {mark_of(c): c.origin for c in state.pending}
+                manifest = await self.committer.genesis(self.shard, state, closing)
+                self.teller.committed(manifest.commit, None, origins, self.committer.spent)
 
     def _count_hands(self) -> None:
         """Remember since when fewer than K learners work."""
@@ -175,7 +195,9 @@ class Conductor:
                 name: opened_ns + max(0, round((at_s - opened.opened_s) * 1e9))
                 for name, at_s in view.arrived.items()
             },
+            trace_id=opened.record.trace_id,
         )
+        origins = {mark_of(c): c.origin for c in state.pending}
         manifest = await self.committer.merge(self.shard, state, closing)
         del self.open[state.fragment.index]
         (self.finals.add if closing.final else self.finals.discard)(state.fragment.index)
@@ -191,7 +213,7 @@ class Conductor:
             quorum_s=quorum_s,
             sync_s=sync_s,
         )
-        _report(manifest, sync_s)
+        self.teller.committed(manifest.commit, opened.record, origins, self.committer.spent)
 
     async def _open_due(self) -> None:
         now = now_s()
@@ -231,6 +253,7 @@ class Conductor:
             opened_ns=self.wall_ns(),
             syncer=self.committer.writer.holder,
             final=final,
+            trace_id=self.teller.trace(fragment, state.version + 1),
             attempt=attempt,
         )
         await presence.open_round(self.bus, record)
@@ -322,21 +345,3 @@ class Conductor:
             for i, opened in self.open.items()
         ]
         return min(waits)
-
-
-def _report(manifest: Manifest, sync_s: float) -> None:
-    """Write the one canonical line of a round."""
-    commit = manifest.commit
-    log.info(
-        "round_committed",
-        fragment=commit.fragment,
-        version=commit.version,
-        step=commit.step,
-        reason=commit.reason,
-        learners=[c.learner for c in commit.consumed],
-        staleness=[c.staleness for c in commit.consumed],
-        quorum_s=round(commit.quorum_s, 4),
-        grace_s=round(commit.grace_s, 4),
-        sync_s=round(sync_s, 4),
-        refused=[f"{r.cause} {r.learner}" for r in commit.refused],
-    )

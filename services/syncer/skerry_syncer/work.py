@@ -111,7 +111,7 @@ class Work:
             run=self.record,
             config=self.config,
             plan=self.plan,
-            committer=Committer(writer, sync, self.outer),
+            committer=Committer(writer, sync, self.outer, wall_ns=self.wall_ns),
             shard=shard,
             fleet=self.fleet,
             timetable=schedule.Schedule(
