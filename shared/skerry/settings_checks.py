@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from skerry.settings_models import (
         DataConfig,
         LocalSettings,
+        MetricsSettings,
         ModelConfig,
         RunConfig,
         StoreSettings,
@@ -41,6 +42,7 @@ def check_local(local: LocalSettings) -> None:
     _refuse(_of_nats(local))
     _refuse(_of_store(local.store))
     _refuse(_of_telemetry(local.telemetry))
+    _refuse(_of_metrics(local.metrics))
 
 
 def masked_url(url: str) -> str:
@@ -195,6 +197,16 @@ def _of_telemetry(telemetry: TelemetrySettings) -> Iterator[str]:
             yield (
                 f'telemetry.{name} is "{masked_url(url)}", but it must look like '
                 "http://127.0.0.1:4318 (OTLP over http/protobuf)."
+            )
+
+
+def _of_metrics(metrics: MetricsSettings) -> Iterator[str]:
+    for url in metrics.broker_urls:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            yield (
+                f'metrics.broker has "{masked_url(url)}", but a monitoring address looks like '
+                "http://127.0.0.1:8222 (`http: ...` in the broker's config)."
             )
 
 

@@ -327,6 +327,29 @@ class TelemetrySettings(Table):
         return given or (f"{base}/v1/{signal}" if base else "")
 
 
+class MetricsSettings(Table):
+    """Where the health monitor gets the broker's figures from, and who is given its metrics."""
+
+    broker: str = ""
+    """Monitoring addresses of the brokers (http://host:8222), comma separated; empty: no figures
+    of the broker's own. ``skerry up`` fills it in for the broker that it starts."""
+    every_s: float = Field(default=10.0, gt=0)
+    """Seconds between two rows of metrics, in the file and everywhere below."""
+    file_bytes: int = Field(default=64 * 1024**2, ge=64 * 1024)
+    """The file telemetry.jsonl is set aside when it would grow beyond this,"""
+    keep_files: int = Field(default=3, ge=0)
+    """and so many that were set aside are kept."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard: <folder>/<run>; needs the extra ``tensorboard``."""
+    wandb: str = ""
+    """Project at Weights & Biases; needs the extra ``wandb`` and its own settings (WANDB_...)."""
+
+    @property
+    def broker_urls(self) -> tuple[str, ...]:
+        """The addresses one by one."""
+        return tuple(url.strip() for url in self.broker.split(",") if url.strip())
+
+
 class LocalSettings(Table):
     """What belongs to one machine and is never stored in the log."""
 
@@ -335,6 +358,7 @@ class LocalSettings(Table):
     learner: LearnerSettings = LearnerSettings()
     health: HealthSettings = HealthSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    metrics: MetricsSettings = MetricsSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
     shutdown_s: float = Field(default=10.0, gt=0)

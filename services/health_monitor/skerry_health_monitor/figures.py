@@ -1,0 +1,186 @@
+"""Every metric of the health monitor, as a pure function of what it knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import median
+from typing import TYPE_CHECKING
+
+from skerry.bus.report import report
+from skerry.bus.view import ENDED, spent_in
+from skerry.core.goodput import TRAIN, Cause, split
+from skerry.core.liveness import Liveness
+from skerry.telemetry import metrics
+from skerry.telemetry.points import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from skerry.bus.base import StreamInfo
+    from skerry.bus.report import LearnerRow, Report
+    from skerry.bus.view import RunView
+    from skerry.settings import RunConfig
+    from skerry.telemetry.metrics import Metric
+    from skerry.telemetry.points import Figure
+    from skerry.wire.messages import Pulse
+    from skerry_health_monitor.broker import Server
+    from skerry_health_monitor.sums import Sums
+
+MOST_LEARNERS = 1000
+"""Names come from the log: of more learners than this only the first, by name, have metrics."""
+MOST_NAME = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known of a run; ``read`` and ``malformed`` count its records by kind."""
+
+    view: RunView
+    config: RunConfig
+    release: str
+    sums: Sums
+    read: Mapping[str, int] = field(default_factory=dict[str, int])
+    malformed: Mapping[str, int] = field(default_factory=dict[str, int])
+    streams: Sequence[StreamInfo] = ()
+
+
+def figures(known: Known | None, servers: Sequence[Server], now_s: float) -> list[Figure]:
+    """Return everything there is to tell at ``now_s``; of the broker alone before there is a run.
+
+    While an old ledger is still being read, what it adds up to is left out: a sum that begins
+    again at 0 and jumps up would look like as much work done in no time.
+    """
+    found: list[Figure] = [*_servers(servers)]
+    if known is None:
+        return found
+    told = report(known.view, now_s)
+    found += _run(known, told)
+    if not told.run.counting:
+        found += known.sums.figures()
+    for row in islice(told.learners, MOST_LEARNERS):
+        found += _learner(known.view, row)
+    found += _log(known, servers)
+    return found
+
+
+def _run(known: Known, told: Report) -> Iterator[Figure]:
+    row, config, run = told.run, known.config, known.view.frame.run
+    yield Point(metrics.RUN_INFO, 1, (run, config.mode, known.release))
+    yield Point(metrics.RUN_FINISHED, row.finished, (run,))
+    yield Point(metrics.RUN_STEP, row.step, (run,))
+    yield Point(metrics.RUN_STEP_TARGET, row.steps, (run,))
+    age_s = row.wall_s if row.checkpoint_s_ago is None else row.checkpoint_s_ago
+    yield Point(metrics.CHECKPOINT_AGE, age_s, (run,))
+    yield Point(metrics.CHECKPOINT_INTERVAL, config.checkpoint.every_s, (run,))
+    checkpoint = known.view.checkpoint
+    told_if_known: dict[Metric, float | None] = {
+        metrics.RUN_TIME_LEFT: row.eta_s,
+        metrics.RUN_LOSS: row.loss,
+        metrics.COMMIT_AGE: row.last_round_s_ago,
+        metrics.ROUND_INTERVAL: interval_s(config, told.learners),
+        metrics.CHECKPOINT_SIZE: None if checkpoint is None else checkpoint.size_bytes,
+    }
+    for metric, value in told_if_known.items():
+        if value is not None:
+            yield Point(metric, value, (run,))
+    for fragment, version in enumerate(row.versions):
+        yield Point(metrics.FRAGMENT_VERSION, version, (run, str(fragment)))
+    newest = {e.evaluator: e.loss for e in told.evaluations}
+    for evaluator, loss in newest.items():
+        if loss is not None:
+            yield Point(metrics.HELD_OUT_LOSS, loss, (run, evaluator[:MOST_NAME]))
+    yield Point(metrics.GOODPUT, row.time[TRAIN], (run,))
+    for cause in Cause:
+        yield Point(metrics.BADPUT, row.time[cause], (run, cause.value))
+    looks = Counter(r.liveness for r in told.learners if r.phase not in ENDED)
+    for state in Liveness:
+        yield Point(metrics.LEARNERS, looks[state], (run, state.value))
+
+
+def interval_s(config: RunConfig, rows: Sequence[LearnerRow]) -> float | None:
+    """Return the expected time between two commits: H steps over P; None while nobody trains."""
+    times = [row.step_time_s for row in rows if row.tokens_per_s > 0]
+    if not times:
+        return None
+    return config.sync.h_steps * median(times) / config.sync.fragments
+
+
+def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
+    """Yield a learner's metrics; its counters are those of its newest incarnation."""
+    labels = (view.frame.run, row.name[:MOST_NAME])
+    yield Point(metrics.LEARNER_ALIVE, row.liveness is Liveness.ALIVE, labels)
+    yield Point(metrics.LEARNER_INCARNATION, row.incarnation, labels)
+    yield Point(metrics.LEARNER_SILENCE, row.seen_s_ago, labels)
+    pulse = view.learners[row.name].pulse
+    if pulse is None:
+        return
+    yield Point(metrics.LEARNER_STEP, pulse.step, labels)
+    yield Point(metrics.LEARNER_STALENESS, pulse.max_staleness, labels)
+    yield Point(metrics.LEARNER_CONTRIBUTIONS, pulse.contributions, labels)
+    yield Point(metrics.LEARNER_SYNCS_SKIPPED, pulse.syncs_skipped, labels)
+    yield Point(metrics.TOKENS, pulse.tokens, labels)
+    if pulse.step_time_s > 0:
+        yield Point(metrics.STEP_TIME, pulse.step_time_s, labels)
+    if row.loss is not None:
+        yield Point(metrics.LOSS, row.loss, labels)
+    yield from _traffic(pulse, labels)
+    for use, seconds in split(spent_in(pulse), pulse.alive_s).items():
+        if use != Cause.DOWN:
+            yield Point(metrics.LEARNER_TIME, seconds, (*labels, use))
+
+
+def _traffic(pulse: Pulse, labels: tuple[str, ...]) -> Iterator[Figure]:
+    for direction, packed, f32 in (
+        ("up", pulse.bytes_up, pulse.f32_bytes_up),
+        ("down", pulse.bytes_down, pulse.f32_bytes_down),
+    ):
+        yield Point(metrics.WIRE_IO, packed, (*labels, direction))
+        yield Point(metrics.WIRE_UNCOMPRESSED, f32, (*labels, direction))
+
+
+def _log(known: Known, servers: Iterable[Server]) -> Iterator[Figure]:
+    run = known.view.frame.run
+    for kind, count in known.read.items():
+        yield Point(metrics.MONITOR_MESSAGES, count, (run, kind))
+    for kind, count in known.malformed.items():
+        yield Point(metrics.MONITOR_MALFORMED, count, (run, kind))
+    lags: dict[str, int] = {}
+    for server in servers:
+        for name, lag in server.lags.items():
+            lags[name] = max(lag, lags.get(name, 0))
+    for stream in known.streams:
+        labels = (run, stream.name.rpartition("_")[2])
+        yield Point(metrics.STREAM_MESSAGES, stream.messages, labels)
+        yield Point(metrics.STREAM_SIZE, stream.bytes, labels)
+        if stream.spec.max_bytes > 0:
+            yield Point(metrics.STREAM_LIMIT, stream.spec.max_bytes, labels)
+        if stream.name in lags:
+            yield Point(metrics.STREAM_LAG, lags[stream.name], labels)
+
+
+def _servers(servers: Iterable[Server]) -> Iterator[Figure]:
+    for server in servers:
+        name = (server.name[:MOST_NAME],)
+        yield Point(metrics.BROKER_UP, server.up, name)
+        if not server.up:
+            continue
+        yield Point(metrics.BROKER_CONNECTIONS, server.connections, name)
+        yield Point(metrics.BROKER_SLOW_CONSUMERS, server.slow_consumers, name)
+        yield Point(metrics.BROKER_MEMORY, server.memory_bytes, name)
+        yield Point(metrics.BROKER_CPU, server.cores, name)
+        yield Point(metrics.BROKER_API_ERRORS, server.api_errors, name)
+        for direction, messages, size in (
+            ("in", server.in_messages, server.in_bytes),
+            ("out", server.out_messages, server.out_bytes),
+        ):
+            yield Point(metrics.BROKER_MESSAGES, messages, (*name, direction))
+            yield Point(metrics.BROKER_IO, size, (*name, direction))
+        for storage, held, limit in (
+            ("memory", server.held_memory_bytes, server.most_memory_bytes),
+            ("file", server.held_file_bytes, server.most_file_bytes),
+        ):
+            yield Point(metrics.BROKER_STORAGE, held, (*name, storage))
+            if limit > 0:
+                yield Point(metrics.BROKER_STORAGE_LIMIT, limit, (*name, storage))

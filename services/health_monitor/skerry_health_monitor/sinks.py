@@ -1,0 +1,214 @@
+"""Where rows of metrics go: a file, always, and experiment trackers where they are asked for.
+
+A sink that fails says so once and is tried again: nothing that watches a run may end with a full
+disk or a tracker that is away.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from skerry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from skerry.settings import MetricsSettings
+
+log = structlog.get_logger()
+
+MOST_WAITING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Numbers by name at one moment: seconds since the epoch, and the global clock's step."""
+
+    at_s: float
+    step: int
+    values: Mapping[str, float]
+
+
+class Sink(Protocol):
+    """Takes rows, one after the other; may wait, and may raise anything."""
+
+    def write(self, row: Row) -> None:
+        """Keep one row."""
+        ...
+
+    def close(self) -> None:
+        """Keep what is still on its way; nothing is written afterwards."""
+        ...
+
+
+class Journal:
+    """JSON lines in a file of at most ``most_bytes``; older ones beside it, ``keep`` of them."""
+
+    def __init__(self, path: Path, run: str, *, most_bytes: int, keep: int) -> None:
+        self.path = path
+        self._run = run
+        self._most_bytes = most_bytes
+        self._keep = keep
+
+    def write(self, row: Row) -> None:
+        finite = {name: value for name, value in row.values.items() if math.isfinite(value)}
+        told = {"time_s": round(row.at_s, 3), "run": self._run, "step": row.step, **finite}
+        data = (json.dumps(told, separators=(",", ":")) + "\n").encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._size() + len(data) > self._most_bytes:
+            self._rotate()
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    def close(self) -> None:
+        """Nothing is held open: whoever moves the file away gets a new one."""
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _rotate(self) -> None:
+        """Move each file one number on; the one beyond ``keep`` is replaced."""
+        names = [
+            self.path,
+            *(self.path.with_name(f"{self.path.name}.{n + 1}") for n in range(self._keep)),
+        ]
+        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+            if newer.exists():
+                newer.replace(older)
+        if not self._keep:
+            self.path.unlink(missing_ok=True)
+
+
+class TensorBoard:
+    """Scalars in a folder that TensorBoard reads, by step of the global clock."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write(self, row: Row) -> None:
+        for name, value in row.values.items():
+            self._writer.add_scalar(tag(name), value, row.step, walltime=row.at_s)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of the same name in a project of Weights & Biases."""
+
+    def __init__(self, begun: Any) -> None:
+        self._begun = begun
+
+    def write(self, row: Row) -> None:
+        self._begun.log({tag(name): value for name, value in row.values.items()}, step=row.step)
+
+    def close(self) -> None:
+        self._begun.finish()
+
+
+class Outlet:
+    """A sink in a thread of its own, opened at its first row: it may be slow, fail, or hang.
+
+    Rows that find it behind by more than MOST_WAITING are lost.
+    """
+
+    def __init__(self, name: str, opening: Callable[[], Sink]) -> None:
+        self.name = name
+        self._opening = opening
+        self._sink: Sink | None = None
+        self._failing = False
+        self._rows: queue.Queue[Row | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._run, name=f"metrics {name}", daemon=True)
+
+    def offer(self, row: Row) -> None:
+        """Have a row written soon; never waits."""
+        if self._thread.ident is None:
+            self._thread.start()
+        try:
+            self._rows.put_nowait(row)
+        except queue.Full:
+            self._say("it takes rows more slowly than they come")
+
+    def close(self, wait_s: float) -> None:
+        """Write what waits and close the sink, but give up on it after ``wait_s`` seconds."""
+        if self._thread.ident is None:
+            return
+        with suppress(queue.Full):
+            self._rows.put(None, timeout=wait_s)
+        self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while (row := self._rows.get()) is not None:
+            try:
+                if self._sink is None:
+                    self._sink = self._opening()
+                self._sink.write(row)
+            except Exception as error:  # noqa: BLE001  a tracker may raise whatever it likes
+                self._say(str(error))
+            else:
+                self._failing = False
+        try:
+            if self._sink is not None:
+                self._sink.close()
+        except Exception as error:  # noqa: BLE001  idem
+            self._say(str(error))
+
+    def _say(self, why: str) -> None:
+        if not self._failing:
+            log.warning("metrics_not_written", to=self.name, error=why)
+        self._failing = True
+
+
+def tag(name: str) -> str:
+    """Return a flat name as trackers group it: ``loss{learner=a}`` is ``loss/a``."""
+    base, _, rest = name.partition("{")
+    labels, _, part = rest.rpartition("}")
+    told = [pair.partition("=")[2] for pair in labels.split(",") if pair]
+    return "/".join([base + part, *told])
+
+
+def outlets(settings: MetricsSettings, path: Path, run: str) -> list[Outlet]:
+    """Return the file at ``path``, and every tracker that the settings ask for.
+
+    Raises ConfigError with the command to run when a tracker's package is not installed.
+    """
+
+    def journal() -> Sink:
+        return Journal(path, run, most_bytes=settings.file_bytes, keep=settings.keep_files)
+
+    found = [Outlet(str(path), journal)]
+    if settings.tensorboard is not None:
+        writer = _installed("tensorboardX", "tensorboard", "metrics.tensorboard").SummaryWriter
+        folder = str(settings.tensorboard / run)
+        found.append(Outlet("tensorboard", lambda: TensorBoard(writer(folder))))
+    if settings.wandb:
+        init = _installed("wandb", "wandb", "metrics.wandb").init
+        named = {"project": settings.wandb, "name": run, "id": run, "resume": "allow"}
+        found.append(Outlet("wandb", lambda: WeightsAndBiases(init(**named))))
+    return found
+
+
+def _installed(module: str, extra: str, setting: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError as error:
+        msg = (
+            f"{setting} needs {module}, which is not installed:"
+            f" run `pip install 'skerry[{extra}]'`, or leave {setting} out."
+        )
+        raise ConfigError(msg, path=setting) from error

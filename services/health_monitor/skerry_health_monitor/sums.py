@@ -1,0 +1,70 @@
+"""What commits add up to, round by round: the histograms and counts that a view does not keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.bus.view import GENESIS
+from skerry.telemetry import metrics
+from skerry.telemetry.points import Point, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.telemetry.points import Figure
+    from skerry.wire.messages import Commit
+
+MOST_WORDS = 32
+"""Reasons and causes come from the log: beyond so many different ones, the rest is ``other``."""
+OTHER = "other"
+ACCEPTED, STALE, REFUSED = "accepted", "stale", "refused"
+
+
+class Sums:
+    """A fold over one run's commits, each fragment's in order; twice the same changes nothing."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._counted: dict[int, int] = {}
+        self._rounds: dict[str, Spread] = {}
+        self._quorum = Spread(metrics.QUORUM_WAIT, (run,))
+        self._grace = Spread(metrics.GRACE_WAIT, (run,))
+        self._staleness = Spread(metrics.STALENESS, (run,))
+        self._outcomes: dict[tuple[str, str], int] = {(ACCEPTED, ""): 0, (STALE, ""): 0}
+
+    def take(self, commit: Commit) -> None:
+        """Count one commit; the first one of a fragment is no round."""
+        if commit.version <= self._counted.get(commit.fragment, 0):
+            return
+        self._counted[commit.fragment] = commit.version
+        if commit.reason == GENESIS:
+            return
+        at_s, trace_id = commit.closed_ns / 1e9, commit.trace_id
+        duration_s = max(0.0, (commit.closed_ns - commit.opened_ns) / 1e9)
+        self._round(commit.reason).add(duration_s, trace_id=trace_id, at_s=at_s)
+        self._quorum.add(commit.quorum_s, trace_id=trace_id, at_s=at_s)
+        self._grace.add(commit.grace_s, trace_id=trace_id, at_s=at_s)
+        for consumed in commit.consumed:
+            self._staleness.add(consumed.staleness)
+            self._outcomes[STALE if consumed.staleness else ACCEPTED, ""] += 1
+        for refused in commit.refused:
+            self._refuse(refused.cause)
+
+    def figures(self) -> Iterator[Figure]:
+        """Yield what has been counted."""
+        yield from self._rounds.values()
+        yield from (self._quorum, self._grace, self._staleness)
+        for outcome, count in self._outcomes.items():
+            yield Point(metrics.CONTRIBUTIONS, count, (self._run, *outcome))
+
+    def _round(self, reason: str) -> Spread:
+        if reason not in self._rounds and len(self._rounds) >= MOST_WORDS:
+            reason = OTHER
+        made = Spread(metrics.ROUND_DURATION, (self._run, reason))
+        return self._rounds.setdefault(reason, made)
+
+    def _refuse(self, cause: str) -> None:
+        key = REFUSED, cause
+        if key not in self._outcomes and len(self._outcomes) >= MOST_WORDS:
+            key = REFUSED, OTHER
+        self._outcomes[key] = self._outcomes.get(key, 0) + 1

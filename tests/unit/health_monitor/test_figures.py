@@ -1,0 +1,292 @@
+"""What ``/metrics`` says: every metric of the table that is the monitor's, and nothing untrue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as open_metrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from skerry.bus.base import Retention, Storage, StreamInfo, StreamSpec
+from skerry.bus.view import Frame, RunView, fold, peek
+from skerry.core.liveness import Policy
+from skerry.settings import RunConfig
+from skerry.telemetry import metrics
+from skerry.telemetry.metrics import Kind, Metric, of, prometheus_name
+from skerry.telemetry.points import Point, Spread, flat
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Consumed,
+    Evaluation,
+    LearnerPhase,
+    Pulse,
+    Refused,
+)
+from skerry_health_monitor.broker import Server
+from skerry_health_monitor.figures import MOST_LEARNERS, Known, figures, interval_s
+from skerry_health_monitor.prometheus import exposition
+from skerry_health_monitor.sums import MOST_WORDS, Sums
+
+if TYPE_CHECKING:
+    from skerry.telemetry.points import Figure
+
+NOW_S = 1_000_000.0
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+CONFIG = RunConfig()
+
+PULSE = Pulse(
+    run="r",
+    learner="a",
+    incarnation=2,
+    phase=LearnerPhase.TRAINING,
+    sent_ns=round(NOW_S * 1e9),
+    step=40,
+    steps=30,
+    tokens=3000,
+    cursor=240,
+    loss=2.5,
+    step_time_s=0.5,
+    busy_s=15.0,
+    alive_s=20.0,
+    bytes_up=10,
+    bytes_down=20,
+    contributions=4,
+    max_staleness=1,
+    syncs_skipped=2,
+    compile_s=2.0,
+    f32_bytes_up=80,
+    f32_bytes_down=60,
+)
+
+
+def commit(version: int = 2, reason: str = "quorum", refused: tuple[Refused, ...] = ()) -> Commit:
+    consumed = [Consumed("a", 1, n, n, n, 1, n, 9, 9, 90, 0, 8, 1.0, 2.0) for n in range(3)]
+    return Commit(
+        run="r",
+        plan_digest=1,
+        fragment=0,
+        version=version,
+        step=8,
+        reason=reason,
+        syncer="s",
+        fence=1,
+        opened_ns=round((NOW_S - 5) * 1e9),
+        closed_ns=round((NOW_S - 2) * 1e9),
+        quorum_s=2.0,
+        grace_s=0.75,
+        consumed=tuple(consumed),
+        refused=refused,
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+        trace_id=TRACE,
+    )
+
+
+def view(*messages: Pulse | Commit | CheckpointRecord | Evaluation) -> RunView:
+    empty = RunView(Frame("r", 1, 1, 100, None, Policy(0.5, 3.0, 8.0)), created_s=NOW_S - 60)
+    return reduce(lambda seen, message: fold(seen, message, NOW_S), messages, empty)
+
+
+def known(seen: RunView, *commits: Commit) -> Known:
+    sums = Sums("r")
+    for message in commits:
+        sums.take(message)
+    spec = StreamSpec("SKERRY_r_STATE", (), Retention.LAST_PER_SUBJECT, Storage.FILE, 1000)
+    return Known(
+        seen,
+        CONFIG,
+        "0.1.0",
+        sums,
+        {"pulse": 1},
+        {"pulse": 3},
+        [StreamInfo("SKERRY_r_STATE", 7, 900, 1, 7, spec)],
+    )
+
+
+SERVER = Server("n1", up=True, most_memory_bytes=10, most_file_bytes=20, lags={"SKERRY_r_STATE": 5})
+
+
+def everything() -> list[Figure]:
+    genesis, second = commit(1, "genesis"), commit(refused=(Refused("too_stale", "b"),))
+    seen = view(
+        PULSE,
+        genesis,
+        second,
+        CheckpointRecord("r", "/c", "d", (2,), 8, 90, round((NOW_S - 9) * 1e9), 512),
+        Evaluation("r", "e", 8, 90, (2,), 3.25, 25.0, 4.0, 64, 7, round(NOW_S * 1e9)),
+    )
+    return figures(known(seen, genesis, second), [SERVER], NOW_S)
+
+
+def values(found: list[Figure], metric: Metric) -> dict[tuple[str, ...], float]:
+    return {f.labels: f.value for f in found if isinstance(f, Point) and f.metric is metric}
+
+
+def test_every_metric_of_the_table_that_is_the_monitors_is_told_and_no_other() -> None:
+    assert {f.metric for f in everything()} == set(of("health-monitor"))
+
+
+def test_every_label_of_the_table_has_a_value() -> None:
+    for figure in everything():
+        assert len(figure.labels) == len(figure.metric.attributes), figure.metric.name
+
+
+def test_no_two_figures_are_the_same_series() -> None:
+    names = [(f.metric.name, f.labels) for f in everything()]
+    assert len(names) == len(set(names))
+
+
+def test_counters_of_a_learner_are_those_of_its_newest_incarnation() -> None:
+    first = replace(PULSE, incarnation=1, tokens=9000, sent_ns=round((NOW_S - 30) * 1e9))
+    found = figures(known(view(first, PULSE)), [], NOW_S)
+    assert values(found, metrics.TOKENS) == {("r", "a"): 3000}
+    assert values(found, metrics.LEARNER_INCARNATION) == {("r", "a"): 2}
+
+
+def test_a_learners_time_is_all_accounted_for() -> None:
+    told = values(everything(), metrics.LEARNER_TIME)
+    assert told["r", "a", "train"] == 15.0
+    assert told["r", "a", "idle"] == 3.0
+    assert sum(told.values()) == PULSE.alive_s
+    assert ("r", "a", "down") not in told
+
+
+def test_goodput_and_badput_are_all_there_is() -> None:
+    found = everything()
+    badput = values(found, metrics.BADPUT)
+    whole = sum(badput.values()) + values(found, metrics.GOODPUT)["r",]
+    assert whole == pytest.approx(1.0)
+    assert ("r", "down") in badput
+
+
+def test_contributions_are_told_by_what_became_of_them() -> None:
+    assert values(everything(), metrics.CONTRIBUTIONS) == {
+        ("r", "accepted", ""): 1,
+        ("r", "stale", ""): 2,
+        ("r", "refused", "too_stale"): 1,
+    }
+
+
+def test_sums_of_the_ledger_are_left_out_while_its_history_is_still_read() -> None:
+    half = known(peek(view(PULSE), commit(9)))
+    told = {f.metric for f in figures(half, [], NOW_S)}
+    assert metrics.ROUND_DURATION not in told
+    assert metrics.CONTRIBUTIONS not in told
+    assert metrics.FRAGMENT_VERSION in told
+
+
+def test_a_commit_that_was_counted_changes_nothing() -> None:
+    once, twice = Sums("r"), Sums("r")
+    once.take(commit())
+    for _ in range(2):
+        twice.take(commit())
+    assert flat(once.figures()) == flat(twice.figures())
+
+
+def test_words_out_of_the_log_cannot_become_series_without_end() -> None:
+    sums = Sums("r")
+    for version in range(2, 200):
+        odd = commit(version, f"reason {version}", (Refused(f"cause {version}", "b"),))
+        sums.take(odd)
+    told = list(sums.figures())
+    assert len(told) <= 2 * (MOST_WORDS + 4)
+    assert sum(f.count for f in told if isinstance(f, Spread)) == 198 * 3 + 198 * 3
+    refused = [f.value for f in told if isinstance(f, Point) and f.labels[1] == "refused"]
+    assert sum(refused) == 198
+
+
+def test_names_out_of_the_log_cannot_become_series_without_end() -> None:
+    many = [replace(PULSE, learner=f"l{n}") for n in range(MOST_LEARNERS + 50)]
+    assert len(values(figures(known(view(*many)), [], NOW_S), metrics.TOKENS)) == MOST_LEARNERS
+
+
+def test_the_interval_between_commits_follows_the_learners_speed() -> None:
+    seen = view(PULSE)
+    told = values(figures(known(seen), [], NOW_S), metrics.ROUND_INTERVAL)
+    assert told == {("r",): CONFIG.sync.h_steps * 0.5 / CONFIG.sync.fragments}
+    assert interval_s(CONFIG, []) is None
+
+
+def test_before_there_is_a_run_only_the_broker_is_told_of() -> None:
+    assert flat(figures(None, [replace(SERVER, up=False)], NOW_S)) == {
+        "skerry.broker.up{server=n1}": 0
+    }
+
+
+def test_a_scrape_reads_back_as_the_table_says() -> None:
+    text, kind = exposition(everything())
+    assert kind.startswith("text/plain")
+    families = {f.name: f for f in text_string_to_metric_families(text.decode())}
+    for metric in of("health-monitor"):
+        family = families[prometheus_name(metric).removesuffix("_total")]
+        assert family.documentation == metric.description
+        assert family.type == metric.kind.value
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.attributes)
+
+
+def test_a_round_leads_to_its_trace() -> None:
+    text, kind = exposition(everything(), OPEN_METRICS)
+    assert kind.startswith("application/openmetrics-text")
+    families = {f.name: f for f in open_metrics_families(text.decode())}
+    traces = {
+        sample.exemplar.labels["trace_id"]
+        for sample in families["skerry_round_duration_seconds"].samples
+        if sample.exemplar is not None
+    }
+    assert traces == {TRACE}
+
+
+def test_a_hostile_name_is_a_label_and_nothing_more() -> None:
+    name = 'x"} 1\nskerry_run_step{run="r"} 666\\'
+    text, _ = exposition(figures(known(view(replace(PULSE, learner=name))), [], NOW_S))
+    families = {f.name: f for f in text_string_to_metric_families(text.decode())}
+    assert [s.labels["learner"] for s in families["skerry_step_time_seconds"].samples] == [name]
+    assert [s.value for s in families["skerry_run_step"].samples] == [40]
+
+
+def test_a_name_beyond_all_bounds_is_cut_and_of_two_that_then_agree_one_is_told() -> None:
+    long = [replace(PULSE, learner="x" * 500 + str(n)) for n in range(2)]
+    text, _ = exposition(figures(known(view(*long)), [], NOW_S))
+    families = {f.name: f for f in text_string_to_metric_families(text.decode())}
+    (sample,) = families["skerry_step_time_seconds"].samples
+    assert sample.labels["learner"] == "x" * 128
+
+
+def test_buckets_hold_their_upper_bound_and_add_up() -> None:
+    spread = Spread(metrics.STALENESS, ("r",))
+    for behind in (0, 0, 1, 99):
+        spread.add(behind)
+    text, _ = exposition([spread])
+    (family,) = text_string_to_metric_families(text.decode())
+    told = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    assert (told["0.0"], told["1.0"], told["16.0"], told["+Inf"]) == (2, 3, 3, 4)
+    assert {s.name[-4:]: s.value for s in family.samples if "bucket" not in s.name} == {
+        "ount": 4,
+        "_sum": 100,
+    }
+
+
+def test_names_in_prometheus_follow_opentelemetrys_rule() -> None:
+    told = {m.name: prometheus_name(m) for m in metrics.ALL}
+    assert told["skerry.round.duration"] == "skerry_round_duration_seconds"
+    assert told["skerry.wire.io"] == "skerry_wire_io_bytes_total"
+    assert told["skerry.goodput.ratio"] == "skerry_goodput_ratio"
+    assert told["skerry.loss"] == "skerry_loss"
+    assert told["skerry.contributions"] == "skerry_contributions_total"
+    assert len(set(told.values())) == len(metrics.ALL)
+
+
+def test_a_histogram_has_bounds_and_nothing_else_has() -> None:
+    for metric in metrics.ALL:
+        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM), metric.name
+        assert tuple(sorted(metric.buckets)) == metric.buckets
