@@ -48,8 +48,10 @@ def parsed(varz: Mapping[str, Any], jsz: Mapping[str, Any], name: str) -> Server
     """Return what the two answers of a server say; KeyError, TypeError, ValueError if they lie."""
     config = cast("Mapping[str, Any]", jsz.get("config") or {})
     api = cast("Mapping[str, Any]", jsz.get("api") or {})
+    told = str(varz.get("server_name", ""))
     return Server(
-        name=str(varz.get("server_name") or name),
+        # One without a name says its id, and has another one each time it is started.
+        name=told if told not in {"", varz.get("server_id")} else name,
         up=True,
         connections=int(varz["connections"]),
         slow_consumers=int(varz["slow_consumers"]),

@@ -63,11 +63,15 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A broker that runs; ``keeper`` is None for one that is not ours."""
+    """A broker that runs; ``keeper`` is None for one that is not ours.
+
+    ``monitor_url`` is where it tells of itself, empty where that is not known.
+    """
 
     url: str
     table: Processes
     keeper: Keeper | None = None
+    monitor_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +128,20 @@ async def broker(
         yield Served(external, table)
         return
     binary = find_server(control_variable("SKERRY_NATS_SERVER"))
-    ours = LocalBroker(place.broker, binary=binary)
+    ours = LocalBroker(place.broker, binary=binary, monitored=True)
     keeper = Keeper(ours, table, say)
     keeper.start()
     keeping = asyncio.create_task(keeper.run(), name="broker")
     try:
-        yield Served(ours.url, table, keeper)
+        yield Served(ours.url, table, keeper, ours.monitor_url)
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         ours.stop(settings.local.shutdown_s)
 
 
-def prepared(settings: Settings, url: str, place: Place) -> Settings:
-    """Write the settings that the services start with, the broker's address among them."""
+def prepared(settings: Settings, url: str, place: Place, monitor_url: str = "") -> Settings:
+    """Write the settings that the services start with, the broker's addresses among them."""
     for service in NEEDED:
         require(service)
     nats = settings.local.nats.model_copy(update={"url": url})
@@ -146,6 +150,12 @@ def prepared(settings: Settings, url: str, place: Place) -> Settings:
             "nats": nats,
             "store": settings.local.store.model_copy(
                 update={"path": settings.local.store.path.absolute()}
+            ),
+            "telemetry": settings.local.telemetry.model_copy(
+                update={"jsonl": (settings.local.telemetry.jsonl or place.metrics).absolute()}
+            ),
+            "metrics": settings.local.metrics.model_copy(
+                update={"broker": settings.local.metrics.broker or monitor_url}
             ),
         }
     )

@@ -49,6 +49,11 @@ class Place:
         return self.folder / "logs"
 
     @property
+    def metrics(self) -> Path:
+        """Every metric of the run, row by row."""
+        return self.folder / "metrics.jsonl"
+
+    @property
     def settings(self) -> Path:
         """The resolved settings that the services of this cluster are started with."""
         return self.folder / "settings.toml"
@@ -80,6 +85,8 @@ class Place:
         """Remove everything about the run; its checkpoints only for a command that owns them."""
         self.clear()
         shutil.rmtree(self.logs, ignore_errors=True)
+        for rows in self.folder.glob(f"{self.metrics.name}*"):
+            rows.unlink(missing_ok=True)
         if checkpoints is not None:
             shutil.rmtree(checkpoints, ignore_errors=True)
 

@@ -80,7 +80,8 @@ def run_up(
 
         async def main(stop: Stop) -> None:
             async with broker(place, wanted, nats, on.say) as served:
-                cluster = Cluster(place, prepared(wanted, served.url, place), served, stop)
+                full = prepared(wanted, served.url, place, served.monitor_url)
+                cluster = Cluster(place, full, served, stop)
                 if checkpoint is not None:
                     extends = [text for text in sets if text.startswith(EXTENDING)]
                     on.say(await restore(cluster, checkpoint, extends))

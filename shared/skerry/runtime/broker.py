@@ -59,7 +59,8 @@ class LocalBroker:
 
     The calls block: use them from the main thread, or from a thread that outlives the server,
     because the kernel ends the server (``death_signal``) with the *thread* that started it. The
-    port is picked by the server at the first start and kept by later ones.
+    port is picked by the server at the first start and kept by later ones, and so is that of its
+    monitoring, where it has one.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class LocalBroker:
         port: int = 0,
         config: Path | None = None,
         jetstream: bool = True,
+        monitored: bool = False,
         death_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.folder = folder
@@ -78,6 +80,8 @@ class LocalBroker:
         self.log = folder / "nats-server.log"
         self.host = host
         self.port = port
+        self.monitor_port = 0
+        self._monitored = monitored
         self._binary = binary
         self._config = config
         self._jetstream = jetstream
@@ -87,6 +91,11 @@ class LocalBroker:
     @property
     def url(self) -> str:
         return f"nats://{self.host}:{self.port}"
+
+    @property
+    def monitor_url(self) -> str:
+        """Where the server tells of itself, once it has started; empty for one that does not."""
+        return f"http://{self.host}:{self.monitor_port}" if self.monitor_port else ""
 
     @property
     def pid(self) -> int | None:
@@ -140,6 +149,8 @@ class LocalBroker:
         server = str((self._binary or find_server()).absolute())
         command = [server, "-a", self.host, "-p", str(self.port or -1)]
         command += ["--ports_file_dir", str(self.folder)]
+        if self._monitored:
+            command += ["-m", str(self.monitor_port or -1)]
         if self._jetstream:
             command += ["-js", "-sd", str(self.store)]
         if self._config is not None:
@@ -157,6 +168,7 @@ class LocalBroker:
             port = read_port(ports)
             if port and answers(self.host, port):
                 self.port = port
+                self.monitor_port = read_port(ports, "monitoring")
                 return
             time.sleep(0.01)
         words = self.log.read_text(errors="replace").strip().splitlines()[-1:]
@@ -167,10 +179,10 @@ class LocalBroker:
         raise BrokerUnavailable(msg, url=self.url)
 
 
-def read_port(ports: Path) -> int:
-    """Return the client port out of a server's ports file, 0 while it is not written."""
+def read_port(ports: Path, kind: str = "nats") -> int:
+    """Return a port out of a server's ports file, 0 while it is not written or there is none."""
     try:
-        urls: list[str] = json.loads(ports.read_text())["nats"]
+        urls: list[str] = json.loads(ports.read_text())[kind]
     except (OSError, ValueError, KeyError):
         return 0
     return int(urls[0].rpartition(":")[2])

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from skerry.cli.cluster import prepared
 from skerry.cli.place import Place, RunInUse, resting, running
 from skerry.errors import ConfigError
+from skerry.settings import Settings, load
 
 
 def test_a_second_cluster_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -88,3 +90,39 @@ def test_logs_at_rest_are_found_newest_first(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "settings.toml").touch()
     assert [place.run for place in resting(tmp_path)] == ["new", "old"]
+
+
+def test_starting_anew_begins_new_metrics(tmp_path: Path) -> None:
+    place = Place("a", tmp_path)
+    place.folder.mkdir()
+    for name in ("metrics.jsonl", "metrics.jsonl.1"):
+        (place.folder / name).write_text("{}\n")
+    place.settings.write_text("")
+    place.start_anew()
+    assert [path.name for path in place.folder.iterdir()] == ["settings.toml"]
+
+
+def test_services_are_told_where_metrics_go_and_where_the_broker_tells_of_itself(
+    tmp_path: Path,
+) -> None:
+    place = Place("a", tmp_path)
+    prepared(Settings(), "nats://127.0.0.1:5", place, "http://127.0.0.1:6")
+    found = load(place.settings, (), {}).local
+    assert found.telemetry.jsonl == place.folder / "metrics.jsonl"
+    assert found.metrics.broker_urls == ("http://127.0.0.1:6",)
+
+
+def test_what_the_user_has_set_about_metrics_stays(tmp_path: Path) -> None:
+    place = Place("a", tmp_path)
+    given = load(
+        None, [f'telemetry.jsonl="{tmp_path}/mine"', 'metrics.broker="http://b:1, http://c:2"'], {}
+    )
+    prepared(given, "nats://127.0.0.1:5", place, "http://127.0.0.1:6")
+    found = load(place.settings, (), {}).local
+    assert found.telemetry.jsonl == tmp_path / "mine"
+    assert found.metrics.broker_urls == ("http://b:1", "http://c:2")
+
+
+def test_a_monitoring_address_that_is_none_is_refused_with_an_example() -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.broker.*http://127\.0\.0\.1:8222"):
+        load(None, ["metrics.broker=nats://b:4222"], {})

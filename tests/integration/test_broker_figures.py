@@ -1,0 +1,77 @@
+"""What a real nats-server tells of itself, and what is told of one that does not answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs
+from skerry.runtime.broker import LocalBroker
+from skerry.wire.subjects import Subjects
+from skerry_health_monitor.broker import Brokers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.nats
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalBroker]:
+    broker = LocalBroker(tmp_path / "broker", monitored=True)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+async def test_a_broker_tells_of_its_clients_its_store_and_its_slowest_reader(
+    local: LocalBroker,
+) -> None:
+    names = Subjects("r")
+    brokers = Brokers([local.monitor_url])
+    async with NatsBus(local.url) as bus:
+        await bus.declare(specs("r", window_bytes=2**20))
+        for number in range(1000):
+            await bus.publish(names.pulse(f"l{number}"), b"x" * 100)
+        reading = bus.follow(names.pulses())
+        await anext(reading)
+        await brokers.poll()
+        (server,) = brokers.servers()
+        await reading.aclose()
+    assert server.up
+    assert server.name == local.monitor_url.removeprefix("http://")
+    assert server.connections >= 1
+    assert server.in_messages >= 1000
+    assert server.in_bytes >= 1000 * 100
+    assert server.memory_bytes > 2**20
+    assert server.held_memory_bytes > 1000 * 100
+    assert server.most_file_bytes > 2**20
+    assert 0 < server.lags[names.stream("PULSE")] < 1000
+    assert server.lags[names.stream("LEDGER")] == 0
+
+
+async def test_a_broker_that_is_away_is_down_said_once_and_found_again_at_its_port(
+    local: LocalBroker,
+) -> None:
+    brokers = Brokers([local.monitor_url])
+    local.kill()
+    with capture_logs() as said:
+        for _ in range(2):
+            await brokers.poll()
+    assert [server.up for server in brokers.servers()] == [False]
+    assert [line["event"] for line in said] == ["broker_figures_missing"]
+    local.start()
+    await brokers.poll()
+    assert [server.up for server in brokers.servers()] == [True]
+
+
+async def test_an_address_that_answers_something_else_is_a_broker_that_is_down(
+    local: LocalBroker,
+) -> None:
+    brokers = Brokers([local.monitor_url + "/healthz?", local.url.replace("nats", "http")])
+    await brokers.poll()
+    assert [server.up for server in brokers.servers()] == [False, False]
