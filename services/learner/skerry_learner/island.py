@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import structlog
 
 from skerry.settings import RunConfig
+from skerry.telemetry import instruments, metrics
 from skerry.wire.messages import LearnerPhase
 from skerry_learner.data.prefetch import Prefetch, Prefetched
 from skerry_learner.data.stream import Stream
@@ -190,8 +191,14 @@ class Island:
         yield from self._boundary()
         if self.keeper is not None and self.keeper.due():
             self.keeper.keep(self.trainer.state.optimizer, self.now)
-        self.meter.stepped(self.meter.clock() - began)
+        self._stepped(self.meter.clock() - began)
         return None if due else after
+
+    def _stepped(self, whole_s: float) -> None:
+        self.meter.stepped(whole_s)
+        if self.meter.steps > 1 and instruments.on():  # the first one's time is not its own
+            of = {metrics.RUN: self.learner.run, metrics.LEARNER_NAME: self.learner.name}
+            instruments.record(metrics.STEP_DURATION, whole_s, of)
 
     def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)

@@ -198,7 +198,7 @@ async def take_place(
         cursor=found.cursor,
     )
     return Place(
-        learner=Learner(run, name, member.incarnation),
+        learner=Learner(run, name, member.incarnation, record.created_ns),
         member=member,
         start=Progress(step=found.step, steps=0, tokens=0, cursor=found.cursor),
         missing=tuple(f.index for f in work.plan.fragments if f.index not in manifests),

@@ -37,6 +37,7 @@ from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.network import Network
 from skerry_learner.sync.rules import Policy
 from skerry_learner.sync.session import Session
+from skerry_learner.sync.telling import observe
 from skerry_learner.trainer.trainer import Trainer
 
 log = structlog.get_logger()
@@ -157,6 +158,7 @@ class _Service:
 
     async def run(self, shutdown_s: float) -> None:
         """Serve until the run is over; the trainer thread never outlives this call for long."""
+        observe(self.place.learner, self.mailbox.newest_pulse)
         self.island.pulse()
         self.thread.start()
         loops = {

@@ -43,9 +43,7 @@ def run(
         local = settings.load(config, overrides).local
         configure(local.log_level, service="syncer")
     bus = bus_from(local.nats, holder, on_event=broker_event)
-    run_service(
-        syncer(bus, run, holder, local.shutdown_s), telemetry(local, "syncer", run, holder)
-    )
+    run_service(syncer(bus, run, holder, local.shutdown_s), telemetry(local, "syncer", run, holder))
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from skerry.wire.messages import ContributionHeader, Manifest, Pulse, Round
 from skerry_learner.sync.lost import Doubt
+from skerry_learner.sync.telling import Teller
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Mailbox:
         self._stopping = False
         self._news = False
         self.traffic = Traffic()
+        self.teller = Teller()
 
     # the network's side
 
@@ -157,6 +159,10 @@ class Mailbox:
         with self._changed:
             self._stopping = True
             self._tell()
+
+    def newest_pulse(self) -> Pulse | None:
+        """Return the pulse that was sent last; None before the first."""
+        return self._last_pulse
 
     # the trainer's side
 

@@ -25,12 +25,14 @@ from skerry.errors import (
     Superseded,
     WireError,
 )
+from skerry.telemetry import instruments, metrics, tracer
 from skerry.wire.messages import Commit, ContributionKind, LearnerPhase, Manifest
 from skerry_learner.sync.encode import encode
 from skerry_learner.sync.lost import is_lost
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.residual import Residuals
 from skerry_learner.sync.session import Learner
+from skerry_learner.sync.telling import Stopwatch, Stretch
 
 log = structlog.get_logger()
 
@@ -194,7 +196,8 @@ class Network:
         log.info("run_finished")
 
     async def _read(self, manifest: Manifest) -> None:
-        commit = manifest.commit
+        commit, began_ns = manifest.commit, self._wall_ns()
+        before = self._mailbox.traffic.bytes_down
         try:
             vector = await state.read_part(
                 self._bus,
@@ -219,7 +222,10 @@ class Network:
             self._announced.set()
             await asyncio.sleep(RETRY_S)
             return
-        self._mailbox.traffic.f32_bytes_down += self._f32_bytes(commit.fragment)
+        traffic, took = self._mailbox.traffic, Stretch(began_ns, self._wall_ns())
+        traffic.f32_bytes_down += self._f32_bytes(commit.fragment)
+        size = traffic.bytes_down - before  # one fragment is read at a time
+        self._mailbox.teller.received(self._learner, commit, size, took)
         self._mailbox.post_fresh(Fresh(manifest, vector))
 
     def _say_lost(self, fragment: int, version: int, error: StateLost) -> None:
@@ -229,7 +235,15 @@ class Network:
             log.error("fragment_lost", fragment=fragment, version=version, error=str(error))
 
     async def _send(self, outgoing: Outgoing) -> None:
-        fragment = outgoing.header.fragment
+        told = outgoing.header
+        with tracer.within(
+            self._learner.publishing(told.fragment, told.round_version, told.identity)
+        ):
+            await self._send_within(outgoing)
+
+    async def _send_within(self, outgoing: Outgoing) -> None:
+        fragment, teller = outgoing.header.fragment, self._mailbox.teller
+        began_ns = self._wall_ns()
         try:
             owed = self._residuals.owed(fragment, outgoing.header.identity)
             encoded = await asyncio.to_thread(encode, outgoing, self._plan, owed)
@@ -238,23 +252,30 @@ class Network:
                 msg = f"The initial parameters are not finite ({error}): correct the model's init."
                 raise ModelError(msg, path="model") from error
             log.warning("contribution_diverged", fragment=fragment, error=str(error))
+            teller.dropped(fragment)
             self._mailbox.diverged(outgoing)
             return
+        quantised = Stretch(began_ns, self._wall_ns())
         if encoded.residual is not None:
             self._residuals.keep(fragment, outgoing.header.identity, encoded.residual)
         run, traffic = self._learner.run, self._mailbox.traffic
-        header, chunks = encoded.header, encoded.chunks(self._chunk_bytes)
+        header, chunks = encoded.header, Stopwatch(encoded.chunks(self._chunk_bytes))
+        teller.begins(fragment, quantised.ended_ns)
         try:
             sent = await contributions.send(self._bus, run, self._plan, header, chunks)
         except (BrokerUnavailable, StorageFull) as error:
             log.warning("contribution_unsent", fragment=fragment, error=str(error))
+            teller.failed(fragment, str(error), self._wall_ns())
             await asyncio.sleep(RETRY_S)
             return
         traffic.bytes_up += sent
         traffic.f32_bytes_up += self._f32_bytes(fragment)
         traffic.contributions += 1
+        teller.quantised(self._learner, header, encoded.scheme, quantised)
+        teller.published(self._learner, header, sent, self._wall_ns())
         self._mailbox.sent(outgoing)
-        log.debug("contribution_sent", fragment=fragment, bytes=sent, version=header.base_version)
+        of = {metrics.RUN: run, metrics.OPERATION: "encode"}
+        instruments.record(metrics.CODEC_DURATION, quantised.seconds + chunks.spent_s, of)
 
     def _note_refused(self, commit: Commit) -> None:
         """Have nothing of a contribution that a commit refuses come back with the next one."""

@@ -12,13 +12,17 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from skerry.core import tracing
 from skerry.core.fragments import Plan
+from skerry.core.tracing import SpanContext
 from skerry.settings import SyncConfig
+from skerry.telemetry import spans, tracer
 from skerry.wire.messages import ContributionHeader, ContributionKind, Round
 from skerry_learner.sync import rules
 from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.rules import FragmentSync, Policy, Progress
+from skerry_learner.sync.telling import Stretch
 
 log = structlog.get_logger()
 
@@ -35,11 +39,21 @@ class Fragments(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """Who this is, in one run."""
+    """Who this is, in one run; ``created_ns`` tells the run from others of its id."""
 
     run: str
     name: str
     incarnation: int
+    created_ns: int = 0
+
+    def trace(self, fragment: int, version: int) -> str:
+        """Return the id of the trace of the round that makes this version."""
+        return tracing.trace_id(self.run, fragment, version, self.created_ns)
+
+    def publishing(self, fragment: int, version: int, identity: int) -> SpanContext:
+        """Return the span that sends a contribution: the same one at each attempt."""
+        trace = self.trace(fragment, version)
+        return tracer.context(trace, spans.PUBLISH, self.name, self.incarnation, identity)
 
 
 class Session:
@@ -152,11 +166,14 @@ class Session:
         self._mailbox.take_fresh(fresh)
         if not due:
             return
+        began_ns = self._wall_ns()
         self._fragments.adopt(commit.fragment, fresh.vector)
+        took = Stretch(began_ns, self._wall_ns())
         self.syncs_skipped += rules.lapsed(state, commit.version)
         after = rules.adopted(state, commit.version, commit.step, now, self._policy)
         self._states[commit.fragment] = after
-        log.debug("fragment_adopted", fragment=commit.fragment, version=commit.version)
+        adoption = self._sync.adoption if state.version else "overwrite"
+        self._mailbox.teller.adopted(self._learner, commit, state.version, adoption, took)
 
     def _look_for(self, opened: Round) -> None:
         """Ask whether the answer to a round that is opened again is still in the log."""
@@ -196,14 +213,18 @@ class Session:
             return
         state = rules.captured(state, opened.version, now, attempt=opened.attempt)
         self._states[opened.fragment] = state
+        began_ns = self._wall_ns()
         gradient = self._fragments.capture(opened.fragment)
         header = self._header(state, ContributionKind.OUTER_GRADIENT, now, loss=loss)
+        took = Stretch(began_ns, header.captured_ns)
+        self._mailbox.teller.captured(self._learner, header, took)
         outgoing = Outgoing(header, gradient, self._sync.contribution_scheme)
         self._mailbox.post_outgoing(outgoing)
 
     def _header(
         self, state: FragmentSync, kind: ContributionKind, now: Progress, *, loss: float
     ) -> ContributionHeader:
+        place = self._learner.publishing(state.fragment, state.answered, state.identity)
         return ContributionHeader(
             kind=kind,
             learner=self._learner.name,
@@ -219,4 +240,5 @@ class Session:
             cursor_to=now.cursor,
             loss=loss,
             captured_ns=self._wall_ns(),
+            trace_parent=place.trace_parent,
         )
