@@ -7,6 +7,7 @@ Readers start from the manifest, so that they see all of a version or none of it
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from skerry.bus.base import Start
 from skerry.bus.loss import state_lost
 from skerry.errors import Corrupt, Overtaken, WireError, first_cause
 from skerry.tasks import TaskGroup
+from skerry.telemetry import instruments, metrics
 from skerry.wire.codec import VectorAssembler, vector_digest
 from skerry.wire.envelope import unseal, vector_blocks
 from skerry.wire.messages import ChunkRef, Manifest, Part
@@ -97,6 +99,8 @@ async def read_part(
     stream = Subjects(run).stream("STATE")
     groups = iter([part.chunks[i : i + READ_GROUP] for i in range(0, len(part.chunks), READ_GROUP)])
 
+    spent_s: list[float] = []
+
     async def fetch(ref: ChunkRef) -> tuple[Record, ChunkRef]:
         found = await bus.get(stream, ref.sequence)
         record = found or await _missed(bus, stream, plan, manifest, name, ref)
@@ -109,7 +113,7 @@ async def read_part(
             async with TaskGroup() as group:
                 tasks = [group.create_task(fetch(ref)) for ref in refs]
             got = tuple(task.result() for task in tasks)
-            await asyncio.to_thread(_accept, got, manifest, part, plan, assembler)
+            spent_s.append(await asyncio.to_thread(_accept, got, manifest, part, plan, assembler))
 
     try:
         async with TaskGroup() as group:
@@ -121,6 +125,8 @@ async def read_part(
     if await asyncio.to_thread(vector_digest, vector) != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
+    told = {metrics.RUN: run, metrics.OPERATION: "decode"}
+    instruments.record(metrics.CODEC_DURATION, sum(spent_s), told)
     return vector
 
 
@@ -147,7 +153,9 @@ def _accept(
     part: Part,
     plan: Plan,
     assembler: VectorAssembler,
-) -> None:
+) -> float:
+    """Check and decode chunks; return the seconds that took."""
+    began_s = time.perf_counter()
     commit = manifest.commit
     for record, ref in got:
         data = record.payload
@@ -160,6 +168,7 @@ def _accept(
             msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
             raise Corrupt(msg)
         assembler.add(header, packed)
+    return time.perf_counter() - began_s
 
 
 def _part(manifest: Manifest, name: str) -> Part:

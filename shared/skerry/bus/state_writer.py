@@ -7,6 +7,7 @@ the ledger record follows it (DESIGN section 4).
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,7 +24,7 @@ from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
 from skerry.errors import Conflict, StateLost, first_cause
 from skerry.tasks import TaskGroup
-from skerry.telemetry import spans, tracer
+from skerry.telemetry import instruments, metrics, spans, tracer
 from skerry.wire.codec import PlaneAssembler, encode_vector, vector_digest
 from skerry.wire.envelope import seal
 from skerry.wire.messages import ChunkHeader, ChunkRef, Commit, Manifest, Part
@@ -172,7 +173,12 @@ class StateWriter:
         chunks = encode_vector(part.scheme, part.vector, self.chunk_bytes)
         assembler = PlaneAssembler(part.scheme, part.vector.size // BLOCK)
         refs: list[ChunkRef] = []
-        while batch := await asyncio.to_thread(_take, chunks, self.window):
+        spent_s = 0.0
+        while True:
+            batch, took_s = await asyncio.to_thread(_take, chunks, self.window)
+            spent_s += took_s
+            if not batch:
+                break
             headers = [self._header(commit, part, chunk) for chunk in batch]
             for header, chunk in zip(headers, batch, strict=True):
                 assembler.add(header, memoryview(chunk.packed))
@@ -180,6 +186,8 @@ class StateWriter:
             refs += await self._publish_chunks(
                 commit.fragment, slot, first + len(refs), sealed, attempt
             )
+        told = {metrics.RUN: self.run, metrics.OPERATION: "encode"}
+        instruments.record(metrics.CODEC_DURATION, spent_s, told)
         decoded = await asyncio.to_thread(cpu().dequantise, part.scheme, assembler.planes)
         digest = await asyncio.to_thread(vector_digest, decoded)
         blocks = part.vector.size // BLOCK
@@ -243,5 +251,8 @@ class StateWriter:
             raise fences.overtaken(self.run, self.shard, self.holder)
 
 
-def _take(chunks: Iterator[Chunk], number: int) -> list[Chunk]:
-    return [chunk for _, chunk in zip(range(number), chunks, strict=False)]
+def _take(chunks: Iterator[Chunk], number: int) -> tuple[list[Chunk], float]:
+    """Return the next chunks, and the seconds that making them took."""
+    began_s = time.perf_counter()
+    taken = [chunk for _, chunk in zip(range(number), chunks, strict=False)]
+    return taken, time.perf_counter() - began_s
