@@ -20,11 +20,13 @@ from skerry.errors import (
     StoreError,
 )
 from skerry.runtime.service import serve
+from skerry.runtime.turn import Turn
 from skerry.runtime.turns import outlast, take_turns
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump
 from skerry.tasks import in_thread
+from skerry.telemetry import instruments, metrics, spans
 from skerry.wire.messages import CheckpointRecord
 from skerry_checkpointer.capture import capture
 from skerry_checkpointer.cut import take_cut
@@ -89,6 +91,11 @@ class Checkpointer:
 
     async def save(self) -> Written | None:
         """Write one checkpoint, note it in the ledger and thin out; None if nothing is new."""
+        turn = Turn(self.record, spans.CHECKPOINT, spans.WRITE)
+        with turn.working():
+            return await self._save(turn)
+
+    async def _save(self, turn: Turn) -> Written | None:
         cut = await take_cut(self.bus, self.record.run, self.plan)
         if cut is None:
             return None
@@ -98,12 +105,13 @@ class Checkpointer:
         if content in {checkpoint.content for checkpoint in self.known.values()}:
             return None
         started = time.monotonic()
-        written = await self._write(cut)
+        written = await self._write(cut, turn)
         await self._note(written, time.monotonic() - started)
+        _tell(turn, written)
         await in_thread(self._thin_out)
         return written
 
-    async def _write(self, cut: Cut) -> Written:
+    async def _write(self, cut: Cut, turn: Turn) -> Written:
         run = self.record.run
         writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan)
 
@@ -112,6 +120,7 @@ class Checkpointer:
 
         try:
             whole = await capture(self.bus, run, self.plan, cut, keep)
+            turn.has_read()
             members = await ledger.members(self.bus, run)
             learners = [SavedLearner(m.learner, m.shard) for m in members.values()]
             return await in_thread(
@@ -139,6 +148,7 @@ class Checkpointer:
             size_bytes=checkpoint.size_bytes,
             took_s=round(took_s, 3),
         )
+        instruments.record(metrics.CHECKPOINT_DURATION, took_s, {metrics.RUN: checkpoint.run})
         await self._record(written.name, checkpoint)
 
     async def _record(self, name: str, checkpoint: Checkpoint) -> None:
@@ -155,6 +165,8 @@ class Checkpointer:
             ledger_sequence=checkpoint.ledger_sequence,
         )
         await ledger.record_checkpoint(self.bus, record)
+        of = {metrics.RUN: record.run}
+        instruments.record(metrics.CHECKPOINT_SIZE, record.size_bytes, of)
 
     async def _mend_ledger(self) -> None:
         """Note the newest checkpoint if its writer died, or lost the broker, before it could."""
@@ -191,6 +203,20 @@ class Checkpointer:
             self.store.delete(name)
             del self.known[name]
             log.info("checkpoint_deleted", name=name)
+
+
+def _tell(turn: Turn, written: Written) -> None:
+    checkpoint = written.checkpoint
+    turn.over(
+        [saved.commit for saved in checkpoint.state],
+        {
+            spans.CHECKPOINT_PATH: written.name,
+            spans.CHECKPOINT_SIZE: checkpoint.size_bytes,
+            spans.LEDGER_SEQUENCE: checkpoint.ledger_sequence,
+            spans.STEP: checkpoint.step,
+            spans.VERSIONS: checkpoint.versions,
+        },
+    )
 
 
 async def session(bus: Bus, run: str, store: Store) -> None:

@@ -17,7 +17,7 @@ LONGEST_PARENT = 256
 """Characters of a trace parent that are looked at: one of a later version may be longer than ours.
 """
 SAMPLED = 1
-ROUND, SPAN = b"skerry.round", b"skerry.span"
+ROUND, TURN, SPAN = b"skerry.round", b"skerry.turn", b"skerry.span"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ def trace_id(run: str, fragment: int, version: int, created_ns: int = 0) -> str:
     another run, and shares no trace with the one before.
     """
     return _hash(ROUND, 16, run, str(created_ns), str(fragment), str(version))
+
+
+def turn_id(run: str, created_ns: int, name: str, began_ns: int) -> str:
+    """Return the trace of what somebody does with the global state outside of any round."""
+    return _hash(TURN, 16, run, str(created_ns), name, str(began_ns))
 
 
 def span_id(trace: str, *what: str | int) -> str:

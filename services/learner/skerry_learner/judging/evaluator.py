@@ -21,9 +21,11 @@ from skerry.errors import (
     Overtaken,
 )
 from skerry.runtime.service import serve
+from skerry.runtime.turn import Turn
 from skerry.runtime.turns import outlast, take_turns
 from skerry.store.manifest import step_of, tokens_of
 from skerry.tasks import in_thread
+from skerry.telemetry import instruments, metrics, spans
 from skerry.wire.messages import Evaluation
 
 if TYPE_CHECKING:
@@ -95,14 +97,26 @@ class Evaluator:
         if await self._said_by_another(versions, judge.held_out.digest):
             self.said = versions
             return None
+        turn = Turn(self.record, spans.EVALUATE, spans.JUDGE)
+        with turn.working():
+            return await self._evaluate(judge, turn)
+
+    async def _evaluate(self, judge: Judge, turn: Turn) -> Evaluation:
         began_s, cpu_s = time.monotonic(), time.process_time()
         await self._read(judge)
+        turn.has_read()
         evaluation = self._evaluation(judge, await _losses(judge))
         await ledger.record_evaluation(self.bus, evaluation)
         self.said = evaluation.versions
         cpu_s = time.process_time() - cpu_s
         self.rest_s = cpu_s / MOST_SHARE
         self._tell(evaluation, time.monotonic() - began_s, cpu_s)
+        told = {
+            spans.LOSS: evaluation.loss,
+            spans.STEP: evaluation.step,
+            spans.VERSIONS: evaluation.versions,
+        }
+        turn.over(self.held.values(), told)
         return evaluation
 
     async def _ready(self) -> Judge:
@@ -185,6 +199,10 @@ class Evaluator:
             took_s=round(took_s, 3),
             cpu_s=round(cpu_s, 3),
         )
+        of = {metrics.RUN: evaluation.run}
+        instruments.record(metrics.EVALUATION_DURATION, took_s, of)
+        told = {**of, metrics.EVALUATOR_NAME: evaluation.evaluator}
+        instruments.record(metrics.HELD_OUT_LOSS, evaluation.loss, told)
 
 
 def _judge(config: RunConfig, plan: Plan) -> Judge:
