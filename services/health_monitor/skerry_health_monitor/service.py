@@ -7,34 +7,49 @@ once; then it reads the ledger from its beginning, and knows the same as before.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from skerry.bus import ledger, presence
+from skerry.bus.report import report
 from skerry.errors import BrokerUnavailable, WireError, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.tasks import TaskGroup
+from skerry_health_monitor.alerts import Situation, alerts
+from skerry_health_monitor.book import Book
+from skerry_health_monitor.figures import Known
 from skerry_health_monitor.link import Link
+from skerry_health_monitor.page import routes
+from skerry_health_monitor.picture import Scene, marks, picture
+from skerry_health_monitor.prometheus import metrics_route
 from skerry_health_monitor.sources import Sources, Tally
+from skerry_health_monitor.stream import Frame, Hub
+from skerry_health_monitor.telling import Telling
 from skerry_health_monitor.watch import Watch
-from skerry_health_monitor.web import application, serve_http
+from skerry_health_monitor.web import Connections, application, serve_http
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
-    from skerry.bus.base import Bus, Record
+    from starlette.routing import BaseRoute
+
+    from skerry.bus.base import Bus, Record, StreamInfo
     from skerry.bus.view import RunView
+    from skerry.settings import MetricsSettings
     from skerry.wire.messages import Commit
+    from skerry_health_monitor.sinks import Outlet
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
 RETRY_S = 1.0
+MEASURE_S = 15.0
 
 
 class Monitor:
@@ -49,6 +64,9 @@ class Monitor:
         self.link = link or Link()
         self.tally = Tally()
         self.watch: Watch | None = None
+        self.book = Book()
+        self.streams: list[StreamInfo] = []
+        self.facts: dict[str, object] = {}
         self.changed = asyncio.Event()
 
     def view(self) -> RunView | None:
@@ -85,10 +103,9 @@ class Monitor:
             followers = [
                 group.create_task(loop, name=name) for name, loop in self._loops(watch).items()
             ]
-            judging = group.create_task(_judge(watch, config.liveness.pulse_s), name="judge")
             if self.until_finished:
                 await ledger.wait_finished(self.bus, self.run)
-                for task in (*followers, judging):
+                for task in followers:
                     task.cancel()
 
     def _loops(self, watch: Watch) -> dict[str, Coroutine[None, None, None]]:
@@ -101,6 +118,8 @@ class Monitor:
             "evaluations": self._fold(sources.evaluations(), watch.take),
             "pulses": self._fold(sources.pulses(), watch.take),
             "rounds": self._fold(sources.rounds(), watch.opened),
+            "judge": self._judge(watch),
+            "streams": self._measure(),
         }
 
     async def _fold(
@@ -117,12 +136,72 @@ class Monitor:
                 watch.committed(commit, record.sequence, record.time_ns / 1e9)
                 self.changed.set()
 
+    async def _judge(self, watch: Watch) -> None:
+        """Look at everything once per expected pulse: silence sends no message."""
+        while True:
+            changed = watch.judge()
+            now_s = time.time()
+            seen = Situation(
+                now_s,
+                watch.told,
+                watch.history,
+                watch.config.checkpoint.every_s,
+                watch.config.sync.quorum,
+                self.streams,
+                self.link.away_s(now_s),
+                self.tally.malformed.total(),
+            )
+            if self.book.update(alerts(seen), now_s) or changed:
+                self.changed.set()
+            await asyncio.sleep(watch.config.liveness.pulse_s)
 
-async def _judge(watch: Watch, every_s: float) -> None:
-    """Look at every learner once per expected pulse: silence sends no message."""
-    while True:
-        watch.judge()
-        await asyncio.sleep(every_s)
+    async def _measure(self) -> None:
+        """Look now and then at how much the run's streams hold."""
+        prefix = f"SKERRY_{self.run}_"
+        while True:
+            with suppress(BrokerUnavailable):
+                found = await self.bus.streams()
+                self.streams = [s for s in found if s.name.startswith(prefix)]
+            await asyncio.sleep(MEASURE_S)
+
+    def known(self) -> Known | None:
+        """Return what metrics are made from, None before the run is in the log."""
+        watch = self.watch
+        if watch is None:
+            return None
+        return Known(
+            view=watch.view,
+            config=watch.config,
+            release=watch.record.skerry_version,
+            sums=watch.sums,
+            read=self.tally.read,
+            malformed=self.tally.malformed,
+            streams=self.streams,
+        )
+
+    def frame(self) -> Frame:
+        """Return what the page shows now."""
+        now_s = time.time()
+        head = {"now_s": round(now_s, 3), "run": self.run}
+        watch = self.watch
+        if watch is None:
+            return Frame(None, None, lambda _: [], head)
+        scene = Scene(
+            watch,
+            report(watch.view, now_s),
+            self.book,
+            self.streams,
+            self.link.away_since_s,
+            self.facts,
+            now_s,
+        )
+        return Frame(watch, picture(scene), lambda after: marks(scene, after), head)
+
+
+def page_of(monitor: Monitor, connections: Connections) -> tuple[Hub, list[BaseRoute]]:
+    """Return what feeds the monitor's page, and its routes."""
+    hub = Hub(monitor.frame, monitor.changed)
+    return hub, routes(hub, lambda: monitor.watch, monitor.bus, connections.cut)
 
 
 async def health_monitor(
@@ -131,14 +210,26 @@ async def health_monitor(
     listening: socket.socket,
     *,
     link: Link,
+    metrics: MetricsSettings,
+    outlets: Sequence[Outlet],
     until_finished: bool,
     shutdown_s: float,
 ) -> None:
-    """Serve one run's health until stopped, or until the run is finished where asked."""
+    """Serve one run's health until stopped, or until the run is finished where asked.
+
+    ``outlets`` are given its metrics besides those who ask for them.
+    """
     monitor = Monitor(bus, run, until_finished=until_finished, link=link)
-    app = application(monitor.view, run)
+    connections = Connections()
+    hub, page = page_of(monitor, connections)
+    telling = Telling(monitor.known, metrics.broker_urls)
+    app = application(monitor.view, run, [*page, metrics_route(telling.figures)])
+    loops = {
+        "follow": monitor.follow,
+        "page": hub.run,
+        "http": lambda: serve_http(app, listening, connections, hub.close),
+        "broker": telling.poll,
+        "metrics": lambda: telling.write(outlets, metrics.every_s),
+    }
     async with bus:
-        await serve(
-            {"follow": monitor.follow, "http": lambda: serve_http(app, listening)},
-            shutdown_s=shutdown_s,
-        )
+        await serve(loops, shutdown_s=shutdown_s)

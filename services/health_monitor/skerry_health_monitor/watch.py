@@ -9,9 +9,11 @@ import structlog
 
 from skerry.bus.report import report
 from skerry.bus.view import Frame, RunView, fold, peek
+from skerry.core.fragments import plan
 from skerry.core.liveness import Liveness, policy_from
 from skerry.wire.messages import MemberRecord
 from skerry_health_monitor.history import History
+from skerry_health_monitor.sums import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,9 @@ EVENTS = {
 class Watch:
     """The newest view of one run and the liveness that was last told of each learner.
 
-    ``clock_s`` gives seconds since the epoch; silence is judged by arrivals on it.
+    ``clock_s`` gives seconds since the epoch; silence is judged by arrivals on it. ``told`` is the
+    report that ``judge`` judged by, ``sizes`` are the parameters of each fragment, ``sums`` what
+    its commits add up to.
     """
 
     def __init__(
@@ -54,7 +58,10 @@ class Watch:
         self.record = record
         self.config = config
         self.history = History(record.fragments)
+        self.sums = Sums(record.run)
+        self.sizes = [f.size for f in plan(record.leaves, record.fragments).fragments]
         self.view = fold(RunView(frame), record, clock_s())
+        self.told = report(self.view, clock_s())
 
     def take(self, message: Message) -> None:
         """Fold one message of the log in; what was seen before changes nothing.
@@ -72,6 +79,7 @@ class Watch:
         now_s = self._clock_s()
         self.view = fold(self.view, commit, now_s)
         self.history.committed(commit, sequence, stored_s, now_s)
+        self.sums.take(commit)
 
     def opened(self, told: Round) -> None:
         """Take note of a round that is in the air."""
@@ -86,13 +94,13 @@ class Watch:
 
         A run that is finished falls silent by itself, which is nobody's trouble.
         """
+        now_s = self._clock_s()
+        self.told = report(self.view, now_s)
         if self.view.finished:
             return []
         changed: list[tuple[str, str]] = []
-        now_s = self._clock_s()
-        rows = report(self.view, now_s).learners
-        self.history.judged(rows, now_s)
-        for row in rows:
+        self.history.judged(self.told.learners, now_s)
+        for row in self.told.learners:
             before = self._told.get(row.name, Liveness.ALIVE)
             self._told[row.name] = row.liveness
             if row.liveness is not before:

@@ -11,27 +11,32 @@ from typing import TYPE_CHECKING
 import structlog
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from skerry.bus.report import to_json
 from skerry.errors import ConfigError
+from skerry_health_monitor.page import Headed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from starlette.requests import Request
+    from starlette.routing import BaseRoute
 
     from skerry.bus.view import RunView
 
 log = structlog.get_logger()
 
 
-def application(current: Callable[[], RunView | None], run: str) -> Starlette:
+def application(
+    current: Callable[[], RunView | None], run: str, more: Sequence[BaseRoute] = ()
+) -> Starlette:
     """Return the ASGI application over whatever view ``current`` returns at each request.
 
     ``/healthz`` says that the monitor works; ``/api/run``, ``/api/learners`` and
-    ``/api/evaluations`` answer 503 until the run is in the log.
+    ``/api/evaluations`` answer 503 until the run is in the log. ``more`` are other routes.
     """
 
     async def healthz(_: Request) -> JSONResponse:
@@ -55,7 +60,9 @@ def application(current: Callable[[], RunView | None], run: str) -> Starlette:
             Route("/api/run", whole),
             Route("/api/learners", part("learners")),
             Route("/api/evaluations", part("evaluations")),
-        ]
+            *more,
+        ],
+        middleware=[Middleware(Headed)],
     )
 
 
@@ -72,6 +79,21 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Connections:
+    """The connections of a server that runs, to end one that takes nothing any more."""
+
+    def __init__(self) -> None:
+        self.server: uvicorn.Server | None = None
+
+    def cut(self, address: tuple[str, int]) -> None:
+        """End the connection from this address at once; what waits to be sent is dropped."""
+        state = self.server.server_state if self.server is not None else None
+        for connection in tuple(state.connections) if state is not None else ():
+            transport = getattr(connection, "transport", None)
+            if getattr(connection, "client", None) == address and transport is not None:
+                transport.abort()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Bind the server's socket; ConfigError with the fix when that is not possible."""
     try:
@@ -84,18 +106,27 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(msg, path="health.port") from error
 
 
-async def serve_http(app: Starlette, listening: socket.socket) -> None:
-    """Answer requests until cancelled, then close the connections in order."""
+async def serve_http(
+    app: Starlette,
+    listening: socket.socket,
+    connections: Connections,
+    closing: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer requests until cancelled, then close the connections in order.
+
+    ``closing`` is called first, to end answers that would go on for ever.
+    """
     host, port = listening.getsockname()[:2]
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
-    server = _Server(config)
+    connections.server = server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-    log.info("health_listening", url=f"http://{host}:{port}/api/run", port=port)
+    log.info("health_listening", url=f"http://{host}:{port}/", port=port)
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:
+        closing()
         server.should_exit = True
         await asyncio.wait({serving})
         raise

@@ -199,9 +199,16 @@ async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:
     return {c.fragment: c for c in commits}
 
 
-async def follow_commits(bus: Bus, run: str, after: int = 0) -> AsyncGenerator[tuple[int, Commit]]:
-    """Yield (ledger sequence, commit) from the beginning or behind ``after``, for ever."""
-    follower = bus.follow(Subjects(run).commits(), start=Start.ALL, after=after)
+async def follow_commits(
+    bus: Bus, run: str, after: int = 0, *, fragment: int | None = None
+) -> AsyncGenerator[tuple[int, Commit]]:
+    """Yield (ledger sequence, commit) from the beginning or behind ``after``, for ever.
+
+    ``fragment``: of this one only.
+    """
+    subjects = Subjects(run)
+    pattern = subjects.commits() if fragment is None else subjects.commit(fragment)
+    follower = bus.follow(pattern, start=Start.ALL, after=after)
     async with aclosing(follower):
         async for record in follower:
             if (commit := _readable(Commit, record, run)) is not None:

@@ -23,14 +23,9 @@ from skerry.cli.place import Place
 from skerry.cli.services import Team, argv
 from skerry.cli.supervise import Change
 from skerry.cli.tail import last_event, size_of
-from skerry.cli.traffic import (
-    Downlink,
-    data_parallel_bytes,
-    measure_downlink,
-    measure_uplink,
-    parameters,
-)
+from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink, parameters
 from skerry.cli.up import conduct, existing, ignored
+from skerry.core.traffic import data_parallel_bytes
 from skerry.errors import ConfigError, SkerryError
 from skerry.runtime.connect import bus_from
 from skerry.store.listing import summaries
@@ -138,7 +133,7 @@ def run_demo(
 
         async def main(stop: Stop) -> None:
             async with broker(place, wanted, None, on.say) as served:
-                full = prepared(wanted, served.url, place)
+                full = prepared(wanted, served.url, place, served.monitor_url)
                 cluster = Cluster(place, full, served, stop)
                 with place.announced(served.url):
                     results = await _demo(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from skerry.wire.messages import Commit, Manifest, RunRecord
 
 PARAMS = "params"
-FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +67,6 @@ def plan_of(record: RunRecord) -> Plan:
 def parameters(record: RunRecord) -> int:
     """Return the number of parameters of a run's model."""
     return sum(prod(leaf.shape) for leaf in record.leaves)
-
-
-def data_parallel_bytes(params: int, steps_by_learner: dict[str, int], learners: int) -> int:
-    """Return what a ring all-reduce of f32 gradients would have sent for the same steps.
-
-    Each of M workers sends 2 (M - 1) / M times the gradient per step (Patarasuk and Yuan, 2009).
-    """
-    if learners < 2:
-        return 0
-    steps = sum(steps_by_learner.values())
-    return round(2 * (learners - 1) / learners * params * FLOAT32_BYTES * steps)
 
 
 async def measure_downlink(bus: Bus, record: RunRecord, into: Downlink) -> None:

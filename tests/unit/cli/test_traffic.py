@@ -9,9 +9,10 @@ import pytest
 from skerry.bus import contributions, ledger
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.streams import specs
-from skerry.cli.traffic import Downlink, data_parallel_bytes, measure_uplink, parameters
+from skerry.cli.traffic import Downlink, measure_uplink, parameters
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.merge import slice_norms
+from skerry.core.traffic import data_parallel_bytes
 from skerry.testing.puppet import run_record, walk
 from skerry.wire.codec import encode_vector
 from skerry.wire.messages import (

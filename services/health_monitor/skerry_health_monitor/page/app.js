@@ -1,0 +1,75 @@
+// Puts it together: connection, theme, keys, and one tick a second for ages.
+import * as charts from "./charts.js";
+import { $ } from "./dom.js";
+import * as fragments from "./fragments.js";
+import * as glance from "./glance.js";
+import * as lanes from "./lanes.js";
+import { openAddressed } from "./record.js";
+import * as rounds from "./rounds.js";
+import * as side from "./side.js";
+import { connect, listen } from "./store.js";
+
+const TICK_MS = 1000;
+
+function repaint() {
+  lanes.paint();
+  fragments.paint();
+  charts.redraw();
+}
+
+function dark() {
+  const wanted = document.documentElement.dataset.theme;
+  return wanted ? wanted === "dark" : !matchMedia("(prefers-color-scheme: light)").matches;
+}
+
+function turn() {
+  const to = dark() ? "light" : "dark";
+  document.documentElement.dataset.theme = to;
+  try { localStorage.setItem("skerry-theme", to); } catch { /* then it lasts as long as the page */ }
+  repaint();
+}
+
+function go(id, inside) {
+  $(id).scrollIntoView({ block: "start" });
+  const stop = inside ? $(inside).querySelector('[tabindex="0"]') : null;
+  (stop ?? $(id).querySelector("button, a, pre, input"))?.focus({ preventScroll: true });
+}
+
+const KEYS = {
+  g: () => { scrollTo({ top: 0 }); $("main").focus(); },
+  l: () => go("learners", "lanes"), f: () => go("fragments"), r: () => go("rounds", "round-rows"), w: () => go("writes"),
+  t: turn, "/": () => { go("learners"); $("filter").focus(); }, "?": () => $("help").showModal(),
+};
+
+document.addEventListener("keydown", (e) => {
+  if (e.ctrlKey || e.metaKey || e.altKey || document.querySelector("dialog[open]")) return;
+  if (e.target.matches("input, textarea, select")) {
+    if (e.key === "Escape") e.target.blur();
+    return;
+  }
+  const act = KEYS[e.key];
+  if (act) {
+    e.preventDefault();
+    act();
+  }
+});
+for (const dialog of document.querySelectorAll("dialog")) {
+  dialog.addEventListener("click", (e) => { if (e.target === dialog) dialog.close(); });
+}
+$("theme").addEventListener("click", turn);
+$("help-open").addEventListener("click", () => $("help").showModal());
+matchMedia("(prefers-color-scheme: light)").addEventListener("change", repaint);
+
+let addressed = false;
+listen(["facts"], () => {
+  if (!addressed) openAddressed();
+  addressed = true;
+});
+addEventListener("hashchange", openAddressed);
+
+setInterval(() => {
+  if (document.hidden) return;
+  for (const part of [glance, lanes, fragments, rounds, side]) part.tick();
+}, TICK_MS);
+repaint();
+connect();

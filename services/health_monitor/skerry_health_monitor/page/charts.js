@@ -1,0 +1,180 @@
+// Loss and throughput, drawn by uPlot; redrawn at most twice a second, and not while out of sight.
+import { $, colour, say } from "./dom.js";
+import { bytes, count, duration, loss } from "./format.js";
+import { listen, store } from "./store.js";
+
+const DRAW_MS = 500;
+const chosen = { axis: "step", range: "run", log: false };
+const SPANS = { run: Infinity, day: 86400, hour: 3600 };
+
+function bins() {
+  return [...store[`curve_${chosen.range}`].values()].sort((a, b) => a.at_s - b.at_s);
+}
+
+// uPlot takes one axis for all: two curves with points of their own are woven together.
+function lossData() {
+  const trained = bins().filter((b) => b.loss !== null);
+  const end = trained.at(-1)?.at_s ?? 0;
+  const from = chosen.range === "run" ? -Infinity : end - SPANS[chosen.range];
+  const at = (p) => (chosen.axis === "total" && p.total === undefined ? p.tokens : p[chosen.axis]);
+  const judged = [...store.evaluations.values()].filter((e) => e.loss !== null && e.at_s >= from);
+  const points = new Map();
+  for (const b of trained) points.set(at(b), [b.loss, points.get(at(b))?.[1] ?? null]);
+  for (const e of judged) points.set(at(e), [points.get(at(e))?.[0] ?? null, e.loss]);
+  const xs = [...points.keys()].sort((a, b) => a - b);
+  return [xs, xs.map((x) => points.get(x)[0]), xs.map((x) => points.get(x)[1])];
+}
+
+// Commits come in lumps: a mean over a few expected rounds is what the eye wants.
+function speedData() {
+  const shown = bins();
+  const width = store.run.widths_s?.[chosen.range] ?? 1;
+  if (shown.length < 3) return [[], []];
+  const byBin = new Map(shown.map((b) => [Math.round(b.at_s / width), b.tokens]));
+  const from = Math.round(shown[0].at_s / width), to = Math.round(shown.at(-1).at_s / width);
+  const over = Math.max(2, Math.ceil((6 * (store.run.round_gap_s ?? 1)) / width), Math.round((to - from) / 120));
+  const xs = [], ys = [];
+  let sum = 0;
+  for (let bin = from; bin < to; bin++) {
+    sum += byBin.get(bin) ?? 0;
+    if (bin - over >= from) sum -= byBin.get(bin - over) ?? 0;
+    if (bin - from + 1 >= over) {
+      xs.push(bin * width);
+      ys.push(sum / (over * width));
+    }
+  }
+  return [xs, ys];
+}
+
+// As long as the ticks are apart, so much of a time is told.
+function times(_, splits, axis, space, apart_s) {
+  return splits.map((at_s) => {
+    const d = new Date(1000 * at_s);
+    if (apart_s >= 86400) return d.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+    return d.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...(apart_s < 60 ? { second: "2-digit" } : {}) });
+  });
+}
+
+function xAxis(axis) {
+  const base = { stroke: colour("quiet"), grid: { stroke: colour("faint"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4, size: 28 };
+  if (axis === "at_s") return { ...base, values: times };
+  return { ...base, values: (_, splits) => splits.map((v) => count(v)) };
+}
+
+function yAxis(values) {
+  return { stroke: colour("quiet"), grid: { stroke: colour("faint"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4, size: 46, values: (_, splits) => splits.map((v) => (v === null ? "" : values(v))) };
+}
+
+const shown = (value, format) => (value === null || value === undefined ? "–" : format(value));
+
+function lossOptions(width, height) {
+  const x = chosen.axis === "at_s" ? "time" : chosen.axis === "step" ? "step" : "tokens";
+  return {
+    width, height, padding: [8, 10, 0, 0],
+    scales: { x: { time: chosen.axis === "at_s" }, y: chosen.log ? { distr: 3 } : { range: (_, lo, hi) => [lo === null ? 0 : lo - 0.05 * Math.max(1e-3, hi - lo), hi === null ? 1 : hi + 0.05 * Math.max(1e-3, hi - lo)] } },
+    axes: [xAxis(chosen.axis), yAxis((v) => (v < 10 ? v.toFixed(2) : v.toFixed(0)))],
+    cursor: { points: { size: 6 }, drag: { x: true, y: false } },
+    series: [
+      { label: x, value: (_, v) => shown(v, chosen.axis === "at_s" ? (s) => new Date(1000 * s).toLocaleString("en-GB") : count) },
+      { label: "training", stroke: colour("sea"), width: 1.6, spanGaps: true, points: { show: false }, value: (_, v) => shown(v, loss) },
+      { label: "held-out", stroke: colour("sand"), width: 1.6, spanGaps: true, points: { show: true, size: 5, fill: colour("sand") }, value: (_, v) => shown(v, loss) },
+    ],
+  };
+}
+
+function speedOptions(width, height) {
+  return {
+    width, height, padding: [8, 10, 0, 0],
+    scales: { y: { range: (_, lo, hi) => [0, Math.max(1, (hi ?? 1) * 1.1)] } },
+    axes: [xAxis("at_s"), yAxis(count)],
+    cursor: { points: { size: 6 }, drag: { x: true, y: false } },
+    series: [
+      { label: "time", value: (_, v) => shown(v, (s) => new Date(1000 * s).toLocaleString("en-GB")) },
+      { label: "tokens/s", stroke: colour("sky"), width: 1.6, fill: `${colour("sky")}24`, points: { show: false }, value: (_, v) => shown(v, count) },
+    ],
+  };
+}
+
+class Chart {
+  constructor(id, options, data) {
+    this.box = $(id);
+    this.options = options;
+    this.data = data;
+    this.plot = null;
+    this.drawn_ms = 0;
+    this.waiting = false;
+    this.seen = true;
+    new ResizeObserver(() => this.fit()).observe(this.box);
+    new IntersectionObserver(([e]) => {
+      this.seen = e.isIntersecting;
+      if (this.seen) this.draw();
+    }).observe(this.box);
+  }
+
+  size() {
+    return [Math.max(120, this.box.clientWidth), Math.max(90, this.box.clientHeight)];
+  }
+
+  fit() {
+    const [width, height] = this.size();
+    if (this.plot && (this.plot.width !== width || this.plot.height !== height)) this.plot.setSize({ width, height });
+  }
+
+  again() {
+    this.plot?.destroy();
+    this.plot = null;
+    this.now();
+  }
+
+  draw() {
+    if (this.waiting || !this.seen || document.hidden) return;
+    this.waiting = true;
+    setTimeout(() => { this.waiting = false; this.now(); }, Math.max(0, DRAW_MS - (performance.now() - this.drawn_ms)));
+  }
+
+  now() {
+    this.drawn_ms = performance.now();
+    const data = this.data();
+    if (this.plot === null) {
+      if (data[0].length) this.plot = new uPlot(this.options(...this.size()), data, this.box);
+      return;
+    }
+    // Where somebody has zoomed in, the picture stays as it is.
+    const zoomed = this.plot.scales.x.min > this.plot.data[0][0] || this.plot.scales.x.max < this.plot.data[0].at(-1);
+    this.plot.setData(data, !zoomed);
+    if (zoomed) this.plot.redraw();
+  }
+}
+
+const lossChart = new Chart("loss-chart", lossOptions, lossData);
+const speedChart = new Chart("speed-chart", speedOptions, speedData);
+
+function tell() {
+  const { run } = store;
+  say($("loss-words"), `Training loss ${loss(run.loss)}, held-out loss ${loss(run.held_out)} at step ${count(run.step)}.`);
+  say($("speed-words"), `${count(run.tokens_per_s)} tokens per second now; ${bytes(run.bytes_up)} sent up in ${duration(run.wall_s)}.`);
+}
+
+export function redraw() {
+  lossChart.again();
+  speedChart.again();
+}
+
+function choose(attribute, name) {
+  for (const button of document.querySelectorAll(`[data-${attribute}]`)) {
+    button.addEventListener("click", () => {
+      chosen[name] = button.dataset[attribute];
+      for (const other of document.querySelectorAll(`[data-${attribute}]`)) other.setAttribute("aria-pressed", String(other === button));
+      redraw();
+    });
+  }
+}
+choose("axis", "axis");
+choose("range", "range");
+$("log-y").addEventListener("click", () => {
+  chosen.log = !chosen.log;
+  $("log-y").setAttribute("aria-pressed", String(chosen.log));
+  redraw();
+});
+listen(["curve_run", "curve_day", "curve_hour", "evaluations"], () => { lossChart.draw(); speedChart.draw(); });
+listen(["run"], tell);

@@ -1,0 +1,142 @@
+// The header and the tiles: the run in one look.
+import { $, el, mark, say } from "./dom.js";
+import { age, bytes, count, duration, loss, percent, whole } from "./format.js";
+import { listen, now, store } from "./store.js";
+
+const USES = ["train", "compile", "recover", "wait", "replay", "idle", "down"];
+const TOLD = { train: "training", compile: "starting and compiling", recover: "catching up", wait: "waiting for others", replay: "repeating lost steps", idle: "idle", down: "down" };
+
+const TILES = [
+  ["loss", "Training loss"], ["held", "Held-out loss"], ["speed", "Tokens per second"], ["goodput", "Goodput"],
+  ["alive", "Learners"], ["rounds", "Rounds"], ["sent", "Sent"], ["checkpoint", "Checkpoint"],
+];
+const tiles = {};
+for (const [name, title] of TILES) {
+  const value = el("dd"), more = el("dd", { class: "more" });
+  const box = el("div", { class: "tile", id: `tile-${name}` }, el("dt", {}, title), value, more);
+  tiles[name] = { box, value: el("span"), unit: el("small"), more };
+  value.append(tiles[name].value, tiles[name].unit);
+  $("tiles").append(box);
+}
+
+function tile(name, value, unit, more, tone = "") {
+  say(tiles[name].value, value);
+  say(tiles[name].unit, unit ? ` ${unit}` : "");
+  say(tiles[name].more, more);
+  tiles[name].more.title = more;
+  mark(tiles[name].box, "tone", tone);
+}
+
+function status() {
+  const { run } = store;
+  if (store.state === "waiting") return ["waiting for the run", ""];
+  if (store.state === "connecting") return ["connecting", ""];
+  if (run.finished) return ["finished", "good"];
+  if (store.state === "away") return ["monitor away", "bad"];
+  if (run.away_since_s) return ["broker away", "bad"];
+  if (!run.rounds && !run.tokens) return ["starting", "warn"];
+  if (!run.alive) return ["nobody trains", "bad"];
+  return run.tokens_per_s > 0 ? ["training", "good"] : ["standing still", "warn"];
+}
+
+function header() {
+  const { run, facts } = store;
+  const [text, tone] = status();
+  const stale = store.state === "away" && !store.ended;
+  say($("status"), text);
+  mark($("status"), "tone", tone);
+  say($("run-name"), facts.run ?? store.name ?? "Skerry");
+  say($("link").lastElementChild, store.state === "live" ? "live" : store.ended ? "ended" : store.state === "away" ? "reconnecting" : store.state);
+  mark($("link"), "state", store.ended && store.state !== "live" ? "ended" : store.state);
+  document.body.classList.toggle("waiting", !facts.run);
+  document.body.classList.toggle("away", stale);
+  if (!facts.run) {
+    say($("steps"), `There is no run ${store.name ? `“${store.name}” ` : ""}in this log yet: it appears with its first learner.`);
+    return;
+  }
+  const elapsed = run.wall_s ?? Math.max(0, now() - facts.created_s);
+  const left = run.finished ? 0 : run.eta_s;
+  const byTime = run.timed && left !== null && left !== undefined;
+  const share = run.finished ? 1 : byTime ? elapsed / Math.max(1e-9, elapsed + left) : run.steps ? run.step / run.steps : 0;
+  $("progress").firstElementChild.style.width = `${Math.min(100, 100 * share).toFixed(1)}%`;
+  $("progress").setAttribute("aria-valuenow", Math.round(100 * share));
+  say($("steps"), byTime ? `step ${whole(run.step)}, ends by time` : `step ${whole(run.step)} of ${whole(run.steps)}${run.counting ? ", reading the history" : ""}`);
+  say($("times"), run.finished ? `took ${duration(elapsed)}` : `${duration(elapsed)} so far · ${left === null || left === undefined ? "end unknown" : `${duration(left)} left`}`);
+}
+
+function tileAll() {
+  const { run, facts } = store;
+  if (!facts.run) return;
+  tile("loss", loss(run.loss), "nats", run.tokens ? `${count(run.tokens)} tokens trained` : "no step yet");
+  const evaluated = [...store.evaluations.values()];
+  const first = evaluated.find((e) => e.loss !== null);
+  const bits = run.bits_per_byte === null ? "" : `${run.bits_per_byte.toFixed(3)} bits/byte, `;
+  tile("held", loss(run.held_out), run.held_out === null ? "" : "nats",
+    run.held_out === null ? "not evaluated yet" : `${bits}step ${whole(run.held_out_step)}${first && first.loss !== run.held_out ? `, from ${loss(first.loss, 2)}` : ""}`);
+  const pace = store.run.learners ? `${count(facts.batch_tokens)} a step and learner` : "";
+  tile("speed", count(run.tokens_per_s), "", pace, !run.finished && run.rounds && !run.tokens_per_s ? "warn" : "");
+  tile("goodput", percent(run.goodput), "", lost(run.time), run.goodput < 0.5 && now() - facts.created_s > 300 ? "warn" : "");
+  tile("alive", String(run.alive ?? 0), `of ${run.learners}`, `laid out for ${facts.learners}, quorum ${facts.quorum}`,
+    !run.finished && run.alive < run.learners ? (run.alive < facts.quorum ? "bad" : "warn") : "");
+  const ago = run.last_round_s === null ? "none yet" : `last ${age(now() - run.last_round_s)}${now() - run.last_round_s < 1 ? "" : " ago"}`;
+  tile("rounds", whole(run.rounds), "", run.round_gap_s ? `${ago}, one each ${duration(run.round_gap_s)}` : ago);
+  const sent = run.bytes_up + run.bytes_down;
+  const times = sent > 0 ? run.bytes_data_parallel / sent : 0;
+  tile("sent", ...bytes(sent).split(" "),
+    times > 1 ? `${times.toFixed(times < 10 ? 1 : 0)}× below data-parallel, ${bytes(run.bytes_data_parallel - sent)} saved` : `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down`);
+  const newest = [...store.checkpoints.values()].at(-1);
+  tile("checkpoint", newest ? age(now() - newest.written_s) : "–", newest ? (now() - newest.written_s < 1 ? "" : "ago") : "", newest ? `step ${whole(newest.step)}, ${bytes(newest.bytes)}` : "none yet");
+}
+
+function lost(time = {}) {
+  const most = Object.entries(time).filter(([use]) => use !== "train").sort((a, b) => b[1] - a[1])[0];
+  return most && most[1] >= 0.005 ? `most lost: ${TOLD[most[0]] ?? most[0]} ${percent(most[1])}` : "nothing lost";
+}
+
+const keys = {}, parts = {};
+for (const use of USES) {
+  $("split").append((parts[use] = el("i", { "data-use": use })));
+  keys[use] = el("span");
+  $("split-key").append(el("li", { "data-use": use, class: "key" }, keys[use]));
+}
+
+function split() {
+  const time = store.run.time ?? {};
+  for (const use of USES) {
+    const share = time[use] ?? 0;
+    parts[use].style.width = `${(100 * share).toFixed(2)}%`;
+    say(keys[use], `${TOLD[use]} ${percent(share, share && share < 0.0995 ? 1 : 0)}`);
+    keys[use].parentElement.hidden = use !== "train" && share < 0.0005;
+  }
+  $("split").setAttribute("aria-label", USES.filter((u) => time[u]).map((u) => `${TOLD[u]} ${percent(time[u], 1)}`).join(", "));
+}
+
+const FACTS = [
+  ["mode", (f) => f.mode], ["model", (f) => `${f.model}, ${count(f.parameters)} parameters`],
+  ["fragments, H, tau", (f) => `${f.fragments}, ${f.h_steps}, ${f.overlap_steps}`],
+  ["quorum", (f) => `${f.quorum} of ${f.learners}`], ["merge", (f) => f.merge],
+  ["on the wire", (f) => `${f.contribution_scheme} up, ${f.global_scheme} down`],
+  ["created", (f) => new Date(1000 * f.created_s).toLocaleString("en-GB")],
+  ["restored from", (f) => f.restored_from], ["Skerry", (f) => f.version],
+];
+
+function facts() {
+  if (!store.facts.run) return;
+  $("facts").replaceChildren(...FACTS.filter(([, of]) => of(store.facts)).flatMap(([name, of]) => [el("dt", {}, name), el("dd", {}, of(store.facts))]));
+}
+
+function title() {
+  const active = [...store.alerts.values()].filter((a) => a.until_s === null);
+  const bad = active.filter((a) => a.severity !== "info").length;
+  const { run } = store;
+  document.title = `${bad ? `(${bad}) ` : ""}${store.facts.run ?? "Skerry"}${run.finished ? " finished" : ""}${run.loss ? ` · ${loss(run.loss)}` : ""}`;
+}
+
+export function tick() {
+  header();
+  tileAll();
+}
+listen(["run", "facts", "state", "checkpoints", "evaluations"], tick);
+listen(["run"], split);
+listen(["facts"], facts);
+listen(["run", "alerts", "facts"], title);

@@ -1,0 +1,103 @@
+// One round: its trace, its ledger record, and who was in it.
+import { $, el, say } from "./dom.js";
+import { age, count, duration, loss, moment, percent, whole, words } from "./format.js";
+import { now, store } from "./store.js";
+
+const WHY = {
+  grace: "the quorum was there, and the grace window that costs no goodput was over",
+  everyone: "everybody who is alive had answered",
+  genesis: "the first parameters of the fragment",
+  nothing_counts: "nothing that arrived could be merged: the version equals the one before",
+};
+let asked = 0;
+
+function pair(name, value, title = "") {
+  return el("div", {}, el("dt", {}, name), el("dd", { title }, value));
+}
+
+function copier(text) {
+  const button = el("button", { type: "button", onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      say(button, "copied");
+    } catch {
+      getSelection().selectAllChildren($("trace-id"));
+      say(button, "selected");
+    }
+  } }, "copy");
+  return button;
+}
+
+function traceBox(c) {
+  const address = `/api/rounds/${c.fragment}/${c.version}`;
+  const template = store.facts.trace_url;
+  const open = template && c.trace_id ? el("a", { href: template.replace("{trace_id}", encodeURIComponent(c.trace_id)), target: "_blank", rel: "noopener noreferrer", id: "trace-open" }, "open trace") : null;
+  return el("dl", { class: "trace-box" },
+    el("dt", {}, "trace id"), el("dd", { class: "mono", id: "trace-id" }, c.trace_id || "none: the syncer is of an earlier release"), el("span", { class: "do" }, c.trace_id ? copier(c.trace_id) : null, open),
+    el("dt", {}, "ledger record"), el("dd", { class: "mono", id: "ledger-sequence" }, `sequence ${c.ledger_sequence}`), el("span", { class: "do" }, el("a", { href: address, target: "_blank", rel: "noopener", id: "record-open" }, "as JSON")));
+}
+
+function facts(c) {
+  const row = store.rounds.get(`${c.fragment}.${c.version}`);
+  const opened = c.opened_ns / 1e9, closed = c.closed_ns / 1e9;
+  return el("dl", { class: "pairs" },
+    pair("opened", moment(opened)),
+    pair("to quorum", duration(c.quorum_s)), pair("grace", duration(c.grace_s)),
+    pair("closed by", words(c.reason), WHY[c.reason] ?? ""),
+    pair("in the log", row ? `${duration(Math.max(0, row.stored_s - closed))} after closing` : moment(closed)),
+    pair("adopted", row?.adopted ? `by ${row.adopted}, the last ${duration(Math.max(0, row.adopted_s - opened))} after opening` : row ? "by nobody yet" : "too long ago to tell"),
+    pair("step", whole(c.step)), pair("age", age(now() - closed)),
+    pair("syncer", `${c.syncer || "–"}, fence ${c.fence}`), pair("parameters' digest", c.params_digest));
+}
+
+function table(c) {
+  if (!c.consumed.length) return el("p", { class: "none" }, "No contribution was merged.");
+  const opened = c.opened_ns;
+  const rows = [...c.consumed].sort((a, b) => (a.arrived_ns || Infinity) - (b.arrived_ns || Infinity));
+  return el("div", { class: "table" }, el("table", {},
+    el("thead", {}, el("tr", {}, ...["learner", "answered", "stale", "steps", "tokens", "weight", "loss"].map((h) => el("th", { scope: "col" }, h)))),
+    el("tbody", {}, ...rows.map((m) => el("tr", {},
+      el("td", {}, m.incarnation > 1 ? `${m.learner} #${m.incarnation}` : m.learner),
+      el("td", {}, m.arrived_ns ? `+${duration(Math.max(0, m.arrived_ns - opened) / 1e9)}` : "earlier"),
+      el("td", {}, String(m.staleness)), el("td", {}, count(m.steps)), el("td", {}, count(m.tokens)), el("td", {}, percent(m.weight, 1)), el("td", {}, loss(m.loss)))))));
+}
+
+function refusals(c) {
+  if (!c.refused.length) return null;
+  return el("div", {}, el("h3", {}, "Refused"), el("ul", {}, ...c.refused.slice(0, 50).map((r) => el("li", {}, `${words(r.cause)}: ${r.learner || "unknown"}${r.tokens ? `, ${count(r.tokens)} tokens` : ""}`))));
+}
+
+export async function openRound(fragment, version) {
+  const dialog = $("round"), body = $("round-body"), mine = ++asked;
+  say($("round-title"), `Fragment ${fragment}, version ${version}`);
+  body.replaceChildren(el("p", { class: "none" }, "Reading the ledger…"));
+  if (!dialog.open) dialog.showModal();
+  history.replaceState(null, "", `#round=${fragment}.${version}`);
+  let told;
+  try {
+    const answer = await fetch(`/api/rounds/${fragment}/${version}`);
+    told = await answer.json();
+  } catch {
+    told = { error: "The monitor does not answer: try again." };
+  }
+  if (mine !== asked) return;
+  if (told.error) {
+    body.replaceChildren(el("p", { class: "none" }, told.error));
+    return;
+  }
+  const raw = el("pre", { class: "record", tabindex: "0" });
+  const details = el("details", {}, el("summary", {}, "The whole ledger record"), raw);
+  details.addEventListener("toggle", () => { if (details.open) say(raw, JSON.stringify(told, null, 2)); });
+  body.replaceChildren(traceBox(told), facts(told), el("h3", {}, `Contributions (${told.consumed.length})`), table(told), ...[refusals(told)].filter(Boolean), details);
+}
+
+$("round").addEventListener("close", () => {
+  asked++;
+  $("round-body").replaceChildren();
+  if (location.hash.startsWith("#round=")) history.replaceState(null, "", location.pathname);
+});
+
+export function openAddressed() {
+  const found = /^#round=(\d+)\.(\d+)$/.exec(location.hash);
+  if (found) openRound(Number(found[1]), Number(found[2]));
+}

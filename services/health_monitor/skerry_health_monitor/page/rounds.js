@@ -1,0 +1,143 @@
+// The timeline of rounds: each as a bar from its opening, all on one scale, newest first.
+import { $, el, firstStop, roving, Rows, say, svg } from "./dom.js";
+import { age, clock, duration, loss, words } from "./format.js";
+import { openRound } from "./record.js";
+import { listen, now, store, touch } from "./store.js";
+
+const MOST = 80;
+const list = $("round-rows");
+const head = el("div", { class: "round head-row", "aria-hidden": "true" });
+for (const [text, kind] of [["committed", ""], ["fragment", ""], ["", "scale"], ["closed by", "reason"], ["in", "number"], ["stale", "number"], ["loss", "loss number"], ["trace", "trace"]]) head.append(el("span", { class: kind }, text));
+list.before(head);
+const scaleNote = head.children[2];
+let scale_s = 1;
+
+// Seconds from the opening: to quorum, to the end of grace, to the commit in the log, to adoption.
+export function phases(r) {
+  const wait = r.quorum_s, grace = wait + r.grace_s;
+  return { wait, grace, commit: Math.max(grace, r.stored_s - r.opened_s), adopted: r.adopted_s === null ? null : Math.max(0, r.adopted_s - r.opened_s) };
+}
+
+export function bar(r, whole_s, label = true) {
+  const picture = svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", "aria-hidden": label ? "true" : "false" });
+  const p = phases(r), x = (s) => Math.max(0, Math.min(1000, (1000 * s) / whole_s));
+  const rect = (from, to, kind) => picture.append(svg("rect", { x: x(from).toFixed(1), y: 5, width: Math.max(0.5, x(to) - x(from)).toFixed(1), height: 8, class: `g-${kind}` }));
+  rect(0, p.wait, "wait");
+  if (r.grace_s > 0) rect(p.wait, p.grace, "grace");
+  rect(p.grace, p.commit, "commit");
+  const ticks = r.arrived_s.map((s) => `M${x(s).toFixed(1)} 2v14`).join("");
+  if (ticks) picture.append(svg("path", { d: ticks, class: r.arrived_s.length > 12 ? "g-arrive crowd" : "g-arrive", "vector-effect": "non-scaling-stroke" }));
+  if (p.adopted !== null) picture.append(svg("rect", { x: Math.min(994, x(p.adopted)).toFixed(1), y: 3, width: 6, height: 12, class: "g-adopt" }));
+  return picture;
+}
+
+class Row {
+  constructor(key) {
+    this.time = el("time");
+    this.name = el("b");
+    this.version = el("span");
+    this.reason = el("span", { class: "reason" });
+    this.in = el("span", { class: "number" });
+    this.stale = el("span", { class: "number" });
+    this.loss = el("span", { class: "number loss" });
+    this.trace = el("span", { class: "trace mono" });
+    this.bar = el("span");
+    this.button = el("button", { type: "button", class: "round", "data-row": "", tabindex: "-1", "data-round": key, onclick: () => openRound(this.told.fragment, this.told.version) },
+      this.time, el("span", { class: "who" }, this.name, " ", this.version), this.bar, this.reason, this.in, this.stale, this.loss, this.trace);
+    this.node = el("li", {}, this.button);
+  }
+
+  show(r) {
+    if (this.told === r && this.scale === scale_s) return;
+    this.told = r;
+    this.scale = scale_s;
+    say(this.time, clock(r.closed_s));
+    say(this.name, `f${r.fragment}`);
+    say(this.version, `v${r.version}`);
+    say(this.reason, words(r.reason));
+    say(this.in, String(r.learners));
+    say(this.stale, r.refused ? `✕${r.refused}` : String(r.staleness));
+    this.stale.className = `number ${r.refused ? "bad" : r.staleness ? "late" : ""}`;
+    this.stale.title = r.refused ? `${r.refused} refused` : `stalest: ${r.staleness}`;
+    say(this.loss, loss(r.loss, 2));
+    say(this.trace, r.trace_id ? r.trace_id.slice(0, 12) : "–");
+    const p = phases(r);
+    this.bar.replaceChildren(bar(r, scale_s));
+    this.button.setAttribute("aria-label", `Fragment ${r.fragment} version ${r.version}, step ${r.step}: ${words(r.reason)} with ${r.learners} contributions, quorum after ${duration(p.wait)}, grace ${duration(r.grace_s)}, committed after ${duration(p.commit)}, adopted by ${r.adopted}${r.refused ? `, ${r.refused} refused` : ""}`);
+  }
+}
+
+const rows = new Rows(list, (key) => new Row(key));
+let held = null; // what is shown while somebody points at it or has the focus in it
+
+function busy() {
+  return list.matches(":hover") || list.contains(document.activeElement) || $("round").open;
+}
+
+function render() {
+  const all = [...store.rounds.entries()].sort((a, b) => b[1].closed_s - a[1].closed_s || b[1].sequence - a[1].sequence);
+  let shown = all.slice(0, MOST).map(([key]) => key);
+  if (held && busy()) {
+    const still = held.filter((key) => store.rounds.has(key));
+    const newer = shown.filter((key) => !still.includes(key) && store.rounds.get(key).closed_s >= (store.rounds.get(still[0])?.closed_s ?? 0)).length;
+    say($("newer"), `${newer} newer`);
+    $("newer").hidden = newer === 0;
+    shown = still;
+  } else {
+    $("newer").hidden = true;
+    const lengths = shown.map((key) => phases(store.rounds.get(key))).map((p) => Math.max(p.commit, Math.min(p.adopted ?? 0, 2 * p.commit + 0.5))).sort((a, b) => a - b);
+    const wanted = Math.max(0.02, (lengths[Math.floor(0.9 * (lengths.length - 1))] ?? 1) * 1.15);
+    if (wanted > scale_s || wanted < 0.6 * scale_s) scale_s = wanted;
+    held = shown;
+  }
+  say(scaleNote, shown.length ? `opened ${"·".repeat(3)} ${duration(scale_s)} later` : "");
+  head.hidden = shown.length === 0;
+  rows.show(shown);
+  for (const key of shown) rows.rows.get(key).show(store.rounds.get(key));
+  firstStop(list);
+  $("rounds-none").hidden = shown.length > 0;
+}
+
+class Open {
+  constructor(key) {
+    this.key = key;
+    this.time = el("time");
+    this.name = el("b");
+    this.version = el("span");
+    this.rect = svg("rect", { x: 0, y: 5, height: 8, class: "g-open" });
+    this.words = el("span", { class: "reason" });
+    const picture = svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", "aria-hidden": "true" });
+    picture.append(this.rect);
+    this.node = el("li", { class: "round" }, this.time, el("span", { class: "who" }, this.name, " ", this.version), el("span", {}, picture), this.words);
+  }
+
+  show(o, at) {
+    say(this.time, "in the air");
+    say(this.name, `f${o.fragment}`);
+    say(this.version, `v${o.version}`);
+    this.rect.setAttribute("width", Math.min(1000, (1000 * Math.max(0, at - o.opened_s)) / scale_s).toFixed(0));
+    say(this.words, `${age(at - o.opened_s)}${o.attempt ? `, try ${o.attempt + 1}` : ""}${o.final ? ", final" : ""}`);
+  }
+}
+
+const open = new Rows($("open-rows"), (key) => new Open(key));
+
+export function tick() {
+  const at = now();
+  const keys = store.run.finished ? [] : [...store.open.keys()].sort((a, b) => store.open.get(a).opened_s - store.open.get(b).opened_s);
+  open.show(keys);
+  for (const key of keys) open.rows.get(key).show(store.open.get(key), at);
+}
+
+$("newer").addEventListener("click", () => { held = null; document.activeElement.blur(); list.scrollTop = 0; render(); });
+list.addEventListener("mouseleave", () => touch("rounds"));
+list.addEventListener("focusout", () => setTimeout(() => touch("rounds"), 0));
+$("find").addEventListener("submit", (e) => {
+  e.preventDefault();
+  const fragment = parseInt($("find-fragment").value || "0", 10), version = parseInt($("find-version").value || "0", 10);
+  if (fragment >= 0 && version > 0) openRound(fragment, version);
+  else $("find-version").focus();
+});
+roving(list);
+listen(["rounds"], render);
+listen(["open", "run"], tick);

@@ -1,0 +1,131 @@
+// What the monitor has told: kept as it comes, whole first, then changes.
+
+const KEYED = ["learners", "lanes", "rounds", "open", "fragments", "checkpoints", "evaluations",
+  "samples", "alerts", "streams", "curve_run", "curve_day", "curve_hour"];
+const MARKS_S = 900;
+const AGAIN_MS = 1500;
+
+export const store = {
+  run: {}, facts: {}, name: "", state: "connecting", offset_s: 0, heard_ms: 0, ended: false,
+  ...Object.fromEntries(KEYED.map((name) => [name, new Map()])),
+  marks: new Map(), // learner number -> [[at_s, late], …], oldest first
+};
+
+export const now = () => Date.now() / 1000 + store.offset_s;
+
+const listeners = new Set();
+let dirty = new Set();
+let asked = false;
+
+export function listen(sections, render) {
+  listeners.add({ sections: new Set(sections), render });
+}
+
+// One render for all that came since the last frame; none while nobody looks.
+function ask() {
+  if (asked) return;
+  asked = true;
+  const later = document.hidden ? (f) => setTimeout(f, 1000) : requestAnimationFrame;
+  later(() => {
+    asked = false;
+    const changed = dirty;
+    dirty = new Set();
+    for (const { sections, render } of listeners) {
+      if (changed.has("all") || [...sections].some((s) => changed.has(s))) render(changed);
+    }
+  });
+}
+
+export function touch(...sections) {
+  for (const section of sections) dirty.add(section);
+  ask();
+}
+
+function row(section, values) {
+  const columns = store.facts.columns?.[section];
+  if (!columns || section === "lanes") return values;
+  const made = {};
+  for (let i = 0; i < columns.length; i++) made[columns[i]] = values[i];
+  return made;
+}
+
+function put(section, changes) {
+  const plain = section === "run" || section === "facts";
+  const held = store[section];
+  if (held === undefined) return;
+  for (const [key, value] of Object.entries(changes.set ?? {})) {
+    if (plain) held[key] = value;
+    else held.set(key, row(section, value));
+  }
+  for (const key of changes.del ?? []) {
+    if (plain) delete held[key];
+    else held.delete(key);
+  }
+  dirty.add(section);
+}
+
+function take(marks) {
+  const oldest = now() - MARKS_S;
+  for (const [, learner, at_s, late] of marks) {
+    let held = store.marks.get(learner);
+    if (!held) store.marks.set(learner, (held = []));
+    held.push([at_s, late]);
+    if (held[0][0] < oldest) store.marks.set(learner, held.filter(([at]) => at >= oldest));
+  }
+  if (marks.length) dirty.add("marks");
+}
+
+function heard(data) {
+  store.heard_ms = performance.now();
+  store.offset_s = data.now_s - Date.now() / 1000;
+  store.name = data.run;
+}
+
+function state(to) {
+  if (store.state !== to) {
+    store.state = to;
+    touch("state");
+  }
+}
+
+function whole(data) {
+  heard(data);
+  store.run = {};
+  store.facts = data.sections.facts;
+  for (const name of KEYED) store[name].clear();
+  store.marks.clear();
+  for (const [section, rows] of Object.entries(data.sections)) {
+    if (section !== "facts") put(section, { set: rows });
+  }
+  take(data.marks);
+  store.ended = false;
+  state("live");
+  touch("all");
+}
+
+function change(data) {
+  heard(data);
+  for (const [section, changes] of Object.entries(data.sections)) put(section, changes);
+  take(data.marks);
+  state("live");
+  ask();
+}
+
+export function connect() {
+  const source = new EventSource("/api/stream");
+  source.addEventListener("whole", (e) => whole(JSON.parse(e.data)));
+  source.addEventListener("change", (e) => change(JSON.parse(e.data)));
+  source.addEventListener("waiting", (e) => {
+    heard(JSON.parse(e.data));
+    state("waiting");
+  });
+  source.addEventListener("end", () => {
+    store.ended = true;
+    touch("state");
+  });
+  source.addEventListener("error", () => {
+    state("away");
+    source.close();
+    setTimeout(connect, AGAIN_MS);
+  });
+}

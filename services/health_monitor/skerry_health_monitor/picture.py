@@ -1,0 +1,315 @@
+"""What the page shows, as sections of keyed plain values: what has changed is easy to tell.
+
+A section maps keys to rows; a row is a list whose columns ``COLUMNS`` names, so that a second of
+two hundred learners is 20 kB. Texts that others chose are bounded here and escaped by the page.
+Times are seconds since the epoch: ages grow in the browser without a word from us.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from skerry.core.traffic import data_parallel_bytes
+from skerry_health_monitor.alerts import clip
+from skerry_health_monitor.timeline import interval_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skerry.bus.base import StreamInfo
+    from skerry.bus.report import LearnerRow, Report, RunRow
+    from skerry_health_monitor.book import Book
+    from skerry_health_monitor.curves import Curve
+    from skerry_health_monitor.history import History
+    from skerry_health_monitor.timeline import Past
+    from skerry_health_monitor.watch import Watch
+
+Section = dict[str, Any]
+Sections = dict[str, Section]
+
+MOST_ARRIVALS = 32
+MOST_PATH = 200
+MOST_SAMPLE = 600
+MARK = ("number", "learner", "at_s", "late")
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "learners": (
+        *("number", "name", "host", "incarnation", "liveness", "reason", "phase", "step", "tokens"),
+        *("loss", "step_time_s", "tokens_per_s", "goodput", "bytes_up", "bytes_down"),
+        *("contributions", "staleness", "skipped", "seen_s", "heard", "last", "time"),
+    ),
+    "rounds": (
+        *("fragment", "version", "step", "reason", "opened_s", "quorum_s", "grace_s", "closed_s"),
+        *("stored_s", "learners", "arrived_s", "refused", "staleness", "tokens", "loss"),
+        *("trace_id", "adopted", "adopted_s", "final", "sequence"),
+    ),
+    "open": ("fragment", "version", "opened_s", "due_step", "attempt", "final", "trace_id"),
+    "fragments": ("version", "step", "closed_s", "reason", "parameters", "adopted", "staleness"),
+    "checkpoints": ("path", "step", "tokens", "written_s", "bytes", "digest", "sequence"),
+    "evaluations": ("at_s", "step", "tokens", "loss", "bits_per_byte", "perplexity", "evaluator"),
+    "samples": ("at_s", "step", "loss", "text"),
+    "alerts": ("severity", "text", "fix", "since_s", "until_s"),
+    "streams": ("messages", "bytes", "max_bytes", "retention"),
+    "lanes": ("at_s", "state"),
+    "curve_run": ("at_s", "step", "total", "loss", "tokens", "rounds"),
+    "curve_day": ("at_s", "step", "total", "loss", "tokens", "rounds"),
+    "curve_hour": ("at_s", "step", "total", "loss", "tokens", "rounds"),
+    "marks": MARK,
+}
+"""The columns of each section's rows; ``run`` and ``facts`` are rows of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All that a picture is made from; ``more`` are facts that only the process knows."""
+
+    watch: Watch
+    told: Report
+    book: Book
+    streams: Sequence[StreamInfo]
+    away_since_s: float | None
+    more: Mapping[str, object]
+    now_s: float
+
+
+def picture(scene: Scene) -> Sections:
+    """Return every section of the page as of now."""
+    history, view = scene.watch.history, scene.watch.view
+    numbers = {name: number for number, name in enumerate(view.learners)}
+    curves = history.curves.by_name()
+    return {
+        "facts": {**_facts(scene.watch), **scene.more, "columns": COLUMNS},
+        "run": _run(scene),
+        "learners": {
+            row.name: _learner(row, numbers[row.name], history, scene.now_s)
+            for row in scene.told.learners
+        },
+        "lanes": {
+            name: [[round(turn.at_s, 1), turn.state] for turn in lane.turns]
+            for name, lane in history.lanes.items()
+            if name in numbers
+        },
+        "rounds": {f"{f}.{v}": _round(row) for (f, v), row in history.timeline.rounds.items()},
+        "open": _open(history),
+        "fragments": _fragments(scene.watch),
+        "checkpoints": _checkpoints(history),
+        "evaluations": _evaluations(scene.watch),
+        "samples": _samples(history),
+        "alerts": _alerts(scene.book),
+        "streams": {
+            clip(s.name): [s.messages, s.bytes, s.spec.max_bytes, s.spec.retention.value]
+            for s in scene.streams
+        },
+        **{f"curve_{name}": _curve(curve) for name, curve in curves.items()},
+    }
+
+
+def marks(scene: Scene, after: int = 0) -> list[list[Any]]:
+    """Return the contributions of late with a number above ``after``, oldest first."""
+    numbers = {name: number for number, name in enumerate(scene.watch.view.learners)}
+    found: list[list[Any]] = []
+    for mark in reversed(scene.watch.history.marks):
+        if mark.number <= after:
+            break
+        if mark.learner in numbers:
+            found.append([mark.number, numbers[mark.learner], round(mark.at_s, 1), mark.late])
+    return found[::-1]
+
+
+def _facts(watch: Watch) -> Section:
+    config, record = watch.config, watch.record
+    return {
+        "run": clip(record.run),
+        "mode": config.mode,
+        "model": clip(config.model.factory or config.model.preset),
+        "parameters": sum(prod(leaf.shape) for leaf in record.leaves),
+        "fragments": record.fragments,
+        "h_steps": config.sync.h_steps,
+        "overlap_steps": config.sync.overlap_steps,
+        "quorum": config.sync.quorum,
+        "learners": config.sync.learners,
+        "merge": config.sync.merge,
+        "contribution_scheme": config.sync.contribution_scheme,
+        "global_scheme": config.sync.global_scheme,
+        "batch_tokens": config.data.batch * config.data.seq_len,
+        "created_s": record.created_ns / 1e9,
+        "version": clip(record.skerry_version),
+        "restored_from": clip(record.restored_from, MOST_PATH),
+        "checkpoint_every_s": config.checkpoint.every_s,
+        "chaos": config.chaos.allow,
+    }
+
+
+def _run(scene: Scene) -> Section:
+    run, history = scene.told.run, scene.watch.history
+    config = scene.watch.config
+    params = sum(prod(leaf.shape) for leaf in scene.watch.record.leaves)
+    gap_s = interval_s(history.timeline.rounds)
+    parallel = data_parallel_bytes(params, history.steps_by_learner(), config.sync.learners)
+    last_s = scene.watch.view.last_commit_s
+    return {
+        "finished": run.finished,
+        "step": run.step,
+        "steps": run.steps,
+        "timed": run.timed,
+        "tokens": run.tokens,
+        "loss": _figures(run.loss),
+        "tokens_per_s": round(run.tokens_per_s, 1),
+        "learners": run.learners,
+        "alive": run.alive,
+        "rounds": run.rounds,
+        "contributions": run.contributions,
+        "goodput": round(run.goodput, 4),
+        "time": _time(run.time),
+        "staleness_mean": round(run.staleness_mean, 3),
+        "staleness_max": run.staleness_max,
+        "refused": {clip(cause): count for cause, count in run.refused.items()},
+        "bytes_up": run.bytes_up,
+        "bytes_down": run.bytes_down,
+        "bytes_data_parallel": parallel,
+        "last_round": clip(run.last_round),
+        "last_round_s": None if last_s is None else round(last_s, 2),
+        "checkpoint_step": run.checkpoint_step,
+        "held_out_texts": run.held_out_texts,
+        **_held_out(run),
+        "wall_s": round(run.wall_s) if run.finished else None,
+        "eta_s": None if run.eta_s is None else round(run.eta_s),
+        "counting": run.counting,
+        "round_gap_s": _figures(gap_s),
+        "away_since_s": scene.away_since_s,
+        "widths_s": {name: c.width_s for name, c in history.curves.by_name().items()},
+    }
+
+
+def _held_out(run: RunRow) -> Section:
+    judged = run.held_out
+    return {
+        "held_out": None if judged is None else _figures(judged.loss),
+        "held_out_step": None if judged is None else judged.step,
+        "bits_per_byte": None if judged is None else _figures(judged.bits_per_byte),
+    }
+
+
+def _learner(row: LearnerRow, number: int, history: History, now_s: float) -> list[object]:
+    lane = history.lanes.get(row.name)
+    return [
+        *(number, clip(row.name), "" if lane is None else clip(lane.host), row.incarnation),
+        *(row.liveness.value, row.reason, row.phase.value, row.step, row.tokens),
+        *(_figures(row.loss), _figures(row.step_time_s), round(row.tokens_per_s, 1)),
+        *(round(row.goodput, 3), row.bytes_up, row.bytes_down, row.contributions),
+        *(row.staleness, row.syncs_skipped, round(now_s - row.seen_s_ago, 1), row.heard),
+        None if lane is None or lane.last is None else [*lane.last[:2], round(lane.last[2], 1)],
+        _time(row.time),
+    ]
+
+
+def _time(uses: Mapping[str, float]) -> dict[str, float]:
+    """Return each use's share; what nothing was lost to is left out."""
+    return {use: round(share, 3) for use, share in uses.items() if share >= 0.0005}
+
+
+def _round(row: Past) -> list[object]:
+    return [
+        *(row.fragment, row.version, row.step, clip(row.reason), round(row.opened_s, 3)),
+        *(round(row.quorum_s, 4), round(row.grace_s, 4), round(row.closed_s, 3)),
+        *(round(row.stored_s, 3), len(row.learners), _thinned(row.arrived_s), row.refused),
+        *(row.staleness, row.tokens, _figures(row.loss), clip(row.trace_id), row.adopted),
+        *(None if row.adopted_s is None else round(row.adopted_s, 2), row.final, row.sequence),
+    ]
+
+
+def _thinned(arrived_s: tuple[float, ...]) -> list[float]:
+    """Return at most MOST_ARRIVALS of them, the first and the last among them."""
+    if len(arrived_s) <= MOST_ARRIVALS:
+        return [round(s, 3) for s in arrived_s]
+    last = len(arrived_s) - 1
+    picked = (arrived_s[i * last // (MOST_ARRIVALS - 1)] for i in range(MOST_ARRIVALS))
+    return [round(s, 3) for s in picked]
+
+
+def _open(history: History) -> Section:
+    return {
+        str(fragment): [
+            *(fragment, told.version, round(told.opened_ns / 1e9, 2), told.due_step),
+            *(told.attempt, told.final, clip(told.trace_id)),
+        ]
+        for fragment, told in history.timeline.open.items()
+        if fragment < history.fragments
+    }
+
+
+def _fragments(watch: Watch) -> Section:
+    newest = watch.history.timeline.newest
+    shown: Section = {}
+    for fragment in range(watch.record.fragments):
+        row = newest.get(fragment)
+        version = max(watch.view.versions.get(fragment, 0), row.version if row else 0)
+        if row is None:
+            shown[str(fragment)] = [version, 0, None, "", watch.sizes[fragment], 0, 0]
+            continue
+        shown[str(fragment)] = [
+            *(version, row.step, round(row.closed_s, 2), clip(row.reason), watch.sizes[fragment]),
+            *(row.adopted, row.staleness),
+        ]
+    return shown
+
+
+def _checkpoints(history: History) -> Section:
+    return {
+        clip(path, MOST_PATH): [
+            *(clip(c.path, MOST_PATH), c.step, c.tokens, round(c.written_ns / 1e9, 1)),
+            *(c.size_bytes, clip(c.digest), c.ledger_sequence),
+        ]
+        for path, c in history.checkpoints.items()
+    }
+
+
+def _evaluations(watch: Watch) -> Section:
+    return {
+        str(e.evaluated_ns): [
+            *(round(e.evaluated_ns / 1e9, 1), e.step, e.tokens, _figures(e.loss)),
+            *(_figures(e.bits_per_byte), _figures(e.perplexity), clip(e.evaluator)),
+        ]
+        for e in watch.view.evaluations
+    }
+
+
+def _samples(history: History) -> Section:
+    return {
+        str(e.evaluated_ns): [
+            round(e.evaluated_ns / 1e9, 1),
+            e.step,
+            _figures(e.loss),
+            e.sample[:MOST_SAMPLE],
+        ]
+        for e in history.samples
+    }
+
+
+def _alerts(book: Book) -> Section:
+    return {
+        str(held.number): [
+            *(held.alert.severity.value, held.alert.text, held.alert.fix),
+            *(round(held.since_s, 1), None if held.until_s is None else round(held.until_s, 1)),
+        ]
+        for held in (*book.past, *book.active.values())
+    }
+
+
+def _curve(curve: Curve) -> Section:
+    return {
+        f"{curve.width_s:g}:{number}": [
+            *(number * curve.width_s, held.step, round(held.total), _figures(held.loss)),
+            *(round(held.tokens, 1), held.rounds),
+        ]
+        for number, held in curve.bins.items()
+    }
+
+
+def _figures(value: float | None) -> float | None:
+    """Return a number with six digits, which no screen shows more of; None for what is none."""
+    if value is None or value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124
+        return None
+    return float(f"{value:.6g}")

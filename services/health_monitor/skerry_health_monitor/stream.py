@@ -1,0 +1,175 @@
+"""Server-sent events: the whole picture to who comes, then what changes, to everybody at once.
+
+A client that does not read is cut off: its queue holds ``MOST_WAITING`` messages and no more, and
+its connection is ended, so that nothing waits in memory for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry_health_monitor.picture import Sections
+
+log = structlog.get_logger()
+
+MOST_CLIENTS = 64
+MOST_WAITING = 16
+PUSH_S = 0.3
+"""Messages come no faster than this,"""
+LOOK_S = 1.0
+"""and no slower while something changes that sends no message, such as silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One picture: ``epoch`` changes where differences to the last one would make no sense.
+
+    ``marks`` returns the marks behind a number; None for ``sections``: there is no run yet.
+    """
+
+    epoch: object
+    sections: Sections | None
+    marks: Callable[[int], list[list[Any]]]
+    head: dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One page that listens; ``next`` returns None at the end."""
+
+    most: int = MOST_WAITING
+    waiting: deque[bytes] = field(default_factory=deque[bytes])
+    ended: bool = False
+    dropped: asyncio.Event = field(default_factory=asyncio.Event)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def offer(self, message: bytes) -> bool:
+        """Queue a message; False, and the end of it, for one that has not read the last ones."""
+        if len(self.waiting) >= self.most:
+            self.dropped.set()
+            self.waiting.clear()
+            self.end()
+            return False
+        self.waiting.append(message)
+        self._ready.set()
+        return True
+
+    def end(self) -> None:
+        """Send nothing more after what is queued."""
+        self.ended = True
+        self._ready.set()
+
+    async def next(self) -> bytes | None:
+        while not self.waiting:
+            if self.ended:
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        return self.waiting.popleft()
+
+
+class Hub:
+    """Sends pictures to all clients; works only while there are any."""
+
+    def __init__(self, frame: Callable[[], Frame], changed: asyncio.Event) -> None:
+        self._frame = frame
+        self._changed = changed
+        self._came = asyncio.Event()
+        self._sent: Frame | None = None
+        self._marked = 0
+        self.clients: set[Client] = set()
+        self.dropped = 0
+
+    def join(self) -> Client | None:
+        """Return a new client with the whole picture before it; None where there are too many."""
+        if len(self.clients) >= MOST_CLIENTS:
+            return None
+        self._push()
+        client = Client()
+        assert self._sent is not None
+        client.offer(self._whole(self._sent))
+        self.clients.add(client)
+        self._came.set()
+        return client
+
+    def leave(self, client: Client) -> None:
+        self.clients.discard(client)
+
+    async def run(self) -> None:
+        """Push what changes, for ever."""
+        while True:
+            if not self.clients:
+                self._came.clear()
+                await self._came.wait()
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            self._push()
+            await asyncio.sleep(PUSH_S)
+
+    def close(self) -> None:
+        """Say the last word to everybody."""
+        self._push()
+        for client in self.clients:
+            client.offer(event("end", {}))
+            client.end()
+
+    def _push(self) -> None:
+        before, now = self._sent, self._frame()
+        self._sent = now
+        if before is None:
+            return
+        if before.epoch is not now.epoch or before.sections is None or now.sections is None:
+            if before.epoch is not now.epoch or (before.sections is None) != (now.sections is None):
+                self._send(self._whole(now))
+            return
+        changes = difference(before.sections, now.sections)
+        marks = now.marks(self._marked)
+        if marks:
+            self._marked = marks[-1][0]
+        if changes or marks:
+            self._send(event("change", {**now.head, "sections": changes, "marks": marks}))
+
+    def _whole(self, frame: Frame) -> bytes:
+        if frame.sections is None:
+            return event("waiting", frame.head)
+        marks = frame.marks(0)
+        self._marked = marks[-1][0] if marks else 0
+        return event("whole", {**frame.head, "sections": frame.sections, "marks": marks})
+
+    def _send(self, message: bytes) -> None:
+        for client in tuple(self.clients):
+            if not client.offer(message):
+                self.clients.discard(client)
+                self.dropped += 1
+                log.warning("page_client_dropped", reason="it does not read")
+
+
+def difference(before: Sections, now: Sections) -> dict[str, dict[str, Any]]:
+    """Return what to set and what to remove in each section, keys by section."""
+    changes: dict[str, dict[str, Any]] = {}
+    for name, section in now.items():
+        old = before.get(name, {})
+        put = {k: v for k, v in section.items() if k not in old or old[k] != v}
+        gone = [k for k in old if k not in section]
+        if put or gone:
+            changes[name] = {"set": put, "del": gone}
+    return changes
+
+
+def event(name: str, data: object) -> bytes:
+    """Return one server-sent event; JSON has no line breaks, so it is one line of data."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return f"event: {name}\ndata: {text}\n\n".encode()

@@ -1,0 +1,336 @@
+"""A run that plays on the page: a log in memory, the real monitor and server, invented learners.
+
+Everything the page shows comes the way it comes in a real run: through records in a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skerry.bus import ledger, presence
+from skerry.bus.memory import MemoryBroker
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
+from skerry.settings import RunConfig
+from skerry.testing.puppet import run_record
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Consumed,
+    Evaluation,
+    LearnerPhase,
+    LearnerProgress,
+    Pulse,
+    Refused,
+    Round,
+    RunRecord,
+)
+from skerry_health_monitor.service import Monitor, page_of
+from skerry_health_monitor.web import Connections, application, listen, serve_http
+
+RUN = "stage"
+STEP_S = 0.25
+TOKENS = 1024
+
+PROSE = """
+the fragment travels and the learner goes on and nobody waits for the others
+def adopt self fragment return merged
+"""
+
+
+def leaves(count: int) -> tuple[LeafSpec, ...]:
+    return (
+        LeafSpec("embed", (256, 64), embedding=True),
+        *(LeafSpec(f"block{i}/w", (96, 128)) for i in range(count)),
+    )
+
+
+def loss_at(step: int) -> float:
+    """A loss curve as one knows it: down fast, then slowly."""
+    return 1.35 + 4.2 * math.exp(-step / 90) + 0.9 * math.exp(-step / 900)
+
+
+@dataclass
+class Actor:
+    """One invented learner."""
+
+    name: str
+    incarnation: int = 1
+    speed: float = 1.0
+    phase: LearnerPhase = LearnerPhase.TRAINING
+    silent: bool = False
+    step: int = 0
+    steps: int = 0
+    began_s: float = 0.0
+    contributions: int = 0
+    versions: dict[int, int] = field(default_factory=dict[int, int])
+    merged: dict[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass
+class Stage:
+    """The run; ``pulse`` and ``commit`` make records, whoever directs decides when."""
+
+    learners: int = 3
+    fragments: int = 8
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        self.broker = MemoryBroker(clock_ns=lambda: self.ns)
+        self.bus = self.broker.connect()
+        self.chance = random.Random(self.seed)
+        self.plan = plan(leaves(max(4, self.fragments)), self.fragments)
+        given = {
+            "liveness": {"pulse_s": 0.5},
+            "train": {"steps": 12_000},
+            "sync": {"learners": self.learners, "fragments": self.fragments},
+        }
+        self.settings = RunConfig.model_validate({**given, **self.config})
+        self.actors = {
+            name: Actor(name, speed=self.chance.uniform(0.75, 1.15))
+            for name in (f"learner-{n}" for n in range(1, self.learners + 1))
+        }
+        self.versions = dict.fromkeys(range(self.fragments), 0)
+        self.now_s = time.time()
+
+    async def begin(self, age_s: float = 0.0) -> None:
+        """Create the run ``age_s`` ago, with its learners."""
+        self.now_s = time.time() - age_s
+        await self.bus.declare(specs(RUN, window_bytes=2**20))
+        text = self.settings.model_dump_json()
+        record: RunRecord = run_record(RUN, self.plan, text)
+        await ledger.create_run(
+            self.bus, replace(record, created_ns=self.ns, skerry_version="0.1.0")
+        )
+        for actor in self.actors.values():
+            await ledger.join(self.bus, RUN, actor.name, f"host-{len(actor.name)}", self.ns)
+            actor.began_s = self.now_s
+
+    @property
+    def ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+    async def pulse(self, actor: Actor, **changes: Any) -> None:
+        """Have a learner say how it is."""
+        alive_s = self.now_s - actor.began_s
+        loss = loss_at(actor.step) + self.chance.gauss(0, 0.04)
+        await presence.publish_pulse(
+            self.bus,
+            replace(
+                Pulse(
+                    run=RUN,
+                    learner=actor.name,
+                    incarnation=actor.incarnation,
+                    phase=actor.phase,
+                    sent_ns=self.ns,
+                    step=actor.step,
+                    steps=actor.steps,
+                    tokens=actor.steps * TOKENS,
+                    cursor=actor.steps,
+                    loss=loss,
+                    step_time_s=STEP_S / actor.speed,
+                    busy_s=0.86 * alive_s,
+                    alive_s=alive_s,
+                    bytes_up=actor.contributions * 40_000,
+                    bytes_down=actor.contributions * 130_000,
+                    contributions=actor.contributions,
+                    versions=tuple(actor.versions.get(f, 0) for f in range(self.fragments)),
+                    compile_s=min(9.0, 0.05 * alive_s),
+                    recover_s=0.01 * alive_s,
+                ),
+                **changes,
+            ),
+        )
+
+    async def open(self, fragment: int) -> Round:
+        """Open the next round of a fragment."""
+        told = Round(
+            run=RUN,
+            plan_digest=self.plan.digest,
+            fragment=fragment,
+            version=self.versions[fragment] + 1,
+            due_step=max(a.step for a in self.actors.values()),
+            opened_ns=self.ns,
+            syncer="syncer",
+            trace_id=self.trace(fragment, self.versions[fragment] + 1),
+        )
+        await presence.open_round(self.bus, told)
+        return told
+
+    def trace(self, fragment: int, version: int) -> str:
+        return f"{random.Random(f'{fragment}/{version}').getrandbits(128):032x}"
+
+    async def commit(self, fragment: int, **changes: Any) -> Commit:
+        """Commit the next version of a fragment, with everybody who trains."""
+        version = self.versions[fragment] + 1
+        taking = [a for a in self.actors.values() if not a.silent] if version > 1 else []
+        quorum_s, grace_s = self.chance.uniform(0.05, 0.25), self.chance.uniform(0.0, 0.3)
+        opened_ns = self.ns - int((quorum_s + grace_s) * 1e9)
+        step = max(a.step for a in self.actors.values())
+        consumed = tuple(self._consumed(a, fragment, opened_ns, quorum_s + grace_s) for a in taking)
+        commit = Commit(
+            run=RUN,
+            plan_digest=self.plan.digest,
+            fragment=fragment,
+            version=version,
+            step=step,
+            reason="genesis" if version == 1 else self.chance.choice(("grace", "everyone")),
+            syncer="syncer",
+            fence=3,
+            opened_ns=opened_ns,
+            closed_ns=self.ns,
+            quorum_s=quorum_s,
+            grace_s=grace_s,
+            consumed=consumed,
+            refused=(),
+            contrib_floor=1,
+            progress=tuple(
+                LearnerProgress(a.name, a.incarnation, version, a.steps * TOKENS, a.steps)
+                for a in taking
+            ),
+            params_digest=2**63 + version,
+            master_digest=7,
+            trace_id=self.trace(fragment, version),
+        )
+        commit = replace(commit, **changes)
+        await ledger.append_commit(self.bus, commit)
+        self.versions[fragment] = version
+        for actor in taking or self.actors.values():
+            actor.versions[fragment] = version
+            actor.contributions += 1
+        return commit
+
+    def _consumed(self, actor: Actor, fragment: int, opened_ns: int, within_s: float) -> Consumed:
+        late = self.chance.random() < 0.08
+        version, steps = self.versions[fragment] + 1, actor.steps - actor.merged.get(fragment, 0)
+        actor.merged[fragment] = actor.steps
+        arrived = 0 if late else opened_ns + int(self.chance.uniform(0.2, 1.0) * within_s * 1e9)
+        return Consumed(
+            *(
+                actor.name,
+                actor.incarnation,
+                version,
+                1,
+                2,
+                version - 1,
+                int(late),
+                actor.step,
+                steps,
+            ),
+            *(steps * TOKENS, 0, steps, 1 / max(1, len(self.actors))),
+            loss_at(actor.step) + self.chance.gauss(0, 0.04),
+            arrived,
+        )
+
+    async def refuse(self, fragment: int, cause: str, learner: str) -> None:
+        """Commit a round that refuses somebody."""
+        await self.commit(fragment, refused=(Refused(cause, learner, 1, 1, 1, 0, 1),))
+
+    async def evaluate(self, **changes: Any) -> None:
+        """Have the evaluator judge the newest state, and say what it writes."""
+        step = max(a.step for a in self.actors.values())
+        loss = loss_at(step) + 0.06
+        said = Evaluation(
+            run=RUN,
+            evaluator="evaluator",
+            step=step,
+            tokens=sum(a.steps for a in self.actors.values()) * TOKENS,
+            versions=tuple(self.versions.values()),
+            loss=loss,
+            perplexity=math.exp(loss),
+            bits_per_byte=loss / math.log(2),
+            evaluated_tokens=8192,
+            text_digest=7,
+            evaluated_ns=self.ns,
+            sample=self.prose(step),
+        )
+        await ledger.record_evaluation(self.bus, replace(said, **changes))
+
+    def prose(self, step: int) -> str:
+        """What a model of this age might write."""
+        mess = "etaoin shrdlu()=:_\n    "
+        sharp = min(1.0, step / 2500)
+        words = [
+            self.chance.choice(PROSE.split())
+            if self.chance.random() < sharp
+            else "".join(self.chance.choice(mess) for _ in range(5))
+            for _ in range(36)
+        ]
+        return " ".join(words)[:400]
+
+    async def checkpoint(self) -> None:
+        """Note a checkpoint of the newest state."""
+        step = max(a.step for a in self.actors.values())
+        record = CheckpointRecord(
+            *(RUN, f"/data/checkpoints/stage/step-{step:08}", f"{step:032x}"),
+            tuple(self.versions.values()),
+            *(step, step * TOKENS, self.ns, 9_300_000, 17),
+        )
+        await ledger.record_checkpoint(self.bus, record)
+
+    async def past(self, age_s: float, every_s: float) -> None:
+        """Let a run have gone on for ``age_s`` by now, a round every ``every_s`` seconds."""
+        await self.begin(age_s)
+        for fragment in range(self.fragments):
+            await self.commit(fragment)
+        rounds = int(age_s / every_s)
+        for number in range(rounds):
+            self.now_s += every_s
+            for actor in self.actors.values():
+                actor.steps = int((self.now_s - actor.began_s) / STEP_S * actor.speed)
+                actor.step = actor.steps
+            await self.commit(number % self.fragments)
+            if number % max(1, rounds // 40) == 0:
+                await self.evaluate()
+            if number % max(1, rounds // 8) == 0:
+                await self.checkpoint()
+        for actor in self.actors.values():
+            await self.pulse(actor)
+
+    async def play(self, every_s: float = 0.4) -> None:
+        """Go on for ever: pulses of everybody, rounds, now and then an evaluation."""
+        number = 0
+        while True:
+            self.now_s = time.time()
+            for actor in self.actors.values():
+                if not actor.silent:
+                    actor.steps = int((self.now_s - actor.began_s) / STEP_S * actor.speed)
+                    actor.step = max(actor.step, actor.steps)
+                    await self.pulse(actor)
+            fragment = number % self.fragments
+            await self.open((fragment + 1) % self.fragments)
+            await self.commit(fragment)
+            number += 1
+            if number % 25 == 0:
+                await self.evaluate()
+            await asyncio.sleep(every_s)
+
+
+@asynccontextmanager
+async def served(stage: Stage, **facts: object) -> AsyncGenerator[tuple[str, Monitor]]:
+    """Yield the address of a monitor's page over a stage, and the monitor."""
+    monitor = Monitor(stage.broker.connect(), RUN, until_finished=False)
+    monitor.facts.update(facts)
+    connections = Connections()
+    hub, routes = page_of(monitor, connections)
+    app = application(monitor.view, RUN, routes)
+    listening = listen("127.0.0.1", 0)
+    tasks = [
+        asyncio.create_task(monitor.follow()),
+        asyncio.create_task(hub.run()),
+        asyncio.create_task(serve_http(app, listening, connections, hub.close)),
+    ]
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/", monitor
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
