@@ -26,20 +26,26 @@ def run(
     """Say who is alive, slow or gone, and serve the run's state as JSON on health.port."""
     import os
     import socket
+    from pathlib import Path
 
     from skerry import settings
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
     from skerry.runtime.logs import configure
+    from skerry.wire.subjects import checked_token
     from skerry_health_monitor.link import Link
     from skerry_health_monitor.service import health_monitor
+    from skerry_health_monitor.sinks import outlets
     from skerry_health_monitor.web import listen
 
     holder = name or f"health-monitor-{socket.gethostname()}-{os.getpid()}"
     overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
+        checked_token(run, "run")
         local = settings.load(config, overrides).local
         configure(local.log_level, service="health-monitor")
+        rows = local.telemetry.jsonl or Path(".skerry", run, "metrics.jsonl")
+        told = outlets(local.metrics, rows, run)
         listening = listen(local.health.host, local.health.port)
     link = Link()
     run_service(
@@ -48,6 +54,8 @@ def run(
             run,
             listening,
             link=link,
+            metrics=local.metrics,
+            outlets=told,
             until_finished=until_finished,
             shutdown_s=local.shutdown_s,
         )
