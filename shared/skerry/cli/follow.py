@@ -84,8 +84,13 @@ class Feed:
                 self._on_message(message, now_s)
 
 
-async def snapshot(bus: Bus, run: str) -> RunView:
-    """Return a view of the run as it stands in the log; RunNotFound if there is none."""
+async def snapshot(
+    bus: Bus, run: str, *, on_message: Callable[[Message, float], None] | None = None
+) -> RunView:
+    """Return a view of the run as it stands in the log; RunNotFound if there is none.
+
+    ``on_message`` hears each message that the view is made of.
+    """
     record = await ledger.read_run(bus, run)
     view = fold(
         RunView(frame_of(run, run_config_from_json(record.config_json))), record, time.time()
@@ -96,10 +101,17 @@ async def snapshot(bus: Bus, run: str) -> RunView:
     messages += [checkpoint] if checkpoint else []
     messages += await ledger.evaluations(bus, run)
     newest = {f: c.version for f, c in (await ledger.last_commits(bus, run)).items()}
+
+    def take(message: Message) -> RunView:
+        now_s = time.time()
+        if on_message is not None:
+            on_message(message, now_s)
+        return fold(view, message, now_s)
+
     for message in messages:
-        view = fold(view, message, time.time())
+        view = take(message)
     async for commit in _commits(bus, run, until=newest):
-        view = fold(view, commit, time.time())
+        view = take(commit)
     return view
 
 

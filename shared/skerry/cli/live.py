@@ -163,7 +163,7 @@ def picture(now: Report, seconds: float) -> RenderableType:
     run = now.run
     loss = f"{run.loss:.3f}" if run.loss is not None else "-"
     facts = [
-        f"[bold]{escape(run.run)}[/]{' finished' if run.finished else ''}",
+        f"[bold]{plain(run.run)}[/]{' finished' if run.finished else ''}",
         f"step [bold]{run.step}[/]{_of_steps(run)}",
         f"loss [bold]{loss}[/]",
         f"{run.tokens_per_s:,.0f} tokens/s" if not _unheard(now) else "",
@@ -235,7 +235,7 @@ def _learners(now: Report) -> Table:
 def _cells(row: LearnerRow) -> tuple[str, ...]:
     state = "" if row.phase in AT_REST else f"[{COLOURS[row.liveness]}]{row.liveness.value}[/]"
     return (
-        f"{escape(row.name)}#{row.incarnation}",
+        f"{plain(row.name)}#{row.incarnation}",
         state,
         row.phase.value.replace("_", " "),
         str(row.step) if row.heard else "-",
@@ -271,6 +271,12 @@ def clock(seconds: float | None) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def plain(text: str, most: int = 64) -> str:
+    """Return text that others chose, bounded, without markup or what moves a cursor."""
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
+    return escape(shown + "…" * (len(text) > most))
 
 
 def size(count: float) -> str:

@@ -189,6 +189,23 @@ def status(
         run_status(config=config, sets=set_ or [], run=run, nats=nats, once=once, as_json=json)
 
 
+@app.command()
+def top(
+    *,
+    config: options.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One line a second.")] = False,
+) -> None:
+    """Watch a run closely: learners, rounds, time; q ends it."""
+    from skerry.cli.top import run_top
+
+    with exit_on_error():
+        run_top(config=config, sets=set_ or [], run=run, nats=nats, once=once, as_json=json)
+
+
 @ledger_app.command()
 def verify(
     *,

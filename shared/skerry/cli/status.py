@@ -81,7 +81,7 @@ async def _status(
     given: Settings, run: str | None, *, named: bool, once: bool, as_json: bool
 ) -> None:
     async with log_of(given, run, named=named) as log, bus_from(log.nats, "status") as bus:
-        name = log.run or await _newest(bus)
+        name = log.run or await newest_run(bus)
         view = await snapshot(bus, name)
         if as_json:
             print(json.dumps(to_json(view, time.time()), indent=2))
@@ -121,7 +121,8 @@ async def _finished(feed: Feed) -> None:
     await feed.finished.wait()
 
 
-async def _newest(bus: Bus) -> str:
+async def newest_run(bus: Bus) -> str:
+    """Return the run that was created last; RunNotFound if there is none."""
     runs = await list_runs(bus)
     if not runs:
         msg = "This log holds no run: start one with `skerry up` or `skerry demo`."

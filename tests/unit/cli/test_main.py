@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from skerry.cli import main
 from skerry.cli.main import HANDED_ON, app
 
-COMMANDS = ["demo", "up", *HANDED_ON, "status", "doctor", "chaos"]
+COMMANDS = ["demo", "up", *HANDED_ON, "status", "top", "doctor", "chaos"]
 HEAVY = ("jax", "numpy", "blosc2", "nats", "numba", "optax", "google.protobuf", "structlog")
 SCREEN_LINES = 24
 

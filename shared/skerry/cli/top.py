@@ -1,0 +1,170 @@
+"""``skerry top``: a run in a terminal, as the health monitor's page shows it in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+
+from skerry import settings
+from skerry.bus import ledger
+from skerry.bus.report import report, to_json
+from skerry.cli.follow import Feed, snapshot
+from skerry.cli.status import log_of, newest_run, resting_report
+from skerry.cli.top_board import Scene, board
+from skerry.cli.top_past import Past
+from skerry.cli.traffic import parameters
+from skerry.runtime.connect import bus_from
+from skerry.settings import run_config_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from pathlib import Path
+
+    from skerry.bus.view import RunView
+    from skerry.wire.messages import RunRecord
+
+FRAME_S = 0.5
+LINE_S = 1.0
+MOST_TOLD = 20
+
+
+def run_top(
+    *,
+    config: Path | None,
+    sets: Sequence[str],
+    run: str | None,
+    nats: str | None,
+    once: bool,
+    as_json: bool,
+) -> None:
+    """Show a run until it is finished or ``q`` is pressed; ``once``, and off a terminal, once.
+
+    ``as_json`` prints a JSON object a second, one per line; with ``once`` a single one.
+    """
+    given = settings.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    asyncio.run(_top(given, run, named=nats is not None, once=once, as_json=as_json))
+
+
+async def _top(
+    given: settings.Settings, run: str | None, *, named: bool, once: bool, as_json: bool
+) -> None:
+    console = Console(highlight=False)
+    async with log_of(given, run, named=named) as log, bus_from(log.nats, "top") as bus:
+        name = log.run or await newest_run(bus)
+        past = Past()
+        if once or log.at_rest or not (as_json or console.is_terminal):
+            view = await snapshot(bus, name, on_message=past.take)
+            if as_json:
+                print(json.dumps(_json(view, past), indent=2))
+            else:
+                record = await ledger.read_run(bus, name)
+                scene = _scene(view, record, past, at_rest=log.at_rest)
+                console.print(board(scene, console.width))
+            return
+        await _follow(Feed(bus, name, on_message=past.take), past, None if as_json else console)
+
+
+def _scene(view: RunView, record: RunRecord, past: Past, *, at_rest: bool = False) -> Scene:
+    now_s = time.time()
+    now = report(view, now_s)
+    every_s = run_config_from_json(record.config_json).checkpoint.every_s
+    now = resting_report(now) if at_rest else now
+    return Scene(now, past, parameters(record), every_s, now_s)
+
+
+def _json(view: RunView, past: Past) -> dict[str, object]:
+    """Return what ``skerry status --json`` says, and the newest rounds and fragments' ages."""
+    now_s = time.time()
+    rounds = [
+        {
+            "fragment": commit.fragment,
+            "version": commit.version,
+            "reason": commit.reason,
+            "closed_s_ago": max(0.0, now_s - commit.closed_ns / 1e9),
+            "duration_s": (commit.closed_ns - commit.opened_ns) / 1e9,
+            "quorum_s": commit.quorum_s,
+            "grace_s": commit.grace_s,
+            "learners": [consumed.learner for consumed in commit.consumed],
+            "refused": [refused.cause for refused in commit.refused],
+            "trace_id": commit.trace_id,
+        }
+        for commit in list(past.rounds)[-MOST_TOLD:]
+    ]
+    ages = [
+        max(0.0, now_s - past.closed_s[f]) if f in past.closed_s else None
+        for f in range(view.frame.fragments)
+    ]
+    return {"time_s": now_s, **to_json(view, now_s), "rounds": rounds, "fragment_age_s": ages}
+
+
+async def _follow(feed: Feed, past: Past, console: Console | None) -> None:
+    """Follow until the run is finished or somebody has seen enough; then show it once more."""
+    enough = asyncio.Event()
+    following = asyncio.create_task(feed.run(), name="feed")
+    showing = asyncio.create_task(_show(feed, past, console, enough), name="screen")
+    tasks = {following, showing}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+    if feed.view is not None and feed.record is not None and console is not None:
+        console.print(board(_scene(feed.view, feed.record, past), console.width))
+
+
+async def _show(feed: Feed, past: Past, console: Console | None, enough: asyncio.Event) -> None:
+    if console is None:
+        while not feed.finished.is_set():
+            await _pause(feed.finished, LINE_S)
+            if feed.view is not None:
+                print(json.dumps(_json(feed.view, past)), flush=True)
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live, keys(enough):
+        while not (enough.is_set() or feed.finished.is_set()):
+            if feed.view is not None and feed.record is not None:
+                scene = _scene(feed.view, feed.record, past)
+                live.update(board(scene, console.width, console.height - 1), refresh=True)
+            await _pause(enough, FRAME_S)
+
+
+async def _pause(ended: asyncio.Event, seconds: float) -> None:
+    """Wait that long, or until the event."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await ended.wait()
+
+
+@contextlib.contextmanager
+def keys(enough: asyncio.Event) -> Generator[None]:
+    """Set ``enough`` when ``q`` is pressed, where there is a keyboard."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    loop, handle = asyncio.get_running_loop(), sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+
+    def pressed() -> None:
+        if b"q" in os.read(handle, 64).lower():
+            enough.set()
+
+    tty.setcbreak(handle)
+    loop.add_reader(handle, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(handle)
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)

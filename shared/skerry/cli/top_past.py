@@ -1,0 +1,65 @@
+"""What ``skerry top`` remembers beside a view: rounds of late, how the loss went, steps taken."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from skerry.bus.view import GENESIS
+from skerry.wire.messages import Commit, Pulse
+
+if TYPE_CHECKING:
+    from skerry.bus.view import Message
+
+MOST_ROUNDS = 200
+MOST_LOSSES = 480
+"""Above this many, each two neighbours become their mean: the curve keeps its shape."""
+
+
+@dataclass(slots=True)
+class Past:
+    """A fold over a run's messages, bounded; twice the same message changes nothing."""
+
+    rounds: deque[Commit] = field(default_factory=lambda: deque[Commit](maxlen=MOST_ROUNDS))
+    closed_s: dict[int, float] = field(default_factory=dict[int, float])
+    losses: list[float] = field(default_factory=list[float])
+    steps: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    _seen: dict[int, int] = field(default_factory=dict[int, int])
+    _every: int = 1
+    _waiting: list[float] = field(default_factory=list[float])
+
+    def take(self, message: Message, _at_s: float = 0.0) -> None:
+        """Remember what a message says, if it is one of those that matter here."""
+        if isinstance(message, Pulse):
+            self.steps[message.learner, message.incarnation] = message.steps
+        elif isinstance(message, Commit) and message.version > self._seen.get(message.fragment, 0):
+            self._seen[message.fragment] = message.version
+            self.closed_s[message.fragment] = message.closed_ns / 1e9
+            if message.reason != GENESIS:
+                self.rounds.append(message)
+                self._note(message)
+
+    def steps_by_learner(self) -> dict[str, int]:
+        """Return the steps that each learner has told of, all its incarnations together."""
+        sums: dict[str, int] = {}
+        for (learner, _), steps in self.steps.items():
+            sums[learner] = sums.get(learner, 0) + steps
+        return sums
+
+    def _note(self, commit: Commit) -> None:
+        """Add the round's mean loss to the curve, weighted by tokens; NaN says nothing."""
+        told = [(c.loss, c.tokens) for c in commit.consumed if isfinite(c.loss) and c.tokens]
+        tokens = sum(weight for _, weight in told)
+        if not tokens:
+            return
+        self._waiting.append(sum(loss * weight for loss, weight in told) / tokens)
+        if len(self._waiting) < self._every:
+            return
+        self.losses.append(sum(self._waiting) / len(self._waiting))
+        self._waiting.clear()
+        if len(self.losses) > MOST_LOSSES:
+            pairs = zip(self.losses[::2], self.losses[1::2], strict=False)
+            self.losses = [(a + b) / 2 for a, b in pairs]
+            self._every *= 2

@@ -1,0 +1,260 @@
+"""What ``skerry top`` draws: everything at a glance, on a screen of any size."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import pty
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from skerry.bus import presence
+from skerry.bus.memory import MemoryBroker
+from skerry.bus.report import report
+from skerry.bus.view import Frame, RunView, fold
+from skerry.cli import top
+from skerry.cli.follow import Feed, snapshot
+from skerry.cli.top_board import Scene, board, sparkline, split_bar
+from skerry.cli.top_past import MOST_LOSSES, Past
+from skerry.core.goodput import USES
+from skerry.core.liveness import Policy
+from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Consumed,
+    Evaluation,
+    LearnerPhase,
+    Pulse,
+    Refused,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.bus.view import Message
+
+NOW_S = 2_000_000.0
+DEADLINE_S = 20.0
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def pulse(name: str, step: int = 40, at_s: float = NOW_S) -> Pulse:
+    return Pulse(
+        run="r",
+        learner=name,
+        incarnation=3,
+        phase=LearnerPhase.TRAINING,
+        sent_ns=round(at_s * 1e9),
+        step=step,
+        steps=step,
+        tokens=step * 1000,
+        cursor=step,
+        loss=2.345,
+        step_time_s=0.5,
+        busy_s=15.0,
+        alive_s=30.0,
+        bytes_up=2_000_000,
+        bytes_down=1_000_000,
+        contributions=4,
+        compile_s=6.0,
+        f32_bytes_up=18_000_000,
+        f32_bytes_down=3_000_000,
+    )
+
+
+def commit(version: int, loss: float = 2.5, reason: str = "quorum") -> Commit:
+    return Commit(
+        run="r",
+        plan_digest=1,
+        fragment=0,
+        version=version,
+        step=8,
+        reason=reason,
+        syncer="s",
+        fence=1,
+        opened_ns=round((NOW_S - 5) * 1e9),
+        closed_ns=round((NOW_S - 4) * 1e9),
+        quorum_s=0.7,
+        grace_s=0.3,
+        consumed=(Consumed("a", 1, 1, 1, 1, 1, 0, 9, 9, 90, 0, 8, 1.0, loss),),
+        refused=(Refused("too_stale", "b"),),
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+        trace_id=TRACE,
+    )
+
+
+def scene(messages: Sequence[Message], *, later_s: float = 0.0) -> Scene:
+    view, past = RunView(Frame("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0))), Past()
+    view = replace(view, created_s=NOW_S - 60)
+    for message in messages:
+        past.take(message)
+        view = fold(view, message, NOW_S)
+    now_s = NOW_S + later_s
+    return Scene(report(view, now_s), past, 1_000_000, 30.0, now_s)
+
+
+def drawn(seen: Scene, width: int = 120, height: int | None = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(board(seen, width, height))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue().rstrip("\n").split("\n")
+
+
+LIVE = [
+    commit(1, reason="genesis"),
+    *(commit(version, 3 - version / 100) for version in range(2, 40)),
+    pulse("a"),
+    pulse("b", 30),
+    Evaluation("r", "e", 8, 90, (2, 2), 3.25, 25.0, 4.0, 64, 7, round(NOW_S * 1e9)),
+    CheckpointRecord("r", "/c", "d", (2, 2), 8, 90, round((NOW_S - 9) * 1e9), 512),
+]
+
+
+def test_a_run_is_told_at_a_glance() -> None:
+    text = "\n".join(drawn(scene(LIVE)))
+    for fact in (
+        "step 40/100",
+        "40%",
+        "learners 2/2",
+        "loss 2.345",
+        "held-out 3.250",
+        "4,000 tokens/s",
+        "train 50%",
+        "compile 20%",
+        "idle 30%",
+        "sent 4.0 MB up, 2.0 MB down  1/7.0 of float32  1/47 of data-parallel",
+        "rounds 38",
+        "checkpoint at step 8 0:09 ago",
+        "0:v39 0:04",
+        "39 too_stale",
+    ):
+        assert fact in text, fact
+
+
+def test_every_learner_has_a_row() -> None:
+    rows = [line.split() for line in drawn(scene(LIVE)) if "#3" in line]
+    assert [row[:5] for row in rows] == [
+        ["a#3", "training", "40", "2,000", "2.345"],
+        ["b#3", "training", "30", "2,000", "2.345"],
+    ]
+
+
+def test_a_round_comes_with_the_id_of_its_trace() -> None:
+    lines = [line for line in drawn(scene(LIVE)) if TRACE in line]
+    assert lines[0].split()[:9] == ["0:v39", "0:04", "quorum", "1", "1", "0.70", "s", "0.30", "s"]
+    assert len(lines) == 10
+
+
+@pytest.mark.parametrize("height", [20, 24, 50])
+@pytest.mark.parametrize("learners", [1, 12, 200])
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_it_fits_the_screen(width: int, learners: int, height: int) -> None:
+    seen = scene([*LIVE[:40], *(pulse(f"l{n:03}") for n in range(learners))])
+    lines = drawn(seen, width, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+
+
+def test_of_many_learners_those_in_trouble_come_first_and_the_rest_is_counted() -> None:
+    many = [pulse(f"l{n:03}") for n in range(199)]
+    seen = scene([*many, replace(pulse("zz"), phase=LearnerPhase.CATCHING_UP)])
+    rows = [line for line in drawn(seen, height=30) if "#3" in line or line.startswith("and ")]
+    assert rows[0].split()[:3] == ["zz#3", "catching", "up"]
+    assert rows[-1].rstrip() == f"and {201 - len(rows)} more"
+
+
+def test_a_learner_that_is_gone_is_a_warning() -> None:
+    lines = drawn(scene(LIVE, later_s=60.0))
+    assert any(line.startswith("! gone: a, b") for line in lines)
+    assert not any("! gone" in line for line in drawn(scene(LIVE)))
+
+
+def test_a_run_without_anything_yet_is_drawn_too() -> None:
+    assert "no parameters yet" in drawn(scene([]), 80, 24)[0]
+
+
+def test_what_others_chose_as_their_name_cannot_move_the_cursor_or_the_markup() -> None:
+    seen = scene([replace(pulse("x"), learner="[red]\x1b[2J" + "y" * 100)])
+    text = "\n".join(drawn(seen, 200))
+    assert "\x1b" not in text
+    assert "[red]\N{REPLACEMENT CHARACTER}[2Jyy" in text
+    assert "y" * 80 not in text
+
+
+def test_a_curve_shows_the_whole_of_it_in_the_width_there_is() -> None:
+    assert sparkline([], 8) == ""
+    assert sparkline([5.0], 8) == "▁"
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline(list(range(800)), 8) == "▁▂▃▄▅▆▇█"
+
+
+def test_shares_fill_the_bar() -> None:
+    shares = dict.fromkeys(USES, 1 / len(USES))
+    bar = Text.from_markup(split_bar(shares, 10)).plain
+    assert bar == "█" * 10
+    assert Text.from_markup(split_bar(dict.fromkeys(USES, 0.0), 10)).plain == " " * 10
+
+
+def test_the_loss_curve_is_bounded_and_keeps_its_ends() -> None:
+    past = Past()
+    for version in range(2, 2 + 4 * MOST_LOSSES):
+        past.take(commit(version, loss=float(version)))
+    assert len(past.losses) <= MOST_LOSSES
+    assert past.losses[0] < 10
+    assert past.losses[-1] > 4 * MOST_LOSSES - 10
+    assert past.losses == sorted(past.losses)
+
+
+def test_a_message_that_was_seen_changes_nothing() -> None:
+    once, twice = Past(), Past()
+    once.take(commit(2))
+    for _ in range(2):
+        twice.take(commit(2))
+    assert (list(once.rounds), once.losses) == (list(twice.rounds), twice.losses)
+
+
+async def test_json_holds_the_state_and_the_newest_rounds() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    for step in range(3):
+        await scripted.commit_all(step=step)
+    await presence.publish_pulse(scripted.bus, replace(pulse("a"), run="run"))
+    past = Past()
+    view = await snapshot(scripted.bus, "run", on_message=past.take)
+    told = json.loads(json.dumps(top._json(view, past)))
+    assert [row["version"] for row in told["rounds"]] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert all(age >= 0 for age in told["fragment_age_s"][:3])
+    assert told["learners"][0]["time"]["train"] >= 0
+
+
+async def test_it_draws_until_the_run_is_finished_and_once_more_at_the_end() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    out, past = io.StringIO(), Past()
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    feed = Feed(scripted.bus, "run", on_message=past.take)
+    following = asyncio.create_task(top._follow(feed, past, console))
+    await scripted.finish()
+    await asyncio.wait_for(following, DEADLINE_S)
+    assert "finished" in out.getvalue()
+
+
+async def test_q_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    enough = asyncio.Event()
+    with os.fdopen(theirs, "r") as keyboard:
+        monkeypatch.setattr("sys.stdin", keyboard)
+        with top.keys(enough):
+            os.write(ours, b"xQ")
+            await asyncio.wait_for(enough.wait(), DEADLINE_S)
+    os.close(ours)
