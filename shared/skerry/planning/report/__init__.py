@@ -1,0 +1,1 @@
+"""A report as one page, and its pictures and tables as files."""
