@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .batches import batch
 from .cells import BATCH, LARGE, M_TOKENS, SMALL, Cell, Experiment, Size
 from .fleets import failures, partition, scavenging, speeds
 
@@ -22,6 +23,7 @@ def all_experiments() -> tuple[Experiment, ...]:
     """Return every experiment, in the order of the report."""
     return (
         learning_rate(),
+        batch(),
         modes(),
         outer(),
         adoption(),
@@ -43,7 +45,7 @@ def learning_rate() -> Experiment:
         )
         for rate in rates
     ]
-    cells += [_rate(SMALL, "decoupled, M = 4", rate) for rate in ("1.5e-3", "3e-3", "6e-3")]
+    cells += [_rate(SMALL, "decoupled, M = 4", rate) for rate in ("1.5e-3", "3e-3", "6e-3", "1e-2")]
     return Experiment(
         name="learning-rate",
         title="The learning rate",
@@ -172,7 +174,7 @@ def outer() -> Experiment:
         ("direct 1.4", "rda"),
     ]
     fewer, fewest = ([several[n] for n in picked] for picked in ((0, 1, 3, 5), (0, 1, 5)))
-    cells = [_outer(24, 4, name, merge, THREE, LESS) for name, merge in several]
+    cells = [_outer(24, 4, name, merge, TWO, LESS) for name, merge in several]
     for h in (8, 64):
         cells += [_outer(h, 4, name, merge, TWO, LESS) for name, merge in fewer]
     cells += [_outer(256, 4, name, merge, TWO, 2 * LESS) for name, merge in fewest]

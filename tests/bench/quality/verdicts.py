@@ -12,6 +12,7 @@ def verdicts(findings: Findings) -> list[str]:
     """Return what an experiment's results say; nothing where they are too few to say it."""
     name = findings.experiment.name
     special = {
+        "batch": _batch,
         "modes": _modes,
         "quantisation": _quantisation,
         "failures": _within_a_further,
@@ -19,7 +20,7 @@ def verdicts(findings: Findings) -> list[str]:
         "outer": _outer,
     }
     found = list(special[name](findings)) if name in special else []
-    return found if name == "quantisation" else [*found, *_best(findings)]
+    return found if name in {"batch", "quantisation"} else [*found, *_best(findings)]
 
 
 def judged(difference: Estimate, goal: float) -> str:
@@ -47,6 +48,21 @@ def _modes(findings: Findings) -> Iterator[str]:
                 f"Decoupled against data-parallel, {labels['model']} model, M = {labels['M']}: "
                 f"{judged(difference, goals[labels['M']])}."
             )
+
+
+def _batch(findings: Findings) -> Iterator[str]:
+    """Compare the modes at each one's best rate, for every batch."""
+    best: dict[str, dict[str, float]] = {}
+    for cell in findings.experiment.cells:
+        labels, loss = dict(cell.labels), findings.loss(cell.key)
+        if loss is not None:
+            modes = best.setdefault(labels["batch"], {})
+            modes[labels["mode"]] = min(loss.mean, modes.get(labels["mode"], loss.mean))
+    for size, modes in best.items():
+        reference = modes.pop("data-parallel", None)
+        if reference is not None and modes:
+            said = ", ".join(f"{m} {100 * (x / reference - 1):+.1f} %" for m, x in modes.items())
+            yield f"Batch {size}, each at its best rate, against data-parallel: {said}."
 
 
 def _quantisation(findings: Findings) -> Iterator[str]:
