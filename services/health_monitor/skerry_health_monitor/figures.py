@@ -144,8 +144,8 @@ def _log(known: Known, servers: Iterable[Server]) -> Iterator[Figure]:
     run = known.view.frame.run
     for kind, count in known.read.items():
         yield Point(metrics.MONITOR_MESSAGES, count, (run, kind))
-    for kind, count in known.malformed.items():
-        yield Point(metrics.MONITOR_MALFORMED, count, (run, kind))
+    for kind in known.read.keys() | known.malformed.keys():
+        yield Point(metrics.MONITOR_MALFORMED, known.malformed.get(kind, 0), (run, kind))
     lags: dict[str, int] = {}
     for server in servers:
         for name, lag in server.lags.items():

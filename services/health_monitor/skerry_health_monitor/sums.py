@@ -18,6 +18,13 @@ MOST_WORDS = 32
 """Reasons and causes come from the log: beyond so many different ones, the rest is ``other``."""
 OTHER = "other"
 ACCEPTED, STALE, REFUSED = "accepted", "stale", "refused"
+CAUSES = (
+    *("too_stale", "base_in_future", "diverged", "incomplete", "superseded"),
+    *("truncated", "oversized", "corrupt", "wrong_version", "wrong_run", "wrong_plan"),
+    "unknown_scheme",
+)
+"""Told of from the beginning, as 0: a rate sees the first one only if something was there before.
+"""
 
 
 class Sums:
@@ -30,7 +37,8 @@ class Sums:
         self._quorum = Spread(metrics.QUORUM_WAIT, (run,))
         self._grace = Spread(metrics.GRACE_WAIT, (run,))
         self._staleness = Spread(metrics.STALENESS, (run,))
-        self._outcomes: dict[tuple[str, str], int] = {(ACCEPTED, ""): 0, (STALE, ""): 0}
+        begun = [(ACCEPTED, ""), (STALE, ""), *((REFUSED, cause) for cause in CAUSES)]
+        self._outcomes = dict.fromkeys(begun, 0)
 
     def take(self, commit: Commit) -> None:
         """Count one commit; the first one of a fragment is no round."""
@@ -64,6 +72,9 @@ class Sums:
         return self._rounds.setdefault(reason, made)
 
     def _refuse(self, cause: str) -> None:
+        """Count a refusal; that of a second offer of initial parameters is nobody's trouble."""
+        if cause == GENESIS:
+            return
         key = REFUSED, cause
         if key not in self._outcomes and len(self._outcomes) >= MOST_WORDS:
             key = REFUSED, OTHER

@@ -169,11 +169,26 @@ def test_goodput_and_badput_are_all_there_is() -> None:
 
 
 def test_contributions_are_told_by_what_became_of_them() -> None:
-    assert values(everything(), metrics.CONTRIBUTIONS) == {
+    told = values(everything(), metrics.CONTRIBUTIONS)
+    assert {labels: count for labels, count in told.items() if count} == {
         ("r", "accepted", ""): 1,
         ("r", "stale", ""): 2,
         ("r", "refused", "too_stale"): 1,
     }
+
+
+def test_what_has_not_happened_yet_is_told_of_as_0_so_that_its_first_time_is_seen() -> None:
+    found = figures(known(view(PULSE)), [], NOW_S)
+    assert values(found, metrics.CONTRIBUTIONS)["r", "refused", "too_stale"] == 0
+    found = figures(replace(known(view(PULSE)), malformed={}), [], NOW_S)
+    assert values(found, metrics.MONITOR_MALFORMED) == {("r", "pulse"): 0}
+
+
+def test_a_second_offer_of_initial_parameters_is_no_refusal() -> None:
+    sums = Sums("r")
+    sums.take(commit(refused=(Refused("genesis", "b"),)))
+    refused = [f for f in sums.figures() if isinstance(f, Point) and f.labels[1] == "refused"]
+    assert sum(f.value for f in refused) == 0
 
 
 def test_sums_of_the_ledger_are_left_out_while_its_history_is_still_read() -> None:
