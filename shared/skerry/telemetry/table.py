@@ -1,0 +1,51 @@
+"""The table of metrics as a page: ``python -m skerry.telemetry.table > docs/metrics.md``."""
+
+from __future__ import annotations
+
+from skerry.telemetry.metric import Kind, Metric, prometheus_name
+from skerry.telemetry.metrics import ALL
+
+HEAD = """\
+# Metrics
+
+Made out of `shared/skerry/telemetry/metrics.py` by `python -m skerry.telemetry.table >
+docs/metrics.md`; a test keeps it so.
+
+Names and units are OpenTelemetry's (UCUM; a unit in braces only says what is counted). Services
+send theirs by OTLP where `telemetry.endpoint` is set; the health monitor tells of what it reads
+from the log and from the broker on `/metrics`, in Prometheus' words, and writes the same to
+`telemetry.jsonl` every `metrics.every_s` seconds, and to TensorBoard or Weights & Biases where
+`metrics.tensorboard` or `metrics.wandb` says so.
+
+- A metric means the same whoever tells of it. Where a backend gets both, the job tells them apart.
+- Counters begin at 0 with the process that they count for: a learner's with its incarnation.
+- While a monitor that was started again still reads an old ledger, what the ledger adds up to
+  (rounds, contributions, staleness) is left out, so that no rate sees the past as work done now.
+- Histograms of rounds carry the trace id of their newest round as an exemplar (OpenMetrics).
+- Figures of the broker need `metrics.broker`; `skerry up` fills it in for the broker it starts.
+- Alerts are in `infra/prometheus/rules.yml`, a dashboard in `infra/grafana/skerry.json`.
+"""
+COLUMNS = ("Metric", "In Prometheus", "Kind", "Unit", "Attributes", "Told by", "What it is")
+
+
+def markdown() -> str:
+    """Return the page."""
+    rows = [COLUMNS, tuple("---" for _ in COLUMNS), *map(_row, ALL)]
+    return HEAD + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(metric: Metric) -> tuple[str, ...]:
+    name = prometheus_name(metric) + ("_bucket" if metric.kind is Kind.HISTOGRAM else "")
+    return (
+        f"`{metric.name}`",
+        f"`{name}`",
+        metric.kind.value,
+        f"`{metric.unit}`",
+        ", ".join(f"`{key}`" for key in metric.attributes),
+        ", ".join(metric.source),
+        metric.description,
+    )
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
