@@ -286,6 +286,13 @@ class HealthSettings(Table):
     """Address it listens on."""
     port: int = Field(default=8787, ge=0, le=65535)
     """Port; 0 picks a free one."""
+    trace_url: str = Field(default="", pattern=r"^(https?://[^\s]*\{trace_id\}[^\s]*)?$")
+    """Where your backend shows a trace, such as http://127.0.0.1:16686/trace/{trace_id}: the page
+    then links each round to it."""
+    token_file: Path | None = None
+    """File with the token that lets the page strike learners, where the run has chaos.allow;"""
+    cluster: Path | None = None
+    """and the run folder of their cluster on this machine. `skerry up` fills in both."""
 
 
 class TelemetrySettings(Table):
@@ -307,7 +314,7 @@ class TelemetrySettings(Table):
     metrics_interval_s: float = Field(default=10.0, gt=0)
     """Seconds between two sendings of metrics."""
     broker_hops: bool = False
-    """Whether the broker's part in a traced message is a span too; needs nats-server 2.11."""
+    """Whether the broker's part in a traced message is a span too."""
     jsonl: Path | None = None
     """File that keeps all metrics of the run as JSON lines; empty: one in the run's folder, where
     ``skerry up`` has one."""

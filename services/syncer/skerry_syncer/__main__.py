@@ -28,10 +28,12 @@ def run(
     import os
     import re
     import socket
+    from functools import partial
 
     from skerry import settings
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
+    from skerry.runtime.hops import tell_hops
     from skerry.runtime.logs import broker_event, configure
     from skerry.runtime.telemetry import telemetry
     from skerry_syncer.service import syncer
@@ -43,7 +45,11 @@ def run(
         local = settings.load(config, overrides).local
         configure(local.log_level, service="syncer")
     bus = bus_from(local.nats, holder, on_event=broker_event)
-    run_service(syncer(bus, run, holder, local.shutdown_s), telemetry(local, "syncer", run, holder))
+    beside = {"hops": partial(tell_hops, bus, run)} if local.telemetry.broker_hops else {}
+    run_service(
+        syncer(bus, run, holder, local.shutdown_s, beside),
+        telemetry(local, "syncer", run, holder),
+    )
 
 
 def main() -> None:

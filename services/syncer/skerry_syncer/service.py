@@ -24,9 +24,10 @@ from skerry_syncer.candidate import Candidate
 from skerry_syncer.work import Work, conduct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from skerry.bus.base import Bus
+    from skerry.runtime.service import Loop
     from skerry_syncer.conductor import Conductor
 
 log = structlog.get_logger()
@@ -130,8 +131,13 @@ async def farewell(bus: Bus, run: str, name: str, instance: str) -> None:
             await presence.publish_syncer_pulse(bus, pulse)
 
 
-async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
-    """Serve one run beside any number of other syncers, until it is finished."""
+async def syncer(
+    bus: Bus, run: str, holder: str, shutdown_s: float, beside: Mapping[str, Loop] | None = None
+) -> None:
+    """Serve one run beside any number of other syncers, until it is finished.
+
+    ``beside`` are further loops for as long.
+    """
     instance = new_instance(time.time_ns)
 
     async def stand() -> None:
@@ -142,4 +148,4 @@ async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
 
     async with bus:
         await asyncio.to_thread(load_kernels)
-        await serve({"syncer": stand}, drain=leave, shutdown_s=shutdown_s)
+        await serve({"syncer": stand, **(beside or {})}, drain=leave, shutdown_s=shutdown_s)

@@ -158,7 +158,7 @@ class Teller:
         spent: Spent,
     ) -> None:
         process = tracer.context(root.trace_id, spans.PROCESS)
-        about = {
+        about: dict[str, spans.Value] = {
             spans.RUN: commit.run,
             spans.FRAGMENT: commit.fragment,
             spans.VERSION: commit.version,

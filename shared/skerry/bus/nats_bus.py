@@ -25,6 +25,7 @@ from skerry.bus.base import (
 from skerry.bus.nats_connection import Backoff, Connection, Event, Login
 from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.bus.nats_follow import Cursor, follow
+from skerry.bus.nats_listen import listen
 from skerry.bus.nats_reads import Reads
 from skerry.bus.nats_streams import config_of, hidden_changes, info_of, spec_of
 from skerry.bus.streams import STREAM_PREFIX, mend, stream_of
@@ -152,6 +153,10 @@ class NatsBus:
     ) -> AsyncGenerator[Record]:
         patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
         return follow(self._connection, stream_of(patterns[0]), patterns, Cursor(start, after))
+
+    def listen(self, subject: str, queue: str) -> AsyncGenerator[bytes]:
+        """Yield what is published on a subject that no stream keeps, shared by a queue group."""
+        return listen(self._connection, subject, queue)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

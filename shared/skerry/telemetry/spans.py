@@ -25,6 +25,7 @@ class Kind(StrEnum):
     CLIENT = "CLIENT"
     PRODUCER = "PRODUCER"
     CONSUMER = "CONSUMER"
+    SERVER = "SERVER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ LEDGER_SEQUENCE = "skerry.ledger.sequence"
 VERSIONS = "skerry.versions"
 LOSS = "skerry.loss"
 STREAM = "skerry.stream"
+SERVER_NAME = "skerry.server.name"
 
 TRACE_PARENT = "traceparent"
 """The W3C header; on the wire exactly so, since nats-server looks for it letter by letter."""

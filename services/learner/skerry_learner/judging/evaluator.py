@@ -111,7 +111,7 @@ class Evaluator:
         cpu_s = time.process_time() - cpu_s
         self.rest_s = cpu_s / MOST_SHARE
         self._tell(evaluation, time.monotonic() - began_s, cpu_s)
-        told = {
+        told: dict[str, spans.Value] = {
             spans.LOSS: evaluation.loss,
             spans.STEP: evaluation.step,
             spans.VERSIONS: evaluation.versions,

@@ -163,7 +163,7 @@ class Teller:
                 **self._known(commit.fragment, commit.version),
                 adopt_ms=_ms(took),
             )
-        told = {spans.ADOPTION: adoption, spans.BASE_VERSION: before}
+        told: dict[str, spans.Value] = {spans.ADOPTION: adoption, spans.BASE_VERSION: before}
         _tell_global(spans.ADOPT, Kind.CONSUMER, learner, commit, took, told)
 
     def _note(self, fragment: int, version: int, **facts: object) -> None:
