@@ -106,7 +106,10 @@ HELD_OUT_LOSS = _gauge(
     by=(EVALUATOR, MONITOR),
 )
 EVALUATION_DURATION = _histogram(
-    "skerry.evaluation.duration", LONG_S, "To read the global state and judge it.", by=(EVALUATOR,)
+    "skerry.evaluation.duration",
+    LONG_S,
+    "Time to read the global state and judge it.",
+    by=(EVALUATOR,),
 )
 GOODPUT = _gauge(
     "skerry.goodput.ratio", "1", "Training time over the time given to the run, all learners."
@@ -142,7 +145,7 @@ FRAGMENT_VERSION = _gauge(
     "skerry.fragment.version", "{version}", "Newest version of a fragment.", FRAGMENT, by=BY_SYNCER
 )
 MERGE_DURATION = _histogram(
-    "skerry.merge.duration", SHORT_S, "To merge a round and take the outer step.", by=(SYNCER,)
+    "skerry.merge.duration", SHORT_S, "Time to merge a round and take the outer step.", by=(SYNCER,)
 )
 COMMIT_DURATION = _histogram(
     "skerry.commit.duration", SHORT_S, "From a merge until the log has its commit.", by=(SYNCER,)
@@ -168,7 +171,7 @@ STALENESS = _histogram(
 CODEC_DURATION = _histogram(
     "skerry.codec.duration",
     SHORT_S,
-    "To encode or decode one fragment's vector.",
+    "Time to encode or decode one fragment's vector.",
     OPERATION,
     by=(LEARNER, SYNCER),
 )
@@ -258,7 +261,10 @@ CHECKPOINT_SIZE = _gauge(
     "skerry.checkpoint.size", "By", "Size of the newest one.", by=(CHECKPOINTER, MONITOR)
 )
 CHECKPOINT_DURATION = _histogram(
-    "skerry.checkpoint.duration", LONG_S, "To capture, write and read back one.", by=(CHECKPOINTER,)
+    "skerry.checkpoint.duration",
+    LONG_S,
+    "Time to capture, write and read back one.",
+    by=(CHECKPOINTER,),
 )
 
 # The log, its reader and its broker.
