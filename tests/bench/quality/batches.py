@@ -25,7 +25,7 @@ def batch() -> Experiment:
         for rate in RATES if size < 16 * BATCH else RATES[1:]:
             reference = _cell(size, rate, "data-parallel", ("mode=data-parallel",), "")
             cells.append(reference)
-            if size == BATCH or (size, rate) == (4 * BATCH, RATES[0]):
+            if size == BATCH:
                 cells.append(_cell(size, rate, "H = 1", LOCAL_ADAM, reference.key))
             for h in (8, 24) if size < 16 * BATCH else (24,):
                 sets = ("mode=decoupled", f"sync.h_steps={h}")

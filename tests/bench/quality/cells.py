@@ -18,6 +18,8 @@ SEQ_LEN = 64
 BATCH = 4
 """Sequences per step of each learner."""
 M_TOKENS = 1 << 20
+IN_BULK = 0.85
+"""Time of a token in steps of more than ``BATCH`` sequences, as a share of one in those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,9 @@ class Cell:
 
     @property
     def cost(self) -> float:
-        """What one run of it takes, in tokens of the small model."""
-        return self.tokens * (1 + self.extra) * self.size.cost
+        """What one run of it takes, in tokens of the small model in steps of ``BATCH``."""
+        in_bulk = 1.0 if self.batch <= BATCH else IN_BULK
+        return self.tokens * (1 + self.extra) * self.size.cost * in_bulk
 
     def scenario(self, seed: int) -> Scenario:
         """Return the lab run; cells of equal settings have equal ones, whatever their names.
