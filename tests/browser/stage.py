@@ -18,7 +18,7 @@ from skerry.bus import ledger, presence
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
-from skerry.settings import RunConfig
+from skerry.settings import HealthSettings, RunConfig
 from skerry.testing.puppet import run_record
 from skerry.wire.messages import (
     CheckpointRecord,
@@ -32,7 +32,10 @@ from skerry.wire.messages import (
     Round,
     RunRecord,
 )
+from skerry.wire.records import encode
+from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor, page_of
+from skerry_health_monitor.strikes import Striker
 from skerry_health_monitor.web import Connections, application, listen, serve_http
 
 RUN = "stage"
@@ -122,33 +125,31 @@ class Stage:
         """Have a learner say how it is."""
         alive_s = self.now_s - actor.began_s
         loss = loss_at(actor.step) + self.chance.gauss(0, 0.04)
-        await presence.publish_pulse(
-            self.bus,
-            replace(
-                Pulse(
-                    run=RUN,
-                    learner=actor.name,
-                    incarnation=actor.incarnation,
-                    phase=actor.phase,
-                    sent_ns=self.ns,
-                    step=actor.step,
-                    steps=actor.steps,
-                    tokens=actor.steps * TOKENS,
-                    cursor=actor.steps,
-                    loss=loss,
-                    step_time_s=STEP_S / actor.speed,
-                    busy_s=0.86 * alive_s,
-                    alive_s=alive_s,
-                    bytes_up=actor.contributions * 40_000,
-                    bytes_down=actor.contributions * 130_000,
-                    contributions=actor.contributions,
-                    versions=tuple(actor.versions.get(f, 0) for f in range(self.fragments)),
-                    compile_s=min(9.0, 0.05 * alive_s),
-                    recover_s=0.01 * alive_s,
-                ),
-                **changes,
+        told = replace(
+            Pulse(
+                run=RUN,
+                learner=actor.name,
+                incarnation=actor.incarnation,
+                phase=actor.phase,
+                sent_ns=self.ns,
+                step=actor.step,
+                steps=actor.steps,
+                tokens=actor.steps * TOKENS,
+                cursor=actor.steps,
+                loss=loss,
+                step_time_s=STEP_S / actor.speed,
+                busy_s=0.86 * alive_s,
+                alive_s=alive_s,
+                bytes_up=actor.contributions * 40_000,
+                bytes_down=actor.contributions * 130_000,
+                contributions=actor.contributions,
+                versions=tuple(actor.versions.get(f, 0) for f in range(self.fragments)),
+                compile_s=min(9.0, 0.05 * alive_s),
+                recover_s=0.01 * alive_s,
             ),
+            **changes,
         )
+        await self.bus.publish(Subjects(RUN).pulse(actor.name), encode(told))
 
     async def open(self, fragment: int) -> Round:
         """Open the next round of a fragment."""
@@ -276,6 +277,10 @@ class Stage:
         )
         await ledger.record_checkpoint(self.bus, record)
 
+    async def finish(self) -> None:
+        """End the run."""
+        await ledger.finish_run(self.bus, await ledger.read_run(self.bus, RUN))
+
     async def past(self, age_s: float, every_s: float) -> None:
         """Let a run have gone on for ``age_s`` by now, a round every ``every_s`` seconds."""
         await self.begin(age_s)
@@ -315,14 +320,18 @@ class Stage:
 
 
 @asynccontextmanager
-async def served(stage: Stage, **facts: object) -> AsyncGenerator[tuple[str, Monitor]]:
+async def served(
+    stage: Stage,
+    health: HealthSettings | None = None,
+    striker: Striker | None = None,
+    port: int = 0,
+) -> AsyncGenerator[tuple[str, Monitor]]:
     """Yield the address of a monitor's page over a stage, and the monitor."""
     monitor = Monitor(stage.broker.connect(), RUN, until_finished=False)
-    monitor.facts.update(facts)
     connections = Connections()
-    hub, routes = page_of(monitor, connections)
+    hub, routes = page_of(monitor, connections, health or HealthSettings(), striker)
     app = application(monitor.view, RUN, routes)
-    listening = listen("127.0.0.1", 0)
+    listening = listen("127.0.0.1", port)
     tasks = [
         asyncio.create_task(monitor.follow()),
         asyncio.create_task(hub.run()),

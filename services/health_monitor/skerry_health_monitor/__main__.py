@@ -54,10 +54,9 @@ def run(
             run,
             listening,
             link=link,
-            metrics=local.metrics,
+            local=local,
             outlets=told,
             until_finished=until_finished,
-            shutdown_s=local.shutdown_s,
         )
     )
 

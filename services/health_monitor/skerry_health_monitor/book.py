@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from skerry_health_monitor.alerts import Severity
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -43,12 +45,15 @@ class Book:
             held = before.pop(alert.key, None)
             if held is None:
                 self.numbered += 1
-                log.warning("alert", key=alert.key, severity=alert.severity.value, text=alert.text)
+                (log.info if alert.severity is Severity.INFO else log.warning)(
+                    "alert", key=alert.key, severity=alert.severity.value, text=alert.text
+                )
             number, since_s = (
                 (self.numbered, now_s) if held is None else (held.number, held.since_s)
             )
             self.active[alert.key] = Held(number, alert, since_s)
         for over in before.values():
             log.info("alert_over", key=over.alert.key, lasted_s=round(now_s - over.since_s, 1))
-            self.past.append(Held(over.number, over.alert, over.since_s, now_s))
+            if over.alert.severity is not Severity.INFO:
+                self.past.append(Held(over.number, over.alert, over.since_s, now_s))
         return bool(before) or any(held.since_s == now_s for held in self.active.values())

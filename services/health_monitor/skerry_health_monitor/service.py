@@ -15,6 +15,7 @@ import structlog
 
 from skerry.bus import ledger, presence
 from skerry.bus.report import report
+from skerry.chaos.ground import Ground
 from skerry.errors import BrokerUnavailable, WireError, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
@@ -28,6 +29,7 @@ from skerry_health_monitor.picture import Scene, marks, picture
 from skerry_health_monitor.prometheus import metrics_route
 from skerry_health_monitor.sources import Sources, Tally
 from skerry_health_monitor.stream import Frame, Hub
+from skerry_health_monitor.strikes import Strikes, read_token, strike_route
 from skerry_health_monitor.telling import Telling
 from skerry_health_monitor.watch import Watch
 from skerry_health_monitor.web import Connections, application, serve_http
@@ -40,9 +42,10 @@ if TYPE_CHECKING:
 
     from skerry.bus.base import Bus, Record, StreamInfo
     from skerry.bus.view import RunView
-    from skerry.settings import MetricsSettings
+    from skerry.settings import HealthSettings, LocalSettings
     from skerry.wire.messages import Commit
     from skerry_health_monitor.sinks import Outlet
+    from skerry_health_monitor.strikes import Striker
 
 log = structlog.get_logger()
 
@@ -67,11 +70,17 @@ class Monitor:
         self.book = Book()
         self.streams: list[StreamInfo] = []
         self.facts: dict[str, object] = {}
+        self.may_strike = False
         self.changed = asyncio.Event()
 
     def view(self) -> RunView | None:
         """Return what is known of the run, None before it is in the log."""
         return self.watch.view if self.watch is not None else None
+
+    @property
+    def allows_chaos(self) -> bool:
+        """Whether the run says that faults may be injected into it."""
+        return self.watch is not None and self.watch.config.chaos.allow
 
     async def follow(self) -> None:
         """Follow the run for ever, or until it is finished where that was asked for."""
@@ -192,16 +201,27 @@ class Monitor:
             self.book,
             self.streams,
             self.link.away_since_s,
-            self.facts,
+            {**self.facts, "actions": self.may_strike and self.allows_chaos},
             now_s,
         )
         return Frame(watch, picture(scene), lambda after: marks(scene, after), head)
 
 
-def page_of(monitor: Monitor, connections: Connections) -> tuple[Hub, list[BaseRoute]]:
-    """Return what feeds the monitor's page, and its routes."""
+def page_of(
+    monitor: Monitor,
+    connections: Connections,
+    health: HealthSettings,
+    striker: Striker | None = None,
+) -> tuple[Hub, list[BaseRoute]]:
+    """Return what feeds the monitor's page, and its routes; ConfigError for an unfit token file."""
     hub = Hub(monitor.frame, monitor.changed)
-    return hub, routes(hub, lambda: monitor.watch, monitor.bus, connections.cut)
+    made = routes(hub, lambda: monitor.watch, monitor.bus, connections.cut)
+    monitor.facts["trace_url"] = health.trace_url
+    if striker is not None and health.token_file is not None:
+        token = read_token(health.token_file)
+        made.append(strike_route(striker, token, lambda: monitor.allows_chaos))
+        monitor.may_strike = True
+    return hub, made
 
 
 async def health_monitor(
@@ -210,26 +230,30 @@ async def health_monitor(
     listening: socket.socket,
     *,
     link: Link,
-    metrics: MetricsSettings,
+    local: LocalSettings,
     outlets: Sequence[Outlet],
     until_finished: bool,
-    shutdown_s: float,
 ) -> None:
     """Serve one run's health until stopped, or until the run is finished where asked.
 
-    ``outlets`` are given its metrics besides those who ask for them.
+    ``outlets`` are given its metrics besides those who ask for them. Raises ConfigError for a
+    token file that cannot be used.
     """
     monitor = Monitor(bus, run, until_finished=until_finished, link=link)
     connections = Connections()
-    hub, page = page_of(monitor, connections)
-    telling = Telling(monitor.known, metrics.broker_urls)
+    cluster = local.health.cluster
+    strikes = None if cluster is None else Strikes(Ground(run, cluster, bus))
+    hub, page = page_of(monitor, connections, local.health, strikes)
+    telling = Telling(monitor.known, local.metrics.broker_urls)
     app = application(monitor.view, run, [*page, metrics_route(telling.figures)])
     loops = {
         "follow": monitor.follow,
         "page": hub.run,
         "http": lambda: serve_http(app, listening, connections, hub.close),
         "broker": telling.poll,
-        "metrics": lambda: telling.write(outlets, metrics.every_s),
+        "metrics": lambda: telling.write(outlets, local.metrics.every_s),
     }
+    if strikes is not None:
+        loops["strikes"] = strikes.run
     async with bus:
-        await serve(loops, shutdown_s=shutdown_s)
+        await serve(loops, shutdown_s=local.shutdown_s)

@@ -69,6 +69,11 @@ class Place:
         return self.folder / TABLE
 
     @property
+    def token(self) -> Path:
+        """What a person must know to strike learners from the page of a run that allows it."""
+        return self.folder / "page.token"
+
+    @property
     def cache(self) -> Path:
         return self.root / CACHE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from contextlib import suppress
@@ -110,7 +111,7 @@ def _command(place: Place, url: str, service: str, name: str, team: Team) -> Com
     from skerry.cli.supervise import Command
 
     given = ("--nats", url, "--run", place.run, "--name", name, "--config", str(place.settings))
-    end = ("--until-finished",) if service == "health-monitor" else ()
+    end = _for_monitor(place, team) if service == "health-monitor" else ()
     moved: Mapping[str, str] = clock.environment(place.folder, name) if team.chaos else {}
     return Command(
         name=name,
@@ -119,6 +120,15 @@ def _command(place: Place, url: str, service: str, name: str, team: Team) -> Com
         env={**environment(place), **moved},
         essential=service not in SIDELINES,
     )
+
+
+def _for_monitor(place: Place, team: Team) -> tuple[str, ...]:
+    """Return what the health monitor is told besides; with chaos, how its page may strike."""
+    if not team.chaos:
+        return ("--until-finished",)
+    where = {"cluster": place.folder, "token_file": place.token}
+    told = (f"health.{name}={json.dumps(str(path.resolve()))}" for name, path in where.items())
+    return ("--until-finished", *(word for text in told for word in ("--set", text)))
 
 
 def environment(place: Place) -> dict[str, str]:

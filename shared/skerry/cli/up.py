@@ -24,6 +24,7 @@ from skerry.cli.cluster import (
 from skerry.cli.follow import Feed, is_finished
 from skerry.cli.live import keep_showing, screen
 from skerry.cli.orders import orders
+from skerry.cli.page import Page, token_kept
 from skerry.cli.place import Place
 from skerry.cli.routes import proxied, routes
 from skerry.cli.services import Team, argv
@@ -125,11 +126,12 @@ async def _open_to_chaos(cluster: Cluster, team: Team, on: Screen) -> AsyncGener
         yield cluster
         return
     on.say(f"This run allows faults: `skerry chaos --run {cluster.place.run}` injects them.")
-    if not proxied(cluster.url):
-        yield cluster
-        return
-    async with routes(cluster.place, cluster.url, team.kinds()) as urls:
-        yield replace(cluster, urls=urls)
+    with token_kept(cluster.place):
+        if not proxied(cluster.url):
+            yield cluster
+            return
+        async with routes(cluster.place, cluster.url, team.kinds()) as urls:
+            yield replace(cluster, urls=urls)
 
 
 async def conduct(
@@ -168,7 +170,9 @@ async def conduct(
             obeying = listening(cluster.place.folder / CONTROL, orders(kept, cluster.broker.keeper))
             await stack.enter_async_context(obeying)
         feed = Feed(bus, cluster.place.run, on_message=on_message)
+        page = Page(cluster.place, chaos=team.chaos)
         beside = [
+            asyncio.create_task(page.tell(on.say), name="page"),
             asyncio.create_task(feed.run(), name="feed"),
             asyncio.create_task(keep_showing(feed, on), name="screen"),
         ]

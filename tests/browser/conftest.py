@@ -1,0 +1,150 @@
+"""A browser, and a run that plays on the page before it; lets these tests import each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import pytest
+
+from skerry.settings import HealthSettings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from browser.stage import Stage, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+    from skerry_health_monitor.service import Monitor
+    from skerry_health_monitor.strikes import Striker
+
+T = TypeVar("T")
+
+CALM = ("--no-sandbox", "--disable-background-networking", "--disable-dev-shm-usage")
+
+
+def chromium() -> str | None:
+    """Return the browser that is here: SKERRY_CHROMIUM, or one on the PATH."""
+    return os.environ.get("SKERRY_CHROMIUM") or shutil.which("chromium")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One chromium for all tests; each has a page with nothing in its memory."""
+    path = chromium()
+    if path is None:
+        pytest.skip("no chromium: apt install chromium, or set SKERRY_CHROMIUM")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        found = play.chromium.launch(executable_path=path, args=list(CALM))
+        yield found
+        found.close()
+
+
+@dataclass
+class Theatre:
+    """A stage and its monitor on an event loop of their own, directed from the test's thread."""
+
+    stage: Stage
+    loop: asyncio.AbstractEventLoop
+    url: str = ""
+    monitor: Monitor | None = None
+    _playing: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+
+    def run(self, what: Coroutine[Any, Any, T]) -> T:
+        """Do it on the stage's loop and return what came of it."""
+        return asyncio.run_coroutine_threadsafe(what, self.loop).result(60)
+
+    def play(self, every_s: float = 0.2) -> None:
+        """Let the run go on until the test ends."""
+
+        async def begin() -> None:
+            self._playing.append(asyncio.create_task(self.stage.play(every_s)))
+
+        self.run(begin())
+
+    def rest(self) -> None:
+        """Let nothing more happen by itself."""
+
+        async def end() -> None:
+            for task in self._playing:
+                task.cancel()
+            await asyncio.gather(*self._playing, return_exceptions=True)
+            self._playing.clear()
+
+        self.run(end())
+
+
+@contextmanager
+def _loop() -> Generator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="stage")
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+Show = Callable[..., "Theatre"]
+
+
+@pytest.fixture
+def show(silent: None) -> Iterator[Show]:
+    """Open a theatre: ``show(stage, health=…, striker=…)``; several may play in one test."""
+    closing: list[Callable[[], None]] = []
+    with _loop() as loop:
+
+        def open_theatre(
+            stage: Stage,
+            health: HealthSettings | None = None,
+            striker: Striker | None = None,
+            port: int = 0,
+        ) -> Theatre:
+            theatre = Theatre(stage, loop)
+            context = served(stage, health, striker, port)
+            theatre.url, theatre.monitor = theatre.run(context.__aenter__())
+
+            def close() -> None:
+                theatre.rest()
+                theatre.run(context.__aexit__(None, None, None))
+
+            closing.append(close)
+            return theatre
+
+        yield open_theatre
+        for close in reversed(closing):
+            close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that may complain of nothing, and ask nobody but its own host for anything."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
+    opened = context.new_page()
+    opened.set_default_timeout(15_000)
+    complaints: list[str] = []
+    hosts: set[str] = set()
+    expected: list[str] = []
+    opened.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
+    opened.expected = expected  # type: ignore[attr-defined]
+    yield opened
+    own = {urlsplit(opened.url).netloc}
+    context.close()
+    assert [c for c in complaints if not any(words in c for words in expected)] == []
+    assert {host for host in hosts if host} <= own

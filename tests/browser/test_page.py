@@ -1,0 +1,257 @@
+"""The page as somebody sees it, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from browser.stage import RUN, Stage
+from playwright.sync_api import expect
+
+from skerry.settings import HealthSettings
+from skerry.wire.messages import LearnerPhase
+
+if TYPE_CHECKING:
+    from browser.conftest import Show
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+
+QUICK = {"liveness": {"pulse_s": 0.25}}
+TRACES = HealthSettings(trace_url="http://traces.example/trace/{trace_id}")
+
+
+def test_it_waits_for_a_run_and_shows_it_once_there_is_one(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=1))
+    page.goto(theatre.url)
+    page.wait_for_selector("#status:has-text('waiting for the run')")
+    assert f"no run “{RUN}”" in page.inner_text("#steps")
+    theatre.run(theatre.stage.past(20, 1))
+    page.wait_for_selector("#status:has-text('training')")
+    assert page.inner_text("#run-name") == RUN
+
+
+def test_a_commit_appears_without_a_reload(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    page.goto(theatre.url)
+    page.wait_for_selector("#round-rows button")
+    version = theatre.stage.versions[5] + 1
+    assert page.locator(f"[data-round='5.{version}']").count() == 0
+    theatre.run(theatre.stage.commit(5))
+    page.wait_for_selector(f"[data-round='5.{version}']")
+
+
+def test_the_run_shows_at_a_glance(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=3))
+    theatre.run(theatre.stage.past(300, 1))
+    page.goto(theatre.url)
+    page.wait_for_selector("#loss-chart canvas")
+    page.wait_for_selector("#speed-chart canvas")
+    told = {
+        name: page.inner_text(f"#tile-{name} dd >> nth=0")
+        for name in ("loss", "held", "goodput", "alive", "sent")
+    }
+    assert re.fullmatch(r"\d\.\d{3} nats", told["loss"])
+    assert re.fullmatch(r"\d\.\d{3} nats", told["held"])
+    assert told["goodput"] == "86 %"
+    assert told["alive"] == "3 of 3"
+    assert "below data-parallel" in page.inner_text("#tile-sent .more")
+    assert "left" in page.inner_text("#times")
+    assert "training 86" in str(page.get_attribute("#split", "aria-label"))
+
+
+def test_a_learner_that_dies_is_shown_gone_and_alerted(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=3, config=QUICK))
+    theatre.run(theatre.stage.past(30, 1))
+    theatre.play()
+    page.goto(theatre.url)
+    page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
+    theatre.stage.actors["learner-2"].silent = True
+    page.wait_for_selector("#lanes [data-state='gone']:has-text('learner-2')")
+    page.wait_for_selector("#alerts-now li:has-text('learner-2 is gone')")
+    assert page.title().startswith("(1) ")
+    theatre.stage.actors["learner-2"].silent = False
+    page.wait_for_selector("#alerts-past summary:has-text('1 earlier alert')")
+    expect(page.locator("#alerts-now li")).to_have_count(0)
+
+
+def test_a_learner_that_catches_up_is_told_from_one_that_trains(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=2))
+    theatre.run(theatre.stage.past(30, 1))
+    theatre.stage.actors["learner-2"].phase = LearnerPhase.CATCHING_UP
+    theatre.play()
+    page.goto(theatre.url)
+    page.wait_for_selector("#lanes [data-state='catching_up']:has-text('learner-2')")
+    assert page.locator("#lanes [data-state='training']").count() == 1
+
+
+def test_the_trace_and_the_record_of_a_round_are_one_click_away(show: Show, page: Page) -> None:
+    theatre = show(Stage(), TRACES)
+    theatre.run(theatre.stage.past(60, 1))
+    page.goto(theatre.url)
+    version = theatre.stage.versions[3]
+    page.click(f"[data-round='3.{version}']")
+    page.wait_for_selector("#trace-id")
+    trace = theatre.stage.trace(3, version)
+    assert page.inner_text("#trace-id") == trace
+    assert page.get_attribute("#trace-open", "href") == f"http://traces.example/trace/{trace}"
+    record = page.request.get(theatre.url + str(page.get_attribute("#record-open", "href"))[1:])
+    told = record.json()
+    assert (told["fragment"], told["version"], told["trace_id"]) == (3, version, trace)
+    assert page.inner_text("#ledger-sequence") == f"sequence {told['ledger_sequence']}"
+    assert page.locator("#round tbody tr").count() == len(told["consumed"])
+
+
+def test_a_round_of_long_ago_is_found_by_its_version(show: Show, page: Page) -> None:
+    theatre = show(Stage(fragments=2))
+    theatre.run(theatre.stage.past(400, 0.5))
+    page.goto(theatre.url)
+    page.wait_for_selector("#round-rows button")
+    assert page.locator("[data-round='1.70']").count() == 0
+    page.fill("#find-fragment", "1")
+    page.fill("#find-version", "70")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#trace-id")
+    assert page.inner_text("#trace-id") == theatre.stage.trace(1, 70)
+    page.goto(theatre.url + "#round=0.3")
+    page.reload()
+    page.wait_for_selector("#trace-id")
+    assert page.inner_text("#trace-id") == theatre.stage.trace(0, 3)
+
+
+def test_rows_stay_where_they_are_while_somebody_points_at_them(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    page.goto(theatre.url)
+    page.hover("#round-rows button >> nth=2")
+    before = page.get_attribute("#round-rows button >> nth=0", "data-round")
+    theatre.run(theatre.stage.commit(4))
+    page.wait_for_selector("#newer:has-text('1 newer')")
+    assert page.get_attribute("#round-rows button >> nth=0", "data-round") == before
+    page.click("#newer")
+    page.wait_for_selector(f"#round-rows [data-round='4.{theatre.stage.versions[4]}']")
+
+
+def test_everything_can_be_reached_by_keyboard(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=3))
+    theatre.run(theatre.stage.past(60, 1))
+    page.goto(theatre.url)
+    page.wait_for_selector("#lanes button >> nth=2")
+    page.keyboard.press("l")
+    assert "learner-1" in focused(page)
+    page.keyboard.press("ArrowDown")
+    assert "learner-2" in focused(page)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#learner[open] >> text=tokens per second")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#learner:not([open])", state="attached")
+    page.keyboard.press("r")
+    row = page.evaluate("document.activeElement.dataset.round")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.dataset.round") != row
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#round[open] #trace-id")
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("learner-3")
+    expect(page.locator("#lanes li")).to_have_count(1)
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    page.wait_for_selector("#help[open]")
+
+
+def focused(page: Page) -> str:
+    return str(page.evaluate("document.activeElement.textContent"))
+
+
+def test_it_fits_a_phone(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=3))
+    theatre.run(theatre.stage.past(60, 1))
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(theatre.url)
+    page.wait_for_selector("#round-rows button")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    wide = page.evaluate(
+        "[...document.querySelectorAll('main section, .lane, .tile, .round')]"
+        ".filter(e => e.getBoundingClientRect().right > 361).map(e => e.id || e.className)"
+    )
+    assert wide == []
+    page.click("#lanes button >> nth=0")
+    page.wait_for_selector("#learner[open]")
+
+
+def test_two_hundred_learners_are_sorted_by_trouble_and_filtered(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=200, config=QUICK))
+    theatre.run(theatre.stage.past(20, 2))
+    for number in (77, 150):
+        theatre.stage.actors[f"learner-{number}"].silent = True
+    theatre.play(0.5)
+    page.goto(theatre.url)
+    expect(page.locator("#lanes li")).to_have_count(200)
+    page.wait_for_selector("#states button:has-text('2 gone')")
+    first = page.locator("#lanes li b").all_inner_texts()[:2]
+    assert first == ["learner-77", "learner-150"]
+    page.click("#states button:has-text('2 gone')")
+    expect(page.locator("#lanes li")).to_have_count(2)
+
+
+def test_light_and_dark_follow_the_system_and_the_choice_is_kept(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(20, 1))
+    page.goto(theatre.url)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.emulate_media(color_scheme="light")
+    light = page.evaluate(ground)
+    assert light != dark
+    page.keyboard.press("t")
+    assert page.evaluate(ground) == dark
+    page.reload()
+    assert page.evaluate(ground) == dark
+
+
+def test_text_that_others_chose_is_shown_and_never_run(show: Show, page: Page) -> None:
+    evil = "<img src=x onerror='window.pwned=1'><script>window.pwned=1</script>"
+    stage = Stage(learners=2)
+    theatre = show(stage)
+    theatre.run(stage.past(30, 1))
+    theatre.run(stage.commit(1, reason=evil, syncer=evil, trace_id=evil))
+    theatre.run(stage.refuse(2, evil, evil))
+    theatre.run(stage.evaluate(sample=evil, evaluator=evil, evaluated_ns=stage.ns + 1))
+    theatre.run(stage.pulse(stage.actors["learner-1"], learner=evil))
+    page.goto(theatre.url)
+    page.wait_for_selector("#round-rows .reason:has-text('<img src=x')")
+    page.click(f"[data-round='1.{stage.versions[1]}']")
+    page.wait_for_selector("#round dd:has-text('<script>')")
+    assert page.inner_text("#sample") == evil
+    page.wait_for_selector("#alerts-now p:has-text('messages in this log could not be read')")
+    assert page.locator("#lanes li").count() == 2
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("main img, dialog img, main script, dialog script").count() == 0
+
+
+def test_what_the_model_wrote_earlier_can_be_looked_up(show: Show, page: Page) -> None:
+    stage = Stage()
+    theatre = show(stage)
+    theatre.run(stage.begin())
+    for number, text in enumerate(("aaa", "bbb", "ccc")):
+        stage.versions = dict.fromkeys(stage.versions, number + 1)
+        stage.actors["learner-1"].step = 10 * number
+        theatre.run(stage.evaluate(sample=text, evaluated_ns=stage.ns + number))
+    page.goto(theatre.url)
+    page.wait_for_selector("#sample:has-text('ccc')")
+    page.focus("#sample-range")
+    page.keyboard.press("Home")
+    page.wait_for_selector("#sample:has-text('aaa')")
+
+
+def test_a_finished_run_says_so(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(30, 1))
+    page.goto(theatre.url)
+    page.wait_for_selector("#status:has-text('training')")
+    theatre.run(theatre.stage.finish())
+    page.wait_for_selector("#status:has-text('finished')")
+    assert "took" in page.inner_text("#times")

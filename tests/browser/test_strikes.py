@@ -1,0 +1,82 @@
+"""Faults from the page: hidden, refused, and done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from browser.stage import Stage
+
+from skerry.settings import HealthSettings
+
+if TYPE_CHECKING:
+    from browser.conftest import Show
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+
+TOKEN = "not-easily-guessed-token"  # noqa: S105 - of a test
+ALLOWED = {"chaos": {"allow": True}}
+
+
+@dataclass
+class Noted:
+    """Strikes nobody, and remembers."""
+
+    done: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
+
+    async def strike(self, name: str, action: str, duration_s: float) -> str:
+        self.done.append((name, action, duration_s))
+        return f"{action} of {name} has begun"
+
+
+@pytest.fixture
+def health(tmp_path: Path) -> HealthSettings:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    return HealthSettings(token_file=file)
+
+
+def open_learner(page: Page) -> None:
+    page.click("#lanes button:has-text('learner-2')")
+    page.wait_for_selector("#learner[open] dl")
+
+
+def test_a_run_that_allows_no_faults_offers_none(
+    show: Show, page: Page, health: HealthSettings
+) -> None:
+    theatre = show(Stage(), health, Noted())
+    theatre.run(theatre.stage.past(20, 1))
+    page.goto(theatre.url)
+    open_learner(page)
+    assert page.locator("#strike").count() == 0
+
+
+def test_with_the_token_of_the_address_a_learner_is_struck(
+    show: Show, page: Page, health: HealthSettings
+) -> None:
+    noted = Noted()
+    theatre = show(Stage(config=ALLOWED), health, noted)
+    theatre.run(theatre.stage.past(20, 1))
+    page.goto(f"{theatre.url}#token={TOKEN}")
+    open_learner(page)
+    assert TOKEN not in page.url
+    page.fill("#strike-s", "7.5")
+    page.click("#strike [data-action='pause']")
+    page.wait_for_selector("#strike .said:has-text('pause of learner-2 has begun')")
+    assert noted.done == [("learner-2", "pause", 7.5)]
+
+
+def test_without_it_nothing_is_done(show: Show, page: Page, health: HealthSettings) -> None:
+    noted = Noted()
+    theatre = show(Stage(config=ALLOWED), health, noted)
+    theatre.run(theatre.stage.past(20, 1))
+    page.expected.append("401")  # type: ignore[attr-defined]
+    page.goto(theatre.url)
+    open_learner(page)
+    page.fill("#token", "guessed")
+    page.click("#strike [data-action='kill']")
+    page.wait_for_selector("#strike .said[data-tone='bad']:has-text('token')")
+    assert noted.done == []
