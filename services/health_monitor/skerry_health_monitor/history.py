@@ -142,7 +142,7 @@ class History:
             return
         self.curves.add(row.closed_s, self._bin(row))
         for consumed in commit.consumed:
-            lane = self.lanes.setdefault(consumed.learner, Lane())
+            lane = self._lane(consumed.learner)
             lane.last = (commit.fragment, commit.version, row.closed_s)
             self._mark(consumed.learner, lane, row.closed_s, late=consumed.staleness > 0)
         for refused in commit.refused:
@@ -154,7 +154,7 @@ class History:
     def judged(self, rows: tuple[LearnerRow, ...], now_s: float) -> None:
         """Note who has changed state since the last time."""
         for row in rows:
-            lane = self.lanes.setdefault(row.name, Lane())
+            lane = self._lane(row.name)
             state = state_of(row)
             if lane.turns and lane.turns[-1].state == state:
                 continue
@@ -170,21 +170,30 @@ class History:
         """Return the steps that each learner has told of."""
         return {name: work.total for name, work in self.work.items()}
 
+    def _lane(self, learner: str) -> Lane:
+        lane = self.lanes.get(learner)
+        if lane is None:
+            lane = self.lanes[learner] = Lane()
+        return lane
+
     def _pulsed(self, pulse: Pulse, now_s: float) -> None:
         self.timeline.pulsed(pulse, now_s)
-        self.work.setdefault(pulse.learner, Work()).pulsed(pulse)
+        work = self.work.get(pulse.learner)
+        if work is None:
+            work = self.work[pulse.learner] = Work()
+        work.pulsed(pulse)
         self._incarnation(pulse.learner, pulse.incarnation, now_s)
 
     def _joined(self, member: MemberRecord) -> None:
         if member.incarnation == 0:
             return
-        lane = self.lanes.setdefault(member.learner, Lane())
+        lane = self._lane(member.learner)
         lane.host = member.host
         self._incarnation(member.learner, member.incarnation, member.joined_ns / 1e9)
 
     def _incarnation(self, learner: str, incarnation: int, at_s: float) -> None:
         """Note that a learner was started again; its first start is no trouble."""
-        lane = self.lanes.setdefault(learner, Lane())
+        lane = self._lane(learner)
         if incarnation > lane.incarnation:
             if lane.incarnation or incarnation > 1:
                 self.troubles.append(Trouble(at_s, "started", learner))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ Key = tuple[int, int]
 """Fragment and version."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Past:
     """One committed round; times in seconds since the epoch, ``loss`` in nats per token.
 
@@ -109,7 +110,8 @@ class Timeline:
         missing = row.version // SPARSE + 1 - len(places)
         places.extend([row.sequence] * missing)  # a restored run's ledger begins anywhere
         early = sum(_at(versions, row.fragment) >= row.version for versions in self.held.values())
-        row = replace(row, adopted=early, adopted_s=now_s) if early else row
+        if early:
+            row.adopted, row.adopted_s = early, now_s
         self.newest[row.fragment] = row
         opened = self.open.get(row.fragment)
         if opened is not None and opened.version <= row.version:
@@ -130,14 +132,14 @@ class Timeline:
         if pulse.versions == before:
             return
         self.held[pulse.learner] = pulse.versions
-        for fragment, version in enumerate(pulse.versions):
-            for seen in range(_at(before, fragment) + 1, version + 1)[-self.most :]:
+        both = zip_longest(pulse.versions, before, fillvalue=0)
+        for fragment, (version, held) in enumerate(both):
+            # Ten thousand of these a second, of 200 learners and 50 rounds a second: in place.
+            for seen in range(max(held, version - self.most) + 1, version + 1):
                 row = self.rounds.get((fragment, seen))
                 if row is not None:
-                    row = replace(row, adopted=row.adopted + 1, adopted_s=now_s)
-                    self.rounds[fragment, seen] = row
-                    if seen == self.newest[fragment].version:
-                        self.newest[fragment] = row
+                    row.adopted += 1
+                    row.adopted_s = now_s
 
     def holders(self, fragment: int) -> int:
         """Return how many learners have the newest version of a fragment."""

@@ -293,8 +293,10 @@ def _evaluated(view: RunView, evaluation: Evaluation) -> RunView:
 
 def _accepted(accepted: Mapping[str, int], commit: Commit) -> Mapping[str, int]:
     """Take the largest count over fragments: each counts the same tokens, some a round behind."""
-    told = {row.learner: max(row.tokens, accepted.get(row.learner, 0)) for row in commit.progress}
-    return {**accepted, **told}
+    held = accepted.get
+    told = {row.learner: row.tokens for row in commit.progress if row.tokens > held(row.learner, 0)}
+    new = {row.learner: 0 for row in commit.progress if row.learner not in accepted}
+    return {**accepted, **new, **told} if told or new else accepted
 
 
 def _counted(counts: Mapping[str, int], refused: tuple[Refused, ...]) -> Mapping[str, int]:
