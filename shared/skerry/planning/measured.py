@@ -1,0 +1,76 @@
+"""What this repository measured of itself, for plans to reckon with.
+
+All of it comes from the table "Measured" of the README: one x86 core of a shared machine, Gaussian
+data. Other machines differ; ratios last longer than figures.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from skerry.core.fragments import BLOCK
+from skerry.core.quantise import scheme_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WIRE_BITS: Mapping[str, float] = MappingProxyType(
+    {"int2": 1.58, "int4": 3.33, "e3m0": 3.52, "int8": 7.50, "bf16": 11.14, "f32": 27.07}
+)
+"""Bits per parameter of a whole message, zstd and headers included, cheapest first."""
+
+MEMCPY_B_S = 15.4e9
+"""What encode and decode were held to, on the same core."""
+ENCODE_B_S: Mapping[str, float] = MappingProxyType(
+    {"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.05 * MEMCPY_B_S}
+)
+"""f32 bytes a second that one core encodes, checksum and zstd included."""
+DECODE_B_S: Mapping[str, float] = MappingProxyType(
+    {"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.11 * MEMCPY_B_S}
+)
+"""f32 bytes a second that one core decodes."""
+
+MERGE_BASE = 1 / 3.87e9 - 4 * (1 / 2.15e9 - 1 / 3.87e9) / 4
+"""Seconds per f32 byte of a merge that are there for any M: through M = 4 at 3.87 GB/s and M = 8 at
+2.15 GB/s, both int4."""
+MERGE_EACH: Mapping[str, float] = MappingProxyType(
+    {"int4": (1 / 2.15e9 - 1 / 3.87e9) / 4, "int8": (1 / 2.15e9 - MERGE_BASE) / 4}
+)
+"""Seconds per f32 byte and contribution; bf16 and all others as int8 (4 of them: 2.15 GB/s)."""
+MERGE_CHECKED = range(2, 9)
+"""How many contributions these were measured with, about."""
+
+COMMIT_BYTES = 161
+"""Bytes of the ledger for each commit."""
+STATE_COPIES = 2.2
+"""Disk of the state stream, in live states: two slots, and what is not yet swept."""
+BROKER_WRITE_B_S = 0.48 * 1024**3
+"""What one broker stored in files on two shared cores."""
+
+
+def raw_bits(scheme: str) -> float:
+    """Return bits per parameter before compression: what no message exceeds, headers aside."""
+    kind = scheme_of(scheme)
+    return 8 * (kind.code_bytes + 2 * kind.has_scales) / BLOCK
+
+
+def encode_s(scheme: str, params: float, cores: int) -> float:
+    """Return seconds to turn ``params`` f32 into a message; unmeasured schemes as the slowest."""
+    return 4 * params / ENCODE_B_S.get(_near(scheme), ENCODE_B_S["bf16"]) / cores
+
+
+def decode_s(scheme: str, params: float, cores: int) -> float:
+    """Return seconds to turn a message of ``params`` back into f32."""
+    return 4 * params / DECODE_B_S.get(_near(scheme), DECODE_B_S["bf16"]) / cores
+
+
+def merge_s(scheme: str, params: float, contributions: int) -> float:
+    """Return seconds of one core to merge and take the outer step."""
+    each = MERGE_EACH.get(_near(scheme), MERGE_EACH["int8"])
+    return 4 * params * (MERGE_BASE + contributions * each)
+
+
+def _near(scheme: str) -> str:
+    """The 4-bit and 2-bit schemes cost about what int4 does."""
+    return "int4" if scheme in {"e3m0", "int2"} else scheme

@@ -1,0 +1,224 @@
+"""Feasible or not: every constraint of a plan, the one that binds, and what would mend it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from skerry.planning.figures import shown
+from skerry.planning.links import Rounds, Workload
+from skerry.planning.measured import WIRE_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from skerry.planning.links import Link
+
+MOST_H, MOST_P = 4096, 1024
+"""How far a fix is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is judged beside links: bytes per chip by site, utilisation where learners stop."""
+
+    chip_bytes: tuple[tuple[str, float, float], ...] = ()
+    window_bytes: float | None = None
+    utilisation: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One thing that is needed, and how much of it there is."""
+
+    what: str
+    need: float
+    has: float
+    unit: str
+    why: str
+
+    @property
+    def ratio(self) -> float:
+        """Need over what there is; above 1 the plan does not work."""
+        return self.need / self.has
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio <= 1 + 1e-9
+
+    @property
+    def text(self) -> str:
+        """The sentence without its fix."""
+        need, has = shown(self.need, self.unit), shown(self.has, self.unit)
+        return f"{self.what} needs {need}, has {has} ({self.why})"
+
+
+def cycle_s(rounds: Rounds) -> float:
+    """Return how long H steps take learners that stop for rounds: P stops, for the slowest."""
+    links = rounds.links.values()
+    stop = max(rounds.round_s(link) for link in links)
+    return rounds.load.h_steps * max(link.step_s for link in links) + rounds.load.fragments * stop
+
+
+def utilisation(rounds: Rounds) -> float:
+    """Return the share of time in which learners compute, on average: 1 unless they stop."""
+    load = rounds.load
+    if load.overlap_steps:
+        return 1.0
+    steps = sum(link.step_s * link.learners for link in rounds.links.values())
+    return load.h_steps * steps / rounds.learners / cycle_s(rounds)
+
+
+def constraints(rounds: Rounds, limits: Limits) -> list[Constraint]:
+    """Return everything that is judged, the tightest first."""
+    found = [
+        *(item for link in rounds.links.values() for item in _of_link(rounds, link)),
+        *_of_hub(rounds),
+        *_of_limits(rounds, limits),
+    ]
+    return sorted(found, key=lambda item: -item.ratio)
+
+
+def _of_link(rounds: Rounds, link: Link) -> Iterator[Constraint]:
+    blocking = not rounds.load.overlap_steps
+    if not blocking:
+        factor = rounds.deadline_factor(link)
+        if factor is None or link.local:
+            need, has = rounds.round_s(link), rounds.deadline_s(link)
+            yield Constraint(
+                f"site {link.name} round", need, has, "s", "a round should end within tau steps"
+            )
+        if link.local:
+            return
+        directions = (
+            ("up", link.up_bits_s, rounds.up_throughput(link)),
+            ("down", link.down_bits_s, rounds.down_throughput(link)),
+        )
+        for way, has, throughput in directions:
+            deadline = has * (factor or 0.0)
+            bound = "throughput" if throughput >= deadline else "deadline"
+            need = max(throughput, deadline)
+            yield Constraint(f"site {link.name} {way}-link", need, has, "bit/s", f"{bound} bound")
+
+
+def _of_hub(rounds: Rounds) -> Iterator[Constraint]:
+    if not rounds.load.overlap_steps:
+        return
+    hub = rounds.hub
+    rates = (
+        ("hub ingress", rounds.ingress, hub.down_bits_s, "all contributions"),
+        ("hub egress", rounds.egress, hub.up_bits_s, "all global fragments"),
+    )
+    for what, throughput, has, whose in rates:
+        if has:
+            deadline = has * rounds.hub_factor
+            bound = "throughput" if throughput >= deadline else "deadline"
+            need = max(throughput, deadline)
+            yield Constraint(what, need, has, "bit/s", f"{bound} bound, {whose}")
+    if hub.write_bytes_s:
+        why = "contributions and committed state"
+        yield Constraint("broker", rounds.broker_write, hub.write_bytes_s, "B/s", why)
+    why = "decode, merge and encode of one shard, on a syncer of its own"
+    yield Constraint("syncer", rounds.syncer_busy, 1.0, "share", why)
+
+
+def _of_limits(rounds: Rounds, limits: Limits) -> Iterator[Constraint]:
+    for site, need, has in limits.chip_bytes:
+        why = "parameters, anchors, AdamW and fragments in flight; activations come on top"
+        yield Constraint(f"site {site} chip memory", need, has, "B", why)
+    if limits.window_bytes is not None:
+        need = rounds.learners * rounds.fragment * rounds.load.up_bits / 8
+        why = "log.window_bytes must hold one round's contributions"
+        yield Constraint("log window", need, limits.window_bytes, "B", why)
+    if not rounds.load.overlap_steps:
+        share = utilisation(rounds)
+        why = "learners stop for every round"
+        yield Constraint("utilisation", limits.utilisation, share, "share", why)
+
+
+def fixes(rounds: Rounds, limits: Limits, broken: Constraint) -> list[str]:
+    """Return single changes that would mend this constraint, those that mend all others first."""
+    mended: list[tuple[bool, str]] = []
+    for label, load in _candidates(rounds, limits, broken):
+        after = constraints(replace(rounds, load=load), limits)
+        mended.append((all(item.holds for item in after), label))
+    own = _own_fix(broken)
+    found = [label for _, label in sorted(mended, key=lambda item: not item[0])]
+    return found + ([own] if own else [])
+
+
+def _own_fix(broken: Constraint) -> str:
+    if broken.unit == "bit/s":
+        return f"a link of {shown(broken.need, broken.unit)}"
+    if broken.what == "log window":
+        return f"log.window_bytes={broken.need:.0f}"
+    return ""
+
+
+def _candidates(
+    rounds: Rounds, limits: Limits, broken: Constraint
+) -> Iterator[tuple[str, Workload]]:
+    """Yield single changes that mend ``broken``, with the words for each."""
+    load = rounds.load
+    works = partial(_mends, rounds, limits, broken)
+    for scheme in _cheaper(load.up_scheme, ("int8", "int4")):
+        if works(changed := replace(load, up_scheme=scheme)):
+            yield f"{scheme} contributions", changed
+            break
+    for scheme in _cheaper(load.down_scheme, ("int8", "int4")):
+        if works(changed := replace(load, down_scheme=scheme)):
+            yield f"{scheme} global fragments", changed
+            break
+    counts: tuple[tuple[str, int, int, Callable[[int], Workload]], ...] = (
+        ("H", load.h_steps, MOST_H, lambda n: replace(load, h_steps=n)),
+        ("P", load.fragments, _most_p(load), lambda n: replace(load, fragments=n)),
+        ("tau", load.overlap_steps, load.h_steps - 1, lambda n: replace(load, overlap_steps=n)),
+        ("shards", load.shards, load.fragments, lambda n: replace(load, shards=n)),
+    )
+    for name, now, most, change in counts:
+        if name in {"P", "tau"} and not load.overlap_steps:
+            continue  # learners that stop, for all at once, are what such a mode is about
+        least = _least(now, most, works, change)
+        if least is not None:
+            yield f"{name} >= {least}", change(least)
+
+
+def _most_p(load: Workload) -> int:
+    """Fragments beyond H come in bundles and gain nothing."""
+    return min(load.h_steps, int(load.parameters), MOST_P)
+
+
+def _mends(rounds: Rounds, limits: Limits, broken: Constraint, load: Workload) -> bool:
+    after = constraints(replace(rounds, load=load), limits)
+    kin = [item for item in after if item.what == broken.what or _round_of(item) == _site(broken)]
+    return all(item.holds for item in kin)
+
+
+def _round_of(item: Constraint) -> str:
+    return _site(item) if item.what.endswith(" round") else ""
+
+
+def _site(item: Constraint) -> str:
+    return item.what.rpartition(" ")[0] if item.what.startswith("site ") else "-"
+
+
+def _cheaper(scheme: str, among: Iterable[str]) -> list[str]:
+    return [other for other in among if WIRE_BITS[other] < WIRE_BITS[scheme]]
+
+
+def _least(
+    now: int, most: int, works: Callable[[Workload], bool], change: Callable[[int], Workload]
+) -> int | None:
+    """Return the least count above ``now`` that works, by doubling and halving; None if none."""
+    low, high = now, now
+    while high < most:
+        low, high = high, min(most, max(high * 2, high + 1))
+        if works(change(high)):
+            break
+    else:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(change(middle)) else (middle, high)
+    return high
