@@ -173,7 +173,7 @@ CODEC_DURATION = _histogram(
     SHORT_S,
     "Time to encode or decode one fragment's vector.",
     OPERATION,
-    by=(LEARNER, SYNCER),
+    by=(LEARNER, SYNCER, CHECKPOINTER, EVALUATOR),
 )
 WIRE_IO = _counter(
     "skerry.wire.io",

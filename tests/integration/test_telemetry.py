@@ -1,0 +1,194 @@
+"""A whole run of real processes, as a trace backend and a metrics backend get to see it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry.bus import ledger
+from skerry.bus.nats_bus import NatsBus
+from skerry.core import tracing
+from skerry.telemetry import metrics, spans
+from skerry.telemetry.metrics import Kind
+from skerry.testing.cluster import Cluster, Service
+from skerry.testing.nats_server import NatsServer
+from skerry.testing.otlp import Received, Receiver
+from skerry.wire.messages import Commit
+
+pytestmark = pytest.mark.nats
+
+TEAM = (
+    ("syncer", "s"),
+    ("learner", "a"),
+    ("learner", "b"),
+    ("checkpointer", "c"),
+    ("evaluator", "e"),
+)
+LEARNER, SYNCER = "skerry-learner", "skerry-syncer"
+ROUND = {
+    (SYNCER, "round", "INTERNAL"),
+    (LEARNER, "capture", "INTERNAL"),
+    (LEARNER, "quantise", "INTERNAL"),
+    (LEARNER, f"publish {spans.CONTRIBUTION}", "PRODUCER"),
+    (SYNCER, f"receive {spans.CONTRIBUTION}", "CLIENT"),
+    (SYNCER, f"process {spans.CONTRIBUTION}", "CONSUMER"),
+    (SYNCER, "merge", "INTERNAL"),
+    (SYNCER, f"commit {spans.GLOBAL_FRAGMENT}", "PRODUCER"),
+    (LEARNER, f"receive {spans.GLOBAL_FRAGMENT}", "CLIENT"),
+    (LEARNER, f"adopt {spans.GLOBAL_FRAGMENT}", "CONSUMER"),
+}
+"""What a round consists of: service, name and kind of its spans."""
+SHAPES = {
+    "sum": {Kind.COUNTER, Kind.UPDOWNCOUNTER},
+    "gauge": {Kind.GAUGE},
+    "histogram": {Kind.HISTOGRAM},
+}
+
+
+async def test_every_round_is_one_trace_with_metrics_and_lines_that_lead_to_it(
+    shared_nats: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    jax_cache: Path,
+    short_config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Receiver() as receiver:
+        monkeypatch.setenv("SKERRY_TELEMETRY__ENDPOINT", receiver.url)
+        monkeypatch.setenv("SKERRY_TELEMETRY__BROKER_HOPS", "true")
+        async with (
+            Cluster(shared_nats.url, run_id, tmp_path, short_config, jax_cache) as cluster,
+            NatsBus(shared_nats.url, name="test") as bus,
+        ):
+            services = [
+                await cluster.start(kind, name, "--set", "train.steps=150") for kind, name in TEAM
+            ]
+            codes = [await service.ended(120) for service in services]
+            commits = await history(bus, run_id)
+    assert codes == [0] * len(TEAM), [s.said[-2000:] for s in services]
+    for commit in commits:
+        check_round(receiver.of(commit.trace_id), commit)
+    full = [commit for commit in commits if shapes(receiver.of(commit.trace_id)) >= ROUND]
+    assert full, Counter((span.service, span.name) for span in receiver.spans)
+    check_broker(receiver.of(full[-1].trace_id))
+    check_readers(receiver.spans, {commit.trace_id for commit in commits})
+    check_metrics(receiver, run_id)
+    check_lines(services, full[-1].trace_id)
+
+
+async def history(bus: NatsBus, run: str) -> list[Commit]:
+    """Return all commits of a run that is over, but the first of each fragment."""
+    newest = await ledger.last_commits(bus, run)
+    missing = {(fragment, commit.version) for fragment, commit in newest.items()}
+    found: list[Commit] = []
+    async with aclosing(ledger.follow_commits(bus, run)) as commits:
+        async for _, commit in commits:
+            found.append(commit)
+            missing.discard((commit.fragment, commit.version))
+            if not missing:
+                break
+    return [commit for commit in found if commit.version > 1]
+
+
+def shapes(found: list[Received]) -> set[tuple[str, str, str]]:
+    return {(span.service, span.name, span.kind) for span in found}
+
+
+def check_round(found: list[Received], commit: Commit) -> None:
+    """Check what holds for every trace of a round, whoever was late for it."""
+    by_id = {span.span_id: span for span in found}
+    assert len(by_id) == len(found), "a span was told twice"
+    (root,) = [span for span in found if not span.parent]
+    assert (root.name, root.span_id) == ("round", tracing.span_id(commit.trace_id))
+    assert root.attributes[spans.REASON] == commit.reason
+    assert all(span.parent in by_id for span in found if span.parent)
+    (process,) = [span for span in found if span.name.startswith("process ")]
+    merged = {(c.learner, c.incarnation, c.identity): c for c in commit.consumed}
+    assert len(process.links) == len(merged)
+    for link in process.links:
+        told = link.attributes
+        mark = (told[spans.LEARNER], told[spans.INCARNATION], told[spans.IDENTITY])
+        assert told[spans.STALENESS] == merged[mark].staleness
+        assert (link.trace_id == commit.trace_id) == (merged[mark].staleness == 0)
+        assert link.span_id == tracing.span_id(link.trace_id, "publish", *mark)
+    for span in found:
+        if span.name.endswith(spans.GLOBAL_FRAGMENT) and span.service == LEARNER:
+            assert [link.span_id for link in span.links] == [
+                tracing.span_id(commit.trace_id, "commit")
+            ]
+
+
+def check_broker(found: list[Received]) -> None:
+    """Check that the server's part in each message hangs below the span that sent it."""
+    named = {span.span_id: span for span in found}
+    hops = [span for span in found if span.service == "nats-server"]
+    assert {named[hop.parent].name.split()[0] for hop in hops} == {"round", "publish", "commit"}
+    assert {hop.kind for hop in hops} == {"SERVER"}
+    assert all(hop.attributes[spans.STREAM] for hop in hops)
+
+
+def check_readers(found: list[Received], rounds: set[str]) -> None:
+    """Check that checkpoints and evaluations link to the rounds whose state they read."""
+    for service, name in (("skerry-checkpointer", "checkpoint"), ("skerry-evaluator", "evaluate")):
+        whole = [span for span in found if (span.service, span.name) == (service, name)]
+        assert whole, service
+        reads = [s for s in found if s.service == service and s.name.startswith("receive ")]
+        assert {read.parent for read in reads} == {span.span_id for span in whole}
+        assert {link.trace_id for read in reads for link in read.links} & rounds
+
+
+def check_metrics(receiver: Receiver, run: str) -> None:
+    """Check that what is emitted is what the table says, no less and no more."""
+    table = {metric.name: metric for metric in metrics.ALL}
+    emitted: dict[str, set[str]] = {}
+    for series in receiver.series.values():
+        metric = table[series.name]
+        assert series.unit == metric.unit
+        assert metric.kind in SHAPES[series.kind], series
+        for attributes, _ in series.points:
+            assert attributes.keys() == set(metric.attributes), series
+            assert attributes[metrics.RUN] == run
+        emitted.setdefault(series.service.removeprefix("skerry-"), set()).add(series.name)
+    for service, names in emitted.items():
+        assert names == {m.name for m in metrics.of(service)}, service
+    assert emitted.keys() == {kind for kind, _ in TEAM}
+
+
+def check_lines(services: list[Service], trace_id: str) -> None:
+    """Check that a round has one line in each service that took part, and all name its trace."""
+    for service, event in zip(
+        services, ["round_committed", "round_adopted", "round_adopted"], strict=False
+    ):
+        lines = [json.loads(line) for line in service.said.splitlines() if line.startswith("{")]
+        told: list[dict[str, Any]] = [line for line in lines if line.get("trace_id") == trace_id]
+        assert [line["event"] for line in told].count(event) == 1, service.log
+        assert all(len(line["span_id"]) == 16 for line in told)
+
+
+async def test_a_collector_that_hangs_stops_neither_training_nor_its_end(
+    shared_nats: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    jax_cache: Path,
+    short_config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Receiver() as receiver:
+        receiver.held = threading.Event()
+        monkeypatch.setenv("SKERRY_TELEMETRY__ENDPOINT", receiver.url)
+        monkeypatch.setenv("SKERRY_TELEMETRY__METRICS_INTERVAL_S", "0.5")
+        async with Cluster(shared_nats.url, run_id, tmp_path, short_config, jax_cache) as cluster:
+            services = [
+                await cluster.start("syncer", "s"),
+                await cluster.start("learner", "a", "--set", "train.steps=40"),
+            ]
+            codes = [await service.ended(120) for service in services]
+        assert codes == [0, 0], [s.said[-2000:] for s in services]
+        assert receiver.requests > 0
+        assert all('"telemetry_unsent"' in service.said for service in services)
