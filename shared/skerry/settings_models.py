@@ -173,6 +173,8 @@ class EvalConfig(Table):
     """Seconds between evaluations at least; one is also made at the end."""
     batches: int = Field(default=8, ge=1)
     """Held-out batches of each, of data.batch sequences; they are always the same."""
+    sample_tokens: int = Field(default=96, ge=0, le=512)
+    """Tokens that the global model writes with an evaluation, for people to read; 0: none."""
 
 
 class LogConfig(Table):

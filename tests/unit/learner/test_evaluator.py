@@ -127,6 +127,31 @@ async def test_a_new_state_is_evaluated_once(run: Global) -> None:
     assert said.evaluated_tokens == 3 * 2 * 16
 
 
+async def test_from_the_second_evaluation_on_it_says_what_the_model_writes(run: Global) -> None:
+    judging, samples = run.evaluator(), list[str]()
+    for seed in range(3):
+        await run.commit(seed)
+        said = await judging.evaluate()
+        assert said is not None
+        samples.append(said.sample)
+    assert samples[0] == ""
+    assert all(samples[1:])
+    assert samples[1] != samples[2]
+
+
+@pytest.mark.parametrize("broken", [None, lambda *_: 1 / 0])
+async def test_a_model_that_cannot_be_sampled_is_evaluated_all_the_same(
+    run: Global, broken: object
+) -> None:
+    judging = run.evaluator()
+    (await judging._ready())._logits = broken
+    for seed in range(2):
+        await run.commit(seed)
+        said = await judging.evaluate()
+        assert said is not None
+        assert said.sample == ""
+
+
 async def test_a_state_that_lacks_a_fragment_is_not_evaluated(run: Global) -> None:
     await run.commit(0, fragments=(1,))
     assert await run.evaluator().evaluate() is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -102,10 +102,14 @@ class Evaluator:
             return await self._evaluate(judge, turn)
 
     async def _evaluate(self, judge: Judge, turn: Turn) -> Evaluation:
+        if self.said:  # not before the first evaluation: nobody shall wait for that
+            await in_thread(judge.learn_to_write)
         began_s, cpu_s = time.monotonic(), time.process_time()
         await self._read(judge)
         turn.has_read()
         evaluation = self._evaluation(judge, await _losses(judge))
+        sample = await in_thread(judge.write, sum(evaluation.versions))
+        evaluation = replace(evaluation, sample=sample)
         await ledger.record_evaluation(self.bus, evaluation)
         self.said = evaluation.versions
         cpu_s = time.process_time() - cpu_s
