@@ -119,8 +119,8 @@ def _of_hub(rounds: Rounds) -> Iterator[Constraint]:
     if hub.write_bytes_s:
         why = "contributions and committed state"
         yield Constraint("broker", rounds.broker_write, hub.write_bytes_s, "B/s", why)
-    why = "decode, merge and encode of one shard, on a syncer of its own"
-    yield Constraint("syncer", rounds.syncer_busy, 1.0, "share", why)
+    why = "of its time: decode, merge, encode"
+    yield Constraint("syncer of a shard", rounds.syncer_busy, 1.0, "share", why)
 
 
 def _of_limits(rounds: Rounds, limits: Limits) -> Iterator[Constraint]:
@@ -179,9 +179,9 @@ def _candidates(
     for name, now, most, change in counts:
         if name in {"P", "tau"} and not load.overlap_steps:
             continue  # learners that stop, for all at once, are what such a mode is about
-        least = _least(now, most, works, change)
-        if least is not None:
-            yield f"{name} >= {least}", change(least)
+        found = least(now, most, works, change)
+        if found is not None:
+            yield f"{name} >= {found}", change(found)
 
 
 def _most_p(load: Workload) -> int:
@@ -207,7 +207,7 @@ def _cheaper(scheme: str, among: Iterable[str]) -> list[str]:
     return [other for other in among if WIRE_BITS[other] < WIRE_BITS[scheme]]
 
 
-def _least(
+def least(
     now: int, most: int, works: Callable[[Workload], bool], change: Callable[[int], Workload]
 ) -> int | None:
     """Return the least count above ``now`` that works, by doubling and halving; None if none."""
