@@ -100,6 +100,7 @@ class Timeline:
     newest: dict[int, Past] = field(default_factory=dict[int, Past])
     places: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     held: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    ahead: dict[int, int] = field(default_factory=dict[int, int])
 
     def committed(self, row: Past, now_s: float) -> None:
         """Take in the next commit of a fragment; one that was seen before changes nothing."""
@@ -109,8 +110,8 @@ class Timeline:
         places = self.places.setdefault(row.fragment, [])
         missing = row.version // SPARSE + 1 - len(places)
         places.extend([row.sequence] * missing)  # a restored run's ledger begins anywhere
-        early = sum(_at(versions, row.fragment) >= row.version for versions in self.held.values())
-        if early:
+        if self.ahead.get(row.fragment, 0) >= row.version:  # pulses came before the ledger
+            early = sum(_at(held, row.fragment) >= row.version for held in self.held.values())
             row.adopted, row.adopted_s = early, now_s
         self.newest[row.fragment] = row
         opened = self.open.get(row.fragment)
@@ -134,6 +135,8 @@ class Timeline:
         self.held[pulse.learner] = pulse.versions
         both = zip_longest(pulse.versions, before, fillvalue=0)
         for fragment, (version, held) in enumerate(both):
+            if version > self.ahead.get(fragment, 0):
+                self.ahead[fragment] = version
             # Ten thousand of these a second, of 200 learners and 50 rounds a second: in place.
             for seen in range(max(held, version - self.most) + 1, version + 1):
                 row = self.rounds.get((fragment, seen))

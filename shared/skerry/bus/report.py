@@ -127,8 +127,8 @@ class Report:
 def report(view: RunView, now_s: float) -> Report:
     """Return the rows of a view at ``now_s``, by the clock that gave ``fold`` its arrival times."""
     held = [view.learners[name] for name in sorted(view.learners)]
-    rows = tuple(_learner_row(view, learner, now_s) for learner in held)
-    time = ratios(_split(view, h, row.liveness, now_s) for h, row in zip(held, rows, strict=True))
+    told = [_learner_row(view, learner, now_s) for learner in held]
+    rows, time = tuple(row for row, _ in told), ratios(split for _, split in told)
     evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations)
     return Report(_run_row(view, rows, time, now_s), rows, evaluations)
 
@@ -144,7 +144,10 @@ def to_json(view: RunView, now_s: float) -> dict[str, object]:
     return {"run": run, "learners": learners, "evaluations": [asdict(e) for e in told.evaluations]}
 
 
-def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRow:
+def _learner_row(
+    view: RunView, learner: LearnerView, now_s: float
+) -> tuple[LearnerRow, dict[str, float]]:
+    """Return a learner's row, and its time in seconds by use."""
     pulse, earlier = learner.pulse, learner.earlier
     phase = LearnerPhase.STARTING if pulse is None else pulse.phase
     accepted = view.accepted.get(learner.name, 0)
@@ -156,8 +159,9 @@ def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRo
         activity=phase.activity,
         progress=learner.progress,
     )
-    time = ratios([_split(view, learner, state, now_s)])
-    return LearnerRow(
+    seconds = _split(view, learner, state, now_s)
+    time = ratios([seconds])
+    row = LearnerRow(
         name=learner.name,
         incarnation=learner.incarnation,
         liveness=state,
@@ -180,6 +184,7 @@ def _learner_row(view: RunView, learner: LearnerView, now_s: float) -> LearnerRo
         seen_s_ago=max(0.0, now_s - learner.heartbeat.last_s),
         heard=pulse is not None,
     )
+    return row, seconds
 
 
 def _speed(learner: LearnerView) -> float:

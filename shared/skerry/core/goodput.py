@@ -8,7 +8,7 @@ trains on the same data twice, because what it had learnt from it was lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,12 @@ class Cause(StrEnum):
 USES: tuple[str, ...] = (TRAIN, *(cause.value for cause in Cause))
 """Everything that time can go into."""
 
+IN_ORDER: tuple[str, ...] = (
+    *(TRAIN, Cause.REPLAY.value, Cause.COMPILE.value, Cause.RECOVER.value, Cause.WAIT.value),
+    *(Cause.IDLE.value, Cause.DOWN.value),
+)
+"""Who is believed first where a learner counts more time than it was given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spent:
@@ -55,7 +61,14 @@ class Spent:
     alive_s: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
+        return Spent(
+            self.train_s + other.train_s,
+            self.compile_s + other.compile_s,
+            self.recover_s + other.recover_s,
+            self.wait_s + other.wait_s,
+            self.replay_s + other.replay_s,
+            self.alive_s + other.alive_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +103,18 @@ def split(spent: Spent, allocated_s: float) -> dict[str, float]:
     it has too much (two clocks never agree exactly) is left out, idle time first, steps last.
     """
     counted = spent.train_s + spent.compile_s + spent.recover_s + spent.wait_s + spent.replay_s
-    wanted = {
-        TRAIN: spent.train_s,
-        Cause.REPLAY: spent.replay_s,
-        Cause.COMPILE: spent.compile_s,
-        Cause.RECOVER: spent.recover_s,
-        Cause.WAIT: spent.wait_s,
-        Cause.IDLE: spent.alive_s - counted,
-        Cause.DOWN: allocated_s,
-    }
-    left = max(0.0, allocated_s)
-    found: dict[str, float] = {}
-    for use, seconds in wanted.items():
-        found[use] = min(max(0.0, seconds), left)
-        left -= found[use]
-    return {use: found[use] for use in USES}
+    left, found = max(0.0, allocated_s), dict.fromkeys(USES, 0.0)
+    for use, seconds in zip(
+        IN_ORDER,
+        (
+            *(spent.train_s, spent.replay_s, spent.compile_s, spent.recover_s, spent.wait_s),
+            *(spent.alive_s - counted, left),
+        ),
+        strict=True,
+    ):
+        found[use] = taken = min(max(0.0, seconds), left)
+        left -= taken
+    return found
 
 
 def ratios(splits: Iterable[Mapping[str, float]]) -> dict[str, float]:
