@@ -83,6 +83,16 @@ def test_the_environment_of_each_service_is_one_that_settings_accept(
         assert found.local.nats.url == "nats://nats:4222"
 
 
+def test_the_monitor_gets_the_brokers_figures_and_keeps_its_metrics(
+    services: dict[str, Any],
+) -> None:
+    monitor = services["health-monitor"]
+    local = settings.load(None, (), monitor["environment"]).local
+    assert local.metrics.broker_urls == ("http://nats:8222",)
+    kept = {volume["target"] for volume in monitor["volumes"]}
+    assert str(local.telemetry.jsonl and local.telemetry.jsonl.parent) in kept
+
+
 def test_the_mounted_config_is_one_that_settings_accept(root: Path) -> None:
     found = settings.load(root / "infra" / "skerry.toml", (), {})
     assert found.run.sync.learners == 2
