@@ -1,0 +1,168 @@
+"""When an operator is told of what, and when that is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skerry.bus.base import Retention, Storage, StreamInfo, StreamSpec
+from skerry.bus.report import LearnerRow, Report
+from skerry.core.fragments import LeafSpec, plan
+from skerry.core.liveness import Liveness
+from skerry.settings import RunConfig
+from skerry.testing.puppet import run_record
+from skerry.wire.messages import LearnerPhase
+from skerry_health_monitor.alerts import Alert, Severity, Situation, alerts, clip, duration
+from skerry_health_monitor.book import MOST_PAST, Book
+from skerry_health_monitor.history import Trouble
+from skerry_health_monitor.watch import Watch
+
+NOW_S = 1_000_000.0
+
+
+def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> LearnerRow:
+    row = LearnerRow(
+        *(name, 1, state, "pulsing", LearnerPhase.TRAINING, 5, 100, 2.0, 0.1, 50.0, 0.9, 1, 1, 1),
+        *(1, {"train": 0.9}, 3, 0, 0, 0.2),
+        heard=True,
+    )
+    return replace(row, **changes)
+
+
+@dataclass
+class Scene:
+    """A quiet run, changed by a test."""
+
+    learners: tuple[LearnerRow, ...] = (learner("a"), learner("b"))
+    run: dict[str, Any] = field(default_factory=dict[str, Any])
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
+    troubles: tuple[Trouble, ...] = ()
+
+    def keys(self) -> set[str]:
+        return {alert.key for alert in self.alerts()}
+
+    def alerts(self) -> list[Alert]:
+        record = run_record("run", plan((LeafSpec("w", (8, 8)),), 1), "{}")
+        watch = Watch(record, RunConfig(), lambda: NOW_S)
+        watch.history.troubles.extend(self.troubles)
+        quiet = {
+            "wall_s": 1000.0,
+            "learners": len(self.learners),
+            "goodput": 0.9,
+            "versions": (3,),
+            "last_round_s_ago": 1.0,
+            "checkpoint": "/there",
+            "checkpoint_s_ago": 10.0,
+        }
+        told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
+        seen = Situation(NOW_S, told, watch.history, 30.0, 1)
+        return alerts(replace(seen, **self.more))
+
+
+def test_a_run_that_goes_well_says_nothing() -> None:
+    assert Scene().keys() == set()
+
+
+def test_no_commit_for_long_is_told_only_while_somebody_trains() -> None:
+    assert Scene(run={"last_round_s_ago": 60.0}).keys() == {"no-commit"}
+    idle = (learner("a", tokens_per_s=0.0),)
+    assert Scene(idle, run={"last_round_s_ago": 60.0}).keys() == set()
+
+
+def test_the_loss_of_the_quorum_is_worse_than_that_of_one_learner() -> None:
+    gone = learner("b", Liveness.GONE, reason="silent")
+    (one,) = Scene((learner("a"), gone)).alerts()
+    (all_,) = Scene((gone,)).alerts()
+    assert (one.severity, all_.severity) == (Severity.WARNING, Severity.CRITICAL)
+    assert "b is gone" in one.text
+
+
+def test_a_learner_that_said_goodbye_is_not_missed() -> None:
+    gone = learner("b", Liveness.GONE, reason="stopped", phase=LearnerPhase.STOPPED)
+    assert Scene((learner("a"), gone)).keys() == set()
+
+
+def test_many_that_are_gone_are_named_in_one_sentence() -> None:
+    rows = tuple(learner(f"l{n}", Liveness.GONE, reason="silent") for n in range(40))
+    (alert,) = [a for a in Scene((learner("a"), *rows)).alerts() if a.key == "gone"]
+    assert "l0, l1, l2, l3 and 36 more are gone" in alert.text
+
+
+def test_three_starts_within_ten_minutes_are_flapping() -> None:
+    starts = tuple(Trouble(NOW_S - ago, "started", "a") for ago in (10, 100, 500))
+    assert Scene(troubles=starts).keys() == {"flapping-a"}
+    assert Scene(troubles=(*starts[:2], Trouble(NOW_S - 900, "started", "a"))).keys() == set()
+
+
+def test_refusals_of_late_are_told_by_cause() -> None:
+    (alert,) = Scene(troubles=(Trouble(NOW_S - 5, "refused too_stale", "a"),) * 2).alerts()
+    assert (alert.key, "2 too_stale" in alert.text) == ("refused", True)
+
+
+def test_low_goodput_is_told_once_the_run_has_warmed_up() -> None:
+    assert Scene(run={"goodput": 0.3}).keys() == {"goodput"}
+    assert Scene(run={"goodput": 0.3, "wall_s": 100.0}).keys() == set()
+
+
+def test_a_checkpoint_that_is_too_old_or_never_came() -> None:
+    assert Scene(run={"checkpoint_s_ago": 200.0}).keys() == {"checkpoint"}
+    assert Scene(run={"checkpoint": None, "checkpoint_s_ago": None}).keys() == {"checkpoint"}
+
+
+def test_a_stream_near_its_limit_unless_it_drops_its_oldest_by_design() -> None:
+    spec = StreamSpec("S", ("s.>",), Retention.EVERYTHING, Storage.FILE, max_bytes=100)
+    full = StreamInfo("S", 1, 95, 1, 1, spec)
+    window = replace(full, spec=replace(spec, retention=Retention.WINDOW))
+    assert Scene(more={"streams": (full,)}).keys() == {"stream-S"}
+    assert Scene(more={"streams": (window,)}).keys() == set()
+
+
+def test_what_the_monitor_itself_sees() -> None:
+    assert Scene(more={"malformed": 3, "broker_away_s": 12.0}).keys() == {"malformed", "broker"}
+
+
+def test_a_finished_run_misses_nobody() -> None:
+    gone = (learner("b", Liveness.GONE, reason="silent"),)
+    assert Scene(gone, run={"finished": True, "last_round_s_ago": 900.0}).keys() == set()
+
+
+def test_the_worst_comes_first() -> None:
+    scene = Scene(run={"goodput": 0.3, "last_round_s_ago": 60.0})
+    assert [alert.key for alert in scene.alerts()] == ["no-commit", "goodput"]
+
+
+def test_text_of_others_is_bounded_and_printable() -> None:
+    assert clip("a\x1b[31mb" + "x" * 100, 8) == "a\N{REPLACEMENT CHARACTER}[31mbx…"
+
+
+def test_durations_for_people() -> None:
+    assert [duration(s) for s in (0.25, 12, 200, 8000, 200_000)] == [
+        *("0.2 s", "12 s", "3 min", "2 h", "2 d")
+    ]
+
+
+def alert(key: str, severity: Severity = Severity.WARNING) -> Alert:
+    return Alert(key, severity, "text", "fix")
+
+
+def test_an_alert_keeps_its_beginning_and_is_remembered_when_it_is_over() -> None:
+    book = Book()
+    assert book.update([alert("x")], 10.0)
+    assert not book.update([alert("x")], 11.0)
+    assert book.active["x"].since_s == 10.0
+    assert book.update([], 15.0)
+    assert [(held.since_s, held.until_s) for held in book.past] == [(10.0, 15.0)]
+
+
+def test_what_only_explains_is_not_remembered() -> None:
+    book = Book()
+    book.update([alert("x", Severity.INFO)], 10.0)
+    book.update([], 11.0)
+    assert not book.past
+
+
+def test_the_book_is_bounded() -> None:
+    book = Book()
+    for number in range(3 * MOST_PAST):
+        book.update([alert(f"x{number}")], float(number))
+    assert len(book.past) == MOST_PAST

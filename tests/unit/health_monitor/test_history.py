@@ -1,0 +1,144 @@
+"""What the page remembers of learners, rounds and texts: bounded, and nothing twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skerry.bus.report import LearnerRow
+from skerry.core.liveness import Liveness
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Consumed,
+    Evaluation,
+    LearnerPhase,
+    MemberRecord,
+    Pulse,
+    Refused,
+)
+from skerry_health_monitor.history import MOST_CHECKPOINTS, MOST_SAMPLES, MOST_TURNS, History
+
+
+def commit(version: int, closed_s: float = 100.0, **changes: object) -> Commit:
+    merged = Consumed("a", 1, version, 1, 2, version - 1, 0, 10, 5, 1000, 0, 5, 1.0, 2.0)
+    made = Commit(
+        *("run", 1, 0, version, 10 * version, "grace", "syncer", 1),
+        opened_ns=int((closed_s - 0.5) * 1e9),
+        closed_ns=int(closed_s * 1e9),
+        quorum_s=0.2,
+        grace_s=0.3,
+        consumed=(merged,),
+        refused=(),
+        contrib_floor=1,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def evaluation(number: int, sample: str) -> Evaluation:
+    return Evaluation("run", "e", number, number, (number,), 2.0, 7.0, 3.0, 8, 7, number, sample)
+
+
+def pulse(incarnation: int, steps: int) -> Pulse:
+    return Pulse(
+        *("run", "a", incarnation, LearnerPhase.TRAINING, 1, steps, steps, 1, 1, 2.0, 0.1, 1.0),
+        *(1.0, 0, 0, 0),
+    )
+
+
+def row(state: Liveness, phase: LearnerPhase = LearnerPhase.TRAINING) -> LearnerRow:
+    return LearnerRow(
+        *("a", 1, state, "silent", phase, 5, 100, 2.0, 0.1, 50.0, 0.9, 1, 1, 1, 1, {}, 3, 0, 0),
+        0.2,
+        heard=True,
+    )
+
+
+def test_a_commit_is_counted_once_whatever_is_read_again() -> None:
+    history = History(fragments=4)
+    for _ in range(2):
+        history.committed(commit(2), 7, 100.1, 100.2)
+    (held,) = history.curves.run.bins.values()
+    assert (held.tokens, held.loss, held.rounds) == (250.0, 2.0, 1)
+    assert [mark.learner for mark in history.marks] == ["a"]
+    assert history.lanes["a"].last == (0, 2, 100.0)
+
+
+def test_genesis_is_no_training() -> None:
+    history = History(fragments=1)
+    history.committed(commit(1, reason="genesis"), 1, 1.0, 1.0)
+    assert not history.curves.run.bins
+    assert (0, 1) in history.timeline.rounds
+
+
+def test_refusals_are_troubles_of_who_sent_them() -> None:
+    history = History(fragments=1)
+    refused = (Refused("too_stale", "b"), Refused("genesis", "c"))
+    history.committed(commit(2, refused=refused), 1, 100.0, 100.0)
+    assert [(t.what, t.who) for t in history.recent(101.0, 10.0)] == [("refused too_stale", "b")]
+    assert history.recent(200.0, 10.0) == []
+
+
+def test_steps_of_earlier_incarnations_count() -> None:
+    history = History(fragments=1)
+    for told in (pulse(1, 10), pulse(1, 25), pulse(2, 3), pulse(1, 26)):
+        history.take(told, 1.0)
+    assert history.steps_by_learner() == {"a": 28}
+
+
+def test_a_first_start_is_no_trouble_and_a_second_one_is() -> None:
+    history = History(fragments=1)
+    for incarnation in (1, 1, 2):
+        history.take(MemberRecord("run", "a", incarnation, "host", 5 * 10**9, 0), 5.0)
+    assert [t.what for t in history.troubles] == ["started"]
+    assert history.lanes["a"].host == "host"
+
+
+def test_a_lane_holds_changes_of_state_and_no_more_than_some() -> None:
+    history = History(fragments=1)
+    history.judged((row(Liveness.ALIVE),), 1.0)
+    history.judged((row(Liveness.ALIVE),), 2.0)
+    history.judged((row(Liveness.GONE),), 3.0)
+    assert [(t.at_s, t.state) for t in history.lanes["a"].turns] == [
+        (1.0, "training"),
+        (3.0, "gone"),
+    ]
+    for at_s in range(100):
+        history.judged((row((Liveness.ALIVE, Liveness.SUSPECT)[at_s % 2]),), float(at_s))
+    assert len(history.lanes["a"].turns) == MOST_TURNS
+
+
+@pytest.mark.parametrize("phase", [LearnerPhase.FINISHED, LearnerPhase.STOPPED])
+def test_silence_after_the_end_is_no_state_of_its_own(phase: LearnerPhase) -> None:
+    history = History(fragments=1)
+    history.judged((row(Liveness.GONE, phase),), 1.0)
+    assert history.lanes["a"].turns[-1].state == phase.value
+
+
+def test_samples_thin_out_from_the_oldest_on_and_the_newest_stays() -> None:
+    history = History(fragments=1)
+    for number in range(1, 5 * MOST_SAMPLES):
+        history.take(evaluation(number, f"text {number}"), 1.0)
+    assert len(history.samples) <= MOST_SAMPLES
+    assert history.samples[-1].sample == f"text {5 * MOST_SAMPLES - 1}"
+    steps = [s.step for s in history.samples]
+    assert steps == sorted(steps)
+
+
+def test_an_evaluation_without_a_sample_is_none() -> None:
+    history = History(fragments=1)
+    history.take(evaluation(1, ""), 1.0)
+    assert history.samples == []
+
+
+def test_only_the_newest_checkpoints_are_kept() -> None:
+    history = History(fragments=1)
+    for number in range(2 * MOST_CHECKPOINTS):
+        record = CheckpointRecord("run", f"/{number}", "d", (1,), number, 1, number, 9)
+        history.take(record, 1.0)
+    assert len(history.checkpoints) == MOST_CHECKPOINTS
+    assert list(history.checkpoints)[-1] == f"/{2 * MOST_CHECKPOINTS - 1}"

@@ -1,0 +1,189 @@
+"""The page's files and routes: nothing from elsewhere, nothing run that others wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from skerry.bus.memory import MemoryBroker
+from skerry.chaos.ground import NotFired
+from skerry.errors import ConfigError
+from skerry.settings import HealthSettings, RunConfig
+from skerry.testing.scripted_run import ScriptedRun
+from skerry_health_monitor.page import FILES
+from skerry_health_monitor.service import Monitor, page_of
+from skerry_health_monitor.strikes import LONGEST_S, read_token
+from skerry_health_monitor.web import Connections, application
+
+DEADLINE_S = 20.0
+TOKEN = "a-token-of-some-length"  # noqa: S105 - of a test
+OWN = [path for path in FILES.rglob("*") if path.is_file() and "vendor" not in path.parts]
+
+
+class Noted:
+    """Strikes nobody, remembers whom it was asked to."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str, float]] = []
+
+    async def strike(self, name: str, action: str, duration_s: float) -> str:
+        if name == "down":
+            msg = "down is down already"
+            raise NotFired(msg)
+        self.done.append((name, action, duration_s))
+        return "done"
+
+
+@asynccontextmanager
+async def served(
+    scripted: ScriptedRun, health: HealthSettings | None = None, striker: Noted | None = None
+) -> AsyncGenerator[httpx.AsyncClient]:
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    _, routes = page_of(monitor, Connections(), health or HealthSettings(), striker)
+    following = asyncio.create_task(monitor.follow())
+    transport = httpx.ASGITransport(application(monitor.view, "run", routes))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://monitor") as client:
+            async with asyncio.timeout(DEADLINE_S):
+                while monitor.watch is None or not monitor.watch.history.timeline.rounds:  # noqa: ASYNC110 - it reads the log
+                    await asyncio.sleep(0)
+            yield client
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def begun(*, chaos: bool = False) -> ScriptedRun:
+    config = RunConfig.model_validate({"chaos": {"allow": chaos}})
+    scripted = await ScriptedRun.begin(MemoryBroker().connect(), config=config)
+    await scripted.commit_all()
+    return scripted
+
+
+async def test_the_page_and_its_files_come_with_a_policy_that_forbids_other_hosts() -> None:
+    async with served(await begun()) as client:
+        index = await client.get("/")
+        assert (index.status_code, index.headers["content-type"][:9]) == (200, "text/html")
+        policy = index.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        named = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', index.text))
+        for path in named:
+            assert (await client.get(path)).status_code == 200, path
+        assert (await client.get("/static/../page.py")).status_code == 404
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_no_file_of_the_page_names_another_host_or_makes_markup_of_text(path: Path) -> None:
+    text = path.read_text()
+    hosts = set(re.findall(r"https?://([^/\s\"'`]+)", text))
+    assert hosts <= {"www.w3.org"}
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|style="
+    assert re.search(forbidden, text) is None
+
+
+def test_every_module_is_loaded_before_it_is_asked_for() -> None:
+    index = (FILES / "index.html").read_text()
+    modules = {path.name for path in FILES.glob("*.js")}
+    assert {name for name in modules if f"/static/{name}" not in index} == set()
+
+
+def test_the_chart_library_comes_with_its_licence() -> None:
+    vendor = FILES / "vendor"
+    assert "Permission is hereby granted" in (vendor / "uPlot-LICENSE.txt").read_text()
+    assert "uPlot (v1." in (vendor / "uPlot.iife.min.js").read_text()[:200]
+
+
+async def test_a_round_leads_to_its_ledger_record() -> None:
+    scripted = await begun()
+    for _ in range(3):
+        await scripted.commit_all()
+    async with served(scripted) as client:
+        async with asyncio.timeout(DEADLINE_S):
+            while (answer := await client.get("/api/rounds/2/3")).status_code != 200:  # noqa: ASYNC110 - it reads the log
+                await asyncio.sleep(0)
+        told = answer.json()
+        assert (told["fragment"], told["version"], told["reason"]) == (2, 3, "script")
+        assert told["plan_digest"] == f"{scripted.plan.digest:016x}"
+        record = await scripted.bus.get("SKERRY_run_LEDGER", told["ledger_sequence"])
+        assert record is not None
+        assert record.subject == "skerry.run.ledger.commit.2"
+
+
+@pytest.mark.parametrize("path", ["0/99", "7/1", "0/0"])
+async def test_a_round_that_never_was_is_not_found(path: str) -> None:
+    async with served(await begun()) as client:
+        answer = await client.get(f"/api/rounds/{path}")
+    assert (answer.status_code, "no version" in answer.json()["error"]) == (404, True)
+
+
+@pytest.fixture
+def health(tmp_path: Path) -> HealthSettings:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    return HealthSettings(token_file=file)
+
+
+KNOWN = {"authorization": f"Bearer {TOKEN}"}
+
+
+async def test_who_has_the_token_may_strike_a_run_that_allows_it(health: HealthSettings) -> None:
+    noted = Noted()
+    async with served(await begun(chaos=True), health, noted) as client:
+        answer = await client.post("/api/learners/a/kill", headers=KNOWN, json={"duration_s": 2.5})
+    assert (answer.status_code, noted.done) == (200, [("a", "kill", 2.5)])
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "status"),
+    [
+        ("a/kill", {}, {"duration_s": 1}, 401),
+        ("a/kill", {"authorization": "Bearer wrong"}, {"duration_s": 1}, 401),
+        ("a/kill", {"authorization": TOKEN}, {"duration_s": 1}, 401),
+        ("a/format-disk", KNOWN, {"duration_s": 1}, 404),
+        ("a/kill", KNOWN, {}, 409),
+        ("a/kill", KNOWN, {"duration_s": 0}, 409),
+        ("a/kill", KNOWN, {"duration_s": "NaN"}, 409),
+        ("a/kill", KNOWN, {"duration_s": LONGEST_S + 1}, 409),
+        ("a/kill", KNOWN, [1], 409),
+        ("down/kill", KNOWN, {"duration_s": 1}, 409),
+    ],
+)
+async def test_everything_else_is_refused_in_one_sentence(
+    path: str, headers: dict[str, str], body: object, status: int, health: HealthSettings
+) -> None:
+    noted = Noted()
+    async with served(await begun(chaos=True), health, noted) as client:
+        answer = await client.post(f"/api/learners/{path}", headers=headers, json=body)
+    assert (answer.status_code, noted.done) == (status, [])
+    assert answer.json()["error"]
+
+
+async def test_a_run_that_allows_no_faults_suffers_none(health: HealthSettings) -> None:
+    noted = Noted()
+    async with served(await begun(), health, noted) as client:
+        answer = await client.post("/api/learners/a/kill", headers=KNOWN, json={"duration_s": 1})
+        assert (await client.get("/api/learners/a/kill")).status_code in {404, 405}
+    assert (answer.status_code, noted.done) == (403, [])
+
+
+async def test_without_a_token_file_there_is_no_such_route() -> None:
+    async with served(await begun(chaos=True), HealthSettings(), Noted()) as client:
+        answer = await client.post("/api/learners/a/kill", headers=KNOWN, json={"duration_s": 1})
+    assert answer.status_code == 404
+
+
+def test_a_token_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_text("abc")
+    for path in (short, tmp_path / "missing"):
+        with pytest.raises(ConfigError) as caught:
+            read_token(path)
+        assert str(path) in str(caught.value)

@@ -1,0 +1,170 @@
+"""The stream of events: whole first, then what changes; who does not read is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from skerry_health_monitor.page import EventStream
+from skerry_health_monitor.stream import MOST_CLIENTS, MOST_WAITING, Client, Frame, Hub, difference
+from skerry_health_monitor.web import Connections, listen, serve_http
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Source:
+    """A picture that the test changes."""
+
+    sections: dict[str, dict[str, Any]] | None
+    epoch: object = "first"
+    marks: list[list[Any]] = field(default_factory=list[list[Any]])
+
+    def frame(self) -> Frame:
+        held = None if self.sections is None else {k: dict(v) for k, v in self.sections.items()}
+        return Frame(
+            self.epoch, held, lambda after: [m for m in self.marks if m[0] > after], {"now_s": 1}
+        )
+
+
+def told(client: Client) -> tuple[str, Any]:
+    """Return the name and the data of the next event."""
+    message = client.waiting.popleft().decode()
+    name, data = message.removesuffix("\n\n").split("\n")
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def joined(hub: Hub) -> Client:
+    client = hub.join()
+    assert client is not None
+    return client
+
+
+def test_a_difference_names_what_to_set_and_what_to_remove() -> None:
+    before = {"a": {"x": 1, "y": 2}, "b": {"z": 3}}
+    now = {"a": {"x": 1, "y": 5, "new": 6}, "b": {}}
+    assert difference(before, now) == {
+        "a": {"set": {"y": 5, "new": 6}, "del": []},
+        "b": {"set": {}, "del": ["z"]},
+    }
+    assert difference(now, now) == {}
+
+
+async def test_whoever_comes_gets_the_whole_and_then_changes() -> None:
+    source = Source({"run": {"step": 1}}, marks=[[1, 0, 0.5, False]])
+    hub = Hub(source.frame, asyncio.Event())
+    client = joined(hub)
+    name, data = told(client)
+    assert (name, data["sections"], data["marks"]) == (
+        "whole",
+        {"run": {"step": 1}},
+        [[1, 0, 0.5, False]],
+    )
+    assert source.sections is not None
+    source.sections["run"]["step"] = 2
+    source.marks.append([2, 0, 0.7, True])
+    hub.close()
+    name, data = told(client)
+    assert (name, data["sections"]) == ("change", {"run": {"set": {"step": 2}, "del": []}})
+    assert data["marks"] == [[2, 0, 0.7, True]]
+    assert told(client)[0] == "end"
+    assert await client.next() is None
+
+
+async def test_one_who_comes_later_does_not_make_others_miss_a_change() -> None:
+    source = Source({"run": {"step": 1}})
+    hub = Hub(source.frame, asyncio.Event())
+    first = joined(hub)
+    told(first)
+    assert source.sections is not None
+    source.sections["run"]["step"] = 2
+    second = joined(hub)
+    assert told(second)[1]["sections"] == {"run": {"step": 2}}
+    assert told(first)[1]["sections"] == {"run": {"set": {"step": 2}, "del": []}}
+
+
+async def test_a_new_session_with_the_log_is_told_whole() -> None:
+    source = Source(None, epoch=None)
+    hub = Hub(source.frame, asyncio.Event())
+    client = joined(hub)
+    assert told(client)[0] == "waiting"
+    source.sections, source.epoch = {"run": {"step": 1}}, "session"
+    hub.close()
+    assert told(client)[0] == "whole"
+
+
+async def test_changes_are_pushed_when_something_has_changed() -> None:
+    source, changed = Source({"run": {"step": 1}}), asyncio.Event()
+    hub = Hub(source.frame, changed)
+    running = asyncio.create_task(hub.run())
+    client = joined(hub)
+    assert await client.next() is not None
+    assert source.sections is not None
+    source.sections["run"]["step"] = 2
+    changed.set()
+    message = await asyncio.wait_for(client.next(), DEADLINE_S)
+    assert message is not None
+    assert b'"step":2' in message
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_queue_that_is_full_is_dropped_and_the_others_go_on() -> None:
+    source = Source({"run": {"step": 0}})
+    hub = Hub(source.frame, asyncio.Event())
+    slow, quick = joined(hub), joined(hub)
+    assert source.sections is not None
+    for step in range(1, MOST_WAITING + 2):
+        source.sections["run"]["step"] = step
+        hub._push()
+        quick.waiting.clear()
+    assert (slow.dropped.is_set(), quick.dropped.is_set()) == (True, False)
+    assert hub.clients == {quick}
+    assert not slow.waiting
+
+
+async def test_no_more_clients_than_there_is_room_for() -> None:
+    hub = Hub(Source({}).frame, asyncio.Event())
+    for _ in range(MOST_CLIENTS):
+        joined(hub)
+    assert hub.join() is None
+
+
+async def test_a_browser_that_stops_reading_loses_its_connection() -> None:
+    source, changed = Source({"run": {"text": ""}}), asyncio.Event()
+    hub, connections = Hub(source.frame, changed), Connections()
+    app = Starlette(routes=[Route("/api/stream", EventStream(hub, connections.cut))])
+    listening = listen("127.0.0.1", 0)
+    serving = asyncio.create_task(serve_http(app, listening, connections, hub.close))
+    reader = socket.create_connection(listening.getsockname())
+    reader.sendall(b"GET /api/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not hub.clients:  # noqa: ASYNC110 - the request is on its way
+                await asyncio.sleep(0)
+            assert source.sections is not None
+            for number in range(200):
+                source.sections["run"]["text"] = f"{number:1000000}"
+                hub._push()
+                await asyncio.sleep(0)
+            while connections.server and connections.server.server_state.connections:  # noqa: ASYNC110 - being cut
+                await asyncio.sleep(0)
+        assert (hub.dropped, hub.clients) == (1, set())
+    finally:
+        reader.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def test_numbers_that_json_does_not_know_never_leave() -> None:
+    source = Source({"run": {"loss": float("nan")}})
+    hub = Hub(source.frame, asyncio.Event())
+    with pytest.raises(ValueError, match="JSON"):
+        hub.join()

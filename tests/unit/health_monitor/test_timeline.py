@@ -1,0 +1,113 @@
+"""The timeline of rounds: what is kept of each, where older ones lie, who has adopted them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from skerry.wire.messages import Commit, Consumed, LearnerPhase, Pulse, Round
+from skerry_health_monitor.timeline import Timeline, arrivals, interval_s, past
+
+
+def consumed(learner: str, arrived_ns: int = 0, loss: float = 2.0) -> Consumed:
+    return Consumed(learner, 1, 1, 1, 2, 1, 0, 10, 5, 500, 0, 5, 0.5, loss, arrived_ns)
+
+
+def commit(version: int, fragment: int = 0, *merged: Consumed) -> Commit:
+    return Commit(
+        *("run", 1, fragment, version, version, "grace", "syncer", 1),
+        opened_ns=version * 10**9,
+        closed_ns=version * 10**9 + 5 * 10**8,
+        quorum_s=0.2,
+        grace_s=0.3,
+        consumed=merged,
+        refused=(),
+        contrib_floor=1,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+    )
+
+
+def pulse(learner: str, *versions: int) -> Pulse:
+    return Pulse(
+        *("run", learner, 1, LearnerPhase.TRAINING, 1, 1, 1, 1, 1, 2.0, 0.1, 1.0, 1.0, 0, 0, 0),
+        versions=versions,
+    )
+
+
+def opened(version: int) -> Round:
+    return Round("run", 1, 0, version, 5, 10**9, "syncer")
+
+
+def filled(most: int, versions: int) -> Timeline:
+    timeline = Timeline(most)
+    for version in range(1, versions + 1):
+        timeline.committed(past(commit(version), 100 + version, 1.0), 1.0)
+    return timeline
+
+
+def test_only_the_newest_rounds_are_kept() -> None:
+    assert list(filled(3, 10).rounds) == [(0, 8), (0, 9), (0, 10)]
+
+
+def test_an_older_round_is_found_from_a_place_at_or_before_it() -> None:
+    timeline = filled(3, 300)
+    for version in (1, 63, 64, 65, 299, 300):
+        place = timeline.place(0, version)
+        assert place is not None
+        assert 100 + version - 64 < place <= 100 + version
+
+
+def test_there_is_no_place_for_what_nobody_has_committed() -> None:
+    timeline = filled(3, 5)
+    assert [timeline.place(0, 6), timeline.place(0, 0), timeline.place(1, 1)] == [None] * 3
+
+
+def test_a_ledger_that_begins_late_has_places_too() -> None:
+    timeline = Timeline()
+    for version in range(500, 520):
+        timeline.committed(past(commit(version), version, 1.0), 1.0)
+    assert timeline.place(0, 519) in range(500, 520)
+
+
+def test_adoption_counts_each_learner_once_whenever_its_pulse_comes() -> None:
+    timeline = Timeline()
+    timeline.pulsed(pulse("early", 1), 1.0)
+    timeline.committed(past(commit(1), 1, 1.0), 2.0)
+    timeline.pulsed(pulse("late", 1), 3.0)
+    timeline.pulsed(pulse("late", 1), 4.0)
+    row = timeline.rounds[0, 1]
+    assert (row.adopted, row.adopted_s) == (2, 3.0)
+    assert timeline.holders(0) == 2
+
+
+def test_a_version_that_a_learner_skipped_is_behind_it_too() -> None:
+    timeline = filled(10, 3)
+    timeline.pulsed(pulse("a", 3), 9.0)
+    assert [timeline.rounds[0, v].adopted for v in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_a_round_is_in_the_air_until_its_version_is_committed() -> None:
+    timeline = filled(3, 1)
+    timeline.opened(opened(2))
+    assert timeline.open[0].version == 2
+    timeline.opened(replace(opened(2), attempt=1))
+    assert timeline.open[0].attempt == 1
+    timeline.committed(past(commit(2), 102, 1.0), 1.0)
+    timeline.opened(opened(2))
+    assert timeline.open == {}
+
+
+def test_arrivals_are_told_from_the_opening_and_only_where_they_were_noted() -> None:
+    told = commit(4, 0, consumed("a", 4 * 10**9 + 250_000_000), consumed("b"), consumed("c", 1))
+    assert arrivals(told) == (0.0, 0.25)
+
+
+def test_a_loss_that_is_no_number_leaves_the_mean_alone() -> None:
+    row = past(commit(2, 0, consumed("a", loss=float("nan")), consumed("b", loss=3.0)), 1, 1.0)
+    assert (row.loss, row.tokens) == (3.0, 1000)
+
+
+def test_the_expected_round_is_a_mean_over_those_of_late() -> None:
+    assert interval_s(filled(10, 5).rounds) == 1.0
+    assert interval_s(filled(10, 2).rounds) is None
