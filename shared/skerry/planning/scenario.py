@@ -1,0 +1,331 @@
+"""What a simulation is asked about: tables of its own beside a run's config, in one TOML file.
+
+``[sync]`` and the other tables of a run mean what they mean to the run itself, so that the config
+that will run is the one that is simulated. ``source`` and ``[status]`` say of a shipped scenario
+where its values are from, and which are published, fitted or assumed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from pydantic import Field, ValidationError
+
+from skerry.errors import ConfigError
+from skerry.planning.closed import Clock
+from skerry.planning.laws import Law, Shape
+from skerry.planning.process import Upscale
+from skerry.planning.quantities import Count, Time
+from skerry.settings import LocalSettings, RunConfig, Table, read_toml, validated
+from skerry.settings_checks import check_run
+from skerry.settings_tree import (
+    Tree,
+    annotations_of,
+    explain,
+    leaves,
+    refuse_unknown,
+    split_assignment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Layout: TypeAlias = Literal["decoupled", "elastic", "data-parallel"]
+
+KIND = "simulation"
+STATUSES = ("published", "fitted", "assumed", "derived")
+DEFAULT = "goodput-table"
+
+
+class Fleet(Table):
+    """The chips, and how they train together."""
+
+    layout: Layout = "decoupled"
+    """``decoupled``: sync.learners islands, each elastic within itself; ``elastic`` and
+    ``data-parallel``: one island of all chips, which goes on without what failed, or waits."""
+    chips: Count = Field(default=2.4e6, ge=1)
+    """All chips together; learners share them equally."""
+    slice_chips: Count = Field(default=256, ge=1)
+    """Chips that fail, leave and come back together."""
+    elastic: bool | None = None
+    """Whether a learner goes on without a slice; empty: by the layout."""
+
+
+class Failures(Table):
+    """How often something breaks, and by which clock."""
+
+    chip_mtbi: Time = Field(default=365.25 * 86400.0, gt=0)
+    """Mean time between interruptions of one chip."""
+    clock: Clock = Clock.RUNNING
+    """``running``: only what trains is struck; ``calendar``: whatever the hour."""
+
+
+class Recovery(Table):
+    """How long a slice that failed is away."""
+
+    law: Shape = Shape.LOG_NORMAL
+    mean_s: float = Field(default=60.0, ge=0)
+    """Mean, in seconds."""
+    spread: float = Field(default=0.5, gt=0)
+    """Sigma of the logarithm (log-normal), or shape (exponentiated-weibull)."""
+    exponent: float = Field(default=1.0, gt=0)
+    """Second parameter of the exponentiated-weibull law."""
+
+    @property
+    def drawn(self) -> Law:
+        """The law itself."""
+        return Law(self.mean_s, self.law, self.spread, self.exponent)
+
+
+class Pauses(Table):
+    """What it costs to go on with fewer slices, and to take them back or start again."""
+
+    downscale_s: float = Field(default=15.0, ge=0)
+    """Pause to leave a slice out."""
+    upscale_s: float = Field(default=18.0, ge=0)
+    """Pause to take slices back; where nothing is elastic, to start again."""
+    upscale: Upscale = Upscale.BATCH
+    """``eager``, ``batch`` (no more often than batch_s) or ``all-back``."""
+    batch_s: float = Field(default=180.0, ge=0)
+    """Least time between two upscales, with ``batch``."""
+
+
+class Checkpoints(Table):
+    """What is written against losing work, where learners are not elastic."""
+
+    every: Time | None = Field(default=None, gt=0)
+    """Training between two checkpoints; empty: none."""
+    cost_s: float = Field(default=0.0, ge=0)
+    """Pause to write one."""
+    rollback: bool = False
+    """Whether a failure loses the work since the last one."""
+
+
+class Timing(Table):
+    """Steps, and rounds on their way."""
+
+    step: Time = Field(default=2.0, gt=0)
+    """Training step of the middle learner."""
+    spread: float = Field(default=0.0, ge=0, lt=1)
+    """Learners' step times lie evenly between 1 - spread and 1 + spread times that."""
+    upload_s: float = Field(default=0.5, ge=0)
+    """From a learner's boundary until the syncer has its contribution."""
+    commit_s: float = Field(default=0.2, ge=0)
+    """From the close of a round until learners can read what it made."""
+    tokens_per_step: Count | None = Field(default=None, gt=0)
+    """Tokens of each learner's step."""
+    tokens: Count | None = Field(default=None, gt=0)
+    """How many to train on: says how long that takes."""
+
+
+class Away(Table):
+    """Learners that are away for a while, known before; ``every`` repeats it."""
+
+    learners: tuple[int, ...] = ()
+    """Which, from 0; empty: all."""
+    begin: Time | None = Field(default=None, gt=0)
+    """After the start; empty: at the start."""
+    lasts: Time = Field(gt=0)
+    """How long."""
+    every: Time | None = Field(default=None, gt=0)
+    """How long from one beginning to the next; empty: once."""
+
+
+class Simulation(Table):
+    """How much is simulated."""
+
+    days: float = Field(default=30.0, gt=0, le=36525.0)
+    """Days of the run."""
+    seed: int = Field(default=0, ge=0)
+    """All chance; the same seed gives the same bytes."""
+    rounds: int = Field(default=200, ge=0, le=1_000_000)
+    """Rounds that are looked at, in samples over the run; 0: none."""
+
+
+class Sweep(Table):
+    """A table of goodputs over chips; each cell ends after so many failures."""
+
+    chips: tuple[Count, ...] = ()
+    learners: tuple[int, ...] = ()
+    """Rows of layout decoupled; data-parallel and elastic are always there."""
+    failures: int = Field(default=10_000, ge=1, le=10_000_000)
+    """Failures after which a cell knows enough, if that is sooner than the days."""
+    published: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
+    """What somebody else found, in per cent, by row; null where nothing is known."""
+
+
+class Scene(Table):
+    """All tables of a simulation."""
+
+    fleet: Fleet = Fleet()
+    failures: Failures = Failures()
+    recovery: Recovery = Recovery()
+    pauses: Pauses = Pauses()
+    checkpoints: Checkpoints = Checkpoints()
+    timing: Timing = Timing()
+    outages: tuple[Away, ...] = ()
+    """A site that is gone: paid for, and lost."""
+    preemptions: tuple[Away, ...] = ()
+    """Chips that are lent out and come back: not the run's while they are away."""
+    simulation: Simulation = Simulation()
+    sweep: Sweep = Sweep()
+    published_goodput: float | None = Field(default=None, gt=0, le=1)
+    """What was measured where this happened: the prediction is held to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A question, checked."""
+
+    scene: Scene
+    run: RunConfig
+    name: str = ""
+    source: str = ""
+    status: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def learners(self) -> int:
+        """How many islands there are: M, or one where all chips train in step."""
+        return self.run.sync.learners if self.scene.fleet.layout == "decoupled" else 1
+
+
+def shipped() -> dict[str, Path]:
+    """Return the simulations that come with Skerry, by name."""
+    folder = Path(str(resources.files("skerry.planning"))) / "scenarios"
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.toml")):
+        if read_toml(path).get("kind") == KIND:
+            found[path.stem] = path
+    return found
+
+
+def read(named: str | None, sets: Sequence[str] = ()) -> Request:
+    """Return what a file, or a shipped scenario by name, asks, with ``--set`` on top.
+
+    ConfigError with the path of the first thing that is wrong.
+    """
+    tree = Tree()
+    name = named or DEFAULT
+    path = _path(name)
+    tree.merge(read_toml(path), str(path))
+    for text in sets:
+        keys, value = split_assignment(text)
+        tree.put(keys, _plain(value), "--set")
+    return from_tree(tree, path.stem)
+
+
+def from_tree(tree: Tree, name: str = "") -> Request:
+    """Return what a tree of settings asks, after every check."""
+    tables = {key: tree.values[key] for key in Scene.model_fields if key in tree.values}
+    scene = _scene(tables, tree)
+    request = Request(
+        scene=scene,
+        run=_run_of(tree),
+        name=name,
+        source=str(tree.values.get("source", "")),
+        status=cast("Mapping[str, str]", tree.values.get("status", {})),
+    )
+    _check(request)
+    return request
+
+
+def _path(name: str) -> Path:
+    known = shipped()
+    if name in known:
+        return known[name]
+    path = Path(name)
+    if path.exists() or path.suffix == ".toml":
+        return path
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+    msg = f"There is no scenario {name!r}, neither shipped nor as a file: {hint}"
+    raise ConfigError(msg, path=name, nearest=near[0] if near else "")
+
+
+def _run_of(tree: Tree) -> RunConfig:
+    """Return the run's own settings; a machine's settings in the same file are left alone."""
+    known = {**annotations_of(RunConfig), **annotations_of(LocalSettings)}
+    theirs = {*Scene.model_fields, "kind", "source", "status", "plan", "sites", "hub"}
+    own = Tree()
+    for keys, origin in tree.origins.items():
+        if keys[0] not in theirs:
+            value: Any = tree.values
+            for key in keys:
+                value = value[key]
+            own.put(keys, value, origin)
+    refuse_unknown(own, leaves({**known, **annotations_of(Scene)}))
+    run = validated(RunConfig, own)
+    check_run(run)
+    return run
+
+
+def _scene(tables: Mapping[str, object], tree: Tree) -> Scene:
+    try:
+        return Scene.model_validate_json(json.dumps(tables, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        keys = tuple(str(part) for part in first["loc"])
+        path = ".".join(keys)
+        if first["type"] == "extra_forbidden":
+            table = annotations_of(Scene).get(keys[0])
+            inner = table if isinstance(table, type) and issubclass(table, Table) else Away
+            known = list((inner if len(keys) > 1 else Scene).model_fields)
+            name = str(first["loc"][-1])
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+            msg = f"{path} is not a setting: {hint}"
+            raise ConfigError(msg, path=path, nearest=near[0] if near else "") from None
+        if first["type"] == "missing":
+            msg = f"{path} is missing: it has no default."
+            raise ConfigError(msg, path=path) from None
+        told = explain(first, tree.origin(keys))
+        text = str(told).replace("but it is refused: ", "but it ")
+        raise ConfigError(text, path=path) from None
+
+
+def _check(request: Request) -> None:
+    scene, sync = request.scene, request.run.sync
+    learners = request.learners
+    if scene.fleet.layout == "decoupled" and sync.quorum > sync.learners:
+        msg = f"sync.quorum is {sync.quorum}, but there are only {sync.learners} learners (M)."
+        raise ConfigError(msg, path="sync.quorum")
+    if scene.fleet.chips < learners:
+        few = f"fleet.chips is {scene.fleet.chips:g}"
+        msg = f"{few}, fewer than the {learners} learners: give more."
+        raise ConfigError(msg, path="fleet.chips")
+    for kind, all_away in (("outages", scene.outages), ("preemptions", scene.preemptions)):
+        for index, away in enumerate(all_away):
+            _check_away(f"{kind}.{index}", away, learners)
+    for row, values in scene.sweep.published.items():
+        if len(values) != len(scene.sweep.chips):
+            path = f"sweep.published.{row}"
+            msg = f"{path} has {len(values)} values for {len(scene.sweep.chips)} numbers of chips."
+            raise ConfigError(msg, path=path)
+    for path, status in request.status.items():
+        if not status.startswith(STATUSES):
+            msg = f"status.{path} is {status!r}: begin it with one of {', '.join(STATUSES)}."
+            raise ConfigError(msg, path=f"status.{path}")
+
+
+def _check_away(path: str, away: Away, learners: int) -> None:
+    beyond = [n for n in away.learners if not 0 <= n < learners]
+    if beyond:
+        msg = f"{path}.learners names {beyond[0]}, but learners go from 0 to {learners - 1}."
+        raise ConfigError(msg, path=f"{path}.learners")
+    if away.every is not None and away.every <= away.lasts:
+        msg = f"{path}.every is no longer than what it repeats: give more than {away.lasts:g} s."
+        raise ConfigError(msg, path=f"{path}.every")
+
+
+def _plain(text: str) -> Any:
+    """Read a value of ``--set`` as JSON where it is, else as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
