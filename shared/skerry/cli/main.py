@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from skerry.cli.plan import plan
 from skerry.cli.services import HELP, become
 from skerry.runtime import options
 from skerry.runtime.entry import exit_on_error
@@ -366,6 +367,9 @@ def doctor(
 
     with exit_on_error():
         run_doctor(config=config, sets=set_ or [], nats=nats, as_json=json)
+
+
+app.command()(plan)
 
 
 def _words(text: str) -> tuple[str, ...]:

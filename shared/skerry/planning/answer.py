@@ -32,10 +32,14 @@ def verdict(plan: Plan) -> str:
         f"{len(plan.rounds.links)} sites with H={load.h_steps} P={load.fragments} "
         f"tau={load.overlap_steps} K={load.quorum}, {load.up_scheme} up and {load.down_scheme} down"
     )
-    result = (
-        f"{how}, {shown(pace.tokens_s, 'tokens/s')}, {shown(plan.tokens, 'token')} in "
-        f"{shown(bill.wall_s, 's')}, {shown(speed_up(plan, 1), 'x')} synchronous data-parallel"
+    pace_text = (
+        ""
+        if plan.request.bare_tokens
+        else f"{shown(pace.tokens_s, 'tokens/s')}, {shown(plan.tokens, 'token')} in "
+        f"{shown(bill.wall_s, 's')}, "
     )
+    fast = f"{shown(speed_up(plan, 1), 'x')} synchronous data-parallel"
+    result = f"{how}, {pace_text}{fast}"
     tight = f"; tightest: {binding.text}" if binding else ""
     return f"Feasible: {settings}: {result}{tight}."
 
@@ -257,12 +261,12 @@ def _compared(plan: Plan, remarks: Doubts) -> Grid:
     rows: dict[str, dict[str, Figure]] = {}
     for index, (pace, bill) in enumerate(zip(plan.paces, plan.bills, strict=True)):
         rows[pace.name] = {
-            "tokens/s": remarks.links(pace.tokens_s, "tokens/s", pace.convention),
+            "tokens/s": remarks.tokens(pace.tokens_s, "tokens/s", pace.convention),
             "utilisation": remarks.links(pace.utilisation, "share", "time in compute"),
             "goodput": remarks.links(
                 pace.goodput * plan.request.scene.plan.goodput, "share", "plan.goodput, chip_mtbi"
             ),
-            "time": remarks.links(bill.wall_s, "s", f"until {shown(plan.tokens, 'token')}"),
+            "time": remarks.tokens(bill.wall_s, "s", f"until {shown(plan.tokens, 'token')}"),
             "site_sends": remarks.links(pace.bits, "bit", "the busiest site, in H steps"),
             "chips_cost": costs.money(bill.chips, currency, "all chips and the hub, all the time"),
             "egress_cost": costs.money(bill.egress, currency, "bytes that leave priced places"),

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from skerry.planning.closed import Clock, halting, ring_bits
 from skerry.planning.utilisation import Island, data_parallel_step_s
 from skerry.planning.verdict import cycle_s, utilisation
 
@@ -124,7 +125,7 @@ def others(rounds: Rounds, fleet: Fleet, table: PlanTable) -> list[Pace]:
 def ring_step_s(rounds: Rounds, fleet: Fleet, table: PlanTable) -> tuple[float, float]:
     """Return seconds of a data-parallel step, and the bits that a site sends in it."""
     count = fleet.learners
-    bits = ring_bits(count, table.gradient_bits, rounds.load.parameters)
+    bits = ring_bits(table.gradient_bits, rounds.load.parameters, count)
     if count == 1:
         return fleet.slowest_s, 0.0
     rate = min(
@@ -136,26 +137,22 @@ def ring_step_s(rounds: Rounds, fleet: Fleet, table: PlanTable) -> tuple[float, 
     return data_parallel_step_s(island, rate, hops), bits
 
 
-def ring_bits(learners: int, bits: float, parameters: float) -> float:
-    """Return what each of M workers sends in a ring all-reduce: ``2 (1 - 1/M) b N``."""
-    return 2 * (1 - 1 / learners) * bits * parameters
-
-
 def _all_stop(fleet: Fleet, table: PlanTable) -> float:
     if table.chip_mtbi is None:
         return 1.0
-    return 1 / (1 + fleet.all_chips / table.chip_mtbi * table.recovery)
+    return halting(fleet.all_chips / table.chip_mtbi, table.recovery, Clock.RUNNING)
 
 
 def _one_stops(fleet: Fleet, table: PlanTable) -> float:
     """Return the mean over learners, by the tokens that each would make."""
     if table.chip_mtbi is None:
         return 1.0
+    mtbi = table.chip_mtbi
     kept = sum(
         fleet.tokens[name]
         * link.learners
         / link.step_s
-        / (1 + fleet.chips[name] / table.chip_mtbi * table.recovery)
+        * halting(fleet.chips[name] / mtbi, table.recovery, Clock.RUNNING)
         for name, link in fleet.links.items()
     )
     return kept / fleet.free_tokens_s

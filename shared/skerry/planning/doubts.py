@@ -26,15 +26,16 @@ MOST_H = 1000
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """Why figures are extrapolated: all that rest on links, all that rest on measured CPU time."""
+    """Why figures are extrapolated, by what they rest on: links, CPU time, tokens of a step."""
 
     of_links: tuple[str, ...]
     of_cpu: tuple[str, ...]
+    of_tokens: tuple[str, ...] = ()
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """One sentence each."""
-        return (*self.of_links, *self.of_cpu)
+        return (*self.of_links, *self.of_cpu, *self.of_tokens)
 
     def links(self, value: float | None, unit: str, convention: str) -> Figure:
         """Return a figure that rests on the models of links and utilisation."""
@@ -44,10 +45,14 @@ class Doubts:
         """Return a figure that rests on measured CPU time."""
         return Figure(value, unit, _kind(self.of_cpu), convention)
 
+    def tokens(self, value: float | None, unit: str, convention: str) -> Figure:
+        """Return a figure that rests on the tokens of a step too."""
+        return Figure(value, unit, _kind(self.of_links + self.of_tokens), convention)
+
 
 def doubts(plan: Plan) -> Doubts:
     """Return where this plan leaves what was checked."""
-    return Doubts(tuple(_of_links(plan)), tuple(_of_cpu(plan)))
+    return Doubts(tuple(_of_links(plan)), tuple(_of_cpu(plan)), tuple(_of_tokens(plan)))
 
 
 def _kind(reasons: tuple[str, ...]) -> Kind:
@@ -80,3 +85,12 @@ def _of_cpu(plan: Plan) -> Iterator[str]:
     cores = [site.cores for site in plan.request.scene.sites.values()]
     if max(plan.request.scene.hub.cores, *cores) > 1:
         yield "extrapolated: encoding on several cores; one core was measured"
+
+
+def _of_tokens(plan: Plan) -> Iterator[str]:
+    if plan.request.bare_tokens:
+        yield (
+            f"extrapolated: tokens a second, time and cost; nobody said the tokens of a learner's "
+            f"step (--step-tokens), and {plan.request.run.data.seq_len} x "
+            f"{plan.request.run.data.batch} were taken"
+        )

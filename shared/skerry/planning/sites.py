@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+KIND = "plan"
 OPEN = ("sync.fragments", "sync.h_steps", "sync.shards")
 """Settings that a plan chooses where the user has not; all others have their defaults."""
 
@@ -143,13 +144,15 @@ class Scene(Table):
 class Request:
     """A question, checked; ``open`` are the settings of OPEN that the plan may choose.
 
-    ``source`` says where a scenario's figures are from, ``status`` which of them are published,
+    ``bare_tokens`` tells that nobody said how many tokens a step of this size has. ``source`` says
+    where a scenario's figures are from, ``status`` which of them are published,
     fitted or assumed, by dotted path.
     """
 
     run: RunConfig
     scene: Scene
     open: frozenset[str] = frozenset()
+    bare_tokens: bool = False
     source: str = ""
     status: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -159,27 +162,30 @@ class Request:
         return sum(site.learners for site in self.scene.sites.values())
 
 
-def read(config: Path | None, sites: Path | None = None, sets: Sequence[str] = ()) -> Request:
-    """Return what the files and ``--set`` ask.
+def read(config: Path | None, sites: Path | None = None, sets: Sequence[str] = ()) -> Tree:
+    """Return what the files and ``--set`` hold, for ``from_tree``.
 
-    Raises ConfigError with the path of the first thing that is wrong.
+    Raises ConfigError for a file that cannot be read and a ``--set`` of a site that is in none.
     """
     tree = Tree()
     for path in (config, sites):
         if path is not None:
             tree.merge(read_toml(path), str(path))
+    known = dict(cast("Mapping[str, object]", tree.values.get("sites") or {}))
     for text in sets:
         keys, value = split_assignment(text)
-        _refuse_unknown_site(tree, keys)
+        if keys[0] == "sites" and len(keys) > 2 and known and keys[1] not in known:
+            raise _unknown_site(keys, keys[1], known)
         tree.put(keys, _plain(value), "--set")
-    return from_tree(tree)
+    return tree
 
 
 def from_tree(tree: Tree) -> Request:
     """Return what a tree of settings asks, after every check."""
+    check_kind(tree, KIND)
     tables = {name: tree.values.get(name, {}) for name in Scene.model_fields}
     _check_units(tables["sites"])
-    scene = _validated(Scene, tables, tree)
+    scene = validated_table(Scene, tables, tree)
     asked = cast("Mapping[str, object]", tree.values.get("sync") or {})
     learners = sum(site.learners for site in scene.sites.values())
     _check_sites(scene, asked.get("learners"), learners)
@@ -189,15 +195,32 @@ def from_tree(tree: Tree) -> Request:
         run=run,
         scene=scene,
         open=frozenset(OPEN) - given if run.mode == "decoupled" else frozenset(),
+        bare_tokens=_bare_tokens(scene, tree),
         source=str(tree.values.get("source", "")),
         status=cast("Mapping[str, str]", tree.values.get("status", {})),
     )
 
 
+def _bare_tokens(scene: Scene, tree: Tree) -> bool:
+    data = cast("Mapping[str, object]", tree.values.get("data") or {})
+    said = scene.plan.tokens_per_step or data.keys() & {"seq_len", "batch"}
+    missing = any(site.tokens_per_step is None for site in scene.sites.values())
+    return scene.plan.parameters is not None and missing and not said
+
+
+def check_kind(tree: Tree, wanted: str) -> None:
+    """Raise ConfigError for a scenario that asks something else."""
+    kind = tree.values.get("kind", wanted)
+    if kind != wanted:
+        msg = f'kind is "{kind}", and skerry plan answers "{KIND}" and "bandwidths": '
+        msg += "try skerry simulate."
+        raise ConfigError(msg, path="kind")
+
+
 def _run_of(tree: Tree, learners: int) -> RunConfig:
     """Return the run's own settings; a machine's settings in the same file are left alone."""
     known = {**annotations_of(RunConfig), **annotations_of(LocalSettings)}
-    theirs = {*Scene.model_fields, "source", "status"}
+    theirs = {*Scene.model_fields, "source", "status", "kind"}
     own = Tree()
     for keys, origin in tree.origins.items():
         if keys[0] not in theirs:
@@ -253,12 +276,6 @@ def _check_units(sites: object) -> None:
             raise ConfigError(msg, path=path)
 
 
-def _refuse_unknown_site(tree: Tree, keys: Keys) -> None:
-    known = cast("Mapping[str, object]", tree.values.get("sites") or {})
-    if keys[0] == "sites" and len(keys) > 2 and known and keys[1] not in known:
-        raise _unknown_site(keys, keys[1], known)
-
-
 def _unknown_site(keys: Keys, name: str, known: Mapping[str, object]) -> ConfigError:
     path = ".".join(keys)
     near = difflib.get_close_matches(name, list(known), n=1)
@@ -270,23 +287,24 @@ def _unknown_site(keys: Keys, name: str, known: Mapping[str, object]) -> ConfigE
 T = TypeVar("T", bound=Table)
 
 
-def _validated(model: type[T], values: Mapping[str, object], tree: Tree) -> T:
+def validated_table(model: type[T], values: Mapping[str, object], tree: Tree, at: Keys = ()) -> T:
+    """Build a table of ours, found at ``at``; ConfigError names the first path that is wrong."""
     try:
         return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        keys = tuple(str(part) for part in first["loc"])
+        keys = (*at, *(str(part) for part in first["loc"]))
         if first["type"] == "extra_forbidden":
             raise _unknown_key(keys) from None
         if first["type"] == "missing":
-            msg = f"{'.'.join(keys)} is missing: every site needs it."
+            msg = f"{'.'.join(keys)} is missing: give it a value."
             raise ConfigError(msg, path=".".join(keys)) from None
         raise _explained(first, tree, keys) from None
 
 
 def _explained(first: ErrorDetails, tree: Tree, keys: Keys) -> ConfigError:
     """As for any other setting; a quantity's own sentence goes without a preamble."""
-    told = explain(first, tree.origin(keys))
+    told = explain({**first, "loc": keys}, tree.origin(keys))
     text = str(told).replace("but it is refused: ", "but it ")
     return ConfigError(text, path=told.path)
 

@@ -1,0 +1,238 @@
+"""``skerry plan``: will it work, how long will it take, what will it cost; without JAX."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skerry.runtime.entry import exit_on_error
+from skerry.runtime.options import Sets
+
+if TYPE_CHECKING:
+    from skerry.planning.figures import Json
+    from skerry.planning.probe import Measured
+    from skerry.settings_tree import Tree
+
+INFEASIBLE = 4
+"""Exit code of a plan that does not work: it was answered, and the answer is no."""
+REGION = "region-"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A command line."""
+
+    config: Path | None
+    sites: Path | None
+    scenario: str | None
+    sets: tuple[str, ...]
+    regions: int | None
+    probe: bool
+    site: str | None
+    nats: str | None
+    report: Path | None
+    as_json: bool
+
+
+def plan(  # noqa: PLR0913 - one option each
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML: a run's config, sites, or both.", metavar="CONFIG")
+    ] = None,
+    *,
+    sites: Annotated[Path | None, typer.Option(help="TOML with the sites.", metavar="FILE")] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="One that is shipped; 'list' names them.", metavar="NAME")
+    ] = None,
+    params: Annotated[str | None, typer.Option(help="Parameters: 12B.", metavar="N")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Tokens to train on.", metavar="N")] = None,
+    step_tokens: Annotated[
+        str | None, typer.Option(help="Tokens of a learner's step.", metavar="N")
+    ] = None,
+    regions: Annotated[
+        int | None, typer.Option(help="So many equal sites, a learner each.", min=1, metavar="M")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Of each: '3 Gbit/s'.", metavar="RATE")
+    ] = None,
+    step_time: Annotated[str | None, typer.Option(help="Of each: '2 s'.", metavar="TIME")] = None,
+    rtt: Annotated[str | None, typer.Option(help="Of each: '50 ms'.", metavar="TIME")] = None,
+    chips: Annotated[int | None, typer.Option(help="Of each.", min=1, metavar="N")] = None,
+    h: Annotated[int | None, typer.Option("-H", help="sync.h_steps.", metavar="H")] = None,
+    p: Annotated[int | None, typer.Option("-P", help="sync.fragments.", metavar="P")] = None,
+    k: Annotated[int | None, typer.Option("-K", help="sync.quorum.", metavar="K")] = None,
+    tau: Annotated[int | None, typer.Option(help="sync.overlap_steps.", metavar="TAU")] = None,
+    set_: Sets = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure the link from here to the broker.")
+    ] = False,
+    site: Annotated[
+        str | None, typer.Option(help="The site that --probe is run at.", metavar="SITE")
+    ] = None,
+    nats: Annotated[str | None, typer.Option(help="The broker of --probe.", metavar="URL")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write pictures and tables here.", metavar="FOLDER")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Say whether a run will work, how long it takes and what it costs; exit code 4 if it won't.
+
+    In one line: skerry plan --params 12B --regions 4 --bandwidth '3 Gbit/s' --step-time '2 s'
+    """
+    table = {
+        "plan.parameters": params,
+        "plan.tokens": tokens,
+        "plan.tokens_per_step": step_tokens,
+        "sync.h_steps": h,
+        "sync.fragments": p,
+        "sync.quorum": k,
+        "sync.overlap_steps": tau,
+    }
+    each = {"up": bandwidth, "step_time": step_time, "rtt": rtt, "chips": chips}
+    with exit_on_error():
+        asked = Asked(
+            config=config,
+            sites=sites,
+            scenario=scenario,
+            sets=(*(set_ or ()), *_named(table), *_regions(regions, each)),
+            regions=regions,
+            probe=probe,
+            site=site,
+            nats=nats,
+            report=report,
+            as_json=as_json,
+        )
+        code = run_plan(asked)
+    if code:
+        raise typer.Exit(code)
+
+
+def run_plan(asked: Asked) -> int:
+    """Answer; returns the exit code. Raises ConfigError for a question that cannot be asked."""
+    from skerry.planning import answer, bandwidths
+    from skerry.planning.plan import make
+    from skerry.planning.sites import from_tree, read
+
+    if asked.scenario == "list":
+        print("\n".join(scenarios()))
+        return 0
+    measured = _measured(asked) if asked.probe else None
+    config = scenario_path(asked.scenario) if asked.scenario else asked.config
+    tree = read(config, asked.sites, asked.sets)
+    if tree.values.get("kind") == "bandwidths":
+        cells = bandwidths.cells(tree)
+        _print(bandwidths.as_json(tree, cells) if asked.as_json else bandwidths.lines(cells))
+        return 0
+    if measured:
+        if not tree.values:
+            return _show_probe(measured, asked)
+        _use(tree, measured, asked.site)
+    made = make(from_tree(tree))
+    _print(answer.as_json(made) if asked.as_json else answer.lines(made))
+    if asked.report:
+        from skerry.planning.report import plan_page
+        from skerry.planning.report.page import write
+
+        written = write(plan_page.report(made), asked.report)
+        if not asked.as_json:
+            print(f"Pictures and tables: {written[0]}")
+    return 0 if made.feasible else INFEASIBLE
+
+
+def scenarios() -> list[str]:
+    """Return the shipped scenarios that this command answers."""
+    from skerry.settings import read_toml
+
+    folder = Path(str(resources.files("skerry.planning") / "scenarios"))
+    kinds = {path.stem: read_toml(path).get("kind") for path in sorted(folder.glob("*.toml"))}
+    return [name for name, kind in kinds.items() if kind in {"plan", "bandwidths"}]
+
+
+def scenario_path(name: str) -> Path:
+    """Return the file of a shipped scenario; ConfigError names those that there are."""
+    from skerry.errors import ConfigError
+
+    if name not in scenarios():
+        msg = f'There is no scenario "{name}" for skerry plan: {", ".join(scenarios())}.'
+        raise ConfigError(msg, path="scenario")
+    return Path(str(resources.files("skerry.planning") / "scenarios" / f"{name}.toml"))
+
+
+def _named(table: dict[str, str | int | None]) -> list[str]:
+    return [f"{path}={value}" for path, value in table.items() if value is not None]
+
+
+def _regions(count: int | None, each: dict[str, str | int | None]) -> list[str]:
+    """Return the settings of so many equal sites; ConfigError if nobody said how many."""
+    from skerry.errors import ConfigError
+
+    given = {name: value for name, value in each.items() if value is not None}
+    if count is None:
+        if given:
+            word = next(iter(given)).replace("_", "-").replace("up", "bandwidth")
+            msg = f"--{word} is about sites of --regions: say how many there are, or --set it."
+            raise ConfigError(msg, path="regions")
+        return []
+    return [
+        f"sites.{REGION}{number + 1}.{name}={value}"
+        for number in range(count)
+        for name, value in given.items()
+    ]
+
+
+def _measured(asked: Asked) -> Measured:
+    import asyncio
+
+    return asyncio.run(_measure(asked))
+
+
+async def _measure(asked: Asked) -> Measured:
+    from skerry import settings
+    from skerry.planning.probe import measure
+    from skerry.runtime.connect import bus_from
+
+    local = settings.load(None, [f"nats.url={asked.nats}"] if asked.nats else []).local
+    async with bus_from(local.nats, "link-probe") as bus:
+        return await measure(bus, window=local.nats.publish_window)
+
+
+def _show_probe(measured: Measured, asked: Asked) -> int:
+    sheet = measured.sheet()
+    _print({"probe": sheet.json()} if asked.as_json else sheet.lines())
+    if not asked.as_json:
+        print(f"\nAs a site:\n\n{measured.toml(asked.site or 'here')}")
+    return 0
+
+
+def _use(tree: Tree, measured: Measured, name: str | None) -> None:
+    """Put what was measured where a site's link was guessed: of the one that is named, or the only.
+
+    ConfigError where it is not said which of several sites this is.
+    """
+    from skerry.errors import ConfigError
+
+    known = list(tree.values.get("sites", {}))
+    site = name or (known[0] if len(known) == 1 else "")
+    if site not in known:
+        there = ", ".join(known) or "none"
+        msg = f"--probe measures one site's link: say which this is by --site; there are {there}."
+        raise ConfigError(msg, path="site")
+    tree.values["sites"][site].pop("derating", None)
+    for key, value in {
+        "up": f"{measured.up_bits_s:.0f} bit/s",
+        "down": f"{measured.down_bits_s:.0f} bit/s",
+        "rtt": f"{measured.rtt_s * 1e3:.4f} ms",
+        "measured": True,
+    }.items():
+        tree.put(("sites", site, key), value, "--probe")
+
+
+def _print(told: list[str] | dict[str, Json]) -> None:
+    if isinstance(told, list):
+        print("\n".join(told))
+    else:
+        print(json.dumps(told, indent=2, allow_nan=False))
