@@ -27,6 +27,8 @@ LATE_ROUNDS = 10.0
 """No commit for this many expected rounds,"""
 LATE_S = 20.0
 """and for this long, is an alert."""
+FIRST_S = 120.0
+"""While the first rounds are still to come, everybody compiles: it takes this long to be one."""
 LEAST_GOODPUT = 0.5
 WARM_UP_S = 300.0
 """A run this young compiles and is not judged by its goodput."""
@@ -68,6 +70,7 @@ class Situation:
     history: History
     checkpoint_every_s: float
     quorum: int
+    h_steps: int
     streams: Sequence[StreamInfo] = ()
     broker_away_s: float | None = None
     malformed: int = 0
@@ -99,8 +102,9 @@ def _rounds(seen: Situation) -> Iterator[Alert]:
     at_work = any(row.tokens_per_s > 0 for row in seen.told.learners)
     if ago_s is None or not at_work:
         return
-    expected_s = max(LATE_S, LATE_ROUNDS * (gap_s or 0.0))
-    if ago_s > expected_s:
+    slowest_s = max((row.step_time_s for row in seen.told.learners), default=0.0)
+    first_s = max(FIRST_S, LATE_ROUNDS * seen.h_steps * slowest_s)
+    if ago_s > (first_s if gap_s is None else max(LATE_S, LATE_ROUNDS * gap_s)):
         usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"
         yield Alert(
             "no-commit",

@@ -156,6 +156,7 @@ class Monitor:
                 watch.history,
                 watch.config.checkpoint.every_s,
                 watch.config.sync.quorum,
+                watch.config.sync.h_steps,
                 self.streams,
                 self.link.away_s(now_s),
                 self.tally.malformed.total(),

@@ -73,7 +73,7 @@ def past(commit: Commit, sequence: int, stored_s: float) -> Past:
         stored_s=stored_s,
         learners=tuple(c.learner for c in commit.consumed),
         arrived_s=arrivals(commit),
-        refused=len(commit.refused),
+        refused=sum(refused.cause != GENESIS for refused in commit.refused),
         staleness=max((c.staleness for c in commit.consumed), default=0),
         tokens=sum(c.tokens for c in commit.consumed),
         loss=sum(loss * tokens for loss, tokens in told) / weight if weight else None,

@@ -15,6 +15,7 @@ from skerry.wire.messages import LearnerPhase
 from skerry_health_monitor.alerts import Alert, Severity, Situation, alerts, clip, duration
 from skerry_health_monitor.book import MOST_PAST, Book
 from skerry_health_monitor.history import Trouble
+from skerry_health_monitor.timeline import Past
 from skerry_health_monitor.watch import Watch
 
 NOW_S = 1_000_000.0
@@ -29,6 +30,13 @@ def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> Lear
     return replace(row, **changes)
 
 
+def round_at(closed_s: float) -> Past:
+    return Past(
+        *(0, 1, 1, 1, "grace_over", "syncer", False, closed_s, 0.0, 0.0, closed_s, closed_s),
+        *((), (), 0, 0, 0, None, ""),
+    )
+
+
 @dataclass
 class Scene:
     """A quiet run, changed by a test."""
@@ -37,6 +45,7 @@ class Scene:
     run: dict[str, Any] = field(default_factory=dict[str, Any])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
     troubles: tuple[Trouble, ...] = ()
+    rounds_every_s: float | None = None
 
     def keys(self) -> set[str]:
         return {alert.key for alert in self.alerts()}
@@ -45,6 +54,9 @@ class Scene:
         record = run_record("run", plan((LeafSpec("w", (8, 8)),), 1), "{}")
         watch = Watch(record, RunConfig(), lambda: NOW_S)
         watch.history.troubles.extend(self.troubles)
+        for version in range(4) if self.rounds_every_s else ():
+            closed_s = version * (self.rounds_every_s or 0.0)
+            watch.history.timeline.rounds[0, version] = round_at(closed_s)
         quiet = {
             "wall_s": 1000.0,
             "learners": len(self.learners),
@@ -55,7 +67,7 @@ class Scene:
             "checkpoint_s_ago": 10.0,
         }
         told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
-        seen = Situation(NOW_S, told, watch.history, 30.0, 1)
+        seen = Situation(NOW_S, told, watch.history, 30.0, 1, 24)
         return alerts(replace(seen, **self.more))
 
 
@@ -64,9 +76,21 @@ def test_a_run_that_goes_well_says_nothing() -> None:
 
 
 def test_no_commit_for_long_is_told_only_while_somebody_trains() -> None:
-    assert Scene(run={"last_round_s_ago": 60.0}).keys() == {"no-commit"}
+    assert Scene(run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}
     idle = (learner("a", tokens_per_s=0.0),)
-    assert Scene(idle, run={"last_round_s_ago": 60.0}).keys() == set()
+    assert Scene(idle, run={"last_round_s_ago": 130.0}).keys() == set()
+
+
+def test_the_first_rounds_may_take_as_long_as_compiling_and_long_steps_do() -> None:
+    assert Scene(run={"last_round_s_ago": 60.0}).keys() == set()
+    slow = (learner("a", step_time_s=30.0),)
+    assert Scene(slow, run={"last_round_s_ago": 3600.0}).keys() == set()
+
+
+def test_rounds_of_late_say_when_the_next_one_is_due() -> None:
+    assert Scene(run={"last_round_s_ago": 15.0}, rounds_every_s=1.0).keys() == set()
+    assert Scene(run={"last_round_s_ago": 30.0}, rounds_every_s=1.0).keys() == {"no-commit"}
+    assert Scene(run={"last_round_s_ago": 30.0}, rounds_every_s=5.0).keys() == set()
 
 
 def test_the_loss_of_the_quorum_is_worse_than_that_of_one_learner() -> None:
@@ -127,7 +151,7 @@ def test_a_finished_run_misses_nobody() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    scene = Scene(run={"goodput": 0.3, "last_round_s_ago": 60.0})
+    scene = Scene(run={"goodput": 0.3, "last_round_s_ago": 130.0})
     assert [alert.key for alert in scene.alerts()] == ["no-commit", "goodput"]
 
 

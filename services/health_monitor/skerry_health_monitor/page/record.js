@@ -4,8 +4,11 @@ import { age, count, duration, loss, moment, percent, whole, words } from "./for
 import { now, store } from "./store.js";
 
 const WHY = {
-  grace: "the quorum was there, and the grace window that costs no goodput was over",
-  everyone: "everybody who is alive had answered",
+  all_arrived: "everybody who is alive had answered",
+  grace_over: "the quorum was there, and the grace window that costs no goodput was over",
+  short_handed: "fewer than the quorum were alive, and all of them had answered",
+  timeout: "it had been open for sync.round_timeout_s",
+  final_empty: "training is over, and nothing was left to collect",
   genesis: "the first parameters of the fragment",
   nothing_counts: "nothing that arrived could be merged: the version equals the one before",
 };
