@@ -20,6 +20,7 @@ from skerry import settings
 from skerry.bus.nats_bus import NatsBus
 from skerry.runtime.entry import run_service
 from skerry.runtime.logs import configure
+from skerry.runtime.telemetry import telemetry
 from skerry.settings import RunConfig
 from skerry_learner.data.stream import Stream
 from skerry_learner.island import Island, Pause
@@ -87,7 +88,8 @@ def main() -> None:
     mode, out, core, path, *place = sys.argv[1:]
     os.sched_setaffinity(0, {int(core)})
     configure("info", service="learner")
-    config = settings.load(Path(path)).run
+    given = settings.load(Path(path))
+    config = given.run
     steps, boundaries = record()
     try:
         if mode == "alone":
@@ -96,7 +98,8 @@ def main() -> None:
             url, run = place
             bus = NatsBus(url, name="timed")
             run_service(
-                learner(bus, run, "timed", config, shutdown_s=5.0, started_s=time.monotonic())
+                learner(bus, run, "timed", config, shutdown_s=5.0, started_s=time.monotonic()),
+                telemetry(given.local, "learner", run, "timed"),
             )
     finally:
         Path(out).write_text(json.dumps({"steps": steps, "boundaries": boundaries}))

@@ -88,7 +88,6 @@ class Teller:
                 end_ns=now_ns,
                 attributes={
                     **messaging(spans.RECEIVE, subject, spans.CONTRIBUTION),
-                    spans.RUN: self.run.run,
                     spans.FRAGMENT: whole.header.fragment,
                     spans.LEARNER: whole.header.learner,
                 },
@@ -159,7 +158,6 @@ class Teller:
     ) -> None:
         process = tracer.context(root.trace_id, spans.PROCESS)
         about: dict[str, spans.Value] = {
-            spans.RUN: commit.run,
             spans.FRAGMENT: commit.fragment,
             spans.VERSION: commit.version,
         }
@@ -272,10 +270,8 @@ def _links(
                     spans.LEARNER: merged.learner,
                     spans.INCARNATION: merged.incarnation,
                     spans.IDENTITY: merged.identity,
-                    spans.BASE_VERSION: merged.base_version,
                     spans.STALENESS: merged.staleness,
                     spans.WEIGHT: merged.weight,
-                    spans.TOKENS: merged.tokens,
                 },
             )
         )
@@ -286,11 +282,7 @@ def _about(whole: Contribution) -> dict[str, spans.Value]:
     told = whole.header
     return {
         spans.MESSAGING_MESSAGE_ID: message_id(*mark_of(whole), told.fragment),
-        spans.LEARNER: told.learner,
-        spans.INCARNATION: told.incarnation,
-        spans.IDENTITY: told.identity,
         spans.BASE_VERSION: told.base_version,
-        spans.STEPS: told.steps,
         spans.TOKENS: told.tokens,
     }
 

@@ -56,9 +56,8 @@ class Turn:
         if not self.place.sampled:
             return
         ended_ns, run = self.wall_ns(), self.record.run
-        about = {spans.RUN: run, **attributes}
         tracer.tell(
-            Span(self.name, Kind.INTERNAL, self.place, None, self.began_ns, ended_ns, about)
+            Span(self.name, Kind.INTERNAL, self.place, None, self.began_ns, ended_ns, attributes)
         )
         links = tuple(_link(commit) for commit in commits if commit.trace_id)
         tracer.tell(
@@ -72,7 +71,6 @@ class Turn:
                 attributes={
                     **messaging(spans.RECEIVE, Subjects(run).manifests(), spans.GLOBAL_FRAGMENT),
                     spans.MESSAGING_BATCH_MESSAGE_COUNT: len(links),
-                    spans.RUN: run,
                 },
                 links=links,
             )
@@ -85,7 +83,6 @@ class Turn:
                 parent=self.place,
                 start_ns=self.read_ns,
                 end_ns=ended_ns,
-                attributes={spans.RUN: run},
             )
         )
 

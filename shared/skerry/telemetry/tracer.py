@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Protocol
 
 from skerry.core import tracing
@@ -51,7 +52,13 @@ def on() -> bool:
 
 def context(trace: str, *what: str | int) -> SpanContext:
     """Return the place of the span of a trace that is about ``what``; without it, of the root."""
-    kept = on() and tracing.sampled(trace, _state.ratio)
+    return _context(trace, what, _state.ratio)
+
+
+@lru_cache(maxsize=4096)
+def _context(trace: str, what: tuple[str | int, ...], ratio: float) -> SpanContext:
+    """Return a place; several spans and lines ask for the same one."""
+    kept = ratio > 0 and tracing.sampled(trace, ratio)
     return SpanContext(trace, tracing.span_id(trace, *what), kept)
 
 

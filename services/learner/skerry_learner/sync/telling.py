@@ -133,8 +133,6 @@ class Teller:
                     **messaging(spans.PUBLISH, subject, spans.CONTRIBUTION),
                     spans.MESSAGING_MESSAGE_ID: message,
                     spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes,
-                    spans.MESSAGING_CLIENT_ID: learner.name,
-                    spans.ATTEMPTS: 1 + len(trouble),
                     **_about(learner, header),
                 },
                 events=trouble,
@@ -227,13 +225,9 @@ def _uses(pulse: Pulse) -> dict[str, float]:
 
 def _about(learner: Learner, header: ContributionHeader) -> dict[str, spans.Value]:
     return {
-        spans.RUN: learner.run,
         spans.FRAGMENT: header.fragment,
         spans.VERSION: header.round_version,
         spans.LEARNER: learner.name,
-        spans.INCARNATION: learner.incarnation,
-        spans.IDENTITY: header.identity,
-        spans.BASE_VERSION: header.base_version,
     }
 
 
@@ -285,8 +279,6 @@ def _tell_global(
             end_ns=took.ended_ns,
             attributes={
                 **messaging(operation, subject, spans.GLOBAL_FRAGMENT),
-                spans.MESSAGING_CLIENT_ID: learner.name,
-                spans.RUN: learner.run,
                 spans.FRAGMENT: commit.fragment,
                 spans.VERSION: commit.version,
                 spans.LEARNER: learner.name,

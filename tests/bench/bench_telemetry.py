@@ -1,0 +1,321 @@
+"""What traces and metrics cost: ``python tests/bench/bench_telemetry.py``.
+
+First by itself: CPU time of everything that is told of a round, sending it included, with nobody
+listening, with a collector that takes it, with one that refuses and with one that hangs. Then in
+place: learners in real runs take turns on one core, each stopped (SIGSTOP) while another has it,
+and the CPU time of a step with telemetry is compared with that of one without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import structlog
+from bench_learner import CONFIG, TIMED, Turn, take_turns, turn, until_training
+from harness import Goal, parser, write
+
+from skerry.bus.contributions import Contribution
+from skerry.bus.nats_bus import NatsBus
+from skerry.core.quantise import Planes
+from skerry.core.tracing import parse
+from skerry.telemetry import instruments, metrics, sdk
+from skerry.testing.cluster import Cluster, until_commit
+from skerry.testing.nats_server import NatsServer
+from skerry.wire.messages import Commit, Consumed, ContributionHeader, ContributionKind, RunRecord
+from skerry_learner.sync.session import Learner
+from skerry_learner.sync.telling import Stretch
+from skerry_learner.sync.telling import Teller as LearnerTeller
+from skerry_syncer.telling import Spent
+from skerry_syncer.telling import Teller as SyncerTeller
+
+SINK = Path(__file__).parent / "otlp_sink.py"
+ROUND_GOAL_MS = 2.0
+STEP_GOAL = 1.005
+ROUNDS = 400
+FLEETS = (2, 8, 64)
+RECORD = RunRecord("bench", "{}", (), 1, 0, 1, "0")
+ME = Learner("bench", "a", 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU time per round: of the thread that tells, and of the whole process until all is sent."""
+
+    collector: str
+    who: str
+    spans: int
+    caller_ms: float
+    whole_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """CPU and wall time of a step over that of one without telemetry."""
+
+    collector: str
+    ratio_cpu: float
+    ratio_wall: float
+    steps: int
+
+
+def header(version: int, learner: str = "a") -> ContributionHeader:
+    place = replace(ME, name=learner).publishing(0, version, version)
+    return ContributionHeader(
+        kind=ContributionKind.OUTER_GRADIENT,
+        learner=learner,
+        incarnation=1,
+        identity=version,
+        fragment=0,
+        base_version=version - 1,
+        round_version=version,
+        step=version,
+        steps=24,
+        tokens=24_576,
+        cursor_from=0,
+        cursor_to=192,
+        loss=1.0,
+        captured_ns=1,
+        trace_parent=place.trace_parent,
+    )
+
+
+def commit(version: int, learners: Sequence[str]) -> Commit:
+    consumed = tuple(
+        Consumed(
+            name,
+            1,
+            version,
+            1,
+            2,
+            version - 1,
+            0,
+            version,
+            24,
+            24_576,
+            0,
+            192,
+            1 / len(learners),
+            1.0,
+        )
+        for name in learners
+    )
+    return Commit(
+        run="bench",
+        plan_digest=0,
+        fragment=0,
+        version=version,
+        step=version,
+        reason="all_arrived",
+        syncer="s",
+        fence=1,
+        opened_ns=1_000,
+        closed_ns=2_000,
+        quorum_s=0.1,
+        grace_s=0.01,
+        consumed=consumed,
+        refused=(),
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+        trace_id=ME.trace(0, version),
+    )
+
+
+def learner_round() -> Callable[[int], None]:
+    teller, took = LearnerTeller(), Stretch(1_000, 2_000)
+
+    def tell(version: int) -> None:
+        told, of = header(version), {metrics.RUN: "bench", metrics.LEARNER_NAME: "a"}
+        teller.captured(ME, told, took)
+        teller.begins(0, 1_000)
+        teller.quantised(ME, told, "int4", took)
+        teller.published(ME, told, 1000, 2_000)
+        teller.received(ME, commit(version, ["a"]), 1000, took)
+        teller.adopted(ME, commit(version, ["a"]), version - 1, "rebase", took)
+        instruments.record(metrics.STEP_DURATION, 0.1, of)
+
+    return tell
+
+
+def syncer_round(size: int) -> Callable[[int], None]:
+    teller, names = SyncerTeller(RECORD, "rda"), [f"learner-{n}" for n in range(size)]
+    spent, planes = Spent(1_000, 2_000, 3_000), Planes(None, None)  # type: ignore[arg-type]
+
+    def tell(version: int) -> None:
+        origins = {}
+        for name in names:
+            told = header(version, name)
+            subject = f"skerry.bench.contrib.0.{name}"
+            teller.heard(subject, 1_000)
+            whole = Contribution(told, "int4", planes, 1, 2, parse(told.trace_parent))
+            teller.received(whole, subject, 2_000)
+            teller.settled(subject)
+            origins[name, 1, version] = whole.origin
+        teller.committed(commit(version, names), None, origins, spent)
+
+    return tell
+
+
+def measured(collector: str, url: str, who: str, spans: int, tell: Callable[[int], None]) -> Cost:
+    """Tell of many rounds and send all of it."""
+    target = sdk.Target(f"{url}/v1/traces", f"{url}/v1/metrics") if url else sdk.Target()
+    begun = sdk.start(sdk.Identity("bench", "bench", who, "0"), target, lambda _: None)
+    tell(1)
+    caller, whole = time.thread_time(), time.process_time()
+    for version in range(2, ROUNDS + 2):
+        tell(version)
+    caller = time.thread_time() - caller
+    begun.stop()
+    whole = time.process_time() - whole
+    return Cost(collector, who, spans, 1e3 * caller / ROUNDS, 1e3 * whole / ROUNDS)
+
+
+@contextmanager
+def collectors() -> Generator[dict[str, str]]:
+    """Yield the address of each kind of collector: none, one that works, two that do not."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        refusing = free.getsockname()[1]
+    sinks = [
+        subprocess.Popen([sys.executable, str(SINK)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    ports = [int(sink.stdout.readline()) for sink in sinks if sink.stdout is not None]
+    sinks[1].send_signal(signal.SIGSTOP)
+    try:
+        yield {
+            "off": "",
+            "live": f"http://127.0.0.1:{ports[0]}",
+            "refuses": f"http://127.0.0.1:{refusing}",
+            "hangs": f"http://127.0.0.1:{ports[1]}",
+        }
+    finally:
+        for sink in sinks:
+            sink.kill()
+            sink.wait()
+
+
+def alone(urls: dict[str, str]) -> list[Cost]:
+    """Measure what is told of a round, by itself."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    found: list[Cost] = []
+    for collector, url in urls.items():
+        found.append(measured(collector, url, "learner", 5, learner_round()))
+        for size in FLEETS:
+            told = syncer_round(size)
+            found.append(measured(collector, url, f"syncer of {size}", 4 + size, told))
+    return found
+
+
+async def in_place(urls: dict[str, str], turns: int, seconds: float) -> list[InPlace]:
+    """Let learners with and without telemetry take turns on one core."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})  # this process, the broker, the syncers
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    with tempfile.TemporaryDirectory() as name:
+        folder, server = Path(name), NatsServer(Path(name) / "nats")
+        server.start()
+        try:
+            async with NatsBus(server.url, name="bench") as bus:
+                return await _turns(urls, turns, seconds, folder, server.url, bus, cores[0])
+        finally:
+            server.kill()
+
+
+async def _turns(
+    urls: dict[str, str],
+    turns: int,
+    seconds: float,
+    folder: Path,
+    broker: str,
+    bus: NatsBus,
+    core: int,
+) -> list[InPlace]:
+    config = folder / "run.toml"
+    config.write_text(CONFIG.format(preset="nano"))
+    clusters = [Cluster(broker, kind, folder, config, folder / "jax") for kind in urls]
+    try:
+        learners = []
+        for cluster, url in zip(clusters, urls.values(), strict=True):
+            os.environ["SKERRY_TELEMETRY__ENDPOINT"] = url
+            await cluster.start("syncer", f"s-{cluster.run}")
+            place = (str(folder / f"{cluster.run}.json"), str(core), str(config))
+            learner = await cluster.start_script(
+                f"l-{cluster.run}", TIMED, "sync", *place, broker, cluster.run
+            )
+            learners.append(learner)
+            await until_training(learner)
+            await until_commit(bus, cluster.run, lambda c: c.version == 2)
+            learner.pause()
+        windows = await take_turns(learners, turns, seconds)
+        for learner in learners:
+            learner.resume()
+            learner.terminate()
+            await learner.ended()
+    finally:
+        for cluster in clusters:
+            await cluster.__aexit__(None, None, None)
+    told = {kind: json.loads((folder / f"{kind}.json").read_text())["steps"] for kind in urls}
+    by_kind = {
+        kind: [turn(told[kind], window) for window in windows[i]] for i, kind in enumerate(urls)
+    }
+    return [_compared(kind, by_kind[kind], by_kind["off"]) for kind in urls if kind != "off"]
+
+
+def _compared(kind: str, with_it: Sequence[Turn], without: Sequence[Turn]) -> InPlace:
+    pairs = list(zip(with_it, without, strict=True))
+    return InPlace(
+        kind,
+        statistics.median(a.cpu_s / b.cpu_s for a, b in pairs),
+        statistics.median(a.median_s / b.median_s for a, b in pairs),
+        sum(a.steps for a in with_it),
+    )
+
+
+def main() -> None:
+    options = parser("What traces and metrics cost.")
+    options.add_argument("--turns", type=int, default=12, help="turns of each learner (default 12)")
+    options.add_argument("--seconds", type=float, default=3.0, help="length of a turn (default 3)")
+    options.add_argument("--alone", action="store_true", help="leave the real runs out")
+    chosen = options.parse_args()
+    with collectors() as urls:
+        costs = alone(urls)
+        print(f"telemetry: CPU ms per round, {ROUNDS} rounds\n  {'':<28} spans  caller   whole")
+        for cost in costs:
+            name = f"{cost.who}, collector {cost.collector}"
+            print(f"  {name:<28} {cost.spans:>5} {cost.caller_ms:>7.3f} {cost.whole_ms:>7.3f}")
+        steps = [] if chosen.alone else asyncio.run(in_place(urls, chosen.turns, chosen.seconds))
+    for step in steps:
+        print(
+            f"  step, collector {step.collector:<8}: CPU {step.ratio_cpu:.4f} of without,"
+            f" wall {step.ratio_wall:.4f} ({step.steps} steps)"
+        )
+    goals = [
+        Goal(f"{c.who}, {c.collector}", ROUND_GOAL_MS, c.whole_ms, "ms a round", at_most=True)
+        for c in costs
+        if c.collector != "off"
+    ]
+    goals += [
+        Goal(f"step, collector {s.collector}", STEP_GOAL, s.ratio_cpu, "of without", at_most=True)
+        for s in steps
+    ]
+    rows = [asdict(row) for row in (*costs, *steps)]
+    write("telemetry", rows, goals, chosen.json)
+
+
+if __name__ == "__main__":
+    main()
