@@ -14,6 +14,7 @@ import typer
 
 from skerry.cli.plan import plan
 from skerry.cli.services import HELP, become
+from skerry.cli.simulate import simulate
 from skerry.runtime import options
 from skerry.runtime.entry import exit_on_error
 from skerry.runtime.options import Sets, application
@@ -370,6 +371,7 @@ def doctor(
 
 
 app.command()(plan)
+app.command()(simulate)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -156,19 +156,28 @@ def observe(
     """
     if count <= 0 or not tracks:
         return Merges()
-    windows = min(WINDOWS, count)
-    each = -(-count // windows)
-    follow = _blocking if plan.schedule.blocking else _flowing
+    each_s = plan.schedule.h_steps / plan.schedule.fragments * min(t.pace.step_s for t in tracks)
+    windows = 1 if end_s / each_s <= count else min(WINDOWS, count)
     seen: list[Merge] = []
     waited = given = 0.0
     for index in range(windows):
-        begin_s = end_s * index / windows
-        look = _Look(plan, tracks, tuple(stalled), end_s, end_s * (index + 1) / windows)
-        lost_s, had_s = follow(look, begin_s, each)
+        begin_s, until_s = end_s * index / windows, end_s * (index + 1) / windows
+        look = _Look(plan, tracks, tuple(stalled), end_s, until_s)
+        lost_s, had_s = look.follow(begin_s, -(-count // windows))
         seen += look.seen
         waited += lost_s
         given += had_s
     return Merges(tuple(seen), waited / given if given > 0 else 0.0)
+
+
+def stretch(
+    plan: Plan, tracks: Sequence[Track], begin_s: float, until_s: float, most: int,
+    stalled: Sequence[tuple[float, float]] = (),
+) -> tuple[Merge, ...]:  # fmt: skip
+    """Return the rounds that open within a stretch of the run, at most so many."""
+    look = _Look(plan, tracks, tuple(stalled), until_s, until_s)
+    look.follow(begin_s, most)
+    return tuple(look.seen)
 
 
 @dataclass(slots=True)
@@ -190,6 +199,13 @@ class _Look:
     def __post_init__(self) -> None:
         self.step_s = float(median(one.pace.step_s for one in self.tracks))
         self.timings = Timings(step_s=self.step_s, sync_s=self.plan.commit_s)
+
+    def follow(self, begin: float, count: int) -> tuple[float, float]:
+        """Look at so many rounds; return learners' seconds spent waiting, and of running in all."""
+        if self.plan.schedule.blocking:
+            return _blocking(self, begin, count)
+        _flowing(self, begin, count)
+        return 0.0, 0.0
 
     def close(self, fragment: int, opened: float, arrivals: dict[int, float]) -> Merge:
         """Let the core say when a round closes whose answers arrive at these times."""
@@ -233,7 +249,7 @@ class _Look:
         )
 
 
-def _flowing(look: _Look, begin: float, count: int) -> tuple[float, float]:
+def _flowing(look: _Look, begin: float, count: int) -> None:
     """Let rounds follow the schedule while learners go on; nobody waits."""
     plan, tracks, step_s = look.plan, look.tracks, look.step_s
     timetable, end = plan.schedule, look.until_s
@@ -246,7 +262,7 @@ def _flowing(look: _Look, begin: float, count: int) -> tuple[float, float]:
     most, last = schedule.max_in_flight(timetable), None
     now = _after(begin, look.stalled)
     landing: list[tuple[float, int]] = []
-    for _ in range(MOST_TRIES):
+    for _ in range(MOST_TRIES * count):
         if len(look.seen) >= count or now >= end:
             break
         while landing and landing[0][0] <= now:
@@ -275,7 +291,6 @@ def _flowing(look: _Look, begin: float, count: int) -> tuple[float, float]:
         soon += [] if wait is None else [now + max(wait, 1e-3 * step_s)]
         soon += [] if steps else [t for one in tracks for t in one.changes(now, end)[:1]]
         now = _after(min(soon, default=end), look.stalled)
-    return 0.0, 0.0
 
 
 def _blocking(look: _Look, begin: float, count: int) -> tuple[float, float]:

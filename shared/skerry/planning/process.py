@@ -92,6 +92,8 @@ class Island:
     checkpoint_every_s: float | None = None
     checkpoint_s: float = 0.0
     rollback: bool = False
+    replay_s: float = 0.0
+    """Work that a halting island does again after each start, whatever checkpoints there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,15 +308,22 @@ class _Walker:
         exposed = island.slices * island.slice_rate_s
         while island.upscale_s:
             if island.clock is Clock.RUNNING:
-                return self._pause(at, Use.UPSCALE, at + island.upscale_s)
+                return self._start(at)
             if self.hazard > island.upscale_s * exposed or at > self.end_s:
                 self.hazard -= island.upscale_s * exposed
-                return self._pause(at, Use.UPSCALE, at + island.upscale_s)
+                return self._start(at)
             fail_at = self._pause(at, Use.UPSCALE, at + self.hazard / exposed)
             self.failures += 1
             self.hazard = next(self._hazards)
             at = self._await(fail_at, fail_at + next(self._recoveries))
-        return at
+        return self._start(at)
+
+    def _start(self, at: float) -> float:
+        """Come back: the pause that it takes, and the work that is done again."""
+        until = self._pause(at, Use.UPSCALE, at + self.island.upscale_s)
+        if self.island.replay_s:
+            until = self._pause(until, Use.ROLLBACK, until + self.island.replay_s)
+        return until
 
     def _struck(self, at: float, until: float) -> float:
         """Let slices fail during a pause, by the calendar; return when the island runs again.
@@ -357,9 +366,7 @@ class _Walker:
         if absence.end_s <= at:
             return at
         until = self._pause(at, absence.use, absence.end_s)
-        if absence.restart and self.island.upscale_s:
-            until = self._pause(until, Use.UPSCALE, until + self.island.upscale_s)
-        return until
+        return self._start(until) if absence.restart else until
 
     def _pause(self, at: float, use: Use, until: float) -> float:
         self.at.append(at)

@@ -94,6 +94,8 @@ class Pauses(Table):
     """``eager``, ``batch`` (no more often than batch_s) or ``all-back``."""
     batch_s: float = Field(default=180.0, ge=0)
     """Least time between two upscales, with ``batch``."""
+    replay_s: float = Field(default=0.0, ge=0)
+    """Work that a learner which is not elastic does again after each start."""
 
 
 class Checkpoints(Table):
@@ -118,6 +120,8 @@ class Timing(Table):
     """From a learner's boundary until the syncer has its contribution."""
     commit_s: float = Field(default=0.2, ge=0)
     """From the close of a round until learners can read what it made."""
+    idle: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the time between pauses that is inside no step."""
     tokens_per_step: Count | None = Field(default=None, gt=0)
     """Tokens of each learner's step."""
     tokens: Count | None = Field(default=None, gt=0)

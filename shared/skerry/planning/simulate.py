@@ -89,6 +89,7 @@ def island(scene: Scene, chips: float) -> Island:
         checkpoint_every_s=scene.checkpoints.every,
         checkpoint_s=scene.checkpoints.cost_s,
         rollback=scene.checkpoints.rollback,
+        replay_s=scene.pauses.replay_s,
     )
 
 
@@ -102,18 +103,19 @@ def simulate(request: Request, struck: Struck = NOTHING, end_s: float | None = N
     seen = _merges(request, timelines, paces, struck, end_s)
     goodput, half = account.goodput(timelines, chips)
     split = account.split(timelines, chips)
-    lost = seen.waited * goodput
-    split[Use.TRAIN] -= lost
-    split[Use.WAIT] += lost
+    kept = (1.0 - seen.waited) * (1.0 - scene.timing.idle)
+    split[Use.WAIT] += seen.waited * split[Use.TRAIN]
+    split[Use.IDLE] += (1.0 - seen.waited) * scene.timing.idle * split[Use.TRAIN]
+    split[Use.TRAIN] *= kept
     at_once = account.running_at_once(timelines)
-    tokens_s = _tokens_s(scene, timelines, paces, seen.waited)
+    tokens_s = _tokens_s(scene, timelines, paces, kept)
     tokens = scene.timing.tokens
     return Outcome(
         end_s=end_s,
         learners=len(chips),
         chips=chips,
-        goodput=goodput - lost,
-        half_width=half,
+        goodput=goodput * kept,
+        half_width=half * kept,
         split=split,
         running=float(np.mean([account.running_share(t) for t in timelines])),
         uptime=tuple(account.uptime(at_once)),
@@ -190,36 +192,48 @@ def _paces(scene: Scene, count: int) -> tuple[Pace, ...]:
     return tuple(Pace(timing.step * (1 + timing.spread * at), timing.upload_s) for at in places)
 
 
+def round_plan(request: Request) -> Plan:
+    """Return schedule and policy of the run's rounds."""
+    sync = request.run.sync
+    return Plan(
+        schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps),
+        rounds.Policy(sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.round_timeout_s),
+        request.scene.timing.commit_s,
+    )
+
+
+def round_tracks(
+    request: Request, timelines: Sequence[Timeline], paces: Sequence[Pace], struck: Struck
+) -> list[Track]:
+    """Return when each learner runs, and how far into a step it begins."""
+    chance = np.random.Generator(np.random.PCG64([request.scene.simulation.seed, len(paces), 1]))
+    phases = chance.random(len(paces)).tolist()
+    return [
+        merges.track(timeline, pace, struck.cut.get(number, ()), phases[number])
+        for number, (timeline, pace) in enumerate(zip(timelines, paces, strict=True))
+    ]
+
+
 def _merges(
     request: Request, timelines: Sequence[Timeline], paces: Sequence[Pace], struck: Struck,
     end_s: float,
 ) -> Merges:  # fmt: skip
-    scene, sync = request.scene, request.run.sync
-    if scene.fleet.layout != "decoupled" or scene.simulation.rounds == 0:
+    count = request.scene.simulation.rounds
+    if request.scene.fleet.layout != "decoupled" or count == 0:
         return Merges()
-    plan = Plan(
-        schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps),
-        rounds.Policy(sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.round_timeout_s),
-        scene.timing.commit_s,
-    )
-    chance = np.random.Generator(np.random.PCG64([scene.simulation.seed, len(paces), 1]))
-    phases = chance.random(len(paces)).tolist()
-    tracks: list[Track] = [
-        merges.track(timeline, pace, struck.cut.get(number, ()), phases[number])
-        for number, (timeline, pace) in enumerate(zip(timelines, paces, strict=True))
-    ]
-    return merges.observe(plan, tracks, end_s, scene.simulation.rounds, struck.stalled)
+    tracks = round_tracks(request, timelines, paces, struck)
+    return merges.observe(round_plan(request), tracks, end_s, count, struck.stalled)
 
 
 def _tokens_s(
-    scene: Scene, timelines: Sequence[Timeline], paces: Sequence[Pace], waited: float
+    scene: Scene, timelines: Sequence[Timeline], paces: Sequence[Pace], kept: float
 ) -> float | None:
     per_step = scene.timing.tokens_per_step
     if per_step is None:
         return None
     shares = [float(account.spent(t)[Use.TRAIN]) / t.end_s for t in timelines]
     steps_s = sum(share / pace.step_s for share, pace in zip(shares, paces, strict=True))
-    return per_step * steps_s * (1.0 - waited)
+    return per_step * steps_s * kept
 
 
 def _doubts(request: Request, timelines: Sequence[Timeline], end_s: float) -> list[str]:

@@ -48,9 +48,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line; ``marks``: circles at its points; ``line``: without one, circles only.
+    """One line, in the legend if it has a name; ``line``: without one, circles only.
 
-    ``low`` and ``high`` are a band around the line, one value a point.
+    ``marks`` are circles at its points. ``low`` and ``high`` are a band around the line, one value
+    a point.
     """
 
     name: str
@@ -120,7 +121,8 @@ def lines(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     for index, one in enumerate(series):
         shade = f"s{(index if one.colour is None else one.colour) % COLOURS}"
         drawn += _series(one, shade, across, up)
-        drawn.append(_legend(one.name, shade, index, dashed=one.dashed, line=one.line))
+        if one.name:
+            drawn.append(_legend(one.name, shade, index, dashed=one.dashed, line=one.line))
     return _document(drawn, HEIGHT)
 
 

@@ -1,0 +1,142 @@
+"""``skerry simulate``: what failures cost a run before it is begun; without JAX."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skerry.runtime.entry import exit_on_error
+from skerry.runtime.options import Sets
+
+if TYPE_CHECKING:
+    from skerry.planning.figures import Json
+    from skerry.planning.scenario import Request
+    from skerry.planning.simulate import Outcome, Struck
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A command line."""
+
+    scenario: str | None
+    sets: tuple[str, ...] = ()
+    faults: Path | None = None
+    save_faults: Path | None = None
+    table: bool = False
+    report: Path | None = None
+    as_json: bool = False
+
+
+def simulate(  # noqa: PLR0913 - one option each
+    scenario: Annotated[
+        str | None,
+        typer.Argument(help="A shipped scenario ('list' names them), or a TOML file.", metavar="S"),
+    ] = None,
+    *,
+    chips: Annotated[str | None, typer.Option(help="fleet.chips: 2.4M.", metavar="N")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="decoupled, elastic or data-parallel.", metavar="L")
+    ] = None,
+    learners: Annotated[int | None, typer.Option(help="sync.learners.", min=1, metavar="M")] = None,
+    k: Annotated[int | None, typer.Option("-K", help="sync.quorum.", min=1, metavar="K")] = None,
+    mtbi: Annotated[
+        str | None, typer.Option(help="failures.chip_mtbi: '365 d'.", metavar="TIME")
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="Of the run.", metavar="D")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all chance.", min=0, metavar="N")] = None,
+    set_: Sets = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Also the scenario's table of goodputs.")
+    ] = False,
+    faults: Annotated[
+        Path | None, typer.Option(help="A fault plan of skerry chaos, on top.", metavar="FILE")
+    ] = None,
+    save_faults: Annotated[
+        Path | None, typer.Option(help="Write what failed as such a plan.", metavar="FILE")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write pictures and tables here.", metavar="FOLDER")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Say what failures cost: goodput, uptime(K), who takes part in merges, time to N tokens."""
+    named = {
+        "fleet.chips": chips,
+        "fleet.layout": layout,
+        "sync.learners": learners,
+        "sync.quorum": k,
+        "failures.chip_mtbi": mtbi,
+        "simulation.days": days,
+        "simulation.seed": seed,
+    }
+    sets = [f"{path}={value}" for path, value in named.items() if value is not None]
+    with exit_on_error():
+        run_simulate(
+            Asked(
+                scenario=scenario,
+                sets=(*(set_ or ()), *sets),
+                faults=faults,
+                save_faults=save_faults,
+                table=table,
+                report=report,
+                as_json=as_json,
+            )
+        )
+
+
+def run_simulate(asked: Asked) -> None:
+    """Answer. Raises ConfigError for a question that cannot be asked."""
+    from skerry.planning import outcome, scenario, sweep
+    from skerry.planning.simulate import simulate as simulated
+
+    if asked.scenario == "list":
+        for name, path in scenario.shipped().items():
+            print(f"{name}: {scenario.read(str(path)).source}")
+        return
+    request = scenario.read(asked.scenario, asked.sets)
+    struck = _struck(asked, request)
+    found = simulated(request, struck)
+    whole = asked.table or asked.report is not None
+    cells = sweep.table(request) if whole and request.scene.sweep.chips else []
+    _save(asked, found, request.scene.simulation.seed)
+    if asked.as_json:
+        _print(outcome.as_json(request, found, cells))
+    else:
+        print("\n".join(outcome.lines(request, found, cells)))
+    if asked.report is not None:
+        from skerry.planning.report import simulated as pictures
+        from skerry.planning.report.page import write
+
+        told = pictures.report(request, found, cells, sweep.swings(request), struck)
+        written = write(told, asked.report)
+        if not asked.as_json:
+            print(f"Pictures and tables: {written[0]}")
+
+
+def _struck(asked: Asked, request: Request) -> Struck:
+    from skerry.planning import tape
+    from skerry.planning.simulate import NOTHING
+
+    if asked.faults is None:
+        return NOTHING
+    from skerry.chaos.plan import load
+    from skerry.cli.services import Team
+
+    return tape.read(load(asked.faults), Team(request.learners).kinds())
+
+
+def _save(asked: Asked, found: Outcome, seed: int) -> None:
+    if asked.save_faults is None:
+        return
+    from skerry.chaos.plan import dump
+    from skerry.planning import tape
+
+    dump(tape.of(found, seed), asked.save_faults)
+
+
+def _print(told: dict[str, Json]) -> None:
+    print(json.dumps(told, indent=2))
