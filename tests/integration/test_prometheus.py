@@ -1,0 +1,227 @@
+"""The metrics as Prometheus and VictoriaMetrics store them: run by hand with ``-m soak``.
+
+``prometheus`` and ``victoria-metrics`` are Debian's packages of those names; each is used where it
+is found on PATH.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from skerry.bus import ledger
+from skerry.bus.nats_bus import NatsBus
+from skerry.runtime.broker import LocalBroker
+from skerry.settings import RunConfig
+from skerry.telemetry.metric import MONITOR
+from skerry.telemetry.metrics import Kind, of, prometheus_name
+from skerry.testing.puppet import Puppet
+from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import CheckpointRecord, Commit, Consumed, Evaluation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+pytestmark = [pytest.mark.soak, pytest.mark.nats]
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 90.0
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+FAST = RunConfig.model_validate({"liveness": {"pulse_s": 0.2}})
+SCRAPE = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: ["{rules}"]
+scrape_configs:
+  - job_name: skerry
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+
+class Traced(ScriptedRun):
+    """A scripted run whose rounds close now, and are traced."""
+
+    def _draft(self, index: int, version: int, step: int, tokens: int) -> Commit:
+        now_ns = time.time_ns()
+        draft = super()._draft(index, version, step, tokens)
+        merged = Consumed("a", 1, version, 1, 1, version - 1, 1, step, 9, 90, 0, 8, 1.0, 2.0)
+        times = {"opened_ns": now_ns - 10**9, "closed_ns": now_ns}
+        return replace(draft, **times, consumed=(merged,), trace_id=TRACE)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def process(
+    *command: str, stderr: int = DEVNULL
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    started = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=stderr)
+    try:
+        yield started
+    finally:
+        with suppress(ProcessLookupError):
+            started.kill()
+        await started.wait()
+
+
+@asynccontextmanager
+async def watched_run(folder: Path) -> AsyncGenerator[str]:
+    """Yield the address of a monitor that watches a run in which everything happens."""
+    broker = LocalBroker(folder / "broker", monitored=True)
+    broker.start()
+    sets = ("health.port=0", f'metrics.broker="{broker.monitor_url}"')
+    try:
+        async with (
+            NatsBus(broker.url) as bus,
+            process(
+                *(sys.executable, "-m", "skerry_health_monitor", "--nats", broker.url),
+                *("--run", "r", "--set", f'telemetry.jsonl="{folder}/rows.jsonl"'),
+                *(word for text in sets for word in ("--set", text)),
+                stderr=PIPE,
+            ) as monitor,
+        ):
+            assert monitor.stderr is not None
+            while (told := json.loads(await monitor.stderr.readline()))["event"] != (
+                "health_listening"
+            ):
+                pass
+            scripted = await Traced.begin(bus, "r", config=FAST)
+            live = asyncio.create_task(live_on(scripted))
+            reading = asyncio.create_task(monitor.stderr.read())
+            yield f"127.0.0.1:{told['port']}"
+            for task in (live, reading):
+                task.cancel()
+            await asyncio.gather(live, reading, return_exceptions=True)
+    finally:
+        broker.stop()
+
+
+async def live_on(scripted: ScriptedRun) -> None:
+    """Train, commit, checkpoint and evaluate until cancelled."""
+    bus = scripted.bus
+    training = asyncio.create_task(Puppet(bus, "r", scripted.plan, "a").train())
+    said = Evaluation("r", "e", 8, 90, (1, 1, 1), 3.25, 25.0, 4.0, 64, 7, 1)
+    try:
+        for step in range(10**6):
+            await scripted.commit_all(step=step)
+            await ledger.record_checkpoint(
+                bus, CheckpointRecord("r", f"/{step}", "d", (1, 1, 1), step, 90, step, 512, step)
+            )
+            await ledger.record_evaluation(bus, replace(said, versions=(step + 1,) * 3))
+            await asyncio.sleep(0.5)
+    finally:
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+
+
+def command(name: str, folder: Path, target: str, port: int) -> list[str]:
+    """Return how a backend is started that scrapes the target."""
+    binary = shutil.which(name)
+    if binary is None:
+        pytest.skip(f"no {name} on PATH")
+    config = folder / "scrape.yml"
+    rules = ROOT / "infra" / "prometheus" / "rules.yml"
+    text = SCRAPE.format(target=target, rules=rules)
+    config.write_text(text)
+    if name == "prometheus":
+        return [
+            *(binary, f"--config.file={config}", f"--storage.tsdb.path={folder}/data"),
+            *(f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"),
+        ]
+    return [
+        *(binary, f"-promscrape.config={config}", "-promscrape.config.strictParse=false"),
+        *(f"-storageDataPath={folder}/data", f"-httpListenAddr=127.0.0.1:{port}"),
+        "-search.latencyOffset=0s",
+    ]
+
+
+async def asked(client: httpx.AsyncClient, path: str, **query: str) -> Any:
+    answer = await client.get(path, params=query)
+    assert answer.status_code == 200, (query, answer.text)
+    return answer.json()["data"]
+
+
+async def until_stored(client: httpx.AsyncClient, names: set[str]) -> None:
+    """Wait until the backend has a sample of every name."""
+    found: set[str] = set()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not names <= found:
+                with suppress(httpx.TransportError):
+                    path = "/api/v1/label/__name__/values"
+                    found = {*(await asked(client, path))}
+                await asyncio.sleep(0.5)
+    except TimeoutError:
+        msg = f"never stored: {sorted(names - found)}"
+        raise AssertionError(msg) from None
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["prometheus", "victoria-metrics"])
+async def test_every_metric_is_stored_and_every_panel_has_an_answer(
+    name: str, tmp_path: Path
+) -> None:
+    mine = of(MONITOR)
+    names = {prometheus_name(m) + ("_count" if m.kind is Kind.HISTOGRAM else "") for m in mine}
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(watched_run(tmp_path))
+        await stack.enter_async_context(process(*command(name, tmp_path, target, port)))
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30.0)
+        )
+        # No limit is set on the streams of this run but that of its window.
+        await until_stored(client, names)
+        await asyncio.sleep(10.0)
+        silent = [
+            q for q in panels() if not (await asked(client, "/api/v1/query", query=q))["result"]
+        ]
+        assert silent == []
+        if name == "prometheus":
+            await assert_rules_and_exemplars(client)
+
+
+def panels() -> list[str]:
+    """Return what the dashboard asks of the monitor, as Grafana would send it."""
+    dashboard = json.loads((ROOT / "infra" / "grafana" / "skerry.json").read_text())
+    texts = [t["expr"] for panel in dashboard["panels"] for t in panel.get("targets", [])]
+    filled = [
+        text.replace("$job", "skerry").replace("$run", "r").replace("$__rate_interval", "20s")
+        for text in texts
+        if "$job" in text
+    ]
+    # What goes wrong has nothing to show in a run that is well, and a puppet's payload no ratio.
+    return [text for text in filled if not text.endswith("> 0") and "uncompressed" not in text]
+
+
+async def assert_rules_and_exemplars(client: httpx.AsyncClient) -> None:
+    """Every rule is evaluated without an error, none fires, and rounds lead to their traces."""
+    groups = (await asked(client, "/api/v1/rules"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) > 10
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert [rule["name"] for rule in rules if rule.get("state") == "firing"] == []
+    told = await asked(
+        client,
+        "/api/v1/query_exemplars",
+        query="skerry_round_duration_seconds_bucket",
+        start="0",
+        end="9999999999",
+    )
+    traces = {e["labels"]["trace_id"] for series in told for e in series["exemplars"]}
+    assert traces == {TRACE}
