@@ -9,7 +9,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -103,6 +103,7 @@ class Stage:
         }
         self.versions = dict.fromkeys(range(self.fragments), 0)
         self.now_s = time.time()
+        self.rounds = 0
 
     async def begin(self, age_s: float = 0.0) -> None:
         """Create the run ``age_s`` ago, with its learners."""
@@ -204,6 +205,7 @@ class Stage:
         commit = replace(commit, **changes)
         await ledger.append_commit(self.bus, commit)
         self.versions[fragment] = version
+        self.rounds += version > 1
         for actor in taking or self.actors.values():
             actor.versions[fragment] = version
             actor.contributions += 1
@@ -325,9 +327,10 @@ async def served(
     health: HealthSettings | None = None,
     striker: Striker | None = None,
     port: int = 0,
+    clock_s: Callable[[], float] = time.time,
 ) -> AsyncGenerator[tuple[str, Monitor]]:
     """Yield the address of a monitor's page over a stage, and the monitor."""
-    monitor = Monitor(stage.broker.connect(), RUN, until_finished=False)
+    monitor = Monitor(stage.broker.connect(), RUN, until_finished=False, clock_s=clock_s)
     connections = Connections()
     hub, routes = page_of(monitor, connections, health or HealthSettings(), striker)
     app = application(monitor.view, RUN, routes)

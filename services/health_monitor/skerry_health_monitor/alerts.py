@@ -239,6 +239,8 @@ def _names(rows: Sequence[LearnerRow]) -> str:
 
 def clip(text: str, most: int = 64) -> str:
     """Return text that others chose, bounded and without control characters."""
+    if len(text) <= most and text.isprintable():
+        return text
     plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
     return plain + "…" * (len(text) > most)
 

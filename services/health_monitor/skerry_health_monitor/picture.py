@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from skerry_health_monitor.book import Book
     from skerry_health_monitor.curves import Curve
     from skerry_health_monitor.history import History
-    from skerry_health_monitor.timeline import Past
+    from skerry_health_monitor.timeline import Key, Past
     from skerry_health_monitor.watch import Watch
 
 Section = dict[str, Any]
@@ -74,8 +74,12 @@ class Scene:
     now_s: float
 
 
-def picture(scene: Scene) -> Sections:
-    """Return every section of the page as of now."""
+Drawn = dict["Key", tuple["Past", list[object]]]
+"""Rounds and what was made of them: most are the same the next time."""
+
+
+def picture(scene: Scene, drawn: Drawn) -> Sections:
+    """Return every section of the page as of now; ``drawn`` is kept from one to the next."""
     history, view = scene.watch.history, scene.watch.view
     numbers = {name: number for number, name in enumerate(view.learners)}
     curves = history.curves.by_name()
@@ -91,7 +95,7 @@ def picture(scene: Scene) -> Sections:
             for name, lane in history.lanes.items()
             if name in numbers
         },
-        "rounds": {f"{f}.{v}": _round(row) for (f, v), row in history.timeline.rounds.items()},
+        "rounds": _rounds(history, drawn),
         "open": _open(history),
         "fragments": _fragments(scene.watch),
         "checkpoints": _checkpoints(history),
@@ -208,6 +212,16 @@ def _learner(row: LearnerRow, number: int, history: History, now_s: float) -> li
 def _time(uses: Mapping[str, float]) -> dict[str, float]:
     """Return each use's share; what nothing was lost to is left out."""
     return {use: round(share, 3) for use, share in uses.items() if share >= 0.0005}
+
+
+def _rounds(history: History, drawn: Drawn) -> Section:
+    for key, row in history.timeline.rounds.items():
+        held = drawn.get(key)
+        if held is None or held[0] is not row:
+            drawn[key] = (row, _round(row))
+    for key in [key for key in drawn if key not in history.timeline.rounds]:
+        del drawn[key]
+    return {f"{f}.{v}": shown for (f, v), (_, shown) in drawn.items()}
 
 
 def _round(row: Past) -> list[object]:

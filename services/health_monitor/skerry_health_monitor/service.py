@@ -25,7 +25,7 @@ from skerry_health_monitor.book import Book
 from skerry_health_monitor.figures import Known
 from skerry_health_monitor.link import Link
 from skerry_health_monitor.page import routes
-from skerry_health_monitor.picture import Scene, marks, picture
+from skerry_health_monitor.picture import Drawn, Scene, marks, picture
 from skerry_health_monitor.prometheus import metrics_route
 from skerry_health_monitor.sources import Sources, Tally
 from skerry_health_monitor.stream import Frame, Hub
@@ -59,8 +59,15 @@ class Monitor:
     """Follows one run across broker restarts; ``tally`` counts what it has read."""
 
     def __init__(
-        self, bus: Bus, run: str, *, until_finished: bool, link: Link | None = None
+        self,
+        bus: Bus,
+        run: str,
+        *,
+        until_finished: bool,
+        link: Link | None = None,
+        clock_s: Callable[[], float] = time.time,
     ) -> None:
+        self.clock_s = clock_s
         self.bus = bus
         self.run = run
         self.until_finished = until_finished
@@ -71,6 +78,7 @@ class Monitor:
         self.streams: list[StreamInfo] = []
         self.facts: dict[str, object] = {}
         self.may_strike = False
+        self._drawn: Drawn = {}
         self.changed = asyncio.Event()
 
     def view(self) -> RunView | None:
@@ -99,7 +107,7 @@ class Monitor:
     async def _session(self) -> None:
         record = await ledger.wait_run(self.bus, self.run)
         config = RunConfig.model_validate_json(record.config_json)
-        watch = Watch(record, config)
+        watch = Watch(record, config, self.clock_s)
         for known in (await ledger.members(self.bus, self.run)).values():
             watch.take(known)
         for pulse in (await presence.last_pulses(self.bus, self.run)).values():
@@ -149,7 +157,7 @@ class Monitor:
         """Look at everything once per expected pulse: silence sends no message."""
         while True:
             changed = watch.judge()
-            now_s = time.time()
+            now_s = self.clock_s()
             seen = Situation(
                 now_s,
                 watch.told,
@@ -191,7 +199,7 @@ class Monitor:
 
     def frame(self) -> Frame:
         """Return what the page shows now."""
-        now_s = time.time()
+        now_s = self.clock_s()
         head = {"now_s": round(now_s, 3), "run": self.run}
         watch = self.watch
         if watch is None:
@@ -205,7 +213,7 @@ class Monitor:
             {**self.facts, "actions": self.may_strike and self.allows_chaos},
             now_s,
         )
-        return Frame(watch, picture(scene), lambda after: marks(scene, after), head)
+        return Frame(watch, picture(scene, self._drawn), lambda after: marks(scene, after), head)
 
 
 def page_of(
