@@ -54,7 +54,7 @@ def _hop(told: Mapping[str, Any]) -> Span | None:
     steps = [_mapping(step) for step in cast("list[object]", told["events"])]
     if origin is None:
         return None
-    subject = _text(next(step["subj"] for step in steps if step.get("type") == "in"))
+    subject = _text(next((step["subj"] for step in steps if step.get("type") == "in"), None))
     name = _text(server["name"])
     events = tuple(_event(step) for step in steps)
     error = next((_text(step["error"]) for step in steps if step.get("error")), "")
@@ -63,13 +63,13 @@ def _hop(told: Mapping[str, Any]) -> Span | None:
     return Span(
         name=messaging_name(spans.DELIVER, template).rstrip(),
         kind=Kind.SERVER,
-        context=_place(origin, name, int(server["seq"])),
+        context=_place(origin, name, _number(server["seq"])),
         parent=origin,
         start_ns=min(event.time_ns for event in events),
-        end_ns=max(*(event.time_ns for event in events), nanoseconds(_text(server["time"]))),
+        end_ns=max(*(event.time_ns for event in events), _ns(server["time"])),
         attributes={
             **messaging(spans.DELIVER, subject, template),
-            spans.MESSAGING_MESSAGE_BODY_SIZE: int(request["msgsize"]),
+            spans.MESSAGING_MESSAGE_BODY_SIZE: _number(request["msgsize"]),
             spans.STREAM: stream,
             spans.SERVER_NAME: name,
         },
@@ -94,7 +94,18 @@ def _origin(header: Mapping[str, Any]) -> SpanContext | None:
 
 def _event(step: Mapping[str, Any]) -> Event:
     kind = _text(step["type"])
-    return Event(STEPS.get(kind, kind), nanoseconds(_text(step["ts"])))
+    return Event(STEPS.get(kind, kind), _ns(step["ts"]))
+
+
+def _ns(stamp: object) -> int:
+    return _number(nanoseconds(_text(stamp)))
+
+
+def _number(value: object) -> int:
+    """Return a count that fits where it goes: one that does not would cost a whole batch."""
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise TypeError
+    return value
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
