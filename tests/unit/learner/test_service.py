@@ -22,6 +22,7 @@ from skerry.settings import (
 from skerry.tasks import TaskGroup
 from skerry.wire.messages import (
     LearnerPhase,
+    Pulse,
     RunState,
 )
 from skerry_learner.inner import file as inner_file
@@ -58,6 +59,30 @@ async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
     for commit in commits.values():
         (row,) = commit.progress
         assert (row.tokens, row.cursor) == (40 * 32, 80), "a step was lost or counted twice"
+
+
+async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnation_took_in_vain(
+    config: RunConfig,
+) -> None:
+    broker = MemoryBroker()
+    lost = Pulse(
+        *("run", "a", 0, LearnerPhase.TRAINING, 0, 10, 10, 320, 20, 2.0, 0.1, 1.0, 2.0, 0, 0, 0)
+    )
+    async with broker.connect() as syncing, broker.connect() as watching:
+        await find_or_create(watching, "run", config)
+        await presence.publish_pulse(watching, lost)
+        async with asyncio.timeout(90), TaskGroup() as group:
+            conducting = group.create_task(syncer_session(syncing, "run", "s"))
+            await _live(broker, config)
+            await conducting
+        pulse = (await presence.last_pulses(watching, "run"))["a"]
+    assert pulse.steps == 40
+    parts = (pulse.busy_s, pulse.replay_s, pulse.compile_s, pulse.recover_s)
+    assert all(seconds > 0 for seconds in parts)
+    assert sum(parts) < pulse.alive_s
+    assert pulse.wait_s == 0, "only blocking modes wait"
+    assert 0 < pulse.bytes_up < pulse.f32_bytes_up
+    assert 0 < pulse.bytes_down < pulse.f32_bytes_down
 
 
 async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
