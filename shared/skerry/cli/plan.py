@@ -31,7 +31,6 @@ class Asked:
     sites: Path | None
     scenario: str | None
     sets: tuple[str, ...]
-    regions: int | None
     probe: bool
     site: str | None
     nats: str | None
@@ -98,8 +97,7 @@ def plan(  # noqa: PLR0913 - one option each
             config=config,
             sites=sites,
             scenario=scenario,
-            sets=(*(set_ or ()), *_named(table), *_regions(regions, each)),
-            regions=regions,
+            sets=(*_named(table), *_regions(regions, each), *(set_ or ())),
             probe=probe,
             site=site,
             nats=nats,
@@ -180,7 +178,7 @@ def _regions(count: int | None, each: dict[str, str | int | None]) -> list[str]:
     return [
         f"sites.{REGION}{number + 1}.{name}={value}"
         for number in range(count)
-        for name, value in given.items()
+        for name, value in {"learners": 1, **given}.items()
     ]
 
 

@@ -28,8 +28,8 @@ def verdict(plan: Plan) -> str:
     pace, bill = plan.paces[0], plan.bills[0]
     how = "all communication hidden" if load.overlap_steps else "learners stop for rounds"
     settings = (
-        f"{shown(load.parameters, 'param')} on {plan.rounds.learners} learners at "
-        f"{len(plan.rounds.links)} sites with H={load.h_steps} P={load.fragments} "
+        f"{shown(load.parameters, 'param')} on {_several(plan.rounds.learners, 'learner')} at "
+        f"{_several(len(plan.rounds.links), 'site')} with H={load.h_steps} P={load.fragments} "
         f"tau={load.overlap_steps} K={load.quorum}, {load.up_scheme} up and {load.down_scheme} down"
     )
     pace_text = (
@@ -42,6 +42,10 @@ def verdict(plan: Plan) -> str:
     result = f"{how}, {pace_text}{fast}"
     tight = f"; tightest: {binding.text}" if binding else ""
     return f"Feasible: {settings}: {result}{tight}."
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def speed_up(plan: Plan, index: int) -> float:

@@ -238,8 +238,8 @@ def _run_of(tree: Tree, learners: int) -> RunConfig:
 def _check_sites(scene: Scene, learners: object, total: int) -> None:
     if not scene.sites:
         msg = (
-            "sites is empty: name at least one site, as [sites.a] with up, or say --learners, "
-            "--bandwidth and --step-time."
+            "sites is empty: name at least one, as [sites.a] with up and step_time, or say "
+            "--regions, --bandwidth and --step-time."
         )
         raise ConfigError(msg, path="sites")
     if scene.hub.site and scene.hub.site not in scene.sites:

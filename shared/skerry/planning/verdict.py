@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from skerry.planning.figures import shown
 from skerry.planning.links import Rounds, Workload
@@ -149,6 +149,8 @@ def fixes(rounds: Rounds, limits: Limits, broken: Constraint) -> list[str]:
 
 
 def _own_fix(broken: Constraint) -> str:
+    if broken.what == "utilisation":
+        return "mode=decoupled, in which nobody stops"
     if broken.unit == "bit/s":
         return f"a link of {shown(broken.need, broken.unit)}"
     if broken.what == "log window":
@@ -177,8 +179,10 @@ def _candidates(
         ("shards", load.shards, load.fragments, lambda n: replace(load, shards=n)),
     )
     for name, now, most, change in counts:
-        if name in {"P", "tau"} and not load.overlap_steps:
+        if name != "H" and not load.overlap_steps:
             continue  # learners that stop, for all at once, are what such a mode is about
+        if now == 1 and name == "H":
+            continue  # idem, of data-parallel
         found = least(now, most, works, change)
         if found is not None:
             yield f"{name} >= {found}", change(found)
@@ -207,8 +211,11 @@ def _cheaper(scheme: str, among: Iterable[str]) -> list[str]:
     return [other for other in among if WIRE_BITS[other] < WIRE_BITS[scheme]]
 
 
+T = TypeVar("T")
+
+
 def least(
-    now: int, most: int, works: Callable[[Workload], bool], change: Callable[[int], Workload]
+    now: int, most: int, works: Callable[[T], bool], change: Callable[[int], T]
 ) -> int | None:
     """Return the least count above ``now`` that works, by doubling and halving; None if none."""
     low, high = now, now

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from skerry.planning.links import Link, Rounds
     from skerry.planning.plan import Plan
 
-BANDWIDTHS = tuple(10 ** (7 + power / 12) for power in range(61))
+BANDWIDTHS = tuple(10 ** (7 + power / 8) for power in range(41))
 """From 10 Mbit/s to 1 Tbit/s."""
-STEP_FACTORS = tuple(10 ** (power / 15 - 1) for power in range(31))
+STEP_FACTORS = tuple(10 ** (power / 10 - 1) for power in range(21))
 
 
 def report(plan: Plan) -> Report:
@@ -29,17 +29,26 @@ def report(plan: Plan) -> Report:
     return Report(
         title="Plan",
         lead=verdict(plan),
-        parts=(_bandwidth(plan), _steps(plan), _swing(plan), _figures(plan)),
+        parts=_with_data_last(_bandwidth(plan), _steps(plan), _swing(plan), _figures(plan)),
     )
+
+
+def _with_data_last(*found: Part) -> tuple[Part, ...]:
+    """Return pictures first and figures after them; what the pictures are drawn from comes last."""
+    *pictures, figures = found
+    data = Part(
+        "What the pictures are drawn from", tables=tuple(t for p in pictures for t in p.tables)
+    )
+    return (*(replace(part, tables=()) for part in pictures), figures, data)
 
 
 def _bandwidth(plan: Plan) -> Part:
     table = plan.request.scene.plan
-    found: dict[str, list[float]] = {"rounds on schedule": []}
+    found: dict[str, list[float]] = {"this plan": []}
     for rate in BANDWIDTHS:
         rounds = _with_rate(plan.rounds, rate)
         fleet = replace(plan.fleet, links=rounds.links)
-        found["rounds on schedule"].append(on_schedule(rounds))
+        found["this plan"].append(on_schedule(rounds))
         for pace in others(rounds, fleet, table):
             if pace.name != "elastic data-parallel":
                 found.setdefault(pace.name, []).append(pace.utilisation)
