@@ -93,7 +93,7 @@ async def commits_shown_ms(browser: Browser) -> list[float]:
 
 async def death_shown_s(browser: Browser) -> tuple[float, float]:
     """Return the seconds from a learner's last pulse until it is shown suspect, and gone."""
-    stage = Stage(learners=4)
+    stage = Stage(learners=4, config={"liveness": {"pulse_s": 0.5}})
     await stage.past(30, 1)
     async with served(stage) as (url, _):
         playing = asyncio.create_task(stage.play(0.5))

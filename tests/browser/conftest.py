@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from skerry.settings import HealthSettings
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from browser.stage import Stage, served
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
     from skerry_health_monitor.service import Monitor
-    from skerry_health_monitor.strikes import Striker
 
 T = TypeVar("T")
 
@@ -58,13 +55,34 @@ class Theatre:
 
     stage: Stage
     loop: asyncio.AbstractEventLoop
-    url: str = ""
-    monitor: Monitor | None = None
+    url: str
+    monitor: Monitor
+    closing: Callable[[], Coroutine[Any, Any, object]]
+    closed: bool = False
     _playing: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
     def run(self, what: Coroutine[Any, Any, T]) -> T:
         """Do it on the stage's loop and return what came of it."""
         return asyncio.run_coroutine_threadsafe(what, self.loop).result(60)
+
+    def call(self, what: Callable[..., None], *arguments: object) -> None:
+        """Call something on the stage's loop."""
+
+        async def calling() -> None:
+            what(*arguments)
+
+        self.run(calling())
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rstrip("/").rpartition(":")[2])
+
+    def close(self) -> None:
+        """Stop the monitor; the log stays."""
+        if not self.closed:
+            self.closed = True
+            self.rest()
+            self.run(self.closing())
 
     def play(self, every_s: float = 0.2) -> None:
         """Let the run go on until the test ends."""
@@ -104,30 +122,26 @@ Show = Callable[..., "Theatre"]
 
 @pytest.fixture
 def show(silent: None) -> Iterator[Show]:
-    """Open a theatre: ``show(stage, health=…, striker=…)``; several may play in one test."""
-    closing: list[Callable[[], None]] = []
+    """Open a theatre: ``show(stage, health, striker, port)``; several may play in one test."""
+    theatres: list[Theatre] = []
     with _loop() as loop:
 
-        def open_theatre(
-            stage: Stage,
-            health: HealthSettings | None = None,
-            striker: Striker | None = None,
-            port: int = 0,
-        ) -> Theatre:
-            theatre = Theatre(stage, loop)
-            context = served(stage, health, striker, port)
-            theatre.url, theatre.monitor = theatre.run(context.__aenter__())
+        def open_theatre(stage: Stage, *given: Any, **options: Any) -> Theatre:
+            context = served(stage, *given, **options)
 
-            def close() -> None:
-                theatre.rest()
-                theatre.run(context.__aexit__(None, None, None))
+            async def begin() -> tuple[str, Monitor]:
+                return await context.__aenter__()
 
-            closing.append(close)
+            url, monitor = asyncio.run_coroutine_threadsafe(begin(), loop).result(60)
+            theatre = Theatre(
+                stage, loop, url, monitor, lambda: context.__aexit__(None, None, None)
+            )
+            theatres.append(theatre)
             return theatre
 
         yield open_theatre
-        for close in reversed(closing):
-            close()
+        for theatre in reversed(theatres):
+            theatre.close()
 
 
 @pytest.fixture
@@ -135,7 +149,7 @@ def page(browser: Browser) -> Iterator[Page]:
     """A page that may complain of nothing, and ask nobody but its own host for anything."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
     opened = context.new_page()
-    opened.set_default_timeout(15_000)
+    opened.set_default_timeout(40_000)
     complaints: list[str] = []
     hosts: set[str] = set()
     expected: list[str] = []

@@ -41,6 +41,8 @@ from skerry_health_monitor.web import Connections, application, listen, serve_ht
 RUN = "stage"
 STEP_S = 0.25
 TOKENS = 1024
+PULSE_S = 5.0
+"""Long, so that nobody is missed while a slow machine opens a browser."""
 
 PROSE = """
 the fragment travels and the learner goes on and nobody waits for the others
@@ -92,7 +94,7 @@ class Stage:
         self.chance = random.Random(self.seed)
         self.plan = plan(leaves(max(4, self.fragments)), self.fragments)
         given = {
-            "liveness": {"pulse_s": 0.5},
+            "liveness": {"pulse_s": PULSE_S},
             "train": {"steps": 12_000},
             "sync": {"learners": self.learners, "fragments": self.fragments},
         }

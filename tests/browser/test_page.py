@@ -183,7 +183,7 @@ def test_it_fits_a_phone(show: Show, page: Page) -> None:
 
 
 def test_two_hundred_learners_are_sorted_by_trouble_and_filtered(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=200, config=QUICK))
+    theatre = show(Stage(learners=200, config={"liveness": {"pulse_s": 1.0}}))
     theatre.run(theatre.stage.past(20, 2))
     for number in (77, 150):
         theatre.stage.actors[f"learner-{number}"].silent = True
@@ -245,6 +245,37 @@ def test_what_the_model_wrote_earlier_can_be_looked_up(show: Show, page: Page) -
     page.focus("#sample-range")
     page.keyboard.press("Home")
     page.wait_for_selector("#sample:has-text('aaa')")
+
+
+def test_a_broker_that_is_away_is_told_and_nobody_is_blamed(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(30, 1))
+    theatre.play()
+    page.goto(theatre.url)
+    page.wait_for_selector("#status:has-text('training')")
+    theatre.call(theatre.monitor.link.heard, "disconnected", {})
+    page.wait_for_selector("#status:has-text('broker away')")
+    page.wait_for_selector("#alerts-now li[data-severity='critical']:has-text('learners go on')")
+    theatre.call(theatre.monitor.link.heard, "reconnected", {})
+    page.wait_for_selector("#status:has-text('training')")
+
+
+def test_a_monitor_that_is_started_again_is_found_again(show: Show, page: Page) -> None:
+    stage = Stage()
+    first = show(stage)
+    first.run(stage.past(30, 1))
+    page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
+    page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
+    page.goto(first.url)
+    page.wait_for_selector("#link[data-state='live']")
+    first.close()
+    page.wait_for_selector("#link:not([data-state='live'])")
+    assert page.locator("#round-rows button").count() > 5
+    second = show(stage, port=first.port)
+    page.wait_for_selector("#link[data-state='live']")
+    version = stage.versions[2] + 1
+    second.run(stage.commit(2))
+    page.wait_for_selector(f"[data-round='2.{version}']")
 
 
 def test_a_finished_run_says_so(show: Show, page: Page) -> None:
