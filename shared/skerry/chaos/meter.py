@@ -2,7 +2,8 @@
 
 A learner is *up* while its process runs and is not stopped: from its start on, so that importing,
 compiling and catching up count as time that it had. Useful time is what learners' pulses report as
-spent inside training steps. With both summed over learners:
+spent inside training steps, those that only replay included: what they repeat is what was lost to
+the kill before, and that is not counted as lost here. With both summed over learners:
 
 * share = useful time / time up, during the faults and in the quiet phases before and after them;
 * goodput = share during the faults / share in the quiet phases: 1 means that faults cost nothing
@@ -93,9 +94,10 @@ class Meter:
         key = (pulse.learner, pulse.incarnation)
         busy_s, tokens = self._seen.get(key, (0.0, 0))
         sums = self.sums[self.phase]
-        sums.busy_s += max(0.0, pulse.busy_s - busy_s)
+        inside_s = pulse.busy_s + pulse.replay_s
+        sums.busy_s += max(0.0, inside_s - busy_s)
         sums.tokens += max(0, pulse.tokens - tokens)
-        self._seen[key] = (pulse.busy_s, pulse.tokens)
+        self._seen[key] = (inside_s, pulse.tokens)
         if pulse.steps:
             self.training.add(pulse.learner)
             if not math.isnan(pulse.loss):

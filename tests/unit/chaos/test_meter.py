@@ -57,6 +57,14 @@ def test_faults_that_cost_nothing_but_learners_leave_goodput_at_one() -> None:
     assert now.up_s == 10.0
 
 
+def test_steps_that_replay_what_a_kill_took_are_time_inside_steps() -> None:
+    meter = Meter(phase=Phase.FAULTS)
+    meter.sample([entry()], 10.0)
+    meter.observe(replace(pulse(2.0, 100), replay_s=3.0))
+    meter.observe(replace(pulse(4.0, 200), replay_s=4.0))
+    assert meter.result().share_faults == pytest.approx(0.8)
+
+
 def test_the_time_that_a_restart_takes_is_time_that_the_learner_had() -> None:
     meter = Meter()
     meter.enter(Phase.QUIET)
