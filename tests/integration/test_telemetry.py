@@ -113,7 +113,8 @@ def check_round(found: list[Received], commit: Commit) -> None:
     assert len(process.links) == len(merged)
     for link in process.links:
         told = link.attributes
-        mark = (told[spans.LEARNER], told[spans.INCARNATION], told[spans.IDENTITY])
+        learner, incarnation, _, identity = told[spans.MESSAGING_MESSAGE_ID].split("/")
+        mark = (learner, int(incarnation), int(identity))
         assert told[spans.STALENESS] == merged[mark].staleness
         assert (link.trace_id == commit.trace_id) == (merged[mark].staleness == 0)
         assert link.span_id == tracing.span_id(link.trace_id, "publish", *mark)

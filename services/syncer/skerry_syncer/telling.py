@@ -176,7 +176,7 @@ class Teller:
                     spans.MESSAGING_BATCH_MESSAGE_COUNT: len(commit.consumed),
                     **about,
                 },
-                links=_links(commit.consumed, origins),
+                links=_links(commit.fragment, commit.consumed, origins),
             )
         )
         tracer.tell(
@@ -255,21 +255,21 @@ def _round(
 
 
 def _links(
-    consumed: Sequence[Consumed], origins: Mapping[Mark, SpanContext | None]
+    fragment: int, consumed: Sequence[Consumed], origins: Mapping[Mark, SpanContext | None]
 ) -> tuple[Link, ...]:
     """Return a link to whoever sent each contribution; a late one leads into an earlier trace."""
     found: list[Link] = []
     for merged in consumed:
-        origin = origins.get((merged.learner, merged.incarnation, merged.identity))
+        mark = merged.learner, merged.incarnation, merged.identity
+        origin = origins.get(mark)
         if origin is None:
             continue
         found.append(
             Link(
                 origin,
                 {
+                    spans.MESSAGING_MESSAGE_ID: _message_id(mark, fragment),
                     spans.LEARNER: merged.learner,
-                    spans.INCARNATION: merged.incarnation,
-                    spans.IDENTITY: merged.identity,
                     spans.STALENESS: merged.staleness,
                     spans.WEIGHT: merged.weight,
                 },
@@ -279,14 +279,14 @@ def _links(
 
 
 def _about(whole: Contribution) -> dict[str, spans.Value]:
-    told = whole.header
+    """Return what is true of one message; nothing in it is a number that its sender made up."""
     return {
-        spans.MESSAGING_MESSAGE_ID: message_id(*mark_of(whole), told.fragment),
-        spans.BASE_VERSION: told.base_version,
-        spans.TOKENS: told.tokens,
+        spans.MESSAGING_MESSAGE_ID: _message_id(mark_of(whole), whole.header.fragment),
+        spans.SCHEME: whole.scheme,
     }
 
 
-def message_id(learner: str, incarnation: int, identity: int, fragment: int) -> str:
+def _message_id(mark: Mark, fragment: int) -> str:
     """Return what the message ids of all chunks of a contribution begin with."""
+    learner, incarnation, identity = mark
     return f"{learner}/{incarnation}/{fragment}/{identity}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,13 @@ from skerry.bus.base import Record
 from skerry.bus.contributions import Contribution, Inbox, Refusal
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.streams import specs
+from skerry.core import tracing
 from skerry.core.backend import cpu
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.merge import slice_norms
+from skerry.core.tracing import SpanContext
+from skerry.telemetry import tracer
+from skerry.telemetry.spans import Span
 from skerry.testing.puppet import walk
 from skerry.wire.codec import encode_vector
 from skerry.wire.messages import ContributionHeader, ContributionKind, Refused, Start
@@ -190,3 +196,33 @@ async def test_subject_that_no_learner_can_have_is_refused_and_ends_nobody() -> 
     got = Inbox(RUN, PLAN).feed(Record(f"skerry.{RUN}.contrib.0.a b*c", 1, 1, first.payload))
     assert isinstance(got, Refusal)
     assert got.cause == "corrupt"
+
+
+async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_back() -> None:
+    class Nobody:
+        def take(self, span: Span) -> None:
+            raise NotImplementedError
+
+    tracer.install(Nobody())
+    try:
+        place = tracer.context(tracing.trace_id(RUN, 0, 2), "publish")
+        records = await sent(header(1, trace_parent=place.trace_parent))
+    finally:
+        tracer.install(None)
+    assert len(records) > 1
+    carried = [record.headers.get("traceparent", "") for record in records]
+    assert carried == [place.trace_parent] + [""] * (len(records) - 1)
+    inbox = Inbox(RUN, PLAN)
+    got = [inbox.feed(record) for record in records][-1]
+    assert isinstance(got, Contribution)
+    assert got.origin == place
+
+
+async def test_a_contribution_of_somebody_who_only_sets_the_header_is_joined_by_it() -> None:
+    place = SpanContext(tracing.trace_id(RUN, 0, 2), "b7ad6b7169203331", sampled=True)
+    first, *rest = await sent(header(1))
+    inbox = Inbox(RUN, PLAN)
+    told = replace(first, headers={"TraceParent": place.trace_parent})
+    got = [inbox.feed(record) for record in (told, *rest)][-1]
+    assert isinstance(got, Contribution)
+    assert got.origin == place

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import structlog
 
-from skerry.runtime.logs import Forgiving
+from skerry.core.tracing import SpanContext
+from skerry.runtime.logs import Forgiving, add_span
+from skerry.telemetry import tracer
 
 FULL = (
     "import resource\n"
@@ -45,3 +47,13 @@ def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert stream.lost > 0
+
+
+def test_a_line_carries_the_ids_of_the_span_it_is_written_in_and_of_no_other() -> None:
+    place = SpanContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+    with tracer.within(place):
+        inside = add_span(None, "info", {"event": "x"})
+        named = add_span(None, "info", {"event": "x", "trace_id": "its own"})
+    assert (inside["trace_id"], inside["span_id"]) == (place.trace_id, place.span_id)
+    assert named["trace_id"] == "its own"
+    assert add_span(None, "info", {"event": "x"}) == {"event": "x"}
