@@ -111,7 +111,7 @@ def plan(  # noqa: PLR0913 - one option each
 
 def run_plan(asked: Asked) -> int:
     """Answer; returns the exit code. Raises ConfigError for a question that cannot be asked."""
-    from skerry.planning import answer, bandwidths
+    from skerry.planning import answer
     from skerry.planning.plan import make
     from skerry.planning.sites import from_tree, read
 
@@ -122,6 +122,8 @@ def run_plan(asked: Asked) -> int:
     config = scenario_path(asked.scenario) if asked.scenario else asked.config
     tree = read(config, asked.sites, asked.sets)
     if tree.values.get("kind") == "bandwidths":
+        from skerry.planning import bandwidths
+
         cells = bandwidths.cells(tree)
         _print(bandwidths.as_json(tree, cells) if asked.as_json else bandwidths.lines(cells))
         return 0

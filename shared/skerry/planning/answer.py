@@ -8,11 +8,12 @@ from skerry.planning import costs
 from skerry.planning.advice import advise
 from skerry.planning.doubts import Doubts, doubts
 from skerry.planning.figures import LEGEND, Figure, Grid, Json, Kind, Sheet, given, shown
-from skerry.planning.measured import BROKER_WRITE_B_S, encode_s, merge_s, raw_bits
+from skerry.planning.measured import BROKER_WRITE_B_S, RAW_BITS, encode_s, merge_s
 from skerry.planning.verdict import utilisation
 
 if TYPE_CHECKING:
     from skerry.planning.plan import Plan
+    from skerry.planning.verdict import Constraint
 
 
 def verdict(plan: Plan) -> str:
@@ -57,9 +58,7 @@ def speed_up(plan: Plan, index: int) -> float:
 def lines(plan: Plan) -> list[str]:
     """Return the whole answer as text."""
     told = [verdict(plan), ""]
-    broken = [c for c in plan.judged if not c.holds]
-    if len(broken) > 1:
-        told += ["Does not hold", *(f"  {c.text}" for c in broken), ""]
+    told += ["Judged: need over what there is", *(_judged(c) for c in plan.judged), ""]
     for part in parts(plan):
         told += [*part.lines(), ""]
     advice = advise(plan)
@@ -70,6 +69,10 @@ def lines(plan: Plan) -> list[str]:
         told += [f"Source: {plan.request.source}"]
         told += [f"  {path}: {status}" for path, status in plan.request.status.items()]
     return [*told, LEGEND]
+
+
+def _judged(item: Constraint) -> str:
+    return f"  {shown(item.ratio, 'share'):>9}{'  ' if item.holds else ' !'} {item.text}"
 
 
 def as_json(plan: Plan) -> dict[str, Json]:
@@ -177,10 +180,10 @@ def _rounds(plan: Plan, remarks: Doubts) -> Sheet:
     of_gaussian = "measured on Gaussian data with zstd, headers included; raw {:.2f}"
     figures = {
         "up_bits_per_parameter": given(
-            up, "bit", f"{load.up_scheme}: " + of_gaussian.format(raw_bits(load.up_scheme))
+            up, "bit", f"{load.up_scheme}: " + of_gaussian.format(RAW_BITS[load.up_scheme])
         ),
         "down_bits_per_parameter": given(
-            down, "bit", f"{load.down_scheme}: " + of_gaussian.format(raw_bits(load.down_scheme))
+            down, "bit", f"{load.down_scheme}: " + of_gaussian.format(RAW_BITS[load.down_scheme])
         ),
         "fragment": remarks.links(rounds.fragment, "param", "the largest of P"),
         "contribution": remarks.links(rounds.fragment * up, "bit", "one learner's, one round"),
@@ -189,6 +192,9 @@ def _rounds(plan: Plan, remarks: Doubts) -> Sheet:
             rounds.period_s / load.fragments, "s", "H t / P, t of the K-th fastest learner"
         ),
         "fragment_returns_after": remarks.links(rounds.period_s, "s", "H t"),
+        "H_in_effect": remarks.links(
+            load.h_steps / rounds.on_schedule, "step", "longer than H where a link is too slow"
+        ),
         "due_at_the_same_step": remarks.links(rounds.together, "1", "fragments; ceil(P / H)"),
     }
     return Sheet("rounds", "Rounds", figures)

@@ -58,6 +58,12 @@ def memory(rounds: Rounds, chips: Mapping[str, int]) -> Sheet:
                 "B",
                 "f32 parameters and the fragment in hand",
             ),
+            "evaluator": derived(
+                8 * load.parameters, "B", "f32 parameters and their copy on the device"
+            ),
+            "health_monitor": derived(
+                None, "B", "holds no parameters: a few hundred bytes for each round that it shows"
+            ),
         },
     )
 

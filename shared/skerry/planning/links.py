@@ -153,6 +153,19 @@ class Rounds:
         return sum(self.down_throughput(link) for link in self.links.values())
 
     @property
+    def on_schedule(self) -> float:
+        """Share of the schedule's rounds that every link can carry; the rest come later."""
+        ratios = [
+            ratio
+            for link in self.links.values()
+            for ratio in (
+                self.up_throughput(link) / link.up_bits_s,
+                self.down_throughput(link) / link.down_bits_s,
+            )
+        ]
+        return 1 / max(1.0, *ratios)
+
+    @property
     def broker_write(self) -> float:
         """Bytes a second that the broker stores: contributions and committed state."""
         load = self.load

@@ -1,4 +1,7 @@
-"""How many parameters are trained and how large the fragments are, without building the model."""
+"""How many parameters are trained and how large the fragments are, without building the model.
+
+Numpy, which fragments are cut with, is imported only where a model's tensors are looked at.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from skerry.core.fragments import LeafSpec
     from skerry.planning.sites import Request
     from skerry.settings import ModelConfig
 
@@ -41,6 +44,8 @@ class Size:
         """Return the parameters of the largest of so many fragments, padding included."""
         if not self.leaves:
             return math.ceil(self.parameters / fragments)
+        from skerry.core.fragments import plan
+
         return max(part.padded_size for part in plan(self.leaves, fragments).fragments)
 
 
@@ -68,6 +73,8 @@ def size_of(request: Request) -> Size:
 
 def leaves_of(model: ModelConfig) -> tuple[LeafSpec, ...]:
     """Return the tensors of the built-in transformer, as the learner names them."""
+    from skerry.core.fragments import LeafSpec
+
     s = _sizes(model)
     width, kv_width = s["d_model"], s["kv_heads"] * (s["d_model"] // s["heads"])
     shapes: dict[str, tuple[int, ...]] = {

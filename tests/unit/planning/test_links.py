@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given as over
 from hypothesis import strategies as st
 
+from skerry.core.fragments import BLOCK
+from skerry.core.quantise import raw_bytes
 from skerry.core.schedule import Schedule, offset
 from skerry.planning.links import HubLimits, Link, Rounds, Workload
-from skerry.planning.measured import WIRE_BITS, merge_s, raw_bits
+from skerry.planning.measured import RAW_BITS, WIRE_BITS, merge_s
 from skerry.planning.models import Size
 from skerry.planning.utilisation import Island, data_parallel_step_s, required_bits_s, utilisation
 from skerry.planning.verdict import cycle_s, least
@@ -152,8 +154,9 @@ def test_where_all_meet_and_rounds_cost_nothing_utilisation_is_mean_over_max_of_
 
 
 @pytest.mark.parametrize("scheme", sorted(WIRE_BITS))
-def test_measured_bits_are_not_above_the_raw_ones(scheme: str) -> None:
-    assert WIRE_BITS[scheme] <= raw_bits(scheme) * 1.01
+def test_raw_bits_are_the_codecs_and_measured_ones_are_not_above_them(scheme: str) -> None:
+    assert RAW_BITS[scheme] == 8 * raw_bytes(scheme, 100) / (100 * BLOCK)
+    assert WIRE_BITS[scheme] <= RAW_BITS[scheme] * 1.01
 
 
 def test_the_merge_is_the_line_through_what_was_measured() -> None:
@@ -210,3 +213,17 @@ def test_the_least_count_that_works_is_found(now: int, most: int, wanted: int) -
         assert found is None
     else:
         assert found == max(now + 1, wanted)
+
+
+@over(loads, links)
+def test_rounds_are_on_schedule_as_far_as_the_slowest_link_carries_them(
+    load: Workload, link: Link
+) -> None:
+    rounds = rounds_of(link, load=load)
+    fits = rounds.up_throughput(link) <= link.up_bits_s
+    fits = fits and rounds.down_throughput(link) <= link.down_bits_s
+    assert (rounds.on_schedule == 1.0) == fits
+    slower = rounds_of(
+        link, load=replace(load, h_steps=math.ceil(load.h_steps / rounds.on_schedule))
+    )
+    assert slower.on_schedule == pytest.approx(1.0)

@@ -48,7 +48,7 @@ def _bandwidth(plan: Plan) -> Part:
     for rate in BANDWIDTHS:
         rounds = _with_rate(plan.rounds, rate)
         fleet = replace(plan.fleet, links=rounds.links)
-        found["this plan"].append(on_schedule(rounds))
+        found["this plan"].append(rounds.on_schedule)
         for pace in others(rounds, fleet, table):
             if pace.name != "elastic data-parallel":
                 found.setdefault(pace.name, []).append(pace.utilisation)
@@ -69,19 +69,6 @@ def _bandwidth(plan: Plan) -> Part:
     heads = ("bandwidth_bit_s", *found)
     name = "utilisation-against-bandwidth"
     return Part("Bandwidth", text, ((name, drawn),), (Rows(name, heads, rows),))
-
-
-def on_schedule(rounds: Rounds) -> float:
-    """Return the share of rounds that the links can carry at the pace of the schedule."""
-    need = [
-        ratio
-        for link in rounds.links.values()
-        for ratio in (
-            rounds.up_throughput(link) / link.up_bits_s,
-            rounds.down_throughput(link) / link.down_bits_s,
-        )
-    ]
-    return 1 / max(1.0, *need)
 
 
 def _steps(plan: Plan) -> Part:
