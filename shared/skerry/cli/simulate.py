@@ -27,6 +27,11 @@ class Asked:
     faults: Path | None = None
     save_faults: Path | None = None
     table: bool = False
+    calibrate: str | None = None
+    against: str | None = None
+    metrics: Path | None = None
+    nats: str | None = None
+    save_scenario: Path | None = None
     report: Path | None = None
     as_json: bool = False
 
@@ -58,6 +63,19 @@ def simulate(  # noqa: PLR0913 - one option each
     save_faults: Annotated[
         Path | None, typer.Option(help="Write what failed as such a plan.", metavar="FILE")
     ] = None,
+    calibrate: Annotated[
+        str | None, typer.Option(help="Learn from this run, and tell it again.", metavar="RUN")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Tell this other run instead.", metavar="RUN")
+    ] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="The calibrating run's metrics.jsonl.", metavar="FILE")
+    ] = None,
+    nats: Annotated[str | None, typer.Option(help="Its broker.", metavar="URL")] = None,
+    save_scenario: Annotated[
+        Path | None, typer.Option(help="Write what was asked as a scenario.", metavar="FILE")
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write pictures and tables here.", metavar="FOLDER")
     ] = None,
@@ -82,6 +100,11 @@ def simulate(  # noqa: PLR0913 - one option each
                 faults=faults,
                 save_faults=save_faults,
                 table=table,
+                calibrate=calibrate,
+                against=against,
+                metrics=metrics,
+                nats=nats,
+                save_scenario=save_scenario,
                 report=report,
                 as_json=as_json,
             )
@@ -97,7 +120,11 @@ def run_simulate(asked: Asked) -> None:
         for name, path in scenario.shipped().items():
             print(f"{name}: {scenario.read(str(path)).source}")
         return
+    if asked.calibrate is not None:
+        _predict(asked, asked.calibrate)
+        return
     request = scenario.read(asked.scenario, asked.sets)
+    _write_scenario(asked, request)
     struck = _struck(asked, request)
     found = simulated(request, struck)
     whole = asked.table or asked.report is not None
@@ -115,6 +142,50 @@ def run_simulate(asked: Asked) -> None:
         written = write(told, asked.report)
         if not asked.as_json:
             print(f"Pictures and tables: {written[0]}")
+
+
+def _predict(asked: Asked, run: str) -> None:
+    """Learn from a run, tell it or another one again, and say how far off that is."""
+    from skerry.chaos.plan import load
+    from skerry.cli.calibrated import evidence_of
+    from skerry.cli.services import Team
+    from skerry.planning import prediction, tape
+
+    learnt, config = evidence_of(run, asked.nats, asked.metrics)
+    told = learnt
+    if asked.against is not None:
+        told, config = evidence_of(asked.against, asked.nats, None)
+    faults = None
+    if asked.faults is not None:
+        faults = tape.read(load(asked.faults), Team(len(told.joined_s)).kinds())
+    found = prediction.predict(learnt, told, config, asked.sets, faults)
+    _write_scenario(asked, prediction.scenario_of(learnt, config, asked.sets))
+    if asked.as_json:
+        _print(prediction.as_json(found))
+    else:
+        print("\n".join(prediction.lines(found)))
+    if asked.report is not None:
+        from skerry.planning.report import simulated as pictures
+        from skerry.planning.report.page import write
+
+        written = write(
+            pictures.report(found.request, found.outcome, struck=found.struck), asked.report
+        )
+        if not asked.as_json:
+            print(f"Pictures and tables: {written[0]}")
+
+
+def _write_scenario(asked: Asked, request: Request) -> None:
+    if asked.save_scenario is None:
+        return
+    from skerry.errors import ConfigError
+    from skerry.planning.scenario import as_toml
+
+    try:
+        asked.save_scenario.write_text(as_toml(request), encoding="utf-8")
+    except OSError as error:
+        msg = f"{asked.save_scenario} cannot be written ({error.strerror}): name another file."
+        raise ConfigError(msg, path=str(asked.save_scenario)) from error
 
 
 def _struck(asked: Asked, request: Request) -> Struck:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -31,6 +31,7 @@ from skerry.settings_tree import (
     leaves,
     refuse_unknown,
     split_assignment,
+    toml_text,
 )
 
 if TYPE_CHECKING:
@@ -237,6 +238,30 @@ def from_tree(tree: Tree, name: str = "") -> Request:
     )
     _check(request)
     return request
+
+
+def of_run(run: RunConfig, learners: int, sets: Sequence[str], name: str) -> Request:
+    """Return a simulation of a real run's config with so many learners, and these settings."""
+    tree = Tree()
+    for text in sets:
+        keys, value = split_assignment(text)
+        tree.put(keys, _plain(value), name)
+    tree.put(("sync", "learners"), learners, name)
+    own = from_tree(tree, name)
+    quorum = min(run.sync.quorum, learners)
+    sync = run.sync.model_copy(update={"learners": learners, "quorum": quorum})
+    return replace(own, run=run.model_copy(update={"sync": sync}))
+
+
+def as_toml(request: Request) -> str:
+    """Return a question as a file that asks it again."""
+    tables = request.scene.model_dump(mode="json", exclude_defaults=True)
+    away = {name: tables.pop(name) for name in ("outages", "preemptions") if name in tables}
+    sync = request.run.sync.model_dump(mode="json", exclude_defaults=True)
+    told = [toml_text({"kind": KIND, "source": request.source, **tables, "sync": sync})]
+    told += [f"\n[[{name}]]\n{toml_text(one)}" for name, found in away.items() for one in found]
+    rows = [f"{json.dumps(path)} = {json.dumps(text)}\n" for path, text in request.status.items()]
+    return "".join([*told, "\n[status]\n" if rows else "", *rows])
 
 
 def _path(name: str) -> Path:

@@ -1,0 +1,407 @@
+"""What a real run teaches a simulation, and how well the simulation then tells that run again.
+
+Read are the run's ledger (who started when, what arrived when) and its learners' pulses, as the
+health monitor has written them down row by row in ``metrics.jsonl``: the stream of pulses itself
+keeps only the newest and dies with its broker. Everything fitted is a mean over what was seen, and
+the number of times it was seen is said with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from skerry.bus import ledger
+from skerry.bus.base import Start
+from skerry.core.goodput import TRAIN, USES, Cause
+from skerry.errors import ConfigError, WireError
+from skerry.planning.process import Absence, Use
+from skerry.planning.simulate import Struck
+from skerry.wire.messages import Commit, MemberRecord
+from skerry.wire.records import decode
+from skerry.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from skerry.bus.base import Bus
+    from skerry.wire.messages import RunRecord
+
+T = TypeVar("T", Commit, MemberRecord)
+
+NEVER_S = 1e12
+"""Time between failures of a run that has had none."""
+_NAME = re.compile(r"(?P<metric>[^{]+)(?:\{(?P<keys>.*)\})?")
+_OF_USE: dict[str, Use] = {
+    TRAIN: Use.TRAIN,
+    Cause.COMPILE: Use.UPSCALE,
+    Cause.RECOVER: Use.UPSCALE,
+    Cause.WAIT: Use.WAIT,
+    Cause.REPLAY: Use.ROLLBACK,
+    Cause.IDLE: Use.IDLE,
+    Cause.DOWN: Use.RECOVER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One incarnation of a learner, by the last row that saw it.
+
+    ``spent_s`` are seconds by use since the process started, ``seen_s`` (epoch) when it last
+    pulsed, ``step_s`` the time of a step.
+    """
+
+    learner: str
+    incarnation: int
+    seen_s: float
+    spent_s: Mapping[str, float]
+    step_s: float
+
+    @property
+    def started_s(self) -> float:
+        """When its process started, seconds since the epoch."""
+        return self.seen_s - math.fsum(self.spent_s.values())
+
+    @property
+    def start_s(self) -> float:
+        """How long it took from there to its first step."""
+        return self.spent_s.get(Cause.COMPILE, 0.0) + self.spent_s.get(Cause.RECOVER, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a run; times in seconds since the epoch.
+
+    ``joined_s`` is when each learner first joined, ``ratios`` each use's share of all its time, as
+    the monitor reckoned at ``ended_s``.
+    """
+
+    run: str
+    joined_s: Mapping[str, float]
+    lives: tuple[Life, ...]
+    ratios: Mapping[str, float]
+    ended_s: float
+    commits: tuple[Commit, ...] = ()
+
+    @property
+    def restarts(self) -> tuple[Life, ...]:
+        """The lives that came after another one of the same learner."""
+        firsts = {life.learner for life in self.lives if life.incarnation == 1}
+        return tuple(x for x in self.lives if x.incarnation > 1 and x.learner in firsts)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was fitted; each value is a mean over ``seen`` of its name. Times in seconds."""
+
+    learners: int
+    wall_s: float
+    step_s: float
+    spread: float
+    start_s: float
+    restart_s: float
+    replay_s: float
+    idle: float
+    upload_s: float
+    mtbi_s: float
+    down_s: float
+    down_sigma: float
+    seen: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def sets(self) -> list[str]:
+        """Return it as settings of a simulation."""
+        values: dict[str, object] = {
+            "fleet.layout": "decoupled",
+            "fleet.chips": self.learners,
+            "fleet.slice_chips": 1,
+            "fleet.elastic": False,
+            "failures.chip_mtbi": self.mtbi_s,
+            "failures.clock": "running",
+            "recovery.law": "log-normal",
+            "recovery.mean_s": self.down_s,
+            "recovery.spread": max(self.down_sigma, 1e-3),
+            "pauses.upscale_s": self.restart_s,
+            "pauses.replay_s": self.replay_s,
+            "timing.step": self.step_s,
+            "timing.spread": self.spread,
+            "timing.upload_s": self.upload_s,
+            "timing.idle": self.idle,
+            "simulation.days": self.wall_s / 86400.0,
+        }
+        return [
+            f"{path}={json.dumps(v) if isinstance(v, bool) else v}" for path, v in values.items()
+        ]
+
+    @property
+    def starting(self) -> Struck:
+        """Every learner's first start: compiling, before anything else."""
+        start = Absence(0.0, self.start_s, Use.UPSCALE, restart=False)
+        return Struck(dict.fromkeys(range(self.learners), (start,)), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Actual:
+    """What became of a run: its goodput, and the share of its time by use."""
+
+    goodput: float
+    split: dict[Use, float]
+
+
+async def history(bus: Bus, run: str) -> tuple[RunRecord, list[MemberRecord], list[Commit]]:
+    """Return the run, every start of a learner and every commit that the ledger holds by now."""
+    record, subjects = await ledger.read_run(bus, run), Subjects(run)
+    members = await _all(bus, subjects.members(), MemberRecord, run)
+    commits = await _all(bus, subjects.commits(), Commit, run)
+    return record, members, commits
+
+
+async def _all(bus: Bus, pattern: str, kind: type[T], run: str) -> list[T]:
+    newest = max((r.sequence for r in await bus.last_each(pattern)), default=0)
+    found: list[T] = []
+    if not newest:
+        return found
+    async with aclosing(bus.follow(pattern, start=Start.ALL)) as records:
+        async for record in records:
+            with suppress(WireError):
+                found.append(decode(kind, record.payload, run=run))
+            if record.sequence >= newest:
+                break
+    return found
+
+
+def evidence(
+    run: str, members: Iterable[MemberRecord], commits: Iterable[Commit], rows: Iterable[str]
+) -> Evidence:
+    """Return what the ledger and the monitor's rows (JSON lines) say of a run.
+
+    ConfigError where they say too little: no learner that ever trained.
+    """
+    joined: dict[str, float] = {}
+    for member in members:
+        if member.incarnation and member.joined_ns:
+            first = min(joined.get(member.learner, math.inf), member.joined_ns / 1e9)
+            joined[member.learner] = first
+    lives: dict[tuple[str, int], Life] = {}
+    ratios: dict[str, float] = {}
+    ended_s = 0.0
+    for line in rows:
+        row = _row(line, run)
+        if row is None:
+            continue
+        told = _ratios(row)
+        if told:
+            ratios, ended_s = told, float(row["time_s"])
+        lives |= {(life.learner, life.incarnation): life for life in _lives(row)}
+    trained = [life for life in lives.values() if life.spent_s.get(TRAIN, 0.0) > 0]
+    if not trained or not ratios or not joined:
+        msg = (
+            f"Run {run!r} has no row of metrics in which a learner trains: name the file that its "
+            "health monitor wrote with --metrics, or let it run longer."
+        )
+        raise ConfigError(msg, path="metrics")
+    return Evidence(run, joined, tuple(trained), ratios, ended_s, tuple(commits))
+
+
+def read_rows(path: Path) -> list[str]:
+    """Return the lines of a file of metrics and of those that were set aside before it."""
+    files = sorted(path.parent.glob(f"{path.name}.*"), key=lambda p: p.suffix, reverse=True)
+    try:
+        return [
+            line
+            for file in (*files, path)
+            for line in file.read_text(encoding="utf-8").splitlines()
+        ]
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"The metrics {path} cannot be read ({error}): name the health monitor's file."
+        raise ConfigError(msg, path="metrics") from error
+
+
+def actual(known: Evidence) -> Actual:
+    """Return what became of the run, as its own monitor reckoned."""
+    split = dict.fromkeys(Use, 0.0)
+    for use, share in known.ratios.items():
+        split[_OF_USE[use]] += share
+    return Actual(known.ratios[TRAIN], split)
+
+
+def fit(known: Evidence) -> Calibration:
+    """Return what a run teaches; where it says nothing of something, that is 0 and seen 0 times."""
+    firsts = [life for life in known.lives if life.incarnation == 1]
+    again = known.restarts
+    wall_s = fmean(known.ended_s - known.joined_s[x] for x in known.joined_s)
+    early = [known.joined_s[x.learner] - x.started_s for x in firsts if x.learner in known.joined_s]
+    before_s = max(0.0, fmean(early)) if early else 0.0
+    trained = math.fsum(life.spent_s[TRAIN] for life in known.lives)
+    idle = math.fsum(life.spent_s.get(Cause.IDLE, 0.0) for life in known.lives)
+    paces = _paces(known.lives)
+    downs = _downs(known)
+    starts = [max(0.0, life.start_s - before_s) for life in firsts]
+    uploads = _uploads(known.commits, median(paces))
+    return Calibration(
+        learners=len(known.joined_s),
+        wall_s=wall_s,
+        step_s=median(paces),
+        spread=min(0.99, (max(paces) - min(paces)) / (max(paces) + min(paces))),
+        start_s=_mean(starts),
+        restart_s=_mean([x.start_s for x in again]) or _mean([x.start_s for x in firsts]),
+        replay_s=_mean([x.spent_s.get(Cause.REPLAY, 0.0) for x in again]),
+        idle=idle / (trained + idle),
+        upload_s=median(uploads) if uploads else 0.0,
+        mtbi_s=trained / len(again) if again else NEVER_S,
+        down_s=_mean(downs),
+        down_sigma=pstdev([math.log(d) for d in downs]) if len(downs) > 1 else 0.0,
+        seen={
+            "step_s": len(paces),
+            "start_s": len(starts),
+            "restart_s": len(again),
+            "down_s": len(downs),
+            "upload_s": len(uploads),
+        },
+    )
+
+
+def tape(known: Evidence) -> Struck:
+    """Return when the run's learners were away, as it was: the failures it has really had."""
+    begin_s = fmean(known.joined_s.values())
+    order = sorted(known.joined_s)
+    absences: dict[int, list[Absence]] = defaultdict(list)
+    by_place = {(life.learner, life.incarnation): life for life in known.lives}
+    for life in known.restarts:
+        before = by_place.get((life.learner, life.incarnation - 1))
+        if before is not None:
+            away = Absence(before.seen_s - begin_s, max(before.seen_s, life.started_s) - begin_s)
+            absences[order.index(life.learner)].append(away)
+    return Struck({number: tuple(found) for number, found in absences.items()}, {})
+
+
+def together(*parts: Struck) -> Struck:
+    """Return all that happens in any of the parts."""
+    absences: dict[int, tuple[Absence, ...]] = {}
+    cut: dict[int, tuple[tuple[float, float], ...]] = {}
+    for part in parts:
+        for number, found in part.absences.items():
+            absences[number] = (*absences.get(number, ()), *found)
+        for number, stretches in part.cut.items():
+            cut[number] = tuple(sorted((*cut.get(number, ()), *stretches)))
+    stalled = tuple(sorted(stretch for part in parts for stretch in part.stalled))
+    return Struck(absences, cut, stalled)
+
+
+def shifted(struck: Struck, by_s: float) -> Struck:
+    """Return the same that much later."""
+
+    def later(stretches: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+        return tuple((begin + by_s, end + by_s) for begin, end in stretches)
+
+    return Struck(
+        {
+            number: tuple(replace(a, begin_s=a.begin_s + by_s, end_s=a.end_s + by_s) for a in found)
+            for number, found in struck.absences.items()
+        },
+        {number: later(found) for number, found in struck.cut.items()},
+        later(struck.stalled),
+    )
+
+
+def _row(line: str, run: str) -> dict[str, Any] | None:
+    """Return a row of this run; a line that was cut off, or another run's, is none."""
+    try:
+        parsed: object = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(parsed, dict):
+        return None
+    row = cast("dict[str, Any]", parsed)
+    return row if row.get("run") == run and "time_s" in row else None
+
+
+def _named(name: str) -> tuple[str, dict[str, str]]:
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return name, {}
+    keys: dict[str, str] = {}
+    for pair in (found["keys"] or "").split(","):
+        key, equals, value = pair.partition("=")
+        keys |= {key: value} if equals else {}
+    return found["metric"], keys
+
+
+def _ratios(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return each use's share of all learners' time, empty where the row does not say."""
+    told = dict.fromkeys(USES, 0.0)
+    for name, value in row.items():
+        metric, keys = _named(name)
+        if metric == "skerry.goodput.ratio":
+            told[TRAIN] = float(value)
+        elif metric == "skerry.badput.ratio" and keys.get("cause") in told:
+            told[keys["cause"]] = float(value)
+    return told if math.fsum(told.values()) > 0 else {}
+
+
+def _lives(row: Mapping[str, Any]) -> list[Life]:
+    """Return what a row says of each learner that it has heard."""
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    spent: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, value in row.items():
+        metric, keys = _named(name)
+        learner = keys.get("learner")
+        if learner is None or not isinstance(value, int | float):
+            continue
+        if metric == "skerry.learner.time":
+            spent[learner][keys.get("use", "")] = float(value)
+        else:
+            values[learner][metric] = float(value)
+    at_s = float(row["time_s"])
+    return [
+        Life(
+            learner,
+            int(own.get("skerry.learner.incarnation", 1)),
+            at_s - own.get("skerry.learner.silence", 0.0),
+            spent[learner],
+            own.get("skerry.step.time", 0.0),
+        )
+        for learner, own in values.items()
+        if spent[learner]
+    ]
+
+
+def _paces(lives: Sequence[Life]) -> list[float]:
+    """Return each learner's step time: the median of its lives'."""
+    by_learner: dict[str, list[float]] = defaultdict(list)
+    for life in lives:
+        if life.step_s > 0:
+            by_learner[life.learner].append(life.step_s)
+    return [median(found) for found in by_learner.values()] or [1.0]
+
+
+def _downs(known: Evidence) -> list[float]:
+    """Return how long each learner that came back had been away, in seconds."""
+    by_place = {(life.learner, life.incarnation): life for life in known.lives}
+    found: list[float] = []
+    for life in known.restarts:
+        before = by_place.get((life.learner, life.incarnation - 1))
+        if before is not None:
+            found.append(max(1e-3, life.started_s - before.seen_s))
+    return found
+
+
+def _uploads(commits: Iterable[Commit], step_s: float) -> list[float]:
+    """Return how long answers took beyond the half step that a learner needs to its boundary."""
+    return [
+        max(0.0, (one.arrived_ns - commit.opened_ns) / 1e9 - step_s / 2.0)
+        for commit in commits
+        for one in commit.consumed
+        if one.arrived_ns > commit.opened_ns
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
