@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from skerry.bus.view import GENESIS
 from skerry.core import tracing
 from skerry.telemetry import instruments, metrics, spans, tracer
 from skerry.telemetry.spans import Event, Kind, Link, Span, messaging, messaging_name
@@ -140,11 +141,15 @@ class Teller:
         record(metrics.COMMIT_DURATION, spent.commit_s, run)
         fragment = {**run, metrics.FRAGMENT: str(commit.fragment)}
         record(metrics.FRAGMENT_VERSION, commit.version, fragment)
+        if opened is None:
+            return
         for merged in commit.consumed:
             record(metrics.STALENESS, merged.staleness, run)
             outcome = "stale" if merged.staleness else "accepted"
             record(metrics.CONTRIBUTIONS, 1, {**run, metrics.OUTCOME: outcome, metrics.CAUSE: ""})
         for refused in commit.refused:
+            if refused.cause == GENESIS:  # a second offer of initial parameters: nobody's trouble
+                continue
             told = {**run, metrics.OUTCOME: "refused", metrics.CAUSE: refused.cause}
             record(metrics.CONTRIBUTIONS, 1, told)
 

@@ -129,7 +129,7 @@ def test_the_root_spans_the_round_and_merge_and_commit_what_they_took(taken: Tak
 def test_a_round_is_counted_by_reason_and_its_contributions_by_what_became_of_them(
     taken: Taken,
 ) -> None:
-    refused = (Refused("too_stale", "b"),)
+    refused = (Refused("too_stale", "b"), Refused("genesis", "c"))
     commit = committed(consumed(8, 0), consumed(7, 2), refused=refused)
     Teller(RECORD, "rda").committed(commit, OPENED, {}, SPENT)
     durations = [(v, a) for n, v, a in taken.recorded if n == metrics.ROUND_DURATION.name]
@@ -141,8 +141,10 @@ def test_a_round_is_counted_by_reason_and_its_contributions_by_what_became_of_th
 
 
 def test_genesis_is_no_round_that_anybody_waited_for(taken: Taken) -> None:
-    Teller(RECORD, "rda").committed(committed(), None, {}, SPENT)
-    assert metrics.ROUND_DURATION.name not in {name for name, _, _ in taken.recorded}
+    Teller(RECORD, "rda").committed(committed(consumed(8, 0)), None, {}, SPENT)
+    told = {name for name, _, _ in taken.recorded}
+    assert not told & {metrics.ROUND_DURATION.name, metrics.CONTRIBUTIONS.name}
+    assert metrics.FRAGMENT_VERSION.name in told
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_time(taken: Taken) -> None:
