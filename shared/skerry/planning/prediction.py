@@ -48,8 +48,9 @@ def predict(
     """Tell the run ``told`` with what ``learnt`` teaches; they may be one.
 
     How long its learners took to their first step is its own: that is no failure, and depends on
-    what else the machine does. Its failures are those of ``faults``, where its first kill is laid upon the first restart that
-    there was; without, those that the run itself has had. No others are drawn.
+    what else the machine does. Its failures are those of ``faults``, where its first kill is laid
+    upon the first restart that there was; without, those that the run itself has had. No others
+    are drawn.
     """
     fitted = calibrate.fit(learnt)
     own = calibrate.fit(told)
