@@ -98,9 +98,8 @@ def others(rounds: Rounds, fleet: Fleet, table: PlanTable) -> list[Pace]:
     tokens_s = fleet.step_tokens / step_s
     share = fleet.slowest_s / step_s
     ring = f"ring all-reduce of {table.gradient_bits:g}-bit gradients behind the backward pass"
-    blocking = replace(
-        rounds, load=replace(load, fragments=1, overlap_steps=0, quorum=rounds.learners, shards=1)
-    )
+    blocking_s = blocking_cycle_s(rounds, fleet)
+    computing = sum(link.step_s * link.learners for link in fleet.links.values()) / fleet.learners
     return [
         Pace("data-parallel", tokens_s, share, _all_stop(fleet, table), bits * load.h_steps, ring),
         Pace(
@@ -113,13 +112,24 @@ def others(rounds: Rounds, fleet: Fleet, table: PlanTable) -> list[Pace]:
         ),
         Pace(
             "blocking DiLoCo",
-            _stopping(blocking, fleet),
-            utilisation(blocking),
+            fleet.step_tokens * load.h_steps / blocking_s,
+            load.h_steps * computing / blocking_s,
             _all_stop(fleet, table),
             max(rounds.up_throughput(link) for link in rounds.links.values()) * rounds.period_s,
             "the same hub, schemes and H; the whole model at once, all stop until all have it",
         ),
     ]
+
+
+def blocking_cycle_s(rounds: Rounds, fleet: Fleet) -> float:
+    """Return how long H steps take where all stop until all have met over the whole model.
+
+    It falls due at one step, in as many fragments as there are syncers to share it.
+    """
+    load = rounds.load
+    whole = replace(rounds, load=replace(load, fragments=load.shards, h_steps=1))
+    stop = max(whole.round_s(link) for link in whole.links.values())
+    return load.h_steps * fleet.slowest_s + stop
 
 
 def ring_step_s(rounds: Rounds, fleet: Fleet, table: PlanTable) -> tuple[float, float]:

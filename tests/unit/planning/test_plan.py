@@ -244,3 +244,12 @@ def test_any_request_is_answered_without_nan(
     assert first.startswith("Feasible" if plan.feasible else "Not feasible")
     json.dumps(answer.as_json(plan), allow_nan=False)
     assert plan_page.report(plan).html()
+
+
+def test_blocking_diloco_stands_still_while_the_whole_model_passes() -> None:
+    plan = planned(2, sync=FIXED)
+    diloco = plan.paces[3]
+    wire = 12e9 * (3.33 + 11.14) / 3e9
+    stop = 48.0 / diloco.utilisation - 48.0
+    assert wire < stop < wire + 15
+    assert diloco.tokens_s == pytest.approx(2 * 262144 * 24 / (48.0 + stop))
