@@ -73,6 +73,7 @@ class Actor:
     silent: bool = False
     step: int = 0
     steps: int = 0
+    origin: int = 0
     began_s: float = 0.0
     contributions: int = 0
     versions: dict[int, int] = field(default_factory=dict[int, int])
@@ -154,6 +155,13 @@ class Stage:
         )
         await self.bus.publish(Subjects(RUN).pulse(actor.name), encode(told))
 
+    def revive(self, actor: Actor, phase: LearnerPhase = LearnerPhase.TRAINING) -> None:
+        """Let a learner be started again: at the run's step, with nothing contributed yet."""
+        actor.incarnation += 1
+        actor.origin = max(a.step for a in self.actors.values())
+        actor.began_s, actor.steps, actor.merged = self.now_s, 0, {}
+        actor.phase, actor.silent = phase, False
+
     async def open(self, fragment: int) -> Round:
         """Open the next round of a fragment."""
         told = Round(
@@ -186,7 +194,7 @@ class Stage:
             fragment=fragment,
             version=version,
             step=step,
-            reason="genesis" if version == 1 else self.chance.choice(("grace", "everyone")),
+            reason="genesis" if version == 1 else self.chance.choice(("grace_over", "all_arrived")),
             syncer="syncer",
             fence=3,
             opened_ns=opened_ns,
@@ -312,7 +320,7 @@ class Stage:
             for actor in self.actors.values():
                 if not actor.silent:
                     actor.steps = int((self.now_s - actor.began_s) / STEP_S * actor.speed)
-                    actor.step = max(actor.step, actor.steps)
+                    actor.step = actor.origin + actor.steps
                     await self.pulse(actor)
             fragment = number % self.fragments
             await self.open((fragment + 1) % self.fragments)
@@ -320,6 +328,7 @@ class Stage:
             number += 1
             if number % 25 == 0:
                 await self.evaluate()
+                await self.checkpoint()
             await asyncio.sleep(every_s)
 
 

@@ -74,8 +74,8 @@ class Scene:
     now_s: float
 
 
-Drawn = dict["Key", tuple["Past", list[object]]]
-"""Rounds and what was made of them: most are the same the next time."""
+Drawn = dict["Key", tuple["Past", int, list[object]]]
+"""Rounds, by how many they were adopted, and what was made of them: most stay the same."""
 
 
 def picture(scene: Scene, drawn: Drawn) -> Sections:
@@ -217,11 +217,11 @@ def _time(uses: Mapping[str, float]) -> dict[str, float]:
 def _rounds(history: History, drawn: Drawn) -> Section:
     for key, row in history.timeline.rounds.items():
         held = drawn.get(key)
-        if held is None or held[0] is not row:
-            drawn[key] = (row, _round(row))
+        if held is None or held[0] is not row or held[1] != row.adopted:
+            drawn[key] = (row, row.adopted, _round(row))
     for key in [key for key in drawn if key not in history.timeline.rounds]:
         del drawn[key]
-    return {f"{f}.{v}": shown for (f, v), (_, shown) in drawn.items()}
+    return {f"{f}.{v}": shown for (f, v), (*_, shown) in drawn.items()}
 
 
 def _round(row: Past) -> list[object]:

@@ -25,7 +25,7 @@ MOST_CLIENTS = 64
 MOST_WAITING = 16
 PUSH_S = 0.3
 """Messages come no faster than this,"""
-LOOK_S = 1.0
+LOOK_S = 0.5
 """and no slower while something changes that sends no message, such as silence."""
 
 
