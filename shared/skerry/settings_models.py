@@ -346,8 +346,8 @@ class MetricsSettings(Table):
     """Seconds between two rows of metrics, in the file and everywhere below."""
     file_bytes: int = Field(default=64 * 1024**2, ge=64 * 1024)
     """The file telemetry.jsonl is set aside when it would grow beyond this,"""
-    keep_files: int = Field(default=3, ge=0)
-    """and so many that were set aside are kept."""
+    keep_files: int = Field(default=10, ge=0)
+    """and so many that were set aside are kept, packed (.gz)."""
     tensorboard: Path | None = None
     """Folder for TensorBoard: <folder>/<run>; needs the extra ``tensorboard``."""
     wandb: str = ""

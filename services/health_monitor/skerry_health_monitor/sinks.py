@@ -6,9 +6,11 @@ disk or a tracker that is away.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import queue
+import shutil
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,7 +53,10 @@ class Sink(Protocol):
 
 
 class Journal:
-    """JSON lines in a file of at most ``most_bytes``; older ones beside it, ``keep`` of them."""
+    """JSON lines in a file of at most ``most_bytes``; older ones beside it, ``keep`` of them.
+
+    Those are packed, to about a tenth, as ``<name>.1.gz`` and so on.
+    """
 
     def __init__(self, path: Path, run: str, *, most_bytes: int, keep: int) -> None:
         self.path = path
@@ -79,16 +84,19 @@ class Journal:
             return 0
 
     def _rotate(self) -> None:
-        """Move each file one number on; the one beyond ``keep`` is replaced."""
-        names = [
-            self.path,
-            *(self.path.with_name(f"{self.path.name}.{n + 1}") for n in range(self._keep)),
-        ]
-        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
-            if newer.exists():
-                newer.replace(older)
-        if not self._keep:
-            self.path.unlink(missing_ok=True)
+        """Set the file aside, packed, and those before it one number on; the last is replaced."""
+        for number in range(self._keep, 1, -1):
+            if (newer := self._aside(number - 1)).exists():
+                newer.replace(self._aside(number))
+        if self._keep:
+            draft = self.path.with_name(f"{self.path.name}.draft")
+            with self.path.open("rb") as whole, gzip.open(draft, "wb", compresslevel=6) as packed:
+                shutil.copyfileobj(whole, packed)
+            draft.replace(self._aside(1))
+        self.path.unlink()
+
+    def _aside(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}.gz")
 
 
 class TensorBoard:

@@ -22,6 +22,8 @@ from the log and from the broker on `/metrics`, in Prometheus' words, and writes
 - While a monitor that was started again still reads an old ledger, what the ledger adds up to
   (rounds, contributions, staleness) is left out, so that no rate sees the past as work done now.
 - Histograms of rounds carry the trace id of their newest round as an exemplar (OpenMetrics).
+- The file is one JSON object a row, `name{key=value}` for each number; it is set aside, packed, at
+  `metrics.file_bytes`, and `metrics.keep_files` of those are kept.
 - Figures of the broker need `metrics.broker`; `skerry up` fills it in for the broker it starts.
 - Alerts are in `infra/prometheus/rules.yml`, a dashboard in `infra/grafana/skerry.json`.
 """

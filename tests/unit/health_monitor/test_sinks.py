@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import threading
@@ -41,7 +42,9 @@ class Blocked:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_a_row_is_one_line_with_the_moment_and_every_number(tmp_path: Path) -> None:
@@ -66,7 +69,7 @@ def test_files_are_set_aside_and_only_so_many_are_kept(tmp_path: Path, keep: int
     for step in range(200):
         journal.write(Row(step, step, {"x": 1.0}))
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["m.jsonl", "m.jsonl.1", "m.jsonl.2"][: keep + 1]
+    assert files == ["m.jsonl", "m.jsonl.1.gz", "m.jsonl.2.gz"][: keep + 1]
     assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
     kept = [row["step"] for name in reversed(files) for row in rows(tmp_path / name)]
     assert kept == list(range(200 - len(kept), 200)), "the newest, in order, none missing"
