@@ -249,14 +249,40 @@ class _Look:
         )
 
 
+@dataclass(slots=True)
+class _Steps:
+    """Where learners are on the global clock: one that was away comes back at the run's step."""
+
+    tracks: Sequence[Track]
+    now: float
+    clock: int
+    places: list[float] = field(init=False)
+    ran: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = [float(self.clock)] * len(self.tracks)
+        self.ran = [one.ran_by(self.now) for one in self.tracks]
+
+    def by(self, now: float) -> list[float]:
+        """Move on to ``now``; return the steps of those who run."""
+        for index, one in enumerate(self.tracks):
+            ran = one.ran_by(now)
+            stepped = ran - self.ran[index]
+            self.places[index] += stepped / one.pace.step_s
+            if stepped < now - self.now - 1e-9:
+                self.places[index] = max(self.places[index], float(self.clock))
+            self.ran[index] = ran
+        self.now = now
+        return [at for at, one in zip(self.places, self.tracks, strict=True) if one.at(now)]
+
+
 def _flowing(look: _Look, begin: float, count: int) -> None:
     """Let rounds follow the schedule while learners go on; nobody waits."""
     plan, tracks, step_s = look.plan, look.tracks, look.step_s
     timetable, end = plan.schedule, look.until_s
-    starts = [one.ran_by(begin) for one in tracks]
-    offset = timetable.h_steps
+    walking = _Steps(tracks, begin, timetable.h_steps)
     states = [
-        FragmentState(f, 1, schedule.latest_due_step(timetable, f, offset), in_flight=False)
+        FragmentState(f, 1, schedule.latest_due_step(timetable, f, walking.clock), in_flight=False)
         for f in range(timetable.fragments)
     ]
     most, last = schedule.max_in_flight(timetable), None
@@ -268,12 +294,8 @@ def _flowing(look: _Look, begin: float, count: int) -> None:
         while landing and landing[0][0] <= now:
             _, fragment = heapq.heappop(landing)
             states[fragment] = replace(states[fragment], in_flight=False)
-        steps = [
-            offset + (one.ran_by(now) - start) / one.pace.step_s
-            for one, start in zip(tracks, starts, strict=True)
-            if one.at(now)
-        ]
-        clock = schedule.global_clock(steps, plan.policy.quorum) if steps else 0
+        steps = walking.by(now)
+        clock = walking.clock = max(walking.clock, schedule.global_clock(steps, plan.policy.quorum))
         asked = (timetable, clock, now, last, step_s, states, most)
         launch, _ = schedule.next_round(*asked)
         if launch is not None and steps:

@@ -27,8 +27,7 @@ margin:2rem auto;padding:0 1rem}h1{font-size:1.4rem}h2{font-size:1.1rem;margin-t
 p.note{color:var(--soft)}figure{margin:1rem 0}svg{width:100%;height:auto}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:.25rem .7rem;border-bottom:1px solid var(--rule);vertical-align:top}
-th:first-child,td:first-child{text-align:left}
-td.text{text-align:left}
+th:first-child,th.text,td:first-child,td.text{text-align:left}
 """
 
 
@@ -51,12 +50,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One chapter of a report: sentences, pictures by name, tables."""
+    """One chapter of a report: sentences, pictures by name, tables.
+
+    ``files`` are tables that are only written beside the page, for programs.
+    """
 
     title: str
     text: tuple[str, ...] = ()
     pictures: tuple[tuple[str, str], ...] = ()
     tables: tuple[Rows, ...] = ()
+    files: tuple[Rows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     files = {"report.html": report.html()}
     for part in report.parts:
         files |= {f"{name}.svg": drawn for name, drawn in part.pictures}
-        files |= {f"{table.name}.csv": table.csv() for table in part.tables}
+        files |= {f"{table.name}.csv": table.csv() for table in (*part.tables, *part.files)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -108,7 +111,13 @@ def _part(part: Part) -> str:
 
 
 def _table(table: Rows) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.heads)
+    first = table.rows[0] if table.rows else table.heads
+    head = "".join(
+        f'<th class="text">{escape(name)}</th>'
+        if isinstance(cell, str)
+        else f"<th>{escape(name)}</th>"
+        for name, cell in zip(table.heads, first, strict=True)
+    )
     rows = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
     return f'<div class="wide"><table><tr>{head}</tr>\n{rows}</table></div>'
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from skerry.planning import closed, merges
 from skerry.planning.figures import Sheet
-from skerry.planning.outcome import NAMES, lead, parts
+from skerry.planning.outcome import lead, parts
 from skerry.planning.process import Use
 from skerry.planning.report.page import Part, Report, Rows
-from skerry.planning.report.svg import Axis, Bar, Series, Span, gantt, lines, tornado
+from skerry.planning.report.svg import Axis, Bar, Series, Span, gantt, lines, short, tornado
 from skerry.planning.simulate import NOTHING, round_plan, round_tracks
 from skerry.planning.sweep import SWING, error_points
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from skerry.planning.sweep import Cell, Swing
 
 STRETCH_S = 600.0
-MOST_MARKS = 150
+MOST_MARKS = 400
 MOST_LANES = 24
 SHARE = Axis("share", least=0.0, most=1.0, percent=True)
-KINDS = tuple(NAMES[use].split(" (")[0] for use in Use)
+KINDS = tuple(use.name.lower() for use in Use)
 
 
 def report(
@@ -37,22 +37,27 @@ def report(
     struck: Struck = NOTHING,
 ) -> Report:
     """Return the whole report of a simulation."""
-    told = [_figures(request, found)]
-    told += [_by_chips(cells)] if cells else []
+    told = [_by_chips(cells)] if cells else []
     told += [_uptime(request, found)] if found.learners > 1 else []
     told.append(_gantt(request, found, struck))
     told += [_tornado(found, swings)] if swings else []
-    told.append(_sources(request, found))
+    told += [_figures(request, found), _sources(request, found)]
     return Report(f"Simulation: {request.name}", lead(request, found), tuple(told))
 
 
 def _figures(request: Request, found: Outcome) -> Part:
-    heads = ("value", "unit", "kind", "convention")
-    tables = [
-        Rows(part.name, (part.title, *heads), tuple(_row(*named) for named in _flat(part)))
-        for part in parts(request, found)
-    ]
-    return Part("Figures", tables=tuple(tables))
+    told = parts(request, found)
+    pages = [Rows(f"{p.name}-shown", (p.title, "", "", ""), _shown(p)) for p in told]
+    heads = ("", "value", "unit", "kind", "convention")
+    files = [Rows(p.name, heads, tuple(_row(*named) for named in _flat(p))) for p in told]
+    return Part("Figures", tables=tuple(pages), files=tuple(files))
+
+
+def _shown(part: Sheet | Grid) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (name.replace("_", " "), figure.text, figure.kind.value, figure.convention)
+        for name, figure in _flat(part)
+    )
 
 
 def _flat(part: Sheet | Grid) -> list[tuple[str, Figure]]:
@@ -88,23 +93,29 @@ def _by_chips(cells: Sequence[Cell]) -> Part:
         Axis("chips", log=True, ticks=chips),
         SHARE,
     )
-    table = Rows(
-        "goodput-by-chips",
-        ("row", "chips", "goodput", "half of 95 % interval", "published"),
-        tuple(
-            (
-                c.row,
-                int(c.chips),
-                c.goodput,
-                c.half_width,
-                "" if c.published is None else c.published,
-            )
-            for c in cells
-        ),
+    heads = ("row", "chips", "goodput", "half of 95 % interval", "published")
+    values = tuple(
+        (c.row, int(c.chips), c.goodput, c.half_width, "" if c.published is None else c.published)
+        for c in cells
     )
+    file = Rows("goodput-by-chips", heads, values)
     error = error_points(list(cells))
     said = () if error is None else (f"Root-mean-square error: {error:.2f} points.",)
-    return Part("Goodput by chips", said, (("goodput-by-chips", picture),), (table,))
+    pictures = (("goodput-by-chips", picture),)
+    return Part("Goodput by chips", said, pictures, (_table(cells, chips, rows),), (file,))
+
+
+def _table(cells: Sequence[Cell], chips: Sequence[float], rows: Sequence[str]) -> Rows:
+    """Return goodputs as people read them: a column for each number of chips."""
+    told = {(c.row, c.chips): _text(c) for c in cells}
+    heads = ("goodput, % (published)", *(short(n) for n in chips))
+    body = tuple((row, *(told.get((row, n), "") for n in chips)) for row in rows)
+    return Rows("goodput-table", heads, body)
+
+
+def _text(cell: Cell) -> str:
+    published = "" if cell.published is None else f" ({100 * cell.published:.0f})"
+    return f"{100 * cell.goodput:.1f}{published}"
 
 
 def _uptime(request: Request, found: Outcome) -> Part:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WIDTH, HEIGHT = 720.0, 360.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 150.0, 40.0, 48.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 150.0, 56.0, 48.0
 MOST_TICKS = 7
 COLOURS = 8
 STYLE = """
@@ -140,7 +140,7 @@ def gantt(
     across = _scale(time, ends, 110.0, WIDTH - RIGHT)
     bottom = height - BOTTOM
     drawn = [_title(title)]
-    drawn += [_line(across.at(at), TOP, across.at(at), top - 4, "axis") for at in marks]
+    drawn += [_line(across.at(at), TOP - 4, across.at(at), top - 4, "axis") for at in marks]
     for index, (name, spans) in enumerate(lanes):
         y = top + row * index
         drawn.append(_text(104, y + 15, name, anchor="end"))
@@ -220,7 +220,7 @@ def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
     drawn.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, "axis"))
     middle = (LEFT + WIDTH - RIGHT) / 2
     drawn.append(_text(middle, HEIGHT - 10, x.label, anchor="middle"))
-    drawn.append(_text(LEFT - 50, TOP - 10, y.label))
+    drawn.append(_text(14, TOP - 16, y.label))
     return drawn
 
 
