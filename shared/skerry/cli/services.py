@@ -33,7 +33,7 @@ NEEDS = {
     "learner": ("jax", "optax", "numba", "safetensors"),
     "syncer": ("jax", "optax", "numba"),
     "checkpointer": ("safetensors",),
-    "health-monitor": ("starlette", "uvicorn"),
+    "health-monitor": ("prometheus_client", "starlette", "uvicorn"),
     "lab": ("jax", "optax", "numba", "safetensors"),
 }
 """What each extra installs; a service's extra has the name of its module."""
