@@ -164,6 +164,23 @@ def test_status_of_a_log_as_json(shared_nats: NatsServer, run_id: str, tmp_path:
     assert told["learners"][0]["name"] == "a"
 
 
+def test_top_off_a_terminal_is_shown_once_and_plain(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path
+) -> None:
+    asyncio.run(_declare(shared_nats.url, run_id))
+    command = [sys.executable, "-m", "skerry.cli.main", "top", "--run", run_id]
+    done = subprocess.run(
+        [*command, "--nats", shared_nats.url],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(f"{run_id}  no parameters yet  step 0/")
+    assert "a#1" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
 def test_status_of_an_unknown_run_is_one_sentence(shared_nats: NatsServer, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "skerry.cli.main", "status", "--run", "nobody", "--once"]
     done = subprocess.run(
