@@ -16,6 +16,7 @@ from skerry.runtime.options import Sets
 if TYPE_CHECKING:
     from skerry.planning.figures import Json
     from skerry.planning.probe import Measured
+    from skerry.planning.report.page import Report
     from skerry.settings_tree import Tree
 
 INFEASIBLE = 4
@@ -122,11 +123,7 @@ def run_plan(asked: Asked) -> int:
     config = scenario_path(asked.scenario) if asked.scenario else asked.config
     tree = read(config, asked.sites, asked.sets)
     if tree.values.get("kind") == "bandwidths":
-        from skerry.planning import bandwidths
-
-        cells = bandwidths.cells(tree)
-        _print(bandwidths.as_json(tree, cells) if asked.as_json else bandwidths.lines(cells))
-        return 0
+        return _show_bandwidths(tree, asked)
     if measured:
         if not tree.values:
             return _show_probe(measured, asked)
@@ -135,12 +132,30 @@ def run_plan(asked: Asked) -> int:
     _print(answer.as_json(made) if asked.as_json else answer.lines(made))
     if asked.report:
         from skerry.planning.report import plan_page
-        from skerry.planning.report.page import write
 
-        written = write(plan_page.report(made), asked.report)
-        if not asked.as_json:
-            print(f"Pictures and tables: {written[0]}")
+        _write(plan_page.report(made), asked)
     return 0 if made.feasible else INFEASIBLE
+
+
+def _show_bandwidths(tree: Tree, asked: Asked) -> int:
+    from skerry.planning import bandwidths
+
+    found = bandwidths.cells(tree)
+    _print(bandwidths.as_json(tree, found) if asked.as_json else bandwidths.lines(found))
+    if asked.report:
+        from skerry.planning.report import bandwidth_page
+
+        _write(bandwidth_page.report(tree), asked)
+    return 0
+
+
+def _write(pictures: Report, asked: Asked) -> None:
+    from skerry.planning.report.page import write
+
+    if asked.report:
+        first = write(pictures, asked.report)[0]
+        if not asked.as_json:
+            print(f"Pictures and tables: {first}")
 
 
 def scenarios() -> list[str]:

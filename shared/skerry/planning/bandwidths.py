@@ -11,11 +11,13 @@ from skerry.errors import ConfigError
 from skerry.planning.figures import Figure, Json, shown
 from skerry.planning.quantities import Count, Time
 from skerry.planning.utilisation import (
+    PAPER_STEP,
     Island,
     Method,
     paper_index,
     paper_nearest,
     required_bits_s,
+    utilisation,
 )
 from skerry.settings import Table
 from skerry.settings_tree import Tree
@@ -67,12 +69,36 @@ class Cell:
         return paper_index(self.gbit_s) - paper_nearest(self.published)
 
 
-def cells(tree: Tree) -> list[Cell]:
-    """Return every cell of a scenario; raises ConfigError for one that cannot be read."""
+def table_of(tree: Tree) -> BandwidthTable:
+    """Return the table that a scenario holds; ConfigError names what is wrong in it."""
     from skerry.planning.sites import validated_table
 
     raw = cast("Mapping[str, object]", tree.values.get("bandwidths", {}))
-    return list(_cells(validated_table(BandwidthTable, raw, tree, ("bandwidths",))))
+    return validated_table(BandwidthTable, raw, tree, ("bandwidths",))
+
+
+def cells(tree: Tree) -> list[Cell]:
+    """Return every cell of a scenario; raises ConfigError for one that cannot be read."""
+    return list(_cells(table_of(tree)))
+
+
+def curves(tree: Tree) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Return utilisation by bandwidth (bit/s), on the paper's grid, by model and method."""
+    table = table_of(tree)
+    rates = [0.1e9 * PAPER_STEP**index for index in range(50)]
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, row in table.models.items():
+        for method in row.published:
+            how, island = _way(table, row, method)
+            points = [(rate, utilisation(how, island, rate)) for rate in rates]
+            found.setdefault(name, {})[method] = points
+    return found
+
+
+def _way(table: BandwidthTable, row: ModelRow, method: str) -> tuple[Method, Island]:
+    """Return what a row of the table is: a method, and an island with its bits."""
+    how = cast("Method", "overlapped" if method == FP4 else method)
+    return how, _island(table, row, fp4=method == FP4)
 
 
 def _cells(table: BandwidthTable) -> Iterator[Cell]:
@@ -82,8 +108,7 @@ def _cells(table: BandwidthTable) -> Iterator[Cell]:
                 path = f"bandwidths.models.{name}.published.{method}"
                 msg = f"{path} is no method: data-parallel, diloco, streaming, overlapped, {FP4}."
                 raise ConfigError(msg, path=path)
-            island = _island(table, row, fp4=method == FP4)
-            how = cast("Method", "overlapped" if method == FP4 else method)
+            how, island = _way(table, row, method)
             for target, value in zip(table.targets, published, strict=True):
                 need = required_bits_s(how, island, target)
                 words = f"least rate at which {target:.0%} of the time is compute"

@@ -10,6 +10,7 @@ import pytest
 from skerry.cli.plan import scenario_path, scenarios
 from skerry.errors import ConfigError
 from skerry.planning import bandwidths
+from skerry.planning.report import bandwidth_page
 from skerry.planning.sites import read
 from skerry.settings_tree import Tree
 
@@ -50,3 +51,13 @@ def test_every_scenario_says_its_source_and_what_is_assumed() -> None:
         assert "arXiv" in values["source"]
         words = {text.partition(":")[0] for text in values["status"].values()}
         assert words <= {"published", "fitted", "assumed", "derived"}
+
+
+def test_a_report_has_a_picture_for_each_model_and_a_row_for_each_cell(tree: Tree) -> None:
+    found = bandwidth_page.report(tree)
+    assert [name for part in found.parts for name, _ in part.pictures] == [
+        "utilisation-1B",
+        "utilisation-10B",
+        "utilisation-100B",
+    ]
+    assert len(found.parts[1].tables[0].rows) == 75

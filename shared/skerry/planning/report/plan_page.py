@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BANDWIDTHS = tuple(10 ** (7 + power / 8) for power in range(41))
 """From 10 Mbit/s to 1 Tbit/s."""
+SHORT = ("this plan", "data-parallel", "elastic", "blocking DiLoCo")
+"""Methods by the index of their pace, short enough for a legend."""
 STEP_FACTORS = tuple(10 ** (power / 10 - 1) for power in range(21))
 
 
@@ -80,11 +82,11 @@ def _steps(plan: Plan) -> Part:
         paces = (ours(rounds, fleet, table), *others(rounds, fleet, table))
         changed = replace(plan, rounds=rounds, fleet=fleet, paces=paces)
         for index in range(1, len(paces)):
-            found.setdefault(f"over {paces[index].name}", []).append(speed_up(changed, index))
+            found.setdefault(SHORT[index], []).append(speed_up(changed, index))
     base = plan.fleet.slowest_s
     seconds = tuple(base * factor for factor in STEP_FACTORS)
     drawn = lines(
-        "Speed-up against step time",
+        "Speed-up over other methods against step time",
         [Series(name, tuple(zip(seconds, values, strict=True))) for name, values in found.items()],
         Axis("step time of the slowest site, s", log=True),
         Axis("times as fast", log=True),
@@ -109,11 +111,12 @@ def _swing(plan: Plan) -> Part:
         "What tightens the plan: each input halved and doubled",
         bars,
         base,
-        Axis("need over what there is, of the tightest constraint; above 1: not feasible"),
+        Axis("need over what there is, of the tightest constraint"),
     )
     rows = tuple((bar.name, bar.low, base, bar.high) for bar in bars)
     heads = ("input", "halved", "as it is", "doubled")
-    return Part("Sensitivity", (), (("sensitivity", drawn),), (Rows("sensitivity", heads, rows),))
+    text = ("Blue: halved. Orange: doubled. Above 1 the plan is not feasible.",)
+    return Part("Sensitivity", text, (("sensitivity", drawn),), (Rows("sensitivity", heads, rows),))
 
 
 def _tightness(plan: Plan, rounds: Rounds) -> float:
