@@ -238,7 +238,7 @@ class Stage:
                 actor.step,
                 steps,
             ),
-            *(steps * TOKENS, 0, steps, 1 / max(1, len(self.actors))),
+            *(steps * TOKENS, 0, steps, 1 / sum(not a.silent for a in self.actors.values())),
             loss_at(actor.step) + self.chance.gauss(0, 0.04),
             arrived,
         )
