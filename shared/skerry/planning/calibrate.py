@@ -52,7 +52,7 @@ _OF_USE: dict[str, Use] = {
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One incarnation of a learner, by the last row that saw it.
+    """One incarnation of a learner, by the last row that saw it, or else as it joined.
 
     ``spent_s`` are seconds by use since the process started, ``seen_s`` (epoch) when it last
     pulsed, ``step_s`` the time of a step.
@@ -185,11 +185,12 @@ def evidence(
     ConfigError where they say too little: no learner that ever trained.
     """
     joined: dict[str, float] = {}
+    lives: dict[tuple[str, int], Life] = {}
     for member in members:
         if member.incarnation and member.joined_ns:
-            first = min(joined.get(member.learner, math.inf), member.joined_ns / 1e9)
-            joined[member.learner] = first
-    lives: dict[tuple[str, int], Life] = {}
+            at_s, place = member.joined_ns / 1e9, (member.learner, member.incarnation)
+            joined[member.learner] = min(joined.get(member.learner, math.inf), at_s)
+            lives.setdefault(place, Life(*place, at_s, {}, 0.0))
     ratios: dict[str, float] = {}
     ended_s = 0.0
     for line in rows:
@@ -200,14 +201,15 @@ def evidence(
         if told:
             ratios, ended_s = told, float(row["time_s"])
         lives |= {(life.learner, life.incarnation): life for life in _lives(row)}
-    trained = [life for life in lives.values() if life.spent_s.get(TRAIN, 0.0) > 0]
+    trained = any(life.spent_s.get(TRAIN, 0.0) > 0 for life in lives.values())
     if not trained or not ratios or not joined:
         msg = (
             f"Run {run!r} has no row of metrics in which a learner trains: name the file that its "
             "health monitor wrote with --metrics, or let it run longer."
         )
         raise ConfigError(msg, path="metrics")
-    return Evidence(run, joined, tuple(trained), ratios, ended_s, tuple(commits))
+    found = tuple(lives[place] for place in sorted(lives))
+    return Evidence(run, joined, found, ratios, ended_s, tuple(commits))
 
 
 def read_rows(path: Path) -> list[str]:
@@ -234,13 +236,14 @@ def actual(known: Evidence) -> Actual:
 
 def fit(known: Evidence) -> Calibration:
     """Return what a run teaches; where it says nothing of something, that is 0 and seen 0 times."""
-    firsts = [life for life in known.lives if life.incarnation == 1]
-    again = known.restarts
+    worked = [life for life in known.lives if life.spent_s.get(TRAIN, 0.0) > 0]
+    firsts = [life for life in worked if life.incarnation == 1]
+    again = [life for life in worked if life in known.restarts]
     wall_s = fmean(known.ended_s - known.joined_s[x] for x in known.joined_s)
     early = [known.joined_s[x.learner] - x.started_s for x in firsts if x.learner in known.joined_s]
     before_s = max(0.0, fmean(early)) if early else 0.0
-    trained = math.fsum(life.spent_s[TRAIN] for life in known.lives)
-    idle = math.fsum(life.spent_s.get(Cause.IDLE, 0.0) for life in known.lives)
+    trained = math.fsum(life.spent_s[TRAIN] for life in worked)
+    idle = math.fsum(life.spent_s.get(Cause.IDLE, 0.0) for life in worked)
     paces = _paces(known.lives)
     downs = _downs(known)
     starts = [max(0.0, life.start_s - before_s) for life in firsts]
@@ -255,7 +258,7 @@ def fit(known: Evidence) -> Calibration:
         replay_s=_mean([x.spent_s.get(Cause.REPLAY, 0.0) for x in again]),
         idle=idle / (trained + idle),
         upload_s=median(uploads) if uploads else 0.0,
-        mtbi_s=trained / len(again) if again else NEVER_S,
+        mtbi_s=trained / len(known.restarts) if known.restarts else NEVER_S,
         down_s=_mean(downs),
         down_sigma=pstdev([math.log(d) for d in downs]) if len(downs) > 1 else 0.0,
         seen={

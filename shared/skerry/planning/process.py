@@ -319,8 +319,21 @@ class _Walker:
         return self._start(at)
 
     def _start(self, at: float) -> float:
-        """Come back: the pause that it takes, and the work that is done again."""
-        until = self._pause(at, Use.UPSCALE, at + self.island.upscale_s)
+        """Come back: the pause that it takes, and the work that is done again.
+
+        An absence that begins meanwhile interrupts it; one that lost the state begins it anew.
+        """
+        left = self.island.upscale_s
+        while (soon := self._limit(at)) < at + left and self._absence < len(self.absences):
+            absence = self.absences[self._absence]
+            self._absence += 1
+            if absence.end_s <= at:
+                continue
+            if soon > at:
+                self._pause(at, Use.UPSCALE, soon)
+            left = self.island.upscale_s if absence.restart else left - (soon - at)
+            at = self._pause(soon, absence.use, absence.end_s)
+        until = self._pause(at, Use.UPSCALE, at + left)
         if self.island.replay_s:
             until = self._pause(until, Use.ROLLBACK, until + self.island.replay_s)
         return until

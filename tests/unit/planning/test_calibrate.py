@@ -124,3 +124,19 @@ def test_rows_that_were_set_aside_come_first(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(text, "utf-8")
     assert calibrate.read_rows(path) == ["oldest", "old", "new"]
+
+
+def test_a_start_that_came_to_nothing_counts_as_time_away() -> None:
+    """Learner b was killed again while it compiled, and no row ever saw that start."""
+    before = known()
+    killed = calibrate.Life("b", 2, BEGAN_S + 112.0, {}, 0.0)
+    back = calibrate.Life("b", 3, BEGAN_S + 200.0, {"train": 50.0, "compile": 20.0}, 0.6)
+    first = [life for life in before.lives if life.incarnation == 1]
+    found = calibrate.Evidence(
+        RUN, before.joined_s, (*first, killed, back), before.ratios, before.ended_s
+    )
+    told = prediction.predict(found, found, CONFIG)
+    assert told.calibration.restart_s == pytest.approx(20.0)
+    lost = 2 * 19.0 + (130.0 - 100.0) + 20.0
+    kept = 1.0 - told.calibration.idle
+    assert told.outcome.goodput == pytest.approx((400.0 - lost) / 400.0 * kept, abs=1e-6)

@@ -91,3 +91,13 @@ def test_half_a_learner_cannot_be_killed() -> None:
     found = simulate(scenario.read("goodput-table", ["simulation.days=0.01"]))
     with pytest.raises(ConfigError, match="slice_chips"):
         tape.of(found)
+
+
+def test_a_kill_during_a_restart_begins_it_anew() -> None:
+    calm = scenario.read("goodput-table", [*WHOLE, CALM])
+    allocated = 3 * 0.02 * 86400
+    twice = plan(
+        Fault(100.0, Kind.KILL, "learner:0", 30.0), Fault(133.0, Kind.KILL, "learner:0", 10.0)
+    )
+    found = simulate(calm, tape.read(twice, SERVICES))
+    assert found.goodput == pytest.approx(1.0 - (30 + 3 + 10 + 7) / allocated)
