@@ -1,0 +1,59 @@
+"""How long a month of 2.4 million chips takes to simulate, and the report with all its pictures.
+
+``python tests/bench/bench_planning.py``: CPU seconds, the least of some rounds, imports left out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness import Goal, parser, write
+
+from skerry.planning import scenario, sweep
+from skerry.planning.report import page, simulated
+from skerry.planning.simulate import Outcome, simulate
+
+MONTH_GOAL_S = 1.0
+REPORT_GOAL_S = 5.0
+ROUNDS = 5
+
+
+def least_s(work: Callable[[], object]) -> float:
+    """Return the least CPU time that it took, in seconds."""
+    times: list[float] = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        work()
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def report(request: scenario.Request, folder: Path) -> None:
+    found: Outcome = simulate(request)
+    cells = sweep.table(request)
+    page.write(simulated.report(request, found, cells, sweep.swings(request)), folder)
+
+
+def main() -> None:
+    given = parser(__doc__ or "").parse_args()
+    request = scenario.read(None)
+    month_s = least_s(lambda: simulate(request))
+    found = simulate(request)
+    with tempfile.TemporaryDirectory() as folder:
+        report_s = least_s(lambda: report(request, Path(folder)))
+    print(
+        f"planning: {request.scene.fleet.chips:,.0f} chips, {request.scene.simulation.days:g} days,"
+        f" {found.failures:,} failures: {month_s:.2f} s; the default report: {report_s:.2f} s"
+    )
+    goals = [
+        Goal("planning: 2.4M chips, 30 days", MONTH_GOAL_S, month_s, "s", at_most=True),
+        Goal("planning: the default report", REPORT_GOAL_S, report_s, "s", at_most=True),
+    ]
+    write("planning", [{"month_s": month_s, "report_s": report_s}], goals, given.json)
+
+
+if __name__ == "__main__":
+    main()
