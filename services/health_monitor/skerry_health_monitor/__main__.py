@@ -32,6 +32,7 @@ def run(
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
     from skerry.runtime.logs import configure
+    from skerry.runtime.telemetry import telemetry
     from skerry.wire.subjects import checked_token
     from skerry_health_monitor.link import Link
     from skerry_health_monitor.service import health_monitor
@@ -57,7 +58,8 @@ def run(
             local=local,
             outlets=told,
             until_finished=until_finished,
-        )
+        ),
+        telemetry(local, "health-monitor", run, holder),
     )
 
 

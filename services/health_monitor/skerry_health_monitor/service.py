@@ -22,6 +22,7 @@ from skerry.settings import RunConfig
 from skerry.tasks import TaskGroup
 from skerry_health_monitor.alerts import Situation, alerts
 from skerry_health_monitor.book import Book
+from skerry_health_monitor.exporting import Exporting
 from skerry_health_monitor.figures import Known
 from skerry_health_monitor.link import Link
 from skerry_health_monitor.page import routes
@@ -261,6 +262,7 @@ async def health_monitor(
         "http": lambda: serve_http(app, listening, connections, hub.close),
         "broker": telling.poll,
         "metrics": lambda: telling.write(outlets, local.metrics.every_s),
+        "otlp": Exporting(telling.figures).run,
     }
     if strikes is not None:
         loops["strikes"] = strikes.run

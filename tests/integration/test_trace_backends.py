@@ -1,0 +1,319 @@
+"""Traces and metrics of rounds in backends that others wrote: run by hand with ``-m soak``.
+
+``mlflow`` and ``phoenix`` (PyPI: mlflow, arize-phoenix), each in an environment of its own, and
+``victoria-metrics`` (Debian 13's package; 12's knows no OTLP) are used where they are on PATH.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import time
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from skerry.core import tracing
+from skerry.telemetry import instruments, metrics, sdk
+from skerry.telemetry.metrics import Kind, prometheus_name
+from skerry.telemetry.sdk import Identity, Target
+from skerry.wire.messages import (
+    Commit,
+    Consumed,
+    ContributionHeader,
+    ContributionKind,
+    LearnerPhase,
+    Pulse,
+    Round,
+    RunRecord,
+)
+from skerry_learner.sync.session import Learner
+from skerry_learner.sync.telling import Stretch, observe
+from skerry_learner.sync.telling import Teller as LearnerTeller
+from skerry_syncer.telling import Spent
+from skerry_syncer.telling import Teller as SyncerTeller
+
+pytestmark = pytest.mark.soak
+
+DEADLINE_S = 120.0
+RUN = "backends"
+NOW_NS = time.time_ns()
+LEARNERS = tuple(Learner(RUN, name, 1, NOW_NS) for name in "ab")
+RECORD = RunRecord(RUN, "{}", (), 1, 0, NOW_NS, "0")
+READ_MLFLOW = """
+import json, sys, mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+client = mlflow.MlflowClient()
+found, token = [], None
+while True:
+    page = client.search_traces(experiment_ids=["0"], max_results=100, page_token=token)
+    found += page
+    token = page.token
+    if not token:
+        break
+def said(link):
+    return link if isinstance(link, dict) else vars(link)
+told = [
+    {
+        "trace": trace.info.trace_id.removeprefix("tr-"),
+        "spans": [
+            {
+                "name": span.name,
+                "id": span.span_id,
+                "parent": span.parent_id,
+                "links": [str(said(link)) for link in span.links],
+            }
+            for span in trace.data.spans
+        ],
+    }
+    for trace in found
+]
+print(json.dumps(told, default=str))
+"""
+
+
+def binary(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on PATH")
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def serving(
+    *command: str, url: str, folder: Path, env: Mapping[str, str] | None = None
+) -> AsyncGenerator[str]:
+    """Run a backend until the block ends; yield its address once it answers."""
+    with (folder / f"{Path(command[0]).name}.log").open("wb") as log:
+        started = await asyncio.create_subprocess_exec(
+            *command, stdout=log, stderr=log, cwd=folder, env={**(env or {})}
+        )
+    try:
+        async with httpx.AsyncClient() as http, asyncio.timeout(DEADLINE_S):
+            while True:
+                with suppress(httpx.TransportError):
+                    await http.get(url)
+                    break
+                assert started.returncode is None, log.name
+                await asyncio.sleep(0.2)  # nobody says when it is ready
+        yield url
+    finally:
+        with suppress(ProcessLookupError):
+            started.terminate()
+        await started.wait()
+
+
+def clean(**more: str) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("SKERRY_", "OTEL_"))} | more
+
+
+def header(learner: Learner, version: int) -> ContributionHeader:
+    place = learner.publishing(0, version, version)
+    return ContributionHeader(
+        kind=ContributionKind.OUTER_GRADIENT,
+        learner=learner.name,
+        incarnation=1,
+        identity=version,
+        fragment=0,
+        base_version=version - 1,
+        round_version=version,
+        step=version,
+        steps=24,
+        tokens=512,
+        cursor_from=0,
+        cursor_to=4,
+        loss=1.0,
+        captured_ns=NOW_NS,
+        trace_parent=place.trace_parent,
+    )
+
+
+def commit(version: int, merged: list[ContributionHeader]) -> Commit:
+    consumed = tuple(
+        Consumed(
+            *(told.learner, 1, told.identity, 1, 2, told.base_version),
+            *(version - told.round_version, version, 24, 512, 0, 4, 0.5, 1.0),
+        )
+        for told in merged
+    )
+    return Commit(
+        run=RUN,
+        plan_digest=0,
+        fragment=0,
+        version=version,
+        step=version,
+        reason="all_arrived",
+        syncer="s",
+        fence=1,
+        opened_ns=NOW_NS,
+        closed_ns=NOW_NS + 10**8,
+        quorum_s=0.05,
+        grace_s=0.05,
+        consumed=consumed,
+        refused=(),
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+        trace_id=LEARNERS[0].trace(0, version),
+    )
+
+
+@contextmanager
+def sending(service: str, name: str, target: Target) -> Generator[None]:
+    telemetry = sdk.start(Identity(service, RUN, name, "1.0"), target, print)
+    try:
+        yield
+    finally:
+        assert telemetry.stop(30.0), "not everything was sent"
+
+
+def tell(target: Target) -> list[Commit]:
+    """Tell of three rounds as two learners and a syncer do; b is a round late each time."""
+    a, b = LEARNERS
+    took = Stretch(NOW_NS, NOW_NS + 10**7)
+    with sending("syncer", "s", target):  # places are kept only while somebody listens
+        rounds = {v: [header(a, v), *([header(b, v - 1)] if v > 2 else [])] for v in (2, 3, 4)}
+    commits = [commit(version, merged) for version, merged in rounds.items()]
+    for learner in LEARNERS:
+        with sending("learner", learner.name, target):
+            teller = LearnerTeller()
+            observe(learner, lambda: pulse(learner.name))  # noqa: B023 - read before it changes
+            for done in commits:
+                told = header(learner, done.version)
+                teller.captured(learner, told, took)
+                teller.quantised(learner, told, "int4", took)
+                teller.published(learner, told, 1000, took.ended_ns)
+                teller.received(learner, done, 1000, took)
+                teller.adopted(learner, done, done.version - 1, "rebase", took)
+                of = {metrics.RUN: RUN, metrics.LEARNER_NAME: learner.name}
+                instruments.record(metrics.STEP_DURATION, 0.1, of)
+                of = {metrics.RUN: RUN, metrics.OPERATION: "encode"}
+                instruments.record(metrics.CODEC_DURATION, 0.1, of)
+    with sending("syncer", "s", target):
+        of = {metrics.RUN: RUN, metrics.OPERATION: "encode"}
+        instruments.record(metrics.CODEC_DURATION, 0.1, of)
+        for done in commits:
+            origins = {
+                (told.learner, 1, told.identity): tracing.parse(told.trace_parent)
+                for told in rounds[done.version]
+            }
+            opened = Round(RUN, 0, 0, done.version, done.step, NOW_NS, "s")
+            spent = Spent(done.closed_ns, done.closed_ns + 10**7, done.closed_ns + 10**8)
+            SyncerTeller(RECORD, "rda").committed(done, opened, origins, spent)
+    return commits
+
+
+def pulse(name: str) -> Pulse:
+    return Pulse(
+        *(RUN, name, 1, LearnerPhase.TRAINING, NOW_NS, 40, 30, 960, 0, 2.5, 0.1, 6.0, 10.0),
+        *(100, 200, 4),
+    )
+
+
+async def test_mlflow_shows_each_round_as_one_trace_with_its_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = binary("mlflow")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = (mlflow, "server", "--backend-store-uri", f"sqlite:///{tmp_path}/m.db")
+    env = clean(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-mlflow-experiment-id=0")
+    listening = serving(*command, "--port", str(port), url=url, folder=tmp_path, env=env)
+    async with listening:
+        commits = await asyncio.to_thread(tell, Target(traces=f"{url}/v1/traces"))
+        reader = await asyncio.create_subprocess_exec(
+            mlflow.replace("/bin/mlflow", "/bin/python"),
+            *("-c", READ_MLFLOW, url),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=DEVNULL,
+            env=env,
+        )
+        out, _ = await reader.communicate()
+    traces = {trace["trace"]: trace["spans"] for trace in json.loads(out)}
+    for done in commits:
+        told = {span["id"]: span for span in traces[done.trace_id]}
+        root = told[tracing.span_id(done.trace_id)]
+        assert (root["name"], root["parent"]) == ("round", None)
+        assert all(span["parent"] in told for span in told.values() if span is not root)
+        (process,) = [span for span in told.values() if span["name"].startswith("process ")]
+        assert len(process["links"]) == len(done.consumed)
+
+
+async def test_phoenix_shows_each_round_as_one_trace(tmp_path: Path) -> None:
+    phoenix = binary("phoenix")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    env = clean(
+        PHOENIX_PORT=str(port),
+        PHOENIX_GRPC_PORT=str(free_port()),
+        PHOENIX_HOST="127.0.0.1",
+        PHOENIX_WORKING_DIR=str(tmp_path),
+    )
+    async with serving(phoenix, "serve", url=url, folder=tmp_path, env=env):
+        commits = await asyncio.to_thread(tell, Target(traces=f"{url}/v1/traces"))
+        wanted = {tracing.span_id(done.trace_id) for done in commits}
+        async with asyncio.timeout(DEADLINE_S):
+            # It takes spans in at its leisure.
+            while not wanted <= (told := await phoenix_spans(url)).keys():  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+    for done in commits:
+        root = told[tracing.span_id(done.trace_id)]
+        assert (root["name"], root["parent_id"]) == ("round", None)
+        inside = [s for s in told.values() if s["context"]["trace_id"] == done.trace_id]
+        names = {span["name"].split()[0] for span in inside}
+        assert {"round", "process", "merge", "commit", "receive", "publish"} <= names
+
+
+async def phoenix_spans(url: str) -> dict[str, dict[str, Any]]:
+    """Return all spans that Phoenix has, by id."""
+    found: dict[str, dict[str, Any]] = {}
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        cursor: str | None = ""
+        while cursor is not None:
+            query = {"limit": 1000} | ({"cursor": cursor} if cursor else {})
+            page = (await http.get("/v1/projects/default/spans", params=query)).json()
+            found |= {span["context"]["span_id"]: span for span in page.get("data", ())}
+            cursor = page.get("next_cursor")
+    return found
+
+
+async def test_victoria_metrics_names_what_it_gets_by_otlp_as_the_table_does(
+    tmp_path: Path,
+) -> None:
+    victoria = binary("victoria-metrics")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = (
+        victoria,
+        f"-storageDataPath={tmp_path}/vm",
+        f"-httpListenAddr=127.0.0.1:{port}",
+        "-opentelemetry.usePrometheusNaming",
+        "-search.latencyOffset=0s",
+    )
+    async with serving(*command, url=url, folder=tmp_path, env=clean()):
+        target = Target(metrics=f"{url}/opentelemetry/v1/metrics")
+        await asyncio.to_thread(tell, target)
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            await http.get("/internal/force_flush")
+            answer = await http.get("/api/v1/series", params={"match[]": f'{{run="{RUN}"}}'})
+    series = [dict(row) for row in answer.json()["data"]]
+    names = {row["__name__"] for row in series}
+    for service in ("learner", "syncer"):
+        for metric in metrics.of(service):
+            spelt = prometheus_name(metric)
+            wanted = f"{spelt}_bucket" if metric.kind is Kind.HISTOGRAM else spelt
+            assert wanted in names, metric
+    assert {row["learner"] for row in series if "learner" in row} == {"a", "b"}
