@@ -65,14 +65,21 @@ class Strikes:
     _begun: asyncio.Queue[tuple[str, str, Action, float]] = field(
         default_factory=asyncio.Queue["tuple[str, str, Action, float]"]
     )
-    _held: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    _held: dict[tuple[str, str], asyncio.Event] = field(
+        default_factory=dict[tuple[str, str], asyncio.Event]
+    )
 
     async def run(self) -> None:
         """End what was begun after its time, for ever; cancelled, at once."""
-        async with TaskGroup() as group:
-            while True:
-                name, action, fault, duration_s = await self._begun.get()
-                group.create_task(self._hold(name, action, fault, duration_s), name=f"{action}")
+        try:
+            async with TaskGroup() as group:
+                while True:
+                    name, action, fault, duration_s = await self._begun.get()
+                    group.create_task(self._hold(name, action, fault, duration_s), name=action)
+        finally:
+            while not self._begun.empty():
+                _, _, fault, _ = self._begun.get_nowait()
+                await fault.end()
 
     async def strike(self, name: str, action: str, duration_s: float) -> str:
         """Do it to a learner; NotFired or ControlError if there is nothing to strike."""
@@ -87,21 +94,26 @@ class Strikes:
             raise NotFired(msg)
         fault = ACTIONS[action](self.ground, name, duration_s)
         await fault.begin()
-        self._held.add((name, action))
+        self._held[name, action] = asyncio.Event()
         self._begun.put_nowait((name, action, fault, duration_s))
         log.warning("strike", learner=name, action=action, duration_s=duration_s)
         return f"{action} of {name} has begun and is over in {duration_s:g} s."
 
     async def _hold(self, name: str, action: str, fault: Action, duration_s: float) -> None:
         try:
-            await asyncio.sleep(duration_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(duration_s):
+                    await self._held[name, action].wait()
         finally:
-            self._held.discard((name, action))
+            del self._held[name, action]
             with suppress(ControlError):  # a cluster that is gone needs no healing
                 await asyncio.shield(fault.end())
 
     async def _heal(self, name: str) -> None:
         """Undo whatever was done, by whomever: a monitor that died left its faults behind."""
+        for (struck, _), healed in self._held.items():
+            if struck == name:
+                healed.set()
         with suppress(ControlError):
             await self.ground.shape(name)
         entry = self.ground.entries().get(name)
