@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skerry.errors import ConfigError
 from skerry.runtime.entry import exit_on_error
 from skerry.runtime.options import Sets
 
@@ -22,6 +23,36 @@ if TYPE_CHECKING:
 INFEASIBLE = 4
 """Exit code of a plan that does not work: it was answered, and the answer is no."""
 REGION = "region-"
+
+
+Config = Annotated[
+    Path | None, typer.Argument(help="TOML: a run's config, sites, or both.", metavar="CONFIG")
+]
+Sites = Annotated[Path | None, typer.Option(help="TOML with the sites.", metavar="FILE")]
+Scenario = Annotated[
+    str | None, typer.Option(help="One that is shipped; 'list' names them.", metavar="NAME")
+]
+Params = Annotated[str | None, typer.Option(help="Parameters: 12B.", metavar="N")]
+Tokens = Annotated[str | None, typer.Option(help="Tokens to train on.", metavar="N")]
+StepTokens = Annotated[str | None, typer.Option(help="Tokens of a learner's step.", metavar="N")]
+Regions = Annotated[
+    int | None, typer.Option(help="So many equal sites, a learner each.", min=1, metavar="M")
+]
+Bandwidth = Annotated[str | None, typer.Option(help="Of each: '3 Gbit/s'.", metavar="RATE")]
+StepTime = Annotated[str | None, typer.Option(help="Of each: '2 s'.", metavar="TIME")]
+Rtt = Annotated[str | None, typer.Option(help="Of each: '50 ms'.", metavar="TIME")]
+Chips = Annotated[int | None, typer.Option(help="Of each.", min=1, metavar="N")]
+H = Annotated[int | None, typer.Option("-H", help="sync.h_steps.", metavar="H")]
+P = Annotated[int | None, typer.Option("-P", help="sync.fragments.", metavar="P")]
+K = Annotated[int | None, typer.Option("-K", help="sync.quorum.", metavar="K")]
+Tau = Annotated[int | None, typer.Option(help="sync.overlap_steps.", metavar="TAU")]
+Probe = Annotated[bool, typer.Option("--probe", help="Measure the link from here to the broker.")]
+Site = Annotated[str | None, typer.Option(help="The site that --probe is run at.", metavar="SITE")]
+Nats = Annotated[str | None, typer.Option(help="The broker of --probe.", metavar="URL")]
+Folder = Annotated[
+    Path | None, typer.Option(help="Write pictures and tables here.", metavar="FOLDER")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +71,28 @@ class Asked:
 
 
 def plan(  # noqa: PLR0913 - one option each
-    config: Annotated[
-        Path | None, typer.Argument(help="TOML: a run's config, sites, or both.", metavar="CONFIG")
-    ] = None,
+    config: Config = None,
     *,
-    sites: Annotated[Path | None, typer.Option(help="TOML with the sites.", metavar="FILE")] = None,
-    scenario: Annotated[
-        str | None, typer.Option(help="One that is shipped; 'list' names them.", metavar="NAME")
-    ] = None,
-    params: Annotated[str | None, typer.Option(help="Parameters: 12B.", metavar="N")] = None,
-    tokens: Annotated[str | None, typer.Option(help="Tokens to train on.", metavar="N")] = None,
-    step_tokens: Annotated[
-        str | None, typer.Option(help="Tokens of a learner's step.", metavar="N")
-    ] = None,
-    regions: Annotated[
-        int | None, typer.Option(help="So many equal sites, a learner each.", min=1, metavar="M")
-    ] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Of each: '3 Gbit/s'.", metavar="RATE")
-    ] = None,
-    step_time: Annotated[str | None, typer.Option(help="Of each: '2 s'.", metavar="TIME")] = None,
-    rtt: Annotated[str | None, typer.Option(help="Of each: '50 ms'.", metavar="TIME")] = None,
-    chips: Annotated[int | None, typer.Option(help="Of each.", min=1, metavar="N")] = None,
-    h: Annotated[int | None, typer.Option("-H", help="sync.h_steps.", metavar="H")] = None,
-    p: Annotated[int | None, typer.Option("-P", help="sync.fragments.", metavar="P")] = None,
-    k: Annotated[int | None, typer.Option("-K", help="sync.quorum.", metavar="K")] = None,
-    tau: Annotated[int | None, typer.Option(help="sync.overlap_steps.", metavar="TAU")] = None,
+    sites: Sites = None,
+    scenario: Scenario = None,
+    params: Params = None,
+    tokens: Tokens = None,
+    step_tokens: StepTokens = None,
+    regions: Regions = None,
+    bandwidth: Bandwidth = None,
+    step_time: StepTime = None,
+    rtt: Rtt = None,
+    chips: Chips = None,
+    h: H = None,
+    p: P = None,
+    k: K = None,
+    tau: Tau = None,
     set_: Sets = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Measure the link from here to the broker.")
-    ] = False,
-    site: Annotated[
-        str | None, typer.Option(help="The site that --probe is run at.", metavar="SITE")
-    ] = None,
-    nats: Annotated[str | None, typer.Option(help="The broker of --probe.", metavar="URL")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write pictures and tables here.", metavar="FOLDER")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    probe: Probe = False,
+    site: Site = None,
+    nats: Nats = None,
+    report: Folder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say whether a run will work, how long it takes and what it costs; exit code 4 if it won't.
 
@@ -119,6 +134,9 @@ def run_plan(asked: Asked) -> int:
     if asked.scenario == "list":
         print("\n".join(scenarios()))
         return 0
+    if asked.scenario and asked.config:
+        msg = f"{asked.config} and --scenario are two questions: ask one, and --set what differs."
+        raise ConfigError(msg, path="scenario")
     measured = _measured(asked) if asked.probe else None
     config = scenario_path(asked.scenario) if asked.scenario else asked.config
     tree = read(config, asked.sites, asked.sets)
@@ -169,8 +187,6 @@ def scenarios() -> list[str]:
 
 def scenario_path(name: str) -> Path:
     """Return the file of a shipped scenario; ConfigError names those that there are."""
-    from skerry.errors import ConfigError
-
     if name not in scenarios():
         msg = f'There is no scenario "{name}" for skerry plan: {", ".join(scenarios())}.'
         raise ConfigError(msg, path="scenario")
@@ -183,8 +199,6 @@ def _named(table: dict[str, str | int | None]) -> list[str]:
 
 def _regions(count: int | None, each: dict[str, str | int | None]) -> list[str]:
     """Return the settings of so many equal sites; ConfigError if nobody said how many."""
-    from skerry.errors import ConfigError
-
     given = {name: value for name, value in each.items() if value is not None}
     if count is None:
         if given:
@@ -228,8 +242,6 @@ def _use(tree: Tree, measured: Measured, name: str | None) -> None:
 
     ConfigError where it is not said which of several sites this is.
     """
-    from skerry.errors import ConfigError
-
     known = list(tree.values.get("sites", {}))
     site = name or (known[0] if len(known) == 1 else "")
     if site not in known:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from skerry.planning.verdict import MOST_H, constraints, least
+from skerry.planning.fixes import MOST_H, least
+from skerry.planning.verdict import constraints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

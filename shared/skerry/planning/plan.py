@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from skerry.planning import costs
 from skerry.planning.baselines import Fleet, others, ours
+from skerry.planning.fixes import fixes
 from skerry.planning.links import HubLimits, Link, Rounds, Workload
 from skerry.planning.models import size_of
 from skerry.planning.sites import OPEN
-from skerry.planning.verdict import Constraint, Limits, constraints, fixes
+from skerry.planning.verdict import Constraint, Limits, constraints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,22 +1,16 @@
-"""Feasible or not: every constraint of a plan, the one that binds, and what would mend it."""
+"""Feasible or not: every constraint of a plan, the tightest first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from skerry.planning.figures import shown
-from skerry.planning.links import Rounds, Workload
-from skerry.planning.measured import WIRE_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
-    from skerry.planning.links import Link
-
-MOST_H, MOST_P = 4096, 1024
-"""How far a fix is looked for."""
+    from skerry.planning.links import Link, Rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,97 +129,3 @@ def _of_limits(rounds: Rounds, limits: Limits) -> Iterator[Constraint]:
         share = utilisation(rounds)
         why = "learners stop for every round"
         yield Constraint("utilisation", limits.utilisation, share, "share", why)
-
-
-def fixes(rounds: Rounds, limits: Limits, broken: Constraint) -> list[str]:
-    """Return single changes that would mend this constraint, those that mend all others first."""
-    mended: list[tuple[bool, str]] = []
-    for label, load in _candidates(rounds, limits, broken):
-        after = constraints(replace(rounds, load=load), limits)
-        mended.append((all(item.holds for item in after), label))
-    own = _own_fix(broken)
-    found = [label for _, label in sorted(mended, key=lambda item: not item[0])]
-    return found + ([own] if own else [])
-
-
-def _own_fix(broken: Constraint) -> str:
-    if broken.what == "utilisation":
-        return "mode=decoupled, in which nobody stops"
-    if broken.unit == "bit/s":
-        return f"a link of {shown(broken.need, broken.unit)}"
-    if broken.what == "log window":
-        return f"log.window_bytes={broken.need:.0f}"
-    return ""
-
-
-def _candidates(
-    rounds: Rounds, limits: Limits, broken: Constraint
-) -> Iterator[tuple[str, Workload]]:
-    """Yield single changes that mend ``broken``, with the words for each."""
-    load = rounds.load
-    works = partial(_mends, rounds, limits, broken)
-    for scheme in _cheaper(load.up_scheme, ("int8", "int4")):
-        if works(changed := replace(load, up_scheme=scheme)):
-            yield f"{scheme} contributions", changed
-            break
-    for scheme in _cheaper(load.down_scheme, ("int8", "int4")):
-        if works(changed := replace(load, down_scheme=scheme)):
-            yield f"{scheme} global fragments", changed
-            break
-    counts: tuple[tuple[str, int, int, Callable[[int], Workload]], ...] = (
-        ("H", load.h_steps, MOST_H, lambda n: replace(load, h_steps=n)),
-        ("P", load.fragments, _most_p(load), lambda n: replace(load, fragments=n)),
-        ("tau", load.overlap_steps, load.h_steps - 1, lambda n: replace(load, overlap_steps=n)),
-        ("shards", load.shards, load.fragments, lambda n: replace(load, shards=n)),
-    )
-    for name, now, most, change in counts:
-        if name != "H" and not load.overlap_steps:
-            continue  # learners that stop, for all at once, are what such a mode is about
-        if now == 1 and name == "H":
-            continue  # idem, of data-parallel
-        found = least(now, most, works, change)
-        if found is not None:
-            yield f"{name} >= {found}", change(found)
-
-
-def _most_p(load: Workload) -> int:
-    """Fragments beyond H come in bundles and gain nothing."""
-    return min(load.h_steps, int(load.parameters), MOST_P)
-
-
-def _mends(rounds: Rounds, limits: Limits, broken: Constraint, load: Workload) -> bool:
-    after = constraints(replace(rounds, load=load), limits)
-    kin = [item for item in after if item.what == broken.what or _round_of(item) == _site(broken)]
-    return all(item.holds for item in kin)
-
-
-def _round_of(item: Constraint) -> str:
-    return _site(item) if item.what.endswith(" round") else ""
-
-
-def _site(item: Constraint) -> str:
-    return item.what.rpartition(" ")[0] if item.what.startswith("site ") else "-"
-
-
-def _cheaper(scheme: str, among: Iterable[str]) -> list[str]:
-    return [other for other in among if WIRE_BITS[other] < WIRE_BITS[scheme]]
-
-
-T = TypeVar("T")
-
-
-def least(
-    now: int, most: int, works: Callable[[T], bool], change: Callable[[int], T]
-) -> int | None:
-    """Return the least count above ``now`` that works, by doubling and halving; None if none."""
-    low, high = now, now
-    while high < most:
-        low, high = high, min(most, max(high * 2, high + 1))
-        if works(change(high)):
-            break
-    else:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if works(change(middle)) else (middle, high)
-    return high

@@ -68,6 +68,12 @@ def test_scenarios_are_listed_and_an_unknown_one_is_refused() -> None:
     assert "There is no scenario" in plan("--scenario", "nope")[1]
 
 
+def test_a_file_and_a_scenario_at_once_are_refused(tmp_path: Path) -> None:
+    code, told = plan(str(tmp_path / "run.toml"), "--scenario", "four-regions")
+    assert code == 2
+    assert "two questions" in told
+
+
 def test_a_runs_own_config_is_enough_with_sites(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import raw_bytes
 from skerry.core.schedule import Schedule, offset
+from skerry.planning.fixes import least
 from skerry.planning.links import HubLimits, Link, Rounds, Workload
 from skerry.planning.measured import RAW_BITS, WIRE_BITS, merge_s
 from skerry.planning.models import Size
 from skerry.planning.utilisation import Island, data_parallel_step_s, required_bits_s, utilisation
-from skerry.planning.verdict import cycle_s, least
+from skerry.planning.verdict import cycle_s
 from skerry.planning.verdict import utilisation as of_rounds
 
 LOAD = Workload(

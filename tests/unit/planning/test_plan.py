@@ -98,6 +98,22 @@ def test_chips_that_cannot_hold_the_learner_are_a_constraint() -> None:
     found = next(item for item in plan.judged if item.what == "site a chip memory")
     assert found.need == pytest.approx(4 * (4 * 12e9 + 4 * 5e8) / 2)
     assert not found.holds
+    assert plan.fixes == ("1.25 x as many chips",)
+
+
+def test_a_syncer_that_is_too_slow_gets_shards_cores_or_time() -> None:
+    plan = planned(hub={"cores": 1}, sync={**FIXED, "shards": 1, "overlap_steps": 9})
+    assert plan.binding is not None
+    assert plan.binding.what == "syncer of a shard"
+    assert [fix.partition(" ")[0] for fix in plan.fixes] == ["H", "shards", "hub.cores"]
+
+
+def test_a_broker_that_cannot_store_as_much_is_judged_where_its_rate_is_given() -> None:
+    plan = planned(hub={"write": "1 GB/s"}, sync={**FIXED, "overlap_steps": 20})
+    assert plan.binding is not None
+    assert plan.binding.what == "broker"
+    assert plan.binding.need == pytest.approx((4 * 3.33 + 11.14 + 64) / 8 * 12e9 / 48)
+    assert plan.fixes[-1].startswith("hub.write of 2.76 GB/s")
 
 
 def test_learners_that_stop_are_judged_by_their_utilisation() -> None:
