@@ -23,7 +23,7 @@ def run(
         bool, typer.Option("--until-finished", help="End when the run is finished.")
     ] = False,
 ) -> None:
-    """Say who is alive, slow or gone, and serve the run's state as JSON on health.port."""
+    """Say who is alive, slow or gone, and serve the run's page, JSON and metrics on health.port."""
     import os
     import socket
     from pathlib import Path

@@ -55,6 +55,11 @@ export function age(s) {
   return s === null || s === undefined ? "–" : s < 1 ? "now" : duration(s < 10 ? Math.floor(s) + 1e-9 : s).replace(".0 s", " s");
 }
 
+export function ago(s) {
+  const told = age(s);
+  return told === "now" || told === "–" ? told : `${told} ago`;
+}
+
 export function clock(at_s) {
   if (!at_s) return "–";
   return new Date(1000 * at_s).toLocaleTimeString("en-GB");

@@ -5,6 +5,7 @@ import { reach } from "./lanes.js";
 import { listen, now, store } from "./store.js";
 
 const KEPT_S = 900;
+const FLASH_S = 4; // more often, and it would always shine
 const past = new Map(); // fragment -> Map(version -> [opened_s, closed_s])
 let colours = {};
 
@@ -19,7 +20,7 @@ class Row {
   }
 
   show(f, at, expected) {
-    if (this.shown !== undefined && this.shown !== f.version) {
+    if (this.shown !== undefined && this.shown !== f.version && expected > FLASH_S) {
       this.node.classList.remove("fresh");
       void this.node.offsetWidth; // begins the animation anew
       this.node.classList.add("fresh");

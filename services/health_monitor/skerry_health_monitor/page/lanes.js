@@ -1,6 +1,6 @@
 // A lane per learner: what state it was in, and when its contributions were merged.
 import { $, canvas, colour, el, firstStop, mark, roving, Rows, say } from "./dom.js";
-import { age, count, loss, percent, whole, words } from "./format.js";
+import { ago, count, loss, percent, whole, words } from "./format.js";
 import { openLearner } from "./learner.js";
 import { listen, now, store, touch } from "./store.js";
 
@@ -74,8 +74,8 @@ class Lane {
   tick(at) {
     const l = this.learner;
     if (!l) return;
-    say(this.last, l.last ? `${age(at - l.last[2])}${at - l.last[2] < 1 ? "" : " ago"}` : "–");
-    this.button.title = `${l.name} on ${l.host || "?"}: ${words(stateOf(l))} (${l.reason}), heard ${age(at - l.seen_s)} ago`;
+    say(this.last, l.last ? ago(at - l.last[2]) : "–");
+    this.button.title = `${l.name} on ${l.host || "?"}: ${words(stateOf(l))} (${l.reason}), heard ${ago(at - l.seen_s)}`;
   }
 
   draw() {

@@ -1,6 +1,6 @@
 // One learner, and what may be done to it where the run allows chaos.
 import { $, el, say } from "./dom.js";
-import { age, bytes, count, duration, loss, percent, whole, words } from "./format.js";
+import { ago, bytes, count, duration, loss, percent, whole, words } from "./format.js";
 import { listen, now, store } from "./store.js";
 
 let shown = "";
@@ -10,9 +10,9 @@ const values = {};
 
 const FIELDS = [
   ["state", (l) => `${words(l.liveness)}, ${words(l.phase)} (${words(l.reason)})`], ["host", (l) => l.host || "–"], ["start", (l) => `number ${l.incarnation}`],
-  ["heard", (l) => `${age(now() - l.seen_s)} ago`], ["step", (l) => whole(l.step)], ["step time", (l) => (l.step_time_s ? duration(l.step_time_s) : "–")],
+  ["heard", (l) => ago(now() - l.seen_s)], ["step", (l) => whole(l.step)], ["step time", (l) => (l.step_time_s ? duration(l.step_time_s) : "–")],
   ["tokens per second", (l) => count(l.tokens_per_s)], ["tokens", (l) => count(l.tokens)], ["loss", (l) => loss(l.loss)],
-  ["contributions", (l) => count(l.contributions)], ["last merged", (l) => (l.last ? `f${l.last[0]} v${l.last[1]}, ${age(now() - l.last[2])} ago` : "–")], ["stale by", (l) => `${l.staleness} versions`],
+  ["contributions", (l) => count(l.contributions)], ["last merged", (l) => (l.last ? `f${l.last[0]} v${l.last[1]}, ${ago(now() - l.last[2])}` : "–")], ["stale by", (l) => `${l.staleness} versions`],
   ["sent", (l) => `${bytes(l.bytes_up)} up, ${bytes(l.bytes_down)} down`], ["rounds skipped", (l) => count(l.skipped)], ["goodput", (l) => percent(l.goodput, 1)],
   ["its time", (l) => Object.entries(l.time ?? {}).map(([use, share]) => `${words(use)} ${percent(share, 1)}`).join(", ") || "–"],
 ];
@@ -43,7 +43,7 @@ function strikes(name) {
   const said = el("p", { class: "said", role: "status" });
   const buttons = [["kill", "kill", "SIGKILL; it is started again after this time"], ["pause", "pause", "SIGSTOP for this time"], ["partition", "cut off", "its way to the broker is cut for this time"], ["heal", "heal", "end whatever was done to it"]]
     .map(([action, text, title]) => el("button", { type: "button", title, "data-action": action, class: action === "heal" ? "" : "hot", onclick: () => strike(name, action, Number(seconds.value), secret.value, said) }, text));
-  return el("div", { class: "strike", id: "strike" }, el("b", {}, "This run allows faults"), ...buttons, el("label", {}, "for ", seconds, " s"), secret, said);
+  return el("form", { class: "strike", id: "strike", onsubmit: (e) => e.preventDefault() }, el("b", {}, "This run allows faults"), ...buttons, el("label", {}, "for ", seconds, " s"), secret, said);
 }
 
 async function strike(name, action, duration_s, secret, said) {

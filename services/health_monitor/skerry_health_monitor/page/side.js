@@ -1,6 +1,6 @@
 // Alerts, samples, checkpoints and the log's streams.
 import { $, el, mark, Rows, say } from "./dom.js";
-import { age, bytes, clock, count, duration, loss, whole } from "./format.js";
+import { age, ago, bytes, clock, count, duration, loss, whole } from "./format.js";
 import { listen, now, store } from "./store.js";
 
 class Alert {
@@ -68,7 +68,7 @@ class Checkpoint {
   show(c) {
     say(this.step, `step ${whole(c.step)}`);
     say(this.size, `${bytes(c.bytes)}, ${count(c.tokens)} tokens`);
-    say(this.time, `${age(now() - c.written_s)} ago`);
+    say(this.time, ago(now() - c.written_s));
     say(this.path, c.path);
     this.node.title = `digest ${c.digest}, after ledger sequence ${c.sequence}`;
   }
