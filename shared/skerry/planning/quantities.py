@@ -17,6 +17,8 @@ DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+RATES, SIZES, TIMES, SPEEDS, NUMBERS = (1, 1e18), (1, 1e21), (1e-9, 1e11), (1, 1e24), (1, 1e20)
+"""What can be: bit/s, B, s, FLOP/s, counts. Beyond it figures would leave what a float can hold."""
 _FORM = re.compile(r"\s*([0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(.*?)\s*\Z")
 
 
@@ -29,7 +31,7 @@ def rate_bits(text: object) -> float:
         if re.fullmatch(r"[kKMGT]?i?(b|B)(/s|ps)?", unit, re.IGNORECASE):
             _refuse(f'says "{unit}", bits or bytes a second: write Gbit/s or GB/s')
         _refuse('must be a rate with its unit, such as "5 Gbit/s" or "625 MB/s"')
-    return number * scale * (8.0 if found[2] == "B/s" else 1.0)
+    return _within(number * scale * (8.0 if found[2] == "B/s" else 1.0), RATES, "bit/s")
 
 
 def rate_bytes(text: object) -> float:
@@ -44,7 +46,7 @@ def size_bytes(text: object) -> float:
     scale = {**DECIMAL, **BINARY}.get(found[1]) if found else None
     if scale is None:
         _refuse('must be a size with its unit, such as "80 GB" or "16 GiB"')
-    return number * scale
+    return _within(number * scale, SIZES, "B")
 
 
 def seconds(text: object) -> float:
@@ -52,7 +54,7 @@ def seconds(text: object) -> float:
     number, unit = _split(text, 'such as "2 s" or "50 ms"')
     if (unit or "s") not in SECONDS:
         _refuse('must be a time, such as "2 s", "50 ms" or "8 h"')
-    return number * SECONDS[unit or "s"]
+    return _within(number * SECONDS[unit or "s"], TIMES, "s")
 
 
 def flops(text: object) -> float:
@@ -61,7 +63,7 @@ def flops(text: object) -> float:
     found = re.fullmatch(r"(?:([kKMGTPE]?)(?:FLOP/s|FLOPS|flops|flop/s))?", unit)
     if found is None:
         _refuse('must be a speed, such as "989 TFLOP/s"')
-    return number * DECIMAL[found[1] or ""]
+    return _within(number * DECIMAL[found[1] or ""], SPEEDS, "FLOP/s")
 
 
 def count(text: object) -> float:
@@ -69,7 +71,7 @@ def count(text: object) -> float:
     number, unit = _split(text, 'such as 12e9 or "12B"')
     if unit not in COUNTS:
         _refuse('must be a number, such as 12e9 or "12B"')
-    return number * COUNTS[unit]
+    return _within(number * COUNTS[unit], NUMBERS, "in all")
 
 
 def unit_family(text: str) -> str:
@@ -88,6 +90,12 @@ def _split(text: object, example: str) -> tuple[float, str]:
     if number <= 0 or not math.isfinite(number):
         _refuse("must be more than 0 and finite")
     return number, found[2]
+
+
+def _within(value: float, bounds: tuple[float, float], unit: str) -> float:
+    if not bounds[0] <= value <= bounds[1]:
+        _refuse(f"must be from {bounds[0]:g} to {bounds[1]:g} {unit}")
+    return value
 
 
 def _refuse(message: str) -> NoReturn:

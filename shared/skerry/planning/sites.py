@@ -37,14 +37,16 @@ if TYPE_CHECKING:
 KIND = "plan"
 OPEN = ("sync.fragments", "sync.h_steps", "sync.shards")
 """Settings that a plan chooses where the user has not; all others have their defaults."""
+MOST, LEAST_SHARE = 10**9, 1e-6
+"""Bounds that keep figures within what a float can hold."""
 
 
 class Site(Table):
     """One place with learners; its link is the one between it and the hub."""
 
-    learners: int = Field(default=1, ge=1)
+    learners: int = Field(default=1, ge=1, le=MOST)
     """Learners at this site; they share its link."""
-    chips: int = Field(default=1, ge=1)
+    chips: int = Field(default=1, ge=1, le=MOST)
     """Chips of each learner."""
     step_time: Time | None = Field(default=None, gt=0)
     """Time of one training step, pure compute; empty: from flops_per_chip and utilisation."""
@@ -52,7 +54,7 @@ class Site(Table):
     """Tokens of each learner's step; empty: plan.tokens_per_step."""
     flops_per_chip: Flops | None = Field(default=None, gt=0)
     """Peak speed of a chip in the precision that is trained in."""
-    utilisation: float = Field(default=0.4, gt=0, le=1)
+    utilisation: float = Field(default=0.4, ge=LEAST_SHARE, le=1)
     """Share of that peak that a step gets (MFU)."""
     up: Rate = Field(gt=0)
     """From the site to the hub, for all its learners together."""
@@ -60,17 +62,17 @@ class Site(Table):
     """From the hub to the site; empty: as up."""
     rtt: Time = Field(default=0.05, gt=0)
     """Round trip to the hub."""
-    derating: float = Field(default=1.0, gt=0, le=1)
+    derating: float = Field(default=1.0, ge=LEAST_SHARE, le=1)
     """Share of up and down that training gets."""
     measured: bool = False
     """Whether up, down and rtt were measured through the broker; then nothing is derated."""
-    cores: int = Field(default=1, ge=1)
+    cores: int = Field(default=1, ge=1, le=MOST)
     """Cores of each learner's host that encode and decode."""
     memory: Size | None = Field(default=None, gt=0)
     """Memory of one chip; empty: whether the learner fits is not judged."""
-    price_chip_hour: float | None = Field(default=None, ge=0)
+    price_chip_hour: float | None = Field(default=None, ge=0, le=MOST)
     """Price of one chip for one hour."""
-    price_egress_gb: float | None = Field(default=None, ge=0)
+    price_egress_gb: float | None = Field(default=None, ge=0, le=MOST)
     """Price of 1e9 bytes that leave the site."""
 
     @property
@@ -95,11 +97,11 @@ class Hub(Table):
     """What leaves it to all sites together; empty: not judged."""
     write: ByteRate | None = Field(default=None, gt=0)
     """What the broker stores, all replicas of a message counted once; empty: not judged."""
-    cores: int = Field(default=1, ge=1)
+    cores: int = Field(default=1, ge=1, le=MOST)
     """Cores of each syncer that encode and decode; a merge runs on one."""
-    price_hour: float | None = Field(default=None, ge=0)
+    price_hour: float | None = Field(default=None, ge=0, le=MOST)
     """Price of the hub for one hour."""
-    price_egress_gb: float | None = Field(default=None, ge=0)
+    price_egress_gb: float | None = Field(default=None, ge=0, le=MOST)
     """Price of 1e9 bytes that leave the hub."""
 
 
@@ -110,17 +112,17 @@ class PlanTable(Table):
     """Parameters that are synchronised; empty: those of [model]."""
     active_parameters: Count | None = Field(default=None, ge=1)
     """Parameters that a token passes through; empty: all. For step times from FLOP/s."""
-    layers: int = Field(default=48, ge=1)
+    layers: int = Field(default=48, ge=1, le=MOST)
     """Layers, for how well data-parallel hides its all-reduce behind the backward pass."""
     tokens: Count | None = Field(default=None, gt=0)
     """Tokens to train on; empty: 20 for each parameter."""
     tokens_per_step: Count | None = Field(default=None, gt=0)
     """Tokens of each learner's step; empty: data.seq_len * data.batch."""
-    goodput: float = Field(default=1.0, gt=0, le=1)
+    goodput: float = Field(default=1.0, ge=LEAST_SHARE, le=1)
     """Share of the time that is useful; ``skerry simulate`` predicts it."""
-    utilisation_target: float = Field(default=0.9, gt=0, lt=1)
+    utilisation_target: float = Field(default=0.9, ge=LEAST_SHARE, lt=1)
     """Where learners stop for a round (overlap_steps 0): the least utilisation that will do."""
-    gradient_bits: float = Field(default=16.0, gt=0, le=64)
+    gradient_bits: float = Field(default=16.0, ge=1, le=64)
     """Bits per gradient value of the data-parallel baselines."""
     chip_mtbi: Time | None = Field(default=None, gt=0)
     """Mean time between interruptions of one chip; empty: the baselines do not fail."""
@@ -232,6 +234,11 @@ def _run_of(tree: Tree, learners: int) -> RunConfig:
     refuse_unknown(own, leaves(known))
     run = validated(RunConfig, own)
     check_run(run)
+    for name in ("h_steps", "fragments", "overlap_steps"):
+        count = getattr(run.sync, name)
+        if count > MOST:
+            msg = f"sync.{name} is {count}, but plans reckon with at most {MOST}: lower it."
+            raise ConfigError(msg, path=f"sync.{name}")
     return run
 
 

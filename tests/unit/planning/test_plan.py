@@ -269,3 +269,14 @@ def test_blocking_diloco_stands_still_while_the_whole_model_passes() -> None:
     stop = 48.0 / diloco.utilisation - 48.0
     assert wire < stop < wire + 15
     assert diloco.tokens_s == pytest.approx(2 * 262144 * 24 / (48.0 + stop))
+
+
+@pytest.mark.parametrize("up", ["1 bit/s", "1e18 bit/s"])
+@pytest.mark.parametrize("step_time", [1e-9, 1e11])
+@pytest.mark.parametrize("parameters", [1, 1e20])
+def test_the_widest_inputs_are_answered(up: str, step_time: float, parameters: float) -> None:
+    far = site(up=up, step_time=step_time, rtt=1e11, chips=10**9, price_chip_hour=1e9)
+    table = {"goodput": 1e-6, "chip_mtbi": 1e-9, "tokens": 1e20, "tokens_per_step": 1}
+    plan = planned({"a": far, "b": site()}, parameters, plan=table, sync={"fragments": 1})
+    json.dumps(answer.as_json(plan), allow_nan=False)
+    assert plan_page.report(plan).html()
