@@ -37,11 +37,17 @@ from skerry.settings_tree import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from skerry.planning.sited import Seat, Seated
+
 Layout: TypeAlias = Literal["decoupled", "elastic", "data-parallel"]
 
 KIND = "simulation"
+KINDS = {KIND, "plan"}
+"""A plan's file can be simulated, too."""
 STATUSES = ("published", "fitted", "assumed", "derived")
 DEFAULT = "goodput-table"
+MOST_FAILURES = 2e7
+"""About a minute of work."""
 
 
 class Fleet(Table):
@@ -133,7 +139,9 @@ class Away(Table):
     """Learners that are away for a while, known before; ``every`` repeats it."""
 
     learners: tuple[int, ...] = ()
-    """Which, from 0; empty: all."""
+    """Which, from 0; empty: all, or those of the site."""
+    site: str = ""
+    """The learners of this site, where the file has [sites]."""
     begin: Time | None = Field(default=None, gt=0)
     """After the start; empty: at the start."""
     lasts: Time = Field(gt=0)
@@ -190,6 +198,10 @@ class Request:
 
     scene: Scene
     run: RunConfig
+    seats: tuple[Seat, ...] = ()
+    """The learners one by one, where sites say so; empty: they are equal."""
+    feasible: bool = True
+    """Whether the links of the sites carry it."""
     name: str = ""
     source: str = ""
     status: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -199,13 +211,20 @@ class Request:
         """How many islands there are: M, or one where all chips train in step."""
         return self.run.sync.learners if self.scene.fleet.layout == "decoupled" else 1
 
+    def struck(self, away: Away) -> tuple[int, ...]:
+        """Return which learners are away then, by number."""
+        if away.learners:
+            return away.learners
+        numbers = range(self.learners)
+        return tuple(n for n in numbers if not away.site or self.seats[n].site == away.site)
+
 
 def shipped() -> dict[str, Path]:
     """Return the simulations that come with Skerry, by name."""
     folder = Path(str(resources.files("skerry.planning"))) / "scenarios"
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.toml")):
-        if read_toml(path).get("kind") == KIND:
+        if read_toml(path).get("kind") in KINDS:
             found[path.stem] = path
     return found
 
@@ -229,15 +248,47 @@ def from_tree(tree: Tree, name: str = "") -> Request:
     """Return what a tree of settings asks, after every check."""
     tables = {key: tree.values[key] for key in Scene.model_fields if key in tree.values}
     scene = _scene(tables, tree)
+    there = _seated(tree) if "sites" in tree.values else None
     request = Request(
-        scene=scene,
-        run=_run_of(tree),
+        scene=scene if there is None else _with_plan(scene, there, tree),
+        run=_run_of(tree) if there is None else there.run,
+        seats=() if there is None or scene.fleet.layout != "decoupled" else there.seats,
+        feasible=there is None or there.feasible,
         name=name,
         source=str(tree.values.get("source", "")),
         status=cast("Mapping[str, str]", tree.values.get("status", {})),
     )
     _check(request)
     return request
+
+
+def _seated(tree: Tree) -> Seated:
+    from skerry.planning.sited import seated
+
+    return seated(tree, {*Scene.model_fields, "kind"})
+
+
+def _with_plan(scene: Scene, there: Seated, tree: Tree) -> Scene:
+    """Return the scene with what the plan says and the scene itself does not."""
+
+    def missing(table: str, key: str) -> bool:
+        return (table, key) not in tree.origins
+
+    chips = sum(seat.chips for seat in there.seats)
+    steps = sorted(seat.step_s for seat in there.seats)
+    timing: dict[str, object] = {"step": steps[len(steps) // 2]}
+    if missing("timing", "commit_s"):
+        timing["commit_s"] = there.commit_s
+    if missing("timing", "tokens") and there.table.tokens is not None:
+        timing["tokens"] = there.table.tokens
+    told: dict[str, object] = {
+        "fleet": scene.fleet.model_copy(update={"chips": float(chips)}),
+        "timing": scene.timing.model_copy(update=timing),
+    }
+    if missing("failures", "chip_mtbi") and there.table.chip_mtbi is not None:
+        mtbi = {"chip_mtbi": there.table.chip_mtbi}
+        told["failures"] = scene.failures.model_copy(update=mtbi)
+    return scene.model_copy(update=told)
 
 
 def of_run(run: RunConfig, learners: int, sets: Sequence[str], name: str) -> Request:
@@ -254,7 +305,13 @@ def of_run(run: RunConfig, learners: int, sets: Sequence[str], name: str) -> Req
 
 
 def as_toml(request: Request) -> str:
-    """Return a question as a file that asks it again."""
+    """Return a question as a file that asks it again.
+
+    ConfigError for one about sites: its own file is such a file.
+    """
+    if request.seats:
+        msg = f"{request.name} is about sites and a file already: copy it."
+        raise ConfigError(msg, path="sites")
     tables = request.scene.model_dump(mode="json", exclude_defaults=True)
     away = {name: tables.pop(name) for name in ("outages", "preemptions") if name in tables}
     sync = request.run.sync.model_dump(mode="json", exclude_defaults=True)
@@ -330,7 +387,8 @@ def _check(request: Request) -> None:
         raise ConfigError(msg, path="fleet.chips")
     for kind, all_away in (("outages", scene.outages), ("preemptions", scene.preemptions)):
         for index, away in enumerate(all_away):
-            _check_away(f"{kind}.{index}", away, learners)
+            _check_away(f"{kind}.{index}", away, request)
+    _check_failures(scene)
     for row, values in scene.sweep.published.items():
         if len(values) != len(scene.sweep.chips):
             path = f"sweep.published.{row}"
@@ -342,7 +400,24 @@ def _check(request: Request) -> None:
             raise ConfigError(msg, path=f"status.{path}")
 
 
-def _check_away(path: str, away: Away, learners: int) -> None:
+def _check_failures(scene: Scene) -> None:
+    rate_s = scene.fleet.chips / scene.failures.chip_mtbi
+    if rate_s * scene.simulation.days * 86400.0 > MOST_FAILURES:
+        msg = (
+            f"simulation.days is {scene.simulation.days:g}, in which the chips could fail "
+            f"{rate_s * scene.simulation.days * 86400.0:.3g} times: at most {MOST_FAILURES:g} are "
+            "simulated, so give fewer days."
+        )
+        raise ConfigError(msg, path="simulation.days")
+
+
+def _check_away(path: str, away: Away, request: Request) -> None:
+    learners, known = request.learners, sorted({seat.site for seat in request.seats})
+    if away.site and away.site not in known:
+        near = difflib.get_close_matches(away.site, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}."
+        msg = f'{path}.site names "{away.site}", which is not among the sites: {hint}'
+        raise ConfigError(msg, path=f"{path}.site", nearest=near[0] if near else "")
     beyond = [n for n in away.learners if not 0 <= n < learners]
     if beyond:
         msg = f"{path}.learners names {beyond[0]}, but learners go from 0 to {learners - 1}."

@@ -99,7 +99,7 @@ def simulate(request: Request, struck: Struck = NOTHING, end_s: float | None = N
     end_s = scene.simulation.days * DAY_S if end_s is None else end_s
     chips = _chips(request)
     timelines = _walk(request, chips, struck, end_s)
-    paces = _paces(scene, len(chips))
+    paces = _paces(request, len(chips))
     seen = _merges(request, timelines, paces, struck, end_s)
     goodput, half = account.goodput(timelines, chips)
     split = account.split(timelines, chips)
@@ -108,7 +108,7 @@ def simulate(request: Request, struck: Struck = NOTHING, end_s: float | None = N
     split[Use.IDLE] += (1.0 - seen.waited) * scene.timing.idle * split[Use.TRAIN]
     split[Use.TRAIN] *= kept
     at_once = account.running_at_once(timelines)
-    tokens_s = _tokens_s(scene, timelines, paces, kept)
+    tokens_s = _tokens_s(request, timelines, paces, kept)
     tokens = scene.timing.tokens
     return Outcome(
         end_s=end_s,
@@ -145,11 +145,13 @@ def with_fleet(
         quorum = min(run.sync.quorum, learners)
         sync = run.sync.model_copy(update={"learners": learners, "quorum": quorum})
         run = run.model_copy(update={"sync": sync})
-    return replace(request, scene=scene, run=run)
+    return replace(request, scene=scene, run=run, seats=())
 
 
 def _chips(request: Request) -> tuple[int, ...]:
-    """Return the chips of each learner: equal, the first ones one more."""
+    """Return the chips of each learner: as its site has them, or equal, the first ones one more."""
+    if request.seats:
+        return tuple(seat.chips for seat in request.seats)
     count, chips = request.learners, round(request.scene.fleet.chips)
     return tuple(chips // count + (number < chips % count) for number in range(count))
 
@@ -162,8 +164,8 @@ def _walk(
     for number, own in enumerate(chips):
         seeds = np.random.SeedSequence([scene.simulation.seed, number])
         absences = [
-            *_absences(scene.outages, number, Use.OUTAGE, end_s),
-            *_absences(scene.preemptions, number, Use.PREEMPTED, end_s),
+            *_absences(request, scene.outages, number, Use.OUTAGE, end_s),
+            *_absences(request, scene.preemptions, number, Use.PREEMPTED, end_s),
             *struck.absences.get(number, ()),
         ]
         chance = np.random.Generator(np.random.PCG64(seeds))
@@ -171,10 +173,12 @@ def _walk(
     return tuple(found)
 
 
-def _absences(planned: Sequence[Away], number: int, use: Use, end_s: float) -> list[Absence]:
+def _absences(
+    request: Request, planned: Sequence[Away], number: int, use: Use, end_s: float
+) -> list[Absence]:
     found: list[Absence] = []
     for away in planned:
-        if away.learners and number not in away.learners:
+        if number not in request.struck(away):
             continue
         begin = away.begin or 0.0
         while begin < end_s:
@@ -185,9 +189,11 @@ def _absences(planned: Sequence[Away], number: int, use: Use, end_s: float) -> l
     return found
 
 
-def _paces(scene: Scene, count: int) -> tuple[Pace, ...]:
-    """Return each learner's pace: step times spread evenly around the middle one."""
-    timing = scene.timing
+def _paces(request: Request, count: int) -> tuple[Pace, ...]:
+    """Return each learner's pace: its site's, or step times spread evenly around the middle one."""
+    if request.seats:
+        return tuple(Pace(seat.step_s, seat.upload_s) for seat in request.seats)
+    timing = request.scene.timing
     places = [2.0 * n / (count - 1) - 1.0 if count > 1 else 0.0 for n in range(count)]
     return tuple(Pace(timing.step * (1 + timing.spread * at), timing.upload_s) for at in places)
 
@@ -226,19 +232,24 @@ def _merges(
 
 
 def _tokens_s(
-    scene: Scene, timelines: Sequence[Timeline], paces: Sequence[Pace], kept: float
+    request: Request, timelines: Sequence[Timeline], paces: Sequence[Pace], kept: float
 ) -> float | None:
-    per_step = scene.timing.tokens_per_step
-    if per_step is None:
+    """Return the tokens that all learners train on per second, None where no step says how many."""
+    per_step = request.scene.timing.tokens_per_step
+    own = [seat.tokens_per_step for seat in request.seats]
+    if per_step is None and not own:
         return None
+    tokens = [per_step] * len(paces) if per_step is not None else own
     shares = [float(account.spent(t)[Use.TRAIN]) / t.end_s for t in timelines]
-    steps_s = sum(share / pace.step_s for share, pace in zip(shares, paces, strict=True))
-    return per_step * steps_s * kept
+    rates = (n * s / pace.step_s for n, s, pace in zip(tokens, shares, paces, strict=True))
+    return sum(rates) * kept
 
 
 def _doubts(request: Request, timelines: Sequence[Timeline], end_s: float) -> list[str]:
     """Return what of the question lies beyond what the model was checked on."""
     scene, said = request.scene, list[str]()
+    if not request.feasible:
+        said.append("the links or the syncer do not carry this: see `skerry plan`")
     own = island(scene, scene.fleet.chips / request.learners)
     pause_s = max(own.recovery.mean_s, own.downscale_s) + own.upscale_s
     load = own.slices * own.slice_rate_s * pause_s

@@ -143,7 +143,7 @@ def test_who_is_away_takes_no_part_and_who_is_cut_off_neither() -> None:
 
 def test_a_dead_syncer_costs_rounds_and_no_goodput() -> None:
     stalled = Struck({}, {}, ((0.0, DAY / 2),))
-    calm = short("failures.chip_mtbi=1e15")
+    calm = short("failures.chip_mtbi=1e11", "fleet.chips=8")
     quiet, struck = simulate(calm, NOTHING), simulate(calm, stalled)
     assert quiet.goodput == struck.goodput == pytest.approx(1.0)
     assert len(struck.merges.seen) < len(quiet.merges.seen)
@@ -151,7 +151,7 @@ def test_a_dead_syncer_costs_rounds_and_no_goodput() -> None:
 
 def test_an_outage_is_lost_and_a_preemption_is_not_paid_for() -> None:
     away = '[{"learners": [0], "begin": "1 h", "lasts": "6 h"}]'
-    calm = ("failures.chip_mtbi=1e15", "pauses.upscale_s=0")
+    calm = ("failures.chip_mtbi=1e11", "fleet.chips=8", "pauses.upscale_s=0")
     lost = simulate(short(*calm, f"outages={away}"))
     lent = simulate(short(*calm, f"preemptions={away}"))
     assert lost.goodput == pytest.approx(1.0 - 6 / 24 / 8)
@@ -182,7 +182,7 @@ def finite(found: Outcome) -> bool:
     [
         ["failures.chip_mtbi=1 s"],
         ["failures.chip_mtbi=1 s", "failures.clock=calendar"],
-        ["failures.chip_mtbi=1e30 s"],
+        ["failures.chip_mtbi=1e11 s"],
         ["recovery.mean_s=1e12"],
         ["fleet.layout=data-parallel", "recovery.mean_s=1e12", "failures.clock=calendar"],
         ["pauses.upscale=all-back", "recovery.law=exponential", "recovery.mean_s=1e5"],
@@ -227,3 +227,61 @@ def test_an_unknown_scenario_names_the_nearest(tmp_path: Path) -> None:
         scenario.read("goodput-tabel")
     with pytest.raises(ConfigError, match="cannot be read"):
         scenario.read(str(tmp_path / "none.toml"))
+
+
+SITED = """
+kind = "plan"
+[plan]
+parameters = "1B"
+tokens = "20B"
+tokens_per_step = 65536
+chip_mtbi = "100 d"
+[sites.near]
+learners = 2
+chips = 64
+step_time = "1 s"
+up = "10 Gbit/s"
+[sites.far]
+chips = 32
+step_time = "2 s"
+up = "5 Gbit/s"
+[[outages]]
+site = "near"
+lasts = "6 h"
+[fleet]
+slice_chips = 8
+[simulation]
+days = 1.0
+rounds = 40
+"""
+
+
+def test_a_plans_file_is_simulated_site_by_site(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(SITED, "utf-8")
+    request = scenario.read(str(path))
+    assert [(seat.site, seat.chips, seat.step_s) for seat in request.seats] == [
+        ("near", 64, 1.0), ("near", 64, 1.0), ("far", 32, 2.0),
+    ]  # fmt: skip
+    assert request.learners == 3
+    assert request.scene.failures.chip_mtbi == 100 * DAY
+    found = simulate(request)
+    assert found.chips == (64, 64, 32)
+    assert found.split[Use.OUTAGE] == pytest.approx(0.25 * 128 / 160, rel=0.01)
+    assert found.tokens_s is not None
+    assert found.tokens_s < 65536 * (0.75 * 2 + 0.5)
+    with pytest.raises(ConfigError, match=r"outages.0.site.*near"):
+        scenario.read(str(path), ['outages=[{"site": "neer", "lasts": "1 h"}]'])
+
+
+def test_the_shipped_plan_can_be_simulated() -> None:
+    found = simulate(scenario.read("four-regions", ["simulation.rounds=40"]))
+    assert found.learners == 4
+    assert found.goodput > 0.99
+    assert found.time_to_tokens_s is not None
+
+
+def test_more_failures_than_anybody_waits_for_are_refused() -> None:
+    with pytest.raises(ConfigError, match="give fewer days") as caught:
+        scenario.read("goodput-table", ["failures.chip_mtbi=1 s"])
+    assert caught.value.path == "simulation.days"

@@ -20,7 +20,7 @@ WHOLE = [
     "fleet.chips=3", "fleet.slice_chips=1", "fleet.elastic=false", "sync.learners=3",
     "simulation.days=0.02", "simulation.rounds=0", "recovery.mean_s=20", "pauses.upscale_s=7",
 ]  # fmt: skip
-CALM = "failures.chip_mtbi=1e12"
+CALM = "failures.chip_mtbi=1e11"
 
 
 def plan(*faults: Fault) -> FaultPlan:
