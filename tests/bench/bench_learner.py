@@ -85,7 +85,7 @@ def turn(times: Times, window: Window) -> Turn:
 
 async def until_training(service: Service) -> None:
     """Return once a learner says that it trains."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(600):
         while '"phase": "training"' not in service.said:
             if service.process.returncode is not None:
                 raise RuntimeError(service.said[-2000:])

@@ -45,7 +45,7 @@ from skerry_syncer.telling import Teller as SyncerTeller
 SINK = Path(__file__).parent / "otlp_sink.py"
 ROUND_GOAL_MS = 2.0
 STEP_GOAL = 1.005
-ROUNDS = 400
+ROUNDS, REPEATS = 200, 4
 FLEETS = (2, 8, 64)
 RECORD = RunRecord("bench", "{}", (), 1, 0, 1, "0")
 ME = Learner("bench", "a", 1, 1)
@@ -172,6 +172,13 @@ def syncer_round(size: int) -> Callable[[int], None]:
 
 
 def measured(collector: str, url: str, who: str, spans: int, tell: Callable[[int], None]) -> Cost:
+    """Return the least of some tries: what a busy machine adds to CPU time is not ours."""
+    tries = [_measured(collector, url, who, spans, tell) for _ in range(REPEATS)]
+    caller, whole = min(t.caller_ms for t in tries), min(t.whole_ms for t in tries)
+    return Cost(collector, who, spans, caller, whole)
+
+
+def _measured(collector: str, url: str, who: str, spans: int, tell: Callable[[int], None]) -> Cost:
     """Tell of many rounds and send all of it."""
     target = sdk.Target(f"{url}/v1/traces", f"{url}/v1/metrics") if url else sdk.Target()
     begun = sdk.start(sdk.Identity("bench", "bench", who, "0"), target, lambda _: None)
@@ -294,7 +301,8 @@ def main() -> None:
     chosen = options.parse_args()
     with collectors() as urls:
         costs = alone(urls)
-        print(f"telemetry: CPU ms per round, {ROUNDS} rounds\n  {'':<28} spans  caller   whole")
+        print(f"telemetry: CPU ms per round, best of {REPEATS} times {ROUNDS} rounds")
+        print(f"  {'':<28} spans  caller   whole")
         for cost in costs:
             name = f"{cost.who}, collector {cost.collector}"
             print(f"  {name:<28} {cost.spans:>5} {cost.caller_ms:>7.3f} {cost.whole_ms:>7.3f}")

@@ -43,7 +43,7 @@ from skerry_syncer.telling import Teller as SyncerTeller
 
 pytestmark = pytest.mark.soak
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 RUN = "backends"
 NOW_NS = time.time_ns()
 LEARNERS = tuple(Learner(RUN, name, 1, NOW_NS) for name in "ab")
