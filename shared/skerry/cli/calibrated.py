@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from skerry import settings
 from skerry.cli.place import Place
 from skerry.cli.status import log_of
-from skerry.planning import calibrate
+from skerry.planning import calibrate, journal
 from skerry.runtime.connect import bus_from
 from skerry.settings import run_config_from_json
 
@@ -34,6 +34,6 @@ async def _evidence(run: str, nats: str | None, metrics: Path | None) -> tuple[E
         bus_from(log.nats, "simulate") as bus,
     ):
         record, members, commits = await calibrate.history(bus, run)
-    rows = calibrate.read_rows(metrics or Place(run).metrics)
+    rows = journal.read_rows(metrics or Place(run).metrics)
     known = calibrate.evidence(run, members, commits, rows)
     return known, run_config_from_json(record.config_json)

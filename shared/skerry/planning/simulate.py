@@ -19,7 +19,8 @@ from skerry.planning.process import Absence, Island, Timeline, Use, walk
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.planning.scenario import Away, Layout, Request, Scene
+    from skerry.planning.scenario import Request
+    from skerry.planning.scene import Away, Layout, Scene
 
 DAY_S = 86400.0
 CHECKED_LOAD = 7.0

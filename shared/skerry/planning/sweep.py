@@ -11,7 +11,8 @@ from skerry.planning.simulate import DAY_S, Outcome, simulate, with_fleet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.planning.scenario import Layout, Request, Scene
+    from skerry.planning.scenario import Request
+    from skerry.planning.scene import Layout, Scene
 
 SWING = 2.0
 """Each input is halved and doubled."""

@@ -9,7 +9,7 @@ import pytest
 
 from skerry.core.goodput import Cause
 from skerry.errors import ConfigError
-from skerry.planning import calibrate, prediction, scenario
+from skerry.planning import calibrate, journal, prediction, scenario
 from skerry.planning.process import Use
 from skerry.planning.simulate import simulate
 from skerry.settings import RunConfig
@@ -112,7 +112,7 @@ def test_a_run_that_never_trained_teaches_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--metrics"):
         calibrate.evidence(RUN, [member("a", 1, 0.0)], [], [])
     with pytest.raises(ConfigError, match="cannot be read"):
-        calibrate.read_rows(tmp_path / "none.jsonl")
+        journal.read_rows(tmp_path / "none.jsonl")
 
 
 def test_rows_that_were_set_aside_come_first(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_rows_that_were_set_aside_come_first(tmp_path: Path) -> None:
         ("metrics.jsonl.2", "oldest"),
     ):
         (tmp_path / name).write_text(text, "utf-8")
-    assert calibrate.read_rows(path) == ["oldest", "old", "new"]
+    assert journal.read_rows(path) == ["oldest", "old", "new"]
 
 
 def test_a_start_that_came_to_nothing_counts_as_time_away() -> None:
     """Learner b was killed again while it compiled, and no row ever saw that start."""
     before = known()
-    killed = calibrate.Life("b", 2, BEGAN_S + 112.0, {}, 0.0)
-    back = calibrate.Life("b", 3, BEGAN_S + 200.0, {"train": 50.0, "compile": 20.0}, 0.6)
+    killed = journal.Life("b", 2, BEGAN_S + 112.0, {}, 0.0)
+    back = journal.Life("b", 3, BEGAN_S + 200.0, {"train": 50.0, "compile": 20.0}, 0.6)
     first = [life for life in before.lives if life.incarnation == 1]
     found = calibrate.Evidence(
         RUN, before.joined_s, (*first, killed, back), before.ratios, before.ended_s
