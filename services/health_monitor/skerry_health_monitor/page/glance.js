@@ -78,8 +78,8 @@ function tileAll() {
   tile("goodput", percent(run.goodput), "", lost(run.time), run.goodput < 0.5 && now() - facts.created_s > 300 ? "warn" : "");
   tile("alive", String(run.alive ?? 0), `of ${run.learners}`, `laid out for ${facts.learners}, quorum ${facts.quorum}`,
     !run.finished && run.alive < run.learners ? (run.alive < facts.quorum ? "bad" : "warn") : "");
-  const ago = run.last_round_s === null ? "none yet" : `last ${ago(now() - run.last_round_s)}`;
-  tile("rounds", whole(run.rounds), "", run.round_gap_s ? `${ago}, one each ${duration(run.round_gap_s)}` : ago);
+  const last = run.last_round_s === null ? "none yet" : `last ${ago(now() - run.last_round_s)}`;
+  tile("rounds", whole(run.rounds), "", run.round_gap_s ? `${last}, one each ${duration(run.round_gap_s)}` : last);
   const sent = run.bytes_up + run.bytes_down;
   const times = sent > 0 ? run.bytes_data_parallel / sent : 0;
   tile("sent", ...bytes(sent).split(" "),
