@@ -254,21 +254,21 @@ class _Walker:
         island, end_s = self.island, self.end_s
         exposed = island.slices * island.slice_rate_s
         every_s = math.inf if island.checkpoint_every_s is None else island.checkpoint_every_s
-        now, since, limit = 0.0, 0.0, self._limit(0.0)
+        now, since = 0.0, 0.0
         while now < end_s:
+            limit = self._limit(now)
             fail_at = now + self.hazard / exposed if exposed else math.inf
-            stop = min(fail_at, now + every_s - since, max(now, limit))
+            stop = min(fail_at, now + every_s - since, limit)
             since += stop - now
             if stop == fail_at:
                 now, since = self._fall(stop, since), 0.0
                 continue
             self.hazard -= (stop - now) * exposed
-            if stop < max(now, limit):
+            if stop < limit:
                 now, since = self._write(stop, since), 0.0
             elif stop < end_s:
                 restart = self.absences[self._absence].restart
                 now = self._leave(stop)
-                limit = self._limit(now)
                 since = self._undo(stop, since) if restart else since
             else:
                 break
