@@ -27,9 +27,9 @@ from browser.stage import Stage, served
 
 from skerry_health_monitor import stream
 
-LEARNERS = 20
+LEARNERS = 8
 COMMITS = 20
-TURN_S = 0.3
+TURN_S = 0.5
 HOUR_S = 3600.0
 MEGABYTE = 1e6
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
@@ -138,8 +138,8 @@ async def hour(browser: Browser) -> tuple[int, float, float, int]:
                 actor.steps += 1
                 actor.step = actor.steps
                 await stage.pulse(actor)
-            if number % 4 == 0:
-                await stage.commit(number // 4 % stage.fragments)
+            if number % 3 == 0:
+                await stage.commit(number // 3 % stage.fragments)
             if number % 100 == 0:
                 await stage.evaluate()
             monitor.changed.set()
