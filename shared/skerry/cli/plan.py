@@ -34,21 +34,27 @@ Scenario = Annotated[
 ]
 Params = Annotated[str | None, typer.Option(help="Parameters: 12B.", metavar="N")]
 Tokens = Annotated[str | None, typer.Option(help="Tokens to train on.", metavar="N")]
-StepTokens = Annotated[str | None, typer.Option(help="Tokens of a learner's step.", metavar="N")]
+StepTokens = Annotated[
+    str | None, typer.Option(help="Tokens of a learner's step.", hidden=True, metavar="N")
+]
 Regions = Annotated[
     int | None, typer.Option(help="So many equal sites, a learner each.", min=1, metavar="M")
 ]
 Bandwidth = Annotated[str | None, typer.Option(help="Of each: '3 Gbit/s'.", metavar="RATE")]
 StepTime = Annotated[str | None, typer.Option(help="Of each: '2 s'.", metavar="TIME")]
-Rtt = Annotated[str | None, typer.Option(help="Of each: '50 ms'.", metavar="TIME")]
-Chips = Annotated[int | None, typer.Option(help="Of each.", min=1, metavar="N")]
-H = Annotated[int | None, typer.Option("-H", help="sync.h_steps.", metavar="H")]
-P = Annotated[int | None, typer.Option("-P", help="sync.fragments.", metavar="P")]
-K = Annotated[int | None, typer.Option("-K", help="sync.quorum.", metavar="K")]
-Tau = Annotated[int | None, typer.Option(help="sync.overlap_steps.", metavar="TAU")]
+Rtt = Annotated[str | None, typer.Option(help="Of each: '50 ms'.", hidden=True, metavar="TIME")]
+Chips = Annotated[int | None, typer.Option(help="Of each.", min=1, hidden=True, metavar="N")]
+H = Annotated[int | None, typer.Option("-H", help="sync.h_steps.", hidden=True, metavar="H")]
+P = Annotated[int | None, typer.Option("-P", help="sync.fragments.", hidden=True, metavar="P")]
+K = Annotated[int | None, typer.Option("-K", help="sync.quorum.", hidden=True, metavar="K")]
+Tau = Annotated[int | None, typer.Option(help="sync.overlap_steps.", hidden=True, metavar="TAU")]
 Probe = Annotated[bool, typer.Option("--probe", help="Measure the link from here to the broker.")]
-Site = Annotated[str | None, typer.Option(help="The site that --probe is run at.", metavar="SITE")]
-Nats = Annotated[str | None, typer.Option(help="The broker of --probe.", metavar="URL")]
+Site = Annotated[
+    str | None, typer.Option(help="The site that --probe is run at.", hidden=True, metavar="SITE")
+]
+Nats = Annotated[
+    str | None, typer.Option(help="The broker of --probe.", hidden=True, metavar="URL")
+]
 Folder = Annotated[
     Path | None, typer.Option(help="Write pictures and tables here.", metavar="FOLDER")
 ]
@@ -94,9 +100,10 @@ def plan(  # noqa: PLR0913 - one option each
     report: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a run will work, how long it takes and what it costs; exit code 4 if it won't.
+    """Say whether a run works, how long it takes, what it costs. Exit code 4: no.
 
-    In one line: skerry plan --params 12B --regions 4 --bandwidth '3 Gbit/s' --step-time '2 s'
+    In one line: skerry plan --params 12B --regions 4 --bandwidth '3 Gbit/s' --step-time '2 s'.
+    Also: -H -P -K --tau --step-tokens, --rtt --chips of each site, --site --nats of --probe.
     """
     table = {
         "plan.parameters": params,

@@ -52,7 +52,9 @@ def simulate(  # noqa: PLR0913 - one option each
         str | None, typer.Option(help="failures.chip_mtbi: '365 d'.", metavar="TIME")
     ] = None,
     days: Annotated[float | None, typer.Option(help="Of the run.", metavar="D")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all chance.", min=0, metavar="N")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of all chance.", hidden=True, min=0, metavar="N")
+    ] = None,
     set_: Sets = None,
     table: Annotated[
         bool, typer.Option("--table", help="Also the scenario's table of goodputs.")
@@ -61,27 +63,35 @@ def simulate(  # noqa: PLR0913 - one option each
         Path | None, typer.Option(help="A fault plan of skerry chaos, on top.", metavar="FILE")
     ] = None,
     save_faults: Annotated[
-        Path | None, typer.Option(help="Write what failed as such a plan.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Write what failed as such a plan.", hidden=True, metavar="FILE"),
     ] = None,
     calibrate: Annotated[
         str | None, typer.Option(help="Learn from this run, and tell it again.", metavar="RUN")
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="Tell this other run instead.", metavar="RUN")
+        str | None, typer.Option(help="Tell this other run instead.", hidden=True, metavar="RUN")
     ] = None,
     metrics: Annotated[
-        Path | None, typer.Option(help="The calibrating run's metrics.jsonl.", metavar="FILE")
+        Path | None,
+        typer.Option(help="The calibrating run's metrics.jsonl.", hidden=True, metavar="FILE"),
     ] = None,
-    nats: Annotated[str | None, typer.Option(help="Its broker.", metavar="URL")] = None,
+    nats: Annotated[
+        str | None, typer.Option(help="Its broker.", hidden=True, metavar="URL")
+    ] = None,
     save_scenario: Annotated[
-        Path | None, typer.Option(help="Write what was asked as a scenario.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Write what was asked as a scenario.", hidden=True, metavar="FILE"),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write pictures and tables here.", metavar="FOLDER")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Say what failures cost: goodput, uptime(K), who takes part in merges, time to N tokens."""
+    """Say what failures cost: goodput, uptime(K), time to N tokens.
+
+    Also: --seed, --save-faults, --save-scenario; --against --metrics --nats of --calibrate.
+    """
     named = {
         "fleet.chips": chips,
         "fleet.layout": layout,

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from skerry.cli import main
 from skerry.cli.main import HANDED_ON, app
 
-COMMANDS = ["demo", "up", *HANDED_ON, "status", "top", "doctor", "chaos"]
+COMMANDS = ["demo", "up", *HANDED_ON, "status", "top", "doctor", "chaos", "plan", "simulate"]
 HEAVY = ("jax", "numpy", "blosc2", "nats", "numba", "optax", "google.protobuf", "structlog")
 SCREEN_LINES = 24
 
@@ -45,7 +45,9 @@ def test_help_names_every_command() -> None:
     assert all(command in shown for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["demo", "up", "status", "doctor", "chaos"])
+@pytest.mark.parametrize(
+    "command", ["demo", "up", "status", "top", "doctor", "chaos", "plan", "simulate"]
+)
 def test_help_fits_a_screen(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
