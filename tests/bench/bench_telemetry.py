@@ -25,7 +25,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
-from bench_learner import CONFIG, TIMED, Turn, take_turns, turn, until_training
+from bench_learner import (
+    CONFIG,
+    TIMED,
+    Times,
+    Turn,
+    Window,
+    take_turns,
+    turn,
+    until_training,
+    within,
+)
 from harness import Goal, parser, write
 
 from skerry.bus.contributions import Contribution
@@ -278,18 +288,23 @@ async def _turns(
             await cluster.__aexit__(None, None, None)
     told = {kind: json.loads((folder / f"{kind}.json").read_text())["steps"] for kind in urls}
     by_kind = {
-        kind: [turn(told[kind], window) for window in windows[i]] for i, kind in enumerate(urls)
+        kind: [_turn(told[kind], window) for window in windows[i]] for i, kind in enumerate(urls)
     }
     return [_compared(kind, by_kind[kind], by_kind["off"]) for kind in urls if kind != "off"]
 
 
-def _compared(kind: str, with_it: Sequence[Turn], without: Sequence[Turn]) -> InPlace:
-    pairs = list(zip(with_it, without, strict=True))
+def _turn(times: Times, window: Window) -> Turn | None:
+    """Return what a learner did in a turn; None where the machine gave it no time for two steps."""
+    return turn(times, window) if len(within(times, [window])) > 1 else None
+
+
+def _compared(kind: str, with_it: Sequence[Turn | None], without: Sequence[Turn | None]) -> InPlace:
+    pairs = [(a, b) for a, b in zip(with_it, without, strict=True) if a and b]
     return InPlace(
         kind,
         statistics.median(a.cpu_s / b.cpu_s for a, b in pairs),
         statistics.median(a.median_s / b.median_s for a, b in pairs),
-        sum(a.steps for a in with_it),
+        sum(a.steps for a, _ in pairs),
     )
 
 

@@ -50,13 +50,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The newest points of one metric from one service."""
+    """The newest points of one metric from one service; ``traces`` are those of its exemplars."""
 
     service: str
     name: str
     unit: str
     kind: str
     points: list[tuple[dict[str, Any], float]]
+    traces: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -176,7 +177,8 @@ def _series(request: ExportMetricsServiceRequest) -> list[tuple[Series, str]]:
         for scope in group.scope_metrics:
             for metric in scope.metrics:
                 kind = str(metric.WhichOneof("data"))
-                told = Series(service, metric.name, metric.unit, kind, _points(metric, kind))
+                named = service, metric.name, metric.unit, kind
+                told = Series(*named, _points(metric, kind), _traces(metric, kind))
                 found.append((told, instance))
     return found
 
@@ -190,6 +192,11 @@ def _points(metric: Metric, kind: str) -> list[tuple[dict[str, Any], float]]:
             value = float(getattr(point, str(point.WhichOneof("value"))))
         points.append((_attributes(point.attributes), value))
     return points
+
+
+def _traces(metric: Metric, kind: str) -> frozenset[str]:
+    points = getattr(metric, kind).data_points
+    return frozenset(e.trace_id.hex() for point in points for e in point.exemplars)
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

@@ -130,6 +130,16 @@ def test_metrics_arrive_with_their_units(receiver: Receiver) -> None:
     assert got["skerry.tokens"].unit == "{token}"
 
 
+def test_a_value_of_a_kept_round_leads_to_its_trace(receiver: Receiver) -> None:
+    with begun(receiver.url) as telemetry:
+        with tracer.within(tracer.context(TRACE)):
+            instruments.record(metrics.MERGE_DURATION, 0.2, {metrics.RUN: "run"})
+        instruments.record(metrics.COMMIT_DURATION, 0.2, {metrics.RUN: "run"})
+        telemetry.stop()
+    got = {name: series.traces for (_, _, name), series in receiver.series.items()}
+    assert got == {"skerry.merge.duration": {TRACE}, "skerry.commit.duration": frozenset()}
+
+
 def test_a_collector_that_answers_nothing_holds_nobody_up(receiver: Receiver) -> None:
     """The end is bounded, and telling goes on meanwhile without end and without a queue."""
     receiver.held = threading.Event()
