@@ -99,8 +99,8 @@ def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
         )
         yield (
             f"- A run merges {least / 1e6:.1f} to {most / 1e6:.1f} M tokens: learners of"
-            f" {BATCH} sequences of {SEQ_LEN} bytes a step, unless a table says more. Larger M means"
-            " fewer steps: at M = 8 a run has 21 rounds per fragment at H = 24."
+            f" {BATCH} sequences of {SEQ_LEN} bytes a step, unless a table says more. Larger M"
+            " means fewer steps: at M = 8 a run has 21 rounds per fragment at H = 24."
         )
         yield (
             f"- Corpus: the sources of Python {', '.join(pythons)}'s standard library, as bytes;"
