@@ -31,6 +31,7 @@ LEARNERS = 8
 COMMITS = 20
 TURN_S = 0.5
 HOUR_S = 3600.0
+PAUSE_S = 0.02
 MEGABYTE = 1e6
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
 
@@ -127,7 +128,7 @@ async def hour(browser: Browser) -> tuple[int, float, float, int]:
     """Return messages, megabytes before and after, and nodes after an hour of updates."""
     stage = Stage(learners=LEARNERS)
     await stage.past(300, 1)
-    pushed, stream.PUSH_S = stream.PUSH_S, 0.0
+    pushed, stream.PUSH_S = stream.PUSH_S, PAUSE_S
     async with served(stage, clock_s=lambda: stage.now_s) as (url, monitor):
         page = await opened(browser, url)
         before, _ = await heap(page)
@@ -144,7 +145,7 @@ async def hour(browser: Browser) -> tuple[int, float, float, int]:
                 await stage.evaluate()
             monitor.changed.set()
             # One message a turn, and the browser keeps up with them.
-            await asyncio.sleep(0.008)
+            await asyncio.sleep(PAUSE_S)
         await page.wait_for_selector(f"#tile-rounds dd:has-text('{stage.rounds:,}')")
         after, nodes = await heap(page)
         await page.close()
