@@ -105,9 +105,11 @@ class Strikes:
                 async with asyncio.timeout(duration_s):
                     await self._held[name, action].wait()
         finally:
-            del self._held[name, action]
-            with suppress(ControlError):  # a cluster that is gone needs no healing
-                await asyncio.shield(fault.end())
+            try:
+                with suppress(ControlError):  # a cluster that is gone needs no healing
+                    await asyncio.shield(fault.end())
+            finally:  # not before: the end of this one must not undo the next
+                del self._held[name, action]
 
     async def _heal(self, name: str) -> None:
         """Undo whatever was done, by whomever: a monitor that died left its faults behind."""
