@@ -35,9 +35,13 @@ def chromium() -> str | None:
     return os.environ.get("SKERRY_CHROMIUM") or shutil.which("chromium")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One chromium for all tests; each has a page with nothing in its memory."""
+    """One chromium for a module's tests; each has a page with nothing in its memory.
+
+    No longer than that: while it is there, Playwright's own event loop runs in this thread, and no
+    asynchronous test of another module could.
+    """
     path = chromium()
     if path is None:
         pytest.skip("no chromium: apt install chromium, or set SKERRY_CHROMIUM")
