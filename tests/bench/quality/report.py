@@ -73,7 +73,8 @@ def _head(found: Sequence[Findings]) -> Iterator[str]:
     yield ""
     yield (
         "It can be stopped at any time and started again; finished runs (one JSON file each in"
-        " `.skerry/quality`) are not made again."
+        " `docs/quality/runs`,"
+        " trial runs among them) are not made again."
     )
     yield ""
     yield from _limits(list(runs.values()), found)
