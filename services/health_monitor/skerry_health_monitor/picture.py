@@ -7,6 +7,7 @@ Times are seconds since the epoch: ages grow in the browser without a word from 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -324,6 +325,6 @@ def _curve(curve: Curve) -> Section:
 
 def _figures(value: float | None) -> float | None:
     """Return a number with six digits, which no screen shows more of; None for what is none."""
-    if value is None or value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124
+    if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
