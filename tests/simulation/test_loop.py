@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextvars import copy_context
+from contextvars import Context, ContextVar, copy_context
 
 import pytest
 
@@ -107,3 +107,17 @@ def test_a_frozen_owner_wakes_up_late_and_finds_that_time_has_passed() -> None:
 
     run(main(), loop)
     assert woke == [("free", 1.0), ("frozen", 10.0)]
+
+
+def test_a_task_keeps_its_own_context_also_when_that_began_empty() -> None:
+    mine = ContextVar("mine", default=0)
+    seen: list[int] = []
+
+    async def main() -> None:
+        token = mine.set(1)
+        await asyncio.sleep(1)
+        seen.append(mine.get())
+        mine.reset(token)
+
+    Context().run(run, main())
+    assert seen == [1]

@@ -79,7 +79,7 @@ class VirtualLoop(Base):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Entry:
-        entry = Entry(self._now_s, callback, args, context or copy_context())
+        entry = Entry(self._now_s, callback, args, _given(context))
         self._ready.append(entry)
         return entry
 
@@ -92,7 +92,7 @@ class VirtualLoop(Base):
         *args: Any,
         context: Context | None = None,
     ) -> Entry:
-        entry = Entry(when, callback, args, context or copy_context())
+        entry = Entry(when, callback, args, _given(context))
         self._count += 1
         heappush(self._timers, (when, self._count, entry))
         return entry
@@ -240,3 +240,8 @@ class VirtualLoop(Base):
 
 async def _close(generator: AsyncGenerator[Any, Any]) -> None:
     await generator.aclose()
+
+
+def _given(context: Context | None) -> Context:
+    """Return the context itself, also an empty one, which is false: a task must keep its own."""
+    return copy_context() if context is None else context
