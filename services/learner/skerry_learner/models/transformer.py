@@ -3,7 +3,9 @@
 RMSNorm (arXiv 1910.07467), rotary positions (2104.09864), gated MLP (SwiGLU, 2002.05202), grouped
 query attention (2305.13245), tied embeddings. Layers are a Python loop over leaves of their own:
 stacked leaves under ``lax.scan`` compile faster, but then "one tensor" of the radial-directional
-merge would span all layers. A dozen layers compile in seconds either way.
+merge would span all layers. A dozen layers compile in seconds either way. Activations between blocks are
+rows ``[batch * seq, d]``: XLA on a CPU takes twice as long for the weights' gradients of a matrix
+product that contracts over two axes, batch and position.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from skerry_learner.models.base import Params
 
@@ -48,9 +51,9 @@ def rms_norm(x: jax.Array, gain: jax.Array) -> jax.Array:
 def rotate(x: jax.Array) -> jax.Array:
     """Apply rotary positions to ``[batch, seq, heads, head_dim]``, in float32."""
     half = x.shape[-1] // 2
-    frequency = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequency[None, :]
-    cos, sin = jnp.cos(angle)[None, :, None, :], jnp.sin(angle)[None, :, None, :]
+    frequency = ROPE_BASE ** (-np.arange(half) / half)
+    angle = (np.arange(x.shape[1])[:, None] * frequency[None, :])[None, :, None, :]
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x.dtype)
@@ -101,13 +104,15 @@ class Transformer:
 
     def logits(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Score what follows each of ``tokens`` int32 [batch, seq]: f32 [batch, seq, vocab]."""
+        batch, seq = tokens.shape
         table = params["embed"].astype(self.compute)
-        x = table[tokens] * jnp.asarray(self.sizes.d_model**0.5, self.compute)
+        x = table[tokens.reshape(-1)] * jnp.asarray(self.sizes.d_model**0.5, self.compute)
         for _, block in sorted(params["blocks"].items()):
-            x = x + self._attention(block, rms_norm(x, block["norm_attention"]))
+            x = x + self._attention(block, rms_norm(x, block["norm_attention"]), batch)
             x = x + self._mlp(block, rms_norm(x, block["norm_mlp"]))
         final = rms_norm(x, params["norm"])
-        return jnp.einsum("btd,vd->btv", final, table, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("nd,vd->nv", final, table, preferred_element_type=jnp.float32)
+        return scores.reshape(batch, seq, -1)
 
     def loss(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Return the mean next-token loss in nats over int32 [batch, seq + 1], a float32 scalar."""
@@ -115,15 +120,14 @@ class Transformer:
         picked = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
         return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - picked)
 
-    def _attention(self, block: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    def _attention(self, block: dict[str, jax.Array], x: jax.Array, batch: int) -> jax.Array:
         s = self.sizes
-        batch, seq, _ = x.shape
-        query = self._project(x, block["query"]).reshape(batch, seq, s.heads, s.head_dim)
-        key = self._project(x, block["key"]).reshape(batch, seq, s.kv_heads, s.head_dim)
-        value = self._project(x, block["value"]).reshape(batch, seq, s.kv_heads, s.head_dim)
+        query = self._project(x, block["query"]).reshape(batch, -1, s.heads, s.head_dim)
+        key = self._project(x, block["key"]).reshape(batch, -1, s.kv_heads, s.head_dim)
+        value = self._project(x, block["value"]).reshape(batch, -1, s.kv_heads, s.head_dim)
         with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes in float32
             mixed = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
-        return self._project(mixed.reshape(batch, seq, s.d_model), block["out"])
+        return self._project(mixed.reshape(x.shape), block["out"])
 
     def _mlp(self, block: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         gate = jax.nn.silu(self._project(x, block["gate"]))
