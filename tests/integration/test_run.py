@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from skerry.core.fragments import plan
 from skerry.testing.cluster import Cluster, until_commit
 from skerry.testing.nats_server import NatsServer
 from skerry.wire.messages import Commit, RunState
+from skerry_learner.service import NICENESS
 
 pytestmark = pytest.mark.nats
 
@@ -93,6 +95,19 @@ async def test_killed_learner_comes_back_with_the_latest_state(
     ]
     assert first.cursor_from <= max(old), "it left a gap in its data"
     assert first.step > 0
+
+
+async def test_who_trains_lets_others_on_its_machine_have_the_cpu_first(
+    shared_nats: NatsServer, run_id: str, site: Site, tiny_config: Path
+) -> None:
+    async with site.run(shared_nats, run_id, tiny_config) as (cluster, bus):
+        syncer = await cluster.start("syncer", "s")
+        learner = await cluster.start("learner", "a")
+        await until_commit(bus, run_id, lambda c: c.version > 1)
+        trains, merges = (
+            os.getpriority(os.PRIO_PROCESS, service.process.pid) for service in (learner, syncer)
+        )
+    assert trains == min(19, merges + NICENESS)
 
 
 async def test_newer_incarnation_makes_the_older_stop(

@@ -47,7 +47,7 @@ def run(
         given = settings.load(config, overrides)
         configure(given.local.log_level, service="learner")
         bus = bus_from(given.local.nats, learner_name, on_event=broker_event)
-    from skerry_learner.service import learner
+    from skerry_learner.service import learner, step_back
 
     run_service(
         learner(
@@ -58,6 +58,7 @@ def run(
             shutdown_s=given.local.shutdown_s,
             started_s=STARTED_S,
             local=given.local.learner,
+            settled=step_back,
         ),
         telemetry(given.local, "learner", run, learner_name),
     )

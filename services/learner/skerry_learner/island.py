@@ -73,7 +73,7 @@ class Island:
     ``missing`` are the fragments that the log had no version of when this learner joined,
     ``recalled`` is how its inner optimizer begins, ``keeper`` saves it; without them it begins as
     it was made and is not saved. Below the cursor ``seen`` an earlier incarnation has trained
-    already, on what was lost with it.
+    already, on what was lost with it. ``settled`` is called once, before the first step.
     """
 
     learner: Learner
@@ -95,6 +95,7 @@ class Island:
     feed: Feeds = Prefetch
     rewarming: bool = False
     seen: int = 0
+    settled: Callable[[], None] | None = None
 
     def run(self) -> None:
         """Live until the mailbox says stop; a step loop that never waits lies in between."""
@@ -154,6 +155,8 @@ class Island:
     def _train(self) -> Iterator[Pause]:
         if self.mailbox.stopping() or self._done():
             return
+        if self.settled is not None:
+            self.settled()
         self._enter(LearnerPhase.TRAINING)
         batch = self.config.data.batch
         before: StepResult | None = None

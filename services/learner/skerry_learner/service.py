@@ -11,9 +11,11 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 
+import jax
 import structlog
 
 from skerry.bus.base import Bus
+from skerry.runtime.priority import yield_to_others
 from skerry.runtime.service import serve
 from skerry.settings import LearnerSettings, RunConfig
 from skerry.wire.messages import LearnerPhase, RunRecord
@@ -43,6 +45,9 @@ from skerry_learner.trainer.trainer import Trainer
 log = structlog.get_logger()
 
 RECALL_S = 60.0
+NICENESS = 5
+"""Of training on a CPU. Who joins, merges or commits on the same machine goes first: others wait
+for that, and nobody waits for a step."""
 
 
 async def learner(
@@ -54,10 +59,12 @@ async def learner(
     shutdown_s: float,
     started_s: float,
     local: LearnerSettings | None = None,
+    settled: Callable[[], None] | None = None,
 ) -> None:
     """Train in ``run`` until it is finished or a signal comes; ``started_s`` is monotonic.
 
-    ``local`` says where the inner optimizer's state is kept; without it, it is not.
+    ``local`` says where the inner optimizer's state is kept; without it, it is not. ``settled`` is
+    called before the first step, in the trainer's thread.
     """
     structlog.contextvars.bind_contextvars(learner=name)
     async with bus:
@@ -69,7 +76,8 @@ async def learner(
         blank = not place.missing  # everything comes from the log
         trainer = await asyncio.to_thread(Trainer, work.model, work.config, work.plan, blank=blank)
         keeper = _keeper(local, record, place, trainer)
-        await _Service(bus, work, place, trainer, keeper, started_s).run(shutdown_s)
+        service = _Service(bus, work, place, trainer, keeper, started_s, settled)
+        await service.run(shutdown_s)
 
 
 def _keeper(
@@ -93,6 +101,7 @@ class _Service:
     trainer: Trainer
     keeper: Keeper | None
     started_s: float
+    settled: Callable[[], None] | None = None
     over: bool = False
     mailbox: Mailbox = field(init=False)
     island: Island = field(init=False)
@@ -154,6 +163,7 @@ class _Service:
             recalled=self.recalled,
             keeper=self.keeper,
             seen=self.place.seen,
+            settled=self.settled,
         )
 
     async def run(self, shutdown_s: float) -> None:
@@ -244,6 +254,12 @@ class _Service:
             self.keeper.close()
         else:
             self.keeper.close(self.trainer.state.optimizer, self.island.now)
+
+
+def step_back() -> None:
+    """Let others have the CPU first, unless all that is done with it is to keep a GPU busy."""
+    if jax.default_backend() == "cpu":
+        yield_to_others(NICENESS)
 
 
 def _call(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:

@@ -10,10 +10,15 @@ import pytest
 from skerry.runtime.priority import AUTOGROUP
 
 ASK = (
-    "import os\n"
+    "import os, threading\n"
     "from skerry.runtime.priority import AUTOGROUP, yield_to_others\n"
+    "over = threading.Event()\n"
+    "other = threading.Thread(target=over.wait)\n"
+    "other.start()\n"
     "yield_to_others(7)\n"
-    "print(os.nice(0), AUTOGROUP.read_text() if AUTOGROUP.exists() else '')"
+    "print(os.nice(0), os.getpriority(os.PRIO_PROCESS, other.native_id),"
+    " AUTOGROUP.read_text() if AUTOGROUP.exists() else '')\n"
+    "over.set()"
 )
 
 
@@ -31,6 +36,12 @@ def told(*, own_session: bool) -> str:
 def test_a_service_is_nicer_than_before() -> None:
     before = int(subprocess.check_output(["nice"], text=True))
     assert told(own_session=False).split()[0] == str(min(19, before + 7))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own here")
+def test_threads_that_run_already_are_as_nice() -> None:
+    own, thread, *_ = told(own_session=False).split()
+    assert thread == own
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel shares out by process")

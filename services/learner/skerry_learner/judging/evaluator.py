@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-NICENESS = 5
+NICENESS = 10
 """A third of a learner's right to the CPU: behind all of them, and yet not starved by them."""
 MOST_SHARE = 0.05
 """Of one core that evaluations take at most: a long one is followed by a long rest."""

@@ -3,9 +3,10 @@
 RMSNorm (arXiv 1910.07467), rotary positions (2104.09864), gated MLP (SwiGLU, 2002.05202), grouped
 query attention (2305.13245), tied embeddings. Layers are a Python loop over leaves of their own:
 stacked leaves under ``lax.scan`` compile faster, but then "one tensor" of the radial-directional
-merge would span all layers. A dozen layers compile in seconds either way. Activations between blocks are
-rows ``[batch * seq, d]``: XLA on a CPU takes twice as long for the weights' gradients of a matrix
-product that contracts over two axes, batch and position.
+merge would span all layers. A dozen layers compile in seconds either way.
+
+Activations between blocks are rows ``[batch * seq, d]``: where a weight's gradient sums over two
+axes, batch and position, XLA on a CPU takes twice as long for it.
 """
 
 from __future__ import annotations
