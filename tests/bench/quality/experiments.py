@@ -11,6 +11,7 @@ from dataclasses import replace
 from .batches import batch
 from .cells import BATCH, LARGE, M_TOKENS, SMALL, Cell, Experiment, Size
 from .fleets import failures, partition, scavenging, speeds
+from .lengths import inner, length
 
 LESS = 3 * M_TOKENS // 4
 SHORT = M_TOKENS // 2
@@ -24,6 +25,8 @@ def all_experiments() -> tuple[Experiment, ...]:
     return (
         learning_rate(),
         batch(),
+        length(),
+        inner(),
         modes(),
         outer(),
         adoption(),
