@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from browser.stage import Stage, served
 
-from skerry_health_monitor import stream
+from skerry_health_monitor.web import stream
 
 LEARNERS = 8
 COMMITS = 20

@@ -35,8 +35,8 @@ from skerry.wire.messages import (
 from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor, page_of
-from skerry_health_monitor.strikes import Striker
-from skerry_health_monitor.web import Connections, application, listen, serve_http
+from skerry_health_monitor.web.server import Connections, application, listen, serve_http
+from skerry_health_monitor.web.strikes import Striker
 
 RUN = "stage"
 STEP_S = 0.25

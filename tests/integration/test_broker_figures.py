@@ -11,7 +11,7 @@ from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
 from skerry.runtime.broker import LocalBroker
 from skerry.wire.subjects import Subjects
-from skerry_health_monitor.broker import Brokers
+from skerry_health_monitor.metrics.broker import Brokers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,10 +34,10 @@ def run(
     from skerry.runtime.logs import configure
     from skerry.runtime.telemetry import telemetry
     from skerry.wire.subjects import checked_token
-    from skerry_health_monitor.link import Link
+    from skerry_health_monitor.metrics.sinks import outlets
     from skerry_health_monitor.service import health_monitor
-    from skerry_health_monitor.sinks import outlets
-    from skerry_health_monitor.web import listen
+    from skerry_health_monitor.watching.link import Link
+    from skerry_health_monitor.web.server import listen
 
     holder = name or f"health-monitor-{socket.gethostname()}-{os.getpid()}"
     overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]

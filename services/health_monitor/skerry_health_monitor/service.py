@@ -20,20 +20,20 @@ from skerry.errors import BrokerUnavailable, WireError, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.tasks import TaskGroup
-from skerry_health_monitor.alerts import Situation, alerts
-from skerry_health_monitor.book import Book
-from skerry_health_monitor.exporting import Exporting
-from skerry_health_monitor.figures import Known
-from skerry_health_monitor.link import Link
-from skerry_health_monitor.page import routes
-from skerry_health_monitor.picture import Drawn, Scene, marks, picture
-from skerry_health_monitor.prometheus import metrics_route
-from skerry_health_monitor.sources import Sources, Tally
-from skerry_health_monitor.stream import Frame, Hub
-from skerry_health_monitor.strikes import Strikes, read_token, strike_route
-from skerry_health_monitor.telling import Telling
-from skerry_health_monitor.watch import Watch
-from skerry_health_monitor.web import Connections, application, serve_http
+from skerry_health_monitor.metrics.exporting import Exporting
+from skerry_health_monitor.metrics.figures import Known
+from skerry_health_monitor.metrics.prometheus import metrics_route
+from skerry_health_monitor.metrics.telling import Telling
+from skerry_health_monitor.watching.alerts import Situation, alerts
+from skerry_health_monitor.watching.book import Book
+from skerry_health_monitor.watching.link import Link
+from skerry_health_monitor.watching.sources import Sources, Tally
+from skerry_health_monitor.watching.watch import Watch
+from skerry_health_monitor.web.page import routes
+from skerry_health_monitor.web.picture import Drawn, Scene, marks, picture
+from skerry_health_monitor.web.server import Connections, application, serve_http
+from skerry_health_monitor.web.stream import Frame, Hub
+from skerry_health_monitor.web.strikes import Strikes, read_token, strike_route
 
 if TYPE_CHECKING:
     import socket
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from skerry.bus.view import RunView
     from skerry.settings import HealthSettings, LocalSettings
     from skerry.wire.messages import Commit
-    from skerry_health_monitor.sinks import Outlet
-    from skerry_health_monitor.strikes import Striker
+    from skerry_health_monitor.metrics.sinks import Outlet
+    from skerry_health_monitor.web.strikes import Striker
 
 log = structlog.get_logger()
 

@@ -12,11 +12,11 @@ from skerry.core.liveness import Liveness
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record
 from skerry.wire.messages import LearnerPhase
-from skerry_health_monitor.alerts import Alert, Severity, Situation, alerts, clip, duration
-from skerry_health_monitor.book import MOST_PAST, Book
-from skerry_health_monitor.history import Trouble
-from skerry_health_monitor.timeline import Past
-from skerry_health_monitor.watch import Watch
+from skerry_health_monitor.watching.alerts import Alert, Severity, Situation, alerts, clip, duration
+from skerry_health_monitor.watching.book import MOST_PAST, Book
+from skerry_health_monitor.watching.history import Trouble
+from skerry_health_monitor.watching.timeline import Past
+from skerry_health_monitor.watching.watch import Watch
 
 NOW_S = 1_000_000.0
 

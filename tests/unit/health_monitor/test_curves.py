@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry_health_monitor.curves import Bin, Curve, Curves
+from skerry_health_monitor.watching.curves import Bin, Curve, Curves
 
 
 def one(tokens: float, loss: float = 2.0, step: int = 1) -> Bin:

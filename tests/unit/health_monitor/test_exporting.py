@@ -11,7 +11,7 @@ from skerry.telemetry import instruments, metrics
 from skerry.telemetry.instruments import Attributes, Observer
 from skerry.telemetry.metrics import Metric
 from skerry.telemetry.points import Figure, Point
-from skerry_health_monitor.exporting import OWN, Exporting
+from skerry_health_monitor.metrics.exporting import OWN, Exporting
 
 FIGURES: list[Figure] = [
     Point(metrics.GOODPUT, 0.75, ("run",)),

@@ -28,10 +28,10 @@ from skerry.wire.messages import (
     Pulse,
     Refused,
 )
-from skerry_health_monitor.broker import Server
-from skerry_health_monitor.figures import MOST_LEARNERS, Known, figures, interval_s
-from skerry_health_monitor.prometheus import exposition
-from skerry_health_monitor.sums import MOST_WORDS, Sums
+from skerry_health_monitor.metrics.broker import Server
+from skerry_health_monitor.metrics.figures import MOST_LEARNERS, Known, figures, interval_s
+from skerry_health_monitor.metrics.prometheus import exposition
+from skerry_health_monitor.watching.sums import MOST_WORDS, Sums
 
 if TYPE_CHECKING:
     from skerry.telemetry.points import Figure

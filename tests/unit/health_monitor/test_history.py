@@ -18,7 +18,12 @@ from skerry.wire.messages import (
     Pulse,
     Refused,
 )
-from skerry_health_monitor.history import MOST_CHECKPOINTS, MOST_SAMPLES, MOST_TURNS, History
+from skerry_health_monitor.watching.history import (
+    MOST_CHECKPOINTS,
+    MOST_SAMPLES,
+    MOST_TURNS,
+    History,
+)
 
 
 def commit(version: int, closed_s: float = 100.0, **changes: object) -> Commit:

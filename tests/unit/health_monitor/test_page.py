@@ -16,10 +16,10 @@ from skerry.chaos.ground import NotFired
 from skerry.errors import ConfigError
 from skerry.settings import HealthSettings, RunConfig
 from skerry.testing.scripted_run import ScriptedRun
-from skerry_health_monitor.page import FILES
 from skerry_health_monitor.service import Monitor, page_of
-from skerry_health_monitor.strikes import LONGEST_S, read_token
-from skerry_health_monitor.web import Connections, application
+from skerry_health_monitor.web.page import FILES
+from skerry_health_monitor.web.server import Connections, application
+from skerry_health_monitor.web.strikes import LONGEST_S, read_token
 
 DEADLINE_S = 20.0
 TOKEN = "a-token-of-some-length"  # noqa: S105 - of a test

@@ -20,8 +20,9 @@ from skerry.wire.messages import (
     MemberRecord,
     Pulse,
 )
-from skerry_health_monitor.book import Book
-from skerry_health_monitor.picture import (
+from skerry_health_monitor.watching.book import Book
+from skerry_health_monitor.watching.watch import Watch
+from skerry_health_monitor.web.picture import (
     COLUMNS,
     MOST_ARRIVALS,
     Drawn,
@@ -30,7 +31,6 @@ from skerry_health_monitor.picture import (
     marks,
     picture,
 )
-from skerry_health_monitor.watch import Watch
 
 NOW_S = 1_000.0
 ROWS = ("learners", "rounds", "fragments", "checkpoints", "evaluations", "samples", "curve_run")

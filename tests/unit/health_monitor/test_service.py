@@ -18,8 +18,8 @@ from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
-from skerry_health_monitor.sources import Sources
-from skerry_health_monitor.web import application, listen
+from skerry_health_monitor.watching.sources import Sources
+from skerry_health_monitor.web.server import application, listen
 
 DEADLINE_S = 20.0
 

@@ -12,9 +12,16 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from skerry_health_monitor.page import EventStream
-from skerry_health_monitor.stream import MOST_CLIENTS, MOST_WAITING, Client, Frame, Hub, difference
-from skerry_health_monitor.web import Connections, listen, serve_http
+from skerry_health_monitor.web.page import EventStream
+from skerry_health_monitor.web.server import Connections, listen, serve_http
+from skerry_health_monitor.web.stream import (
+    MOST_CLIENTS,
+    MOST_WAITING,
+    Client,
+    Frame,
+    Hub,
+    difference,
+)
 
 DEADLINE_S = 20.0
 

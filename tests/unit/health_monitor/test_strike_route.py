@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from skerry_health_monitor.strikes import Striker, strike_route
+from skerry_health_monitor.web.strikes import Striker, strike_route
 
 TOKEN = "a-token-of-24-characters"  # noqa: S105 - of this test
 

@@ -17,7 +17,7 @@ from skerry.chaos.ground import Ground, NotFired
 from skerry.errors import ConfigError
 from skerry.runtime.control import CONTROL, PROXY, listening
 from skerry.runtime.processes import Processes, read
-from skerry_health_monitor.strikes import Strikes
+from skerry_health_monitor.web.strikes import Strikes
 
 DEADLINE_S = 20.0
 LONG_S = 300.0

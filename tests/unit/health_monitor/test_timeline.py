@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skerry.wire.messages import Commit, Consumed, LearnerPhase, Pulse, Round
-from skerry_health_monitor.timeline import Timeline, arrivals, interval_s, past
+from skerry_health_monitor.watching.timeline import Timeline, arrivals, interval_s, past
 
 
 def consumed(learner: str, arrived_ns: int = 0, loss: float = 2.0) -> Consumed:

@@ -12,7 +12,7 @@ from skerry.core.fragments import LeafSpec, plan
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record
 from skerry.wire.messages import LearnerPhase, MemberRecord, Pulse, RunRecord, RunState
-from skerry_health_monitor.watch import Watch
+from skerry_health_monitor.watching.watch import Watch
 
 PULSE_S = 0.5
 STARTED_S = 1_000_000.0

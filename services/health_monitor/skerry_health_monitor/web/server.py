@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from skerry.bus.report import to_json
 from skerry.errors import ConfigError
-from skerry_health_monitor.page import Headed
+from skerry_health_monitor.web.page import Headed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence

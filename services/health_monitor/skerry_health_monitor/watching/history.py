@@ -22,8 +22,8 @@ from skerry.wire.messages import (
     MemberRecord,
     Pulse,
 )
-from skerry_health_monitor.curves import Bin, Curves
-from skerry_health_monitor.timeline import Past, Timeline, past
+from skerry_health_monitor.watching.curves import Bin, Curves
+from skerry_health_monitor.watching.timeline import Past, Timeline, past
 
 if TYPE_CHECKING:
     from skerry.bus.report import LearnerRow

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from skerry.bus.base import Bus
     from skerry.wire.messages import Commit
-    from skerry_health_monitor.stream import Client, Hub
-    from skerry_health_monitor.watch import Watch
+    from skerry_health_monitor.watching.watch import Watch
+    from skerry_health_monitor.web.stream import Client, Hub
 
-FILES = Path(__file__).parent / "page"
+FILES = Path(__file__).parent / "static"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -7,16 +7,16 @@ import time
 from typing import TYPE_CHECKING
 
 from skerry.telemetry.points import flat
-from skerry_health_monitor.broker import Brokers
-from skerry_health_monitor.figures import figures
-from skerry_health_monitor.sinks import Row
+from skerry_health_monitor.metrics.broker import Brokers
+from skerry_health_monitor.metrics.figures import figures
+from skerry_health_monitor.metrics.sinks import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from skerry.telemetry.points import Figure
-    from skerry_health_monitor.figures import Known
-    from skerry_health_monitor.sinks import Outlet
+    from skerry_health_monitor.metrics.figures import Known
+    from skerry_health_monitor.metrics.sinks import Outlet
 
 POLL_S = 5.0
 CLOSE_S = 2.0

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
-from skerry_health_monitor.timeline import interval_s
+from skerry_health_monitor.watching.timeline import interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from skerry.bus.base import StreamInfo
     from skerry.bus.report import LearnerRow, Report
-    from skerry_health_monitor.history import History
+    from skerry_health_monitor.watching.history import History
 
 RECENT_S = 600.0
 """Refusals and restarts are counted over this time."""

@@ -13,19 +13,19 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from skerry.core.traffic import data_parallel_bytes
-from skerry_health_monitor.alerts import clip
-from skerry_health_monitor.timeline import interval_s
+from skerry_health_monitor.watching.alerts import clip
+from skerry_health_monitor.watching.timeline import interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.bus.base import StreamInfo
     from skerry.bus.report import LearnerRow, Report, RunRow
-    from skerry_health_monitor.book import Book
-    from skerry_health_monitor.curves import Curve
-    from skerry_health_monitor.history import History
-    from skerry_health_monitor.timeline import Key, Past
-    from skerry_health_monitor.watch import Watch
+    from skerry_health_monitor.watching.book import Book
+    from skerry_health_monitor.watching.curves import Curve
+    from skerry_health_monitor.watching.history import History
+    from skerry_health_monitor.watching.timeline import Key, Past
+    from skerry_health_monitor.watching.watch import Watch
 
 Section = dict[str, Any]
 Sections = dict[str, Section]

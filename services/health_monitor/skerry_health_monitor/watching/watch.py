@@ -12,8 +12,8 @@ from skerry.bus.view import Frame, RunView, fold, peek
 from skerry.core.fragments import plan
 from skerry.core.liveness import Liveness, policy_from
 from skerry.wire.messages import MemberRecord
-from skerry_health_monitor.history import History
-from skerry_health_monitor.sums import Sums
+from skerry_health_monitor.watching.history import History
+from skerry_health_monitor.watching.sums import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable

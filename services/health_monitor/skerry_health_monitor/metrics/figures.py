@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from skerry.telemetry.metrics import Metric
     from skerry.telemetry.points import Figure
     from skerry.wire.messages import Pulse
-    from skerry_health_monitor.broker import Server
-    from skerry_health_monitor.sums import Sums
+    from skerry_health_monitor.metrics.broker import Server
+    from skerry_health_monitor.watching.sums import Sums
 
 MOST_LEARNERS = 1000
 """Names come from the log: of more learners than this only the first, by name, have metrics."""

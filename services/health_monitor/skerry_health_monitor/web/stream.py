@@ -17,7 +17,7 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry_health_monitor.picture import Sections
+    from skerry_health_monitor.web.picture import Sections
 
 log = structlog.get_logger()
 

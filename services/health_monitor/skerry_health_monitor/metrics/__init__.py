@@ -1,0 +1,1 @@
+"""The same in numbers: Prometheus, OTLP, rows for files and experiment trackers."""

@@ -1,0 +1,1 @@
+"""The HTTP side: JSON, the page and its stream of events, faults on purpose."""
