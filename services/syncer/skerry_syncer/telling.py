@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -145,13 +146,10 @@ class Teller:
             return
         for merged in commit.consumed:
             record(metrics.STALENESS, merged.staleness, run)
-            outcome = "stale" if merged.staleness else "accepted"
-            record(metrics.CONTRIBUTIONS, 1, {**run, metrics.OUTCOME: outcome, metrics.CAUSE: ""})
-        for refused in commit.refused:
-            if refused.cause == GENESIS:  # a second offer of initial parameters: nobody's trouble
-                continue
-            told = {**run, metrics.OUTCOME: "refused", metrics.CAUSE: refused.cause}
-            record(metrics.CONTRIBUTIONS, 1, told)
+        for (outcome, cause), many in _outcomes(commit).items():
+            record(
+                metrics.CONTRIBUTIONS, many, {**run, metrics.OUTCOME: outcome, metrics.CAUSE: cause}
+            )
 
     def _trace(
         self,
@@ -216,6 +214,14 @@ class Teller:
 def _seconds(began_ns: int, ended_ns: int) -> float:
     """Return the time between two looks at a clock that somebody may have set meanwhile."""
     return max(0, ended_ns - began_ns) / 1e9
+
+
+def _outcomes(commit: Commit) -> Counter[tuple[str, str]]:
+    """Return how many contributions a round had of each outcome and cause."""
+    found = Counter(("stale" if merged.staleness else "accepted", "") for merged in commit.consumed)
+    # A second offer of initial parameters is nobody's trouble.
+    found.update(("refused", r.cause) for r in commit.refused if r.cause != GENESIS)
+    return found
 
 
 def mark_of(contribution: Contribution) -> Mark:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.context import Context
@@ -161,10 +162,9 @@ def meters(identity: Identity, target: Target) -> SdkMeters:
     return SdkMeters(MeterProvider([reader], resource, shutdown_on_exit=False), identity.version)
 
 
-def _within(parent: tracing.SpanContext | None) -> Context:
-    """Return the context of a span whose parent is somewhere else, or of a root."""
-    if parent is None:
-        return Context()
+@lru_cache(maxsize=32)
+def _within(parent: tracing.SpanContext) -> Context:
+    """Return the context of what is done for a span; much is recorded for one after another."""
     return set_span_in_context(NonRecordingSpan(_place(parent)), Context())
 
 
