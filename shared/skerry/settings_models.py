@@ -81,7 +81,7 @@ class TrainConfig(Table):
     duration_s: float | None = Field(default=None, gt=0)
     """Ends the run this long after its first commit, if that is sooner; the schedule follows."""
     lr: float = Field(default=3e-3, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW (experiment ``learning-rate`` in docs/quality.md, and below)."""
     lr_final: float = Field(default=0.1, ge=0, le=1)
     """Share of the peak left at the end of the cosine."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
@@ -105,40 +105,42 @@ class TrainConfig(Table):
 
 
 class SyncConfig(Table):
-    """When and how learners meet (DESIGN section 3)."""
+    """When and how learners meet (DESIGN section 3); experiments are those of docs/quality.md."""
 
     learners: int = Field(default=2, ge=1)
     """Learners this run is laid out for (M); more or fewer may come and go."""
     fragments: int = Field(default=8, ge=1)
     """Fragments the model is cut into (P)."""
     h_steps: int = Field(default=24, ge=1)
-    """Every fragment is due once per this many steps (H)."""
+    """Every fragment is due once per this many steps (H): the paper's; experiment ``outer``."""
     overlap_steps: int = Field(default=2, ge=0)
-    """Steps a learner goes on between its contribution and adoption (tau)."""
+    """Steps a learner goes on between its contribution and adoption (tau): ``adoption``."""
     shards: int = Field(default=1, ge=1)
     """Groups of fragments that syncers own one by one: fragment f is in shard f modulo this."""
     lease_s: float = Field(default=2.0, gt=0)
     """A syncer that is silent for this long loses its shards to another one."""
     quorum: int = Field(default=1, ge=1)
-    """Contributions after which a round may close (K)."""
+    """Contributions after which a round may close (K): experiment ``speeds``."""
     grace_gamma: float = Field(default=0.8, ge=0, lt=1)
-    """Share of the measured slack that the grace window may use."""
+    """Share of the measured slack that the grace window may use: experiment ``speeds``."""
     round_timeout_s: float = Field(default=60.0, gt=0)
     """A round without quorum for this long is opened anew among those who are alive."""
     max_staleness: int = Field(default=4, ge=0)
     """Contributions whose base is further behind, in versions, are refused and counted."""
     staleness_discount: float = Field(default=0.5, gt=0, le=1)
-    """A contribution's weight is multiplied by this for each version it is behind."""
+    """A contribution's weight is multiplied by this for each version it is behind. Neither of the
+    two rests on an experiment: with a grace window hardly anything is late."""
     merge: Literal["average", "rda"] = "rda"
-    """How outer gradients are merged; embeddings are always averaged."""
+    """How outer gradients are merged; embeddings are always averaged: experiment ``outer``."""
     adoption: Literal["overwrite", "blend", "rebase"] = "rebase"
-    """What a learner does with its own progress when a new global fragment arrives."""
+    """What a learner does with its own progress when a new global fragment arrives: experiment
+    ``adoption``."""
     blend_alpha: float = Field(default=0.5, ge=0, le=1)
     """Share of the local value that ``blend`` keeps."""
     contribution_scheme: Literal["f32", "bf16", "int8", "int4", "e3m0", "int2"] = "int4"
-    """Quantisation of contributions."""
+    """Quantisation of contributions: experiment ``quantisation``."""
     global_scheme: Literal["f32", "bf16", "int8", "int4"] = "bf16"
-    """Quantisation of the global fragments that learners read."""
+    """Quantisation of the global fragments that learners read: experiment ``quantisation``."""
     chunk_bytes: int = Field(default=524_288, ge=4096)
     """Largest payload of one message, before its envelope."""
 
@@ -147,8 +149,9 @@ class OuterConfig(Table):
     """The outer optimizer on the syncer."""
 
     preset: str = "auto"
-    """``auto`` (by H), ``nesterov``, ``direct``, ``adamw`` (for mode data-parallel), or
-    ``module:function`` to an optax one."""
+    """``auto`` (by H and the number of rounds: experiment ``outer`` of docs/quality.md),
+    ``nesterov``, ``direct``, ``adamw`` (for mode data-parallel), or ``module:function`` to an optax
+    one."""
     lr: float | None = Field(default=None, gt=0)
     """Outer learning rate; empty: the preset's."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
@@ -232,6 +235,11 @@ class RunConfig(Table):
             # Frozen for everybody else: nobody has seen this value yet.
             vars(self)[name] = tables[name].model_copy(update=values)
         return self
+
+    @property
+    def rounds(self) -> float:
+        """Rounds that each fragment has in the whole run."""
+        return self.train.steps / self.sync.h_steps
 
 
 class NatsSettings(Table):

@@ -74,6 +74,7 @@ class Policy:
             lr=lr,
             momentum=momentum,
             h_steps=config.sync.h_steps,
+            rounds=config.rounds,
             adamw=AdamW.of(config.train, plan),
         )
 
