@@ -97,7 +97,7 @@ def test_runs_can_be_shortened_to_try_things_out() -> None:
 
 def test_an_unknown_experiment_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(
-        ValueError, match="no experiment speed; there are learning-rate, batch, modes"
+        ValueError, match="no experiment speed; there are learning-rate, batch, length"
     ):
         chosen(["speed"], None)
 
