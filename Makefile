@@ -20,6 +20,8 @@ unexport VIRTUAL_ENV
 # more to import what it needs.
 export UV_COMPILE_BYTECODE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
+# One more than there are cores: tests of real processes wait for them most of the time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: help setup demo test lint format proto simulate bench secrets clean
 
@@ -32,7 +34,7 @@ demo: .venv/.runtime ## train a model on this machine, kill a learner, watch it 
 	$(BIN)/skerry demo $(ARGS)
 
 test: lint ## lint, then every test, the built wheel included (ARGS=...)
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: .venv/.ready ## style, types, import contracts, generated code
 	$(BIN)/ruff format --check

@@ -174,6 +174,7 @@ def outer() -> Experiment:
         ("nesterov 0.4/0.9", "rda"),
         ("direct 1.4", "average"),
         ("direct 1.4", "rda"),
+        ("direct 0.7", "rda"),
     ]
     fewer, fewest = ([several[n] for n in picked] for picked in ((0, 1, 2, 4), (0, 1, 4)))
     cells = [_outer(24, 4, name, merge, TWO, LESS) for name, merge in several]
