@@ -21,7 +21,7 @@ unexport VIRTUAL_ENV
 export UV_COMPILE_BYTECODE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 # One more than there are cores: tests of real processes wait for them most of the time.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: help setup demo test lint format proto simulate bench secrets clean
 

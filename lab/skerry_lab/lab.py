@@ -283,7 +283,6 @@ def _outer_of(work: Work) -> Outer:
         lr=given.lr,
         momentum=given.momentum,
         h_steps=work.config.sync.h_steps,
-        rounds=work.config.rounds,
         adamw=AdamW.of(work.config.train, work.plan),
     )
 

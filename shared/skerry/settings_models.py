@@ -81,7 +81,7 @@ class TrainConfig(Table):
     duration_s: float | None = Field(default=None, gt=0)
     """Ends the run this long after its first commit, if that is sooner; the schedule follows."""
     lr: float = Field(default=3e-3, gt=0)
-    """Peak learning rate of AdamW (experiment ``learning-rate`` in docs/quality.md, and below)."""
+    """Peak learning rate of AdamW (experiment ``learning-rate`` of docs/quality.md)."""
     lr_final: float = Field(default=0.1, ge=0, le=1)
     """Share of the peak left at the end of the cosine."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
@@ -112,7 +112,7 @@ class SyncConfig(Table):
     fragments: int = Field(default=8, ge=1)
     """Fragments the model is cut into (P)."""
     h_steps: int = Field(default=24, ge=1)
-    """Every fragment is due once per this many steps (H): the paper's; experiment ``outer``."""
+    """Every fragment is due once per this many steps (H): the paper's; see experiment ``batch``."""
     overlap_steps: int = Field(default=2, ge=0)
     """Steps a learner goes on between its contribution and adoption (tau): ``adoption``."""
     shards: int = Field(default=1, ge=1)
@@ -128,8 +128,8 @@ class SyncConfig(Table):
     max_staleness: int = Field(default=4, ge=0)
     """Contributions whose base is further behind, in versions, are refused and counted."""
     staleness_discount: float = Field(default=0.5, gt=0, le=1)
-    """A contribution's weight is multiplied by this for each version it is behind. Neither of the
-    two rests on an experiment: with a grace window hardly anything is late."""
+    """A contribution's weight is multiplied by this for each version it is behind. Neither this nor
+    ``max_staleness`` rests on an experiment: with a grace window hardly anything is late."""
     merge: Literal["average", "rda"] = "rda"
     """How outer gradients are merged; embeddings are always averaged: experiment ``outer``."""
     adoption: Literal["overwrite", "blend", "rebase"] = "rebase"
@@ -149,9 +149,8 @@ class OuterConfig(Table):
     """The outer optimizer on the syncer."""
 
     preset: str = "auto"
-    """``auto`` (by H and the number of rounds: experiment ``outer`` of docs/quality.md),
-    ``nesterov``, ``direct``, ``adamw`` (for mode data-parallel), or ``module:function`` to an optax
-    one."""
+    """``auto`` (by H: experiment ``outer`` of docs/quality.md), ``nesterov``, ``direct``,
+    ``adamw`` (for mode data-parallel), or ``module:function`` to an optax one."""
     lr: float | None = Field(default=None, gt=0)
     """Outer learning rate; empty: the preset's."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
@@ -235,11 +234,6 @@ class RunConfig(Table):
             # Frozen for everybody else: nobody has seen this value yet.
             vars(self)[name] = tables[name].model_copy(update=values)
         return self
-
-    @property
-    def rounds(self) -> float:
-        """Rounds that each fragment has in the whole run."""
-        return self.train.steps / self.sync.h_steps
 
 
 class NatsSettings(Table):

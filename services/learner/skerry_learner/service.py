@@ -46,8 +46,8 @@ log = structlog.get_logger()
 
 RECALL_S = 60.0
 NICENESS = 5
-"""Of training on a CPU. Who joins, merges or commits on the same machine goes first: others wait
-for that, and nobody waits for a step."""
+"""Of training on a CPU. Who joins, merges or commits beside it (not in another container) goes
+first: others wait for that, and nobody waits for a step."""
 
 
 async def learner(

@@ -65,7 +65,6 @@ class Work:
             lr=config.outer.lr,
             momentum=config.outer.momentum,
             h_steps=config.sync.h_steps,
-            rounds=config.rounds,
             adamw=AdamW.of(config.train, plan),
         )
         blocking = not config.sync.overlap_steps

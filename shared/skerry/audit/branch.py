@@ -74,7 +74,6 @@ class Policy:
             lr=lr,
             momentum=momentum,
             h_steps=config.sync.h_steps,
-            rounds=config.rounds,
             adamw=AdamW.of(config.train, plan),
         )
 

@@ -6,15 +6,14 @@ DiLoCo (2501.18512: lr 0.4 at H = 100) and reports that momentum hurts when H is
 
 - ``nesterov``: lr 0.7, momentum 0.9;
 - ``direct``: lr 1, no momentum: the global model is the mean of the local ones;
-- ``auto``: ``direct`` below H = 100 and in runs of fewer than 50 rounds, else ``nesterov``, lr from
-  0.4 at H = 100 to 0.7 at H = 500;
+- ``auto``: ``direct`` below H = 100, else ``nesterov``, lr from 0.4 at H = 100 to 0.7 at H = 500;
 - ``adamw``: what a learner's AdamW would do, for mode ``data-parallel`` (``skerry.core.adamw``);
 - ``module:function``: any optax transformation, built by your function.
 
 Decoupled DiLoCo (2604.21428) prints no outer learning rate. What the quality benchmark adds
-(experiment ``outer`` in docs/quality.md): ``direct`` is the best of what was tried at H = 8, 24, 64
-and M = 2, 4, 8, and at H = 256, too, where a run has only seven rounds. The presets need neither
-jax nor optax; those of momentum equal ``optax.sgd`` to the last bit.
+(experiment ``outer`` of docs/quality.md, small models, few rounds): ``direct`` was better than
+every momentum tried, at H = 8, 24 and 64, and also at H = 256, where a run had seven rounds only.
+The presets need neither jax nor optax; those of momentum equal ``optax.sgd`` to the last bit.
 """
 # pyright: basic
 
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
 PRESETS = ("auto", "nesterov", "direct", "adamw")
 SHORT_H = 100
 """Below this many inner steps per round, momentum hurts (experiment ``outer``)."""
-FEW_ROUNDS = 50
-"""A run of fewer is over before momentum 0.9, which remembers ten of them, has paid (as above)."""
 LONG_H = 500
 MOMENTUM = "momentum"
 FIRST, SECOND, COUNT = "first_moment", "second_moment", "count"
@@ -84,12 +81,10 @@ def make_outer(
     lr: float | None,
     momentum: float | None,
     h_steps: int,
-    rounds: float = math.inf,
     adamw: AdamW | None = None,
 ) -> Outer:
     """Build the outer optimizer of a preset; ``lr`` and ``momentum`` override the preset's.
 
-    ``h_steps`` and ``rounds``, of each fragment in the whole run, are what ``auto`` goes by;
     ``adamw`` is ``AdamW.of`` the run, which the preset of that name needs.
 
     Raises ConfigError for an unknown preset (with the nearest one), a bad number, or a factory
@@ -112,7 +107,7 @@ def make_outer(
         raise ConfigError(msg, path="outer.preset", nearest=nearest)
     if preset == "adamw":
         return _adamw_outer(adamw, lr, momentum)
-    name, default = _preset(preset, h_steps, rounds)
+    name, default = _preset(preset, h_steps)
     sgd = Sgd(default.lr if lr is None else lr, default.momentum if momentum is None else momentum)
     return _sgd_outer(name, sgd)
 
@@ -155,9 +150,8 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     return vector, fresh, norm
 
 
-def _preset(preset: str, h_steps: int, rounds: float) -> tuple[str, Sgd]:
-    hurried = h_steps < SHORT_H or rounds < FEW_ROUNDS
-    if preset == "direct" or (preset == "auto" and hurried):
+def _preset(preset: str, h_steps: int) -> tuple[str, Sgd]:
+    if preset == "direct" or (preset == "auto" and h_steps < SHORT_H):
         return "direct", Sgd(1.0, 0.0)
     if preset == "nesterov":
         return "nesterov", Sgd(0.7, 0.9)

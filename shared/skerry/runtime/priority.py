@@ -10,7 +10,7 @@ from pathlib import Path
 
 AUTOGROUP = Path("/proc/self/autogroup")
 TASKS = Path("/proc/self/task")
-ATTEMPTS, PAUSE_S = 10, 0.11
+ATTEMPTS, PAUSE_S = 50, 0.11
 
 
 def yield_to_others(by: int) -> None:
@@ -18,34 +18,45 @@ def yield_to_others(by: int) -> None:
 
     Linux may share the CPU out between sessions first (``sched_autogroup_enabled``), and then a
     nice process alone in its session yields to nobody: so a session that is ours becomes as nice.
-    Nothing happens where the system has no such thing.
+    Between containers neither counts, but their CPU shares. Nothing happens where the system has no
+    such thing, or refuses: it is a courtesy. Returns at once.
     """
     if not hasattr(os, "nice"):
         return
-    niceness = os.nice(by)
-    for thread in _threads():
-        with suppress(OSError):  # it has ended meanwhile
-            os.setpriority(os.PRIO_PROCESS, thread, niceness)
-    if os.getsid(0) == os.getpid():
-        with suppress(OSError):
-            _write(f"{niceness}\n")
+    with suppress(OSError):
+        niceness = os.nice(by)
+        _renice(niceness)
+        if os.getsid(0) == os.getpid():
+            telling = threading.Thread(target=_tell, args=(niceness,), name="yield", daemon=True)
+            telling.start()
 
 
-def _threads() -> list[int]:
-    """Return the threads of this process but the calling one, as the kernel numbers them."""
+def _renice(niceness: int) -> None:
+    """Make all threads as nice as this one, those too that begin meanwhile."""
+    done = {threading.get_native_id()}
+    while new := _threads() - done:
+        for thread in new:
+            with suppress(OSError):  # it has ended meanwhile
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
+        done |= new
+
+
+def _threads() -> set[int]:
+    """Return the threads of this process, as the kernel numbers them."""
     try:
-        found = [int(entry.name) for entry in TASKS.iterdir()]
+        return {int(entry.name) for entry in TASKS.iterdir()}
     except OSError:
-        return []
-    return [thread for thread in found if thread != threading.get_native_id()]
+        return set()
 
 
-def _write(text: str) -> None:
-    """Tell the kernel, which takes one such word of an ordinary user per tenth of a second."""
+def _tell(niceness: int) -> None:
+    """Tell the kernel, which takes one such word per tenth of a second from all users together."""
     for _ in range(ATTEMPTS):
         try:
-            AUTOGROUP.write_text(text, encoding="ascii")
+            AUTOGROUP.write_text(f"{niceness}\n", encoding="ascii")
         except BlockingIOError:
             time.sleep(PAUSE_S)
+        except OSError:
+            return
         else:
             return

@@ -70,11 +70,7 @@ def effective_step(found: Found) -> float | None:
     run, rho = found.scenario.run, found.result.get("rho")
     given = run.outer
     made = make_outer(
-        given.preset,
-        lr=given.lr,
-        momentum=given.momentum,
-        h_steps=run.sync.h_steps,
-        rounds=run.rounds,
+        given.preset, lr=given.lr, momentum=given.momentum, h_steps=run.sync.h_steps
     ).fused
     if made is None or rho is None:
         return None

@@ -192,12 +192,6 @@ def test_auto_goes_by_h(h_steps: int, name: str, lr: float, momentum: float) -> 
     assert outer.fused == pytest.approx((lr, momentum))
 
 
-@pytest.mark.parametrize(("rounds", "name"), [(49, "direct"), (50, "nesterov")])
-def test_auto_has_no_momentum_in_a_run_of_few_rounds(rounds: float, name: str) -> None:
-    outer = make_outer("auto", lr=None, momentum=None, h_steps=500, rounds=rounds)
-    assert outer.name == name
-
-
 def test_a_typo_in_the_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="'nesterov'") as caught:
         preset("nestrov")

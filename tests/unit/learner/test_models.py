@@ -49,6 +49,15 @@ def test_an_earlier_token_changes_later_scores() -> None:
     assert not np.allclose(model.logits(params, text)[0, 9], model.logits(params, other)[0, 9])
 
 
+def test_texts_of_one_batch_do_not_see_each_other() -> None:
+    model, texts = Transformer(TINY), tokens(3, 9, seed=2)
+    params = model.init(jax.random.key(3))
+    alone = [model.logits(params, texts[row : row + 1])[0] for row in range(3)]
+    together = model.logits(params, texts)
+    np.testing.assert_allclose(together, np.stack(alone), rtol=1e-4, atol=1e-5)
+    assert not np.allclose(together[0], together[1], atol=1e-3)
+
+
 def test_grouped_attention_equals_full_attention_with_its_keys_repeated() -> None:
     grouped = Transformer(TINY)
     full = Transformer(Sizes(layers=2, d_model=32, heads=4, kv_heads=4, d_ff=48))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from skerry_learner.joining import (
     origin_of,
     take_place,
 )
-from skerry_learner.service import learner
+from skerry_learner.service import NICENESS, learner, step_back
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.rules import Progress
 from skerry_learner.trainer.trainer import Trainer
@@ -85,6 +86,24 @@ async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnatio
     assert 0 < pulse.bytes_down < pulse.f32_bytes_down
 
 
+async def test_it_steps_back_once_when_it_is_ready_and_before_the_first_step(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, seen, step = MemoryBroker(), list[str](), Trainer.step
+
+    def counted(*args: Any, **named: Any) -> Any:
+        seen.append("step")
+        return step(*args, **named)
+
+    monkeypatch.setattr(Trainer, "step", counted)
+    async with broker.connect() as syncing, broker.connect() as watching:
+        await find_or_create(watching, "run", config)
+        async with asyncio.timeout(90), TaskGroup() as group:
+            group.create_task(syncer_session(syncing, "run", "s"))
+            await _live(broker, config, settled=lambda: seen.append("settled"))
+    assert seen == ["step", "settled", *["step"] * 40], "the first one only compiles"
+
+
 async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
     config: RunConfig, tmp_path: Path
 ) -> None:
@@ -120,10 +139,26 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
 
 
 async def _live(
-    broker: MemoryBroker, config: RunConfig, kept: LearnerSettings | None = None
+    broker: MemoryBroker,
+    config: RunConfig,
+    kept: LearnerSettings | None = None,
+    settled: Callable[[], None] | None = None,
 ) -> None:
     bus, now_s = broker.connect(), time.monotonic()
-    await learner(bus, "run", "a", config, shutdown_s=20.0, started_s=now_s, local=kept)
+    await learner(
+        bus, "run", "a", config, shutdown_s=20.0, started_s=now_s, local=kept, settled=settled
+    )
+
+
+@pytest.mark.parametrize(("backend", "asked"), [("cpu", [NICENESS]), ("gpu", [])])
+def test_only_who_trains_on_a_cpu_steps_back(
+    monkeypatch: pytest.MonkeyPatch, backend: str, asked: list[int]
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("skerry_learner.service.jax.default_backend", lambda: backend)
+    monkeypatch.setattr("skerry_learner.service.yield_to_others", seen.append)
+    step_back()
+    assert seen == asked
 
 
 @pytest.mark.parametrize(("inner", "shares"), [("cold", [0.5, 1.0, 1.0]), ("new", [1.0, 1.0, 1.0])])

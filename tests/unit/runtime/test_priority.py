@@ -16,6 +16,7 @@ ASK = (
     "other = threading.Thread(target=over.wait)\n"
     "other.start()\n"
     "yield_to_others(7)\n"
+    "[t.join() for t in threading.enumerate() if t.name == 'yield']\n"
     "print(os.nice(0), os.getpriority(os.PRIO_PROCESS, other.native_id),"
     " AUTOGROUP.read_text() if AUTOGROUP.exists() else '')\n"
     "over.set()"

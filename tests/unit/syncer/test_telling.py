@@ -130,14 +130,16 @@ def test_a_round_is_counted_by_reason_and_its_contributions_by_what_became_of_th
     taken: Taken,
 ) -> None:
     refused = (Refused("too_stale", "b"), Refused("genesis", "c"))
-    commit = committed(consumed(8, 0), consumed(7, 2), refused=refused)
+    commit = committed(consumed(8, 0), consumed(7, 2), consumed(8, 0), refused=refused)
     Teller(RECORD, "rda").committed(commit, OPENED, {}, SPENT)
     durations = [(v, a) for n, v, a in taken.recorded if n == metrics.ROUND_DURATION.name]
     assert durations == [(1.0, {"run": "run", "reason": "grace_over"})]
     outcomes = [
-        (a["outcome"], a["cause"]) for n, _, a in taken.recorded if n == metrics.CONTRIBUTIONS.name
+        (v, a["outcome"], a["cause"])
+        for n, v, a in taken.recorded
+        if n == metrics.CONTRIBUTIONS.name
     ]
-    assert outcomes == [("accepted", ""), ("stale", ""), ("refused", "too_stale")]
+    assert outcomes == [(2, "accepted", ""), (1, "stale", ""), (1, "refused", "too_stale")]
 
 
 def test_genesis_is_no_round_that_anybody_waited_for(taken: Taken) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 NICENESS = 10
-"""A third of a learner's right to the CPU: behind all of them, and yet not starved by them."""
+"""A third of the right to the CPU of a learner that trains on it: behind all, starved by none."""
 MOST_SHARE = 0.05
 """Of one core that evaluations take at most: a long one is followed by a long rest."""
 

@@ -12,11 +12,13 @@ axes, batch and position, XLA on a CPU takes twice as long for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry_learner.models.base import Params
 
@@ -49,12 +51,17 @@ def rms_norm(x: jax.Array, gain: jax.Array) -> jax.Array:
     )
 
 
+@lru_cache(maxsize=8)
+def _angles(seq: int, half: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return cosines and sines f32 [1, seq, 1, half]; one array, so that a program has it once."""
+    frequency = ROPE_BASE ** (-np.arange(half) / half)
+    angle = (np.arange(seq)[:, None] * frequency[None, :])[None, :, None, :]
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
 def rotate(x: jax.Array) -> jax.Array:
     """Apply rotary positions to ``[batch, seq, heads, head_dim]``, in float32."""
-    half = x.shape[-1] // 2
-    frequency = ROPE_BASE ** (-np.arange(half) / half)
-    angle = (np.arange(x.shape[1])[:, None] * frequency[None, :])[None, :, None, :]
-    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    cos, sin = _angles(x.shape[1], x.shape[-1] // 2)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x.dtype)
