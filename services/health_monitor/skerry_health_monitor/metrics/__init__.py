@@ -1,1 +1,1 @@
-"""The same in numbers: Prometheus, OTLP, rows for files and experiment trackers."""
+"""What the monitor knows, in numbers: Prometheus, OTLP, rows for files and trackers."""
