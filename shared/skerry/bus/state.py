@@ -18,7 +18,7 @@ from skerry.bus.loss import state_lost
 from skerry.errors import Corrupt, Overtaken, WireError, first_cause
 from skerry.tasks import TaskGroup
 from skerry.telemetry import instruments, metrics
-from skerry.wire.codec import VectorAssembler, vector_digest
+from skerry.wire.codec import VectorAssembler
 from skerry.wire.envelope import unseal, vector_blocks
 from skerry.wire.messages import ChunkRef, Manifest, Part
 from skerry.wire.records import decode
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PARAMS = "params"
 MASTER = "master"
-READ_LANES, READ_GROUP = 3, 4
+READ_LANES, READ_GROUP = 3, 8
 """Groups of chunks on their way at once, and chunks decoded in one hop to a thread."""
 LOST_ATTEMPTS = 8
 LOST_PAUSE_S = 0.25
@@ -121,13 +121,12 @@ async def read_part(
                 group.create_task(lane())
     except BaseExceptionGroup as errors:
         raise first_cause(errors) from None
-    vector = assembler.vector
-    if await asyncio.to_thread(vector_digest, vector) != part.digest:
+    if assembler.digest != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
     told = {metrics.RUN: run, metrics.OPERATION: "decode"}
     instruments.record(metrics.CODEC_DURATION, sum(spent_s), told)
-    return vector
+    return assembler.vector
 
 
 async def _missed(

@@ -37,6 +37,10 @@ class Codec(Protocol):
         """Decode to f32 (blocks*256,), into ``out`` if given."""
         ...
 
+    def join(self, planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
+        """Put f32 (n,) together from its byte planes u8 (n,), the highest first."""
+        ...
+
 
 class Merger(Protocol):
     """What every CPU backend offers for merging; ``skerry.core.fold`` documents the functions."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 from numba import njit, types
 
+from skerry.core import quantise as reference
 from skerry.core.coarse import FINE_SHIFT, FINEST, POWER_BASE, POWER_UP, QUARTER
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import (
@@ -30,7 +31,7 @@ from skerry.core.quantise import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -321,6 +322,12 @@ def _dequantise_bf16(words: U16s, out: U32s) -> None:
             out[b, i] = np.uint32(words[b, i]) << np.uint32(16)
 
 
+@compiled(array(u8, 1), array(u8, 1), array(u32, 1, written=True))
+def _join_two(high: U8s, low: U8s, out: U32s) -> None:
+    for i in range(out.shape[0]):
+        out[i] = (np.uint32(high[i]) << np.uint32(24)) | (np.uint32(low[i]) << np.uint32(16))
+
+
 _ENCODERS = {
     "int8": _quantise_int8,
     "int4": _quantise_int4,
@@ -377,3 +384,11 @@ def dequantise(
     else:
         _DECODERS[kind.name](planes.codes, planes.scales, rows)
     return vector
+
+
+def join(planes: Sequence[U8s], out: F32s) -> None:
+    """Put f32 (n,) together from its byte planes u8 (n,), the highest first; what lacks is zero."""
+    if len(planes) == 2 and all(plane.shape == out.shape for plane in planes):
+        _join_two(planes[0], planes[1], out.view(np.uint32))
+    else:
+        reference.join(planes, out)

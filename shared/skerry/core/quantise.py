@@ -37,7 +37,7 @@ from skerry.core.fragments import BLOCK
 from skerry.errors import Diverged, UnknownScheme
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -242,6 +242,14 @@ def dequantise(
         part = slice(first, first + _CHUNK)
         _dequantise_rows(kind, Planes(planes.codes[part], planes.scales[part]), rows[part])
     return vector
+
+
+def join(planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
+    """Put f32 (n,) together from its byte planes u8 (n,), the highest first; what lacks is zero."""
+    bytes_of = out.view("<u4").view(np.uint8).reshape(-1, 4)
+    bytes_of[:, : 4 - len(planes)] = 0
+    for number, plane in enumerate(planes):
+        bytes_of[:, 3 - number] = plane
 
 
 def _quantise_rows(

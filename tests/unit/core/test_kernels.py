@@ -60,6 +60,17 @@ def test_every_byte_decodes_as_in_the_reference(name: str) -> None:
     assert same_bits(kernels.dequantise(name, planes), quantise.dequantise(name, planes))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_joined_byte_planes_are_the_floats_that_they_were_taken_from(count: int) -> None:
+    x = gaussian(5, 3)
+    cut = np.uint32(0xFFFF_FFFF << 8 * (4 - count) & 0xFFFF_FFFF)
+    planes = [(x.view(np.uint32) >> np.uint32(24 - 8 * n)).astype(np.uint8) for n in range(count)]
+    for backend_of in (kernels, quantise):
+        out = np.full_like(x, np.nan)
+        backend_of.join(planes, out)
+        assert np.array_equal(out.view(np.uint32), x.view(np.uint32) & cut)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused(name: str, bad: float) -> None:

@@ -33,6 +33,7 @@ from skerry.wire.codec import (
     encode_vector,
     pack,
     unpack,
+    vector_digest,
 )
 from skerry.wire.messages import ChunkHeader
 
@@ -117,6 +118,7 @@ def test_chunks_decoded_as_they_come_equal_the_planes_decoded_at_the_end(
         vector.add(header_of(chunk), chunk.packed)
 
     np.testing.assert_array_equal(vector.vector, cpu().dequantise(scheme, planes.planes))
+    assert vector.digest == vector_digest(vector.vector)
 
 
 @SCHEME
@@ -126,6 +128,7 @@ def test_threads_may_decode_chunks_of_one_vector_at_once(scheme: str) -> None:
     assembler = VectorAssembler(scheme, 2000)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda c: assembler.add(header_of(c), c.packed), chunks))
+    assert assembler.digest == vector_digest(assembler.vector)
     np.testing.assert_array_equal(assembler.vector, cpu().dequantise(scheme, quantise(scheme, x)))
 
 
@@ -139,6 +142,7 @@ def test_a_damaged_chunk_leaves_its_place_to_a_whole_one(three: list[Chunk]) -> 
     with pytest.raises(Truncated):
         _ = assembler.vector
     assert assembler.add(header_of(first), first.packed)
+    assert assembler.digest == vector_digest(assembler.vector)
 
 
 def test_a_vector_with_a_chunk_missing_is_not_given_out(three: list[Chunk]) -> None:
@@ -146,6 +150,8 @@ def test_a_vector_with_a_chunk_missing_is_not_given_out(three: list[Chunk]) -> N
     assembler.add(header_of(three[0]), three[0].packed)
     with pytest.raises(Truncated, match="1 of 4 chunks"):
         _ = assembler.vector
+    with pytest.raises(Truncated, match="1 of 4 chunks"):
+        _ = assembler.digest
     with pytest.raises(Corrupt, match="came twice"):
         assembler.add(header_of(three[0]), three[1].packed)
 
