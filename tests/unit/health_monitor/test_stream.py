@@ -21,6 +21,7 @@ from skerry_health_monitor.web.stream import (
     Frame,
     Hub,
     difference,
+    pause_s,
 )
 
 DEADLINE_S = 20.0
@@ -121,6 +122,13 @@ async def test_changes_are_pushed_when_something_has_changed() -> None:
     assert b'"step":2' in message
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("took_s", "pause"), [(0.001, 0.3), (0.02, 0.4), (0.5, 0.8)])
+def test_pictures_that_cost_more_come_less_often_but_within_a_second(
+    took_s: float, pause: float
+) -> None:
+    assert pause_s(took_s) == pytest.approx(pause)
 
 
 async def test_a_queue_that_is_full_is_dropped_and_the_others_go_on() -> None:

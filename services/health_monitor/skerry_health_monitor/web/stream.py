@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,11 @@ log = structlog.get_logger()
 
 MOST_CLIENTS = 64
 MOST_WAITING = 16
-PUSH_S = 0.3
-"""Messages come no faster than this,"""
+PUSH_S, SHARE, LATE_S = 0.3, 0.05, 0.8
+"""Messages come no faster than this; in a large run later, so that pictures take no more than this
+share of a core; but never so late that a change is not shown within a second."""
 LOOK_S = 0.5
-"""and no slower while something changes that sends no message, such as silence."""
+"""How often to look where no message says that something has changed, such as silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,9 @@ class Hub:
             except TimeoutError:
                 pass
             self._changed.clear()
+            began_s = time.thread_time()
             self._push()
-            await asyncio.sleep(PUSH_S)
+            await asyncio.sleep(pause_s(time.thread_time() - began_s))
 
     def close(self) -> None:
         """Say the last word to everybody."""
@@ -155,6 +158,11 @@ class Hub:
                 self.clients.discard(client)
                 self.dropped += 1
                 log.warning("page_client_dropped", reason="it does not read")
+
+
+def pause_s(took_s: float) -> float:
+    """Return how long to wait after a picture that took so much CPU time."""
+    return min(max(PUSH_S, took_s / SHARE), LATE_S)
 
 
 def difference(before: Sections, now: Sections) -> dict[str, dict[str, Any]]:
