@@ -128,7 +128,7 @@ async def hour(browser: Browser) -> tuple[int, float, float, int]:
     """Return messages, megabytes before and after, and nodes after an hour of updates."""
     stage = Stage(learners=LEARNERS)
     await stage.past(300, 1)
-    pushed, stream.PUSH_S = stream.PUSH_S, PAUSE_S
+    pause, stream.pause_s = stream.pause_s, lambda _: PAUSE_S
     async with served(stage, clock_s=lambda: stage.now_s) as (url, monitor):
         page = await opened(browser, url)
         before, _ = await heap(page)
@@ -149,7 +149,7 @@ async def hour(browser: Browser) -> tuple[int, float, float, int]:
         await page.wait_for_selector(f"#tile-rounds dd:has-text('{stage.rounds:,}')")
         after, nodes = await heap(page)
         await page.close()
-    stream.PUSH_S = pushed
+    stream.pause_s = pause
     return turns, before, after, nodes
 
 

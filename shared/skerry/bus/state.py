@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 PARAMS = "params"
 MASTER = "master"
 READ_LANES, READ_GROUP = 3, 8
-"""Groups of chunks on their way at once, and chunks decoded in one hop to a thread."""
+"""Groups of chunks on their way at once, and at most so many chunks in each: a group is decoded in
+one hop to a thread."""
 LOST_ATTEMPTS = 8
 LOST_PAUSE_S = 0.25
 """How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
@@ -97,7 +98,8 @@ async def read_part(
         raise Corrupt(msg)
     assembler = VectorAssembler(part.scheme, part.blocks)
     stream = Subjects(run).stream("STATE")
-    groups = iter([part.chunks[i : i + READ_GROUP] for i in range(0, len(part.chunks), READ_GROUP)])
+    size = max(1, min(READ_GROUP, -(-len(part.chunks) // READ_LANES)))
+    groups = iter([part.chunks[i : i + size] for i in range(0, len(part.chunks), size)])
 
     spent_s: list[float] = []
 

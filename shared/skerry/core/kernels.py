@@ -25,6 +25,7 @@ from skerry.core.quantise import (
     Planes,
     allocate,
     as_blocks,
+    check_joined,
     check_planes,
     diverged,
     scheme_of,
@@ -387,8 +388,12 @@ def dequantise(
 
 
 def join(planes: Sequence[U8s], out: F32s) -> None:
-    """Put f32 (n,) together from its byte planes u8 (n,), the highest first; what lacks is zero."""
-    if len(planes) == 2 and all(plane.shape == out.shape for plane in planes):
+    """Put f32 (n,) together from its byte planes u8 (n,), the highest first; what lacks is zero.
+
+    Raises ValueError if a plane is of another length.
+    """
+    check_joined(planes, out)
+    if len(planes) == 2:
         _join_two(planes[0], planes[1], out.view(np.uint32))
     else:
         reference.join(planes, out)

@@ -244,12 +244,23 @@ def dequantise(
     return vector
 
 
+def check_joined(planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
+    """Check that byte planes u8 (n,) make up f32 ``out`` (n,); else raises ValueError."""
+    if not 0 < len(planes) <= 4 or any(plane.shape != out.shape for plane in planes):
+        msg = f"planes of {[plane.size for plane in planes]} bytes do not make {out.size} f32"
+        raise ValueError(msg)
+
+
 def join(planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
-    """Put f32 (n,) together from its byte planes u8 (n,), the highest first; what lacks is zero."""
-    bytes_of = out.view("<u4").view(np.uint8).reshape(-1, 4)
-    bytes_of[:, : 4 - len(planes)] = 0
-    for number, plane in enumerate(planes):
-        bytes_of[:, 3 - number] = plane
+    """Put f32 (n,) together from its byte planes u8 (n,), the highest first; what lacks is zero.
+
+    Raises ValueError if a plane is of another length.
+    """
+    check_joined(planes, out)
+    words = out.view(np.uint32)
+    np.left_shift(planes[0], 24, out=words, dtype=np.uint32)
+    for number, plane in enumerate(planes[1:], start=1):
+        words |= np.left_shift(plane, 24 - 8 * number, dtype=np.uint32)
 
 
 def _quantise_rows(

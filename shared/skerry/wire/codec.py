@@ -260,7 +260,7 @@ class VectorAssembler:
     Memory is the f32 vector of ``blocks`` blocks, taken from the plan and not from a message, and
     one chunk's planes, which stay in the cache: planes of the whole would be written and read back.
     Threads may add different chunks at once: decoding is most of the work, and needs no lock. The
-    digest grows with what is there from the beginning on, while that is in the cache as well.
+    digest grows with what is there without a gap, so that no pass is left for the end.
     """
 
     def __init__(self, scheme: str, blocks: int) -> None:
@@ -269,7 +269,6 @@ class VectorAssembler:
         self._cover = _Cover(scheme, blocks)
         self._lock = threading.Lock()
         self._hash = xxhash.xxh3_64()
-        self._hashing = False
         self._hashed = 0
         self._decoded: dict[int, int] = {}
         """Where each chunk that is decoded and not hashed starts and stops, in elements."""
@@ -282,11 +281,11 @@ class VectorAssembler:
 
     @property
     def digest(self) -> int:
-        """``vector_digest`` of the vector, once every ``add`` has returned.
-
-        Raises Truncated while chunks are missing.
-        """
+        """``vector_digest`` of the vector; raises Truncated while an ``add`` is to come or runs."""
         self._cover.require()
+        if self._hashed < self._vector.size:
+            msg = f"{self._hashed} of {self._vector.size} elements are hashed."
+            raise Truncated(msg)
         return self._hash.intdigest()
 
     def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
@@ -307,18 +306,18 @@ class VectorAssembler:
         return self._cover.complete
 
     def _hash_from(self, first: int, stop: int) -> None:
-        """Hash this chunk once nothing before it is missing; one thread at a time, none waits."""
+        """Hash this chunk once nothing before it is missing.
+
+        One thread at a time, and none waits: whoever takes out what comes next has the turn until
+        ``_hashed`` has moved on.
+        """
         with self._lock:
             self._decoded[first] = stop
-            if self._hashing:
-                return
-            self._hashing = True
         while True:
             with self._lock:
                 end = self._decoded.pop(self._hashed, None)
-                if end is None:
-                    self._hashing = False
-                    return
+            if end is None:
+                return
             self._hash.update(_little_endian(self._vector[self._hashed : end]))
             self._hashed = end
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -69,6 +70,15 @@ def test_joined_byte_planes_are_the_floats_that_they_were_taken_from(count: int)
         out = np.full_like(x, np.nan)
         backend_of.join(planes, out)
         assert np.array_equal(out.view(np.uint32), x.view(np.uint32) & cut)
+
+
+@pytest.mark.parametrize("codec", [kernels, quantise])
+@pytest.mark.parametrize("sizes", [(), (1, 768), (768, 767), (769, 768), (768,) * 5])
+def test_byte_planes_of_another_length_are_refused(
+    codec: ModuleType, sizes: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="do not make 768 f32"):
+        codec.join([np.zeros(size, np.uint8) for size in sizes], np.zeros(768, np.float32))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,6 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from skerry_health_monitor.web import stream
 from skerry_health_monitor.web.page import EventStream
 from skerry_health_monitor.web.server import Connections, listen, serve_http
 from skerry_health_monitor.web.stream import (
@@ -125,10 +126,29 @@ async def test_changes_are_pushed_when_something_has_changed() -> None:
 
 
 @pytest.mark.parametrize(("took_s", "pause"), [(0.001, 0.3), (0.02, 0.4), (0.5, 0.8)])
-def test_pictures_that_cost_more_come_less_often_but_within_a_second(
+def test_pictures_that_cost_more_come_less_often_but_no_later_than_that(
     took_s: float, pause: float
 ) -> None:
     assert pause_s(took_s) == pytest.approx(pause)
+
+
+async def test_the_pause_follows_from_what_the_picture_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = asyncio.Event()
+
+    def noted(took_s: float) -> float:
+        assert took_s >= 0
+        asked.set()
+        return 0.0
+
+    monkeypatch.setattr(stream, "pause_s", noted)
+    hub = Hub(Source({"run": {"step": 1}}).frame, asyncio.Event())
+    running = asyncio.create_task(hub.run())
+    joined(hub)
+    await asyncio.wait_for(asked.wait(), DEADLINE_S)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_queue_that_is_full_is_dropped_and_the_others_go_on() -> None:

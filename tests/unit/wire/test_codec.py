@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -355,6 +356,37 @@ def test_trailing_bytes_are_a_wire_error(scheme: str) -> None:
     (chunk,) = chunks_of(scheme, gaussian(2))
     with pytest.raises(WireError):
         unpack(header_of(chunk), chunk.packed + b"\0")
+
+
+@SCHEME
+def test_a_vector_takes_no_damaged_chunk_and_keeps_its_place(scheme: str) -> None:
+    (chunk,) = chunks_of(scheme, gaussian(2))
+    header, whole = header_of(chunk), chunk.packed
+    (length,) = struct.unpack_from("<I", whole)
+    shorter = struct.pack("<I", length - 1) + whole[4 : 4 + length - 1] + whole[4 + length :]
+    assembler = VectorAssembler(scheme, 2)
+    for bad in (shorter, *(whole[:size] for size in range(len(whole))), whole + b"\0"):
+        with pytest.raises(WireError):
+            assembler.add(header, bad)
+        with pytest.raises(Truncated):
+            _ = assembler.digest
+    assert assembler.add(header, whole)
+    assert assembler.digest == vector_digest(cpu().dequantise(scheme, unpack(header, whole)))
+
+
+@SCHEME
+def test_a_last_section_that_is_too_short_is_a_wire_error(scheme: str) -> None:
+    (chunk,) = chunks_of(scheme, gaussian(2))
+    sections = list[bytes]()
+    rest = chunk.packed
+    while rest:
+        (length,) = struct.unpack_from("<I", rest)
+        sections.append(rest[4 : 4 + length])
+        rest = rest[4 + length :]
+    sections[-1] = sections[-1][:-1]
+    packed = b"".join(struct.pack("<I", len(data)) + data for data in sections)
+    with pytest.raises(WireError):
+        VectorAssembler(scheme, 2).add(header_of(chunk), packed)
 
 
 def test_scales_that_are_not_finite_are_corrupt() -> None:

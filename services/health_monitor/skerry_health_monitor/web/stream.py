@@ -25,8 +25,9 @@ log = structlog.get_logger()
 MOST_CLIENTS = 64
 MOST_WAITING = 16
 PUSH_S, SHARE, LATE_S = 0.3, 0.05, 0.8
-"""Messages come no faster than this; in a large run later, so that pictures take no more than this
-share of a core; but never so late that a change is not shown within a second."""
+"""Messages come no faster than the first of these. Pictures that take long come later, so that they
+use no more than this share of a core, but no later than the last of these: a change is shown within
+a second where a picture takes less than a fifth of one."""
 LOOK_S = 0.5
 """How often to look where no message says that something has changed, such as silence."""
 
