@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from skerry.settings import load
-from skerry_lab.scenario import Failures, Island, Judging, Scenario
+from skerry_lab.scenario import Failures, Island, Judging, Link, Scenario
 
 CODE = 1
 """Raised by hand when the code of training, merging or judging changes what a run comes to."""
@@ -58,7 +58,7 @@ LARGE = Size(
 )
 """246 k parameters."""
 COMMON = (f"data.seq_len={SEQ_LEN}",)
-NO_FAILURES = Failures()
+NO_FAILURES, NEAR = Failures(), Link()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Cell:
     share: float = 1.0
     islands: tuple[Island, ...] = ()
     failures: Failures = NO_FAILURES
+    link: Link = NEAR
     points: int = 10
     rho: bool = False
     extra: float = 0.0
@@ -122,6 +123,7 @@ class Cell:
             run=load(sets=sets, environ={}).run,
             islands=self.islands,
             failures=self.failures,
+            link=self.link,
             judging=Judging(points=self.points),
             rho=self.rho,
         )

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from .batches import batch
 from .cells import BATCH, LARGE, M_TOKENS, SMALL, Cell, Experiment, Size
+from .distances import lateness
 from .fleets import failures, partition, scavenging, speeds
 from .lengths import inner, length
 
@@ -32,6 +33,7 @@ def all_experiments() -> tuple[Experiment, ...]:
         adoption(),
         quantisation(),
         speeds(),
+        lateness(),
         failures(),
         scavenging(),
         partition(),
@@ -164,7 +166,7 @@ def _outer(h: int, m: int, name: str, merge: str, seeds: tuple[int, ...], tokens
 
 
 def outer() -> Experiment:
-    """Compare outer optimizers and merges, at four H with M = 4, and at H = 24 with other M."""
+    """Compare outer optimizers and merges, at five H with M = 4, and at H = 24 with other M."""
     several = [
         ("direct", "average"),
         ("direct", "rda"),
@@ -176,11 +178,14 @@ def outer() -> Experiment:
         ("direct 1.4", "rda"),
         ("direct 0.7", "rda"),
     ]
-    fewer, fewest = ([several[n] for n in picked] for picked in ((0, 1, 2, 4), (0, 1, 4)))
+    fewer, fewest, long = (
+        [several[n] for n in picked] for picked in ((0, 1, 2, 4), (0, 1, 4), (0, 1, 3, 5))
+    )
     cells = [_outer(24, 4, name, merge, TWO, LESS) for name, merge in several]
     for h in (8, 64):
         cells += [_outer(h, 4, name, merge, TWO, LESS) for name, merge in fewer]
     cells += [_outer(256, 4, name, merge, ONE, 2 * LESS) for name, merge in fewest]
+    cells += [_outer(128, 4, name, merge, ONE, 4 * M_TOKENS) for name, merge in long]
     for m in (2, 8):
         cells += [_outer(24, m, name, merge, ONE, LESS) for name, merge in fewest]
     return Experiment(
@@ -198,7 +203,8 @@ def outer() -> Experiment:
         notes=(
             "rho is the mean cosine between successive merged outer gradients of a fragment; the"
             " effective step is lr (1 + mu / (1 - mu rho))."
-            " H = 256 was given more tokens, so that there are six rounds: compare within one H."
+            " H = 256 was given twice the tokens and H = 128 five times, so that there are rounds"
+            " enough, at H = 128 for momentum 0.9, which remembers ten, too: compare within one H."
         ),
     )
 
