@@ -13,7 +13,6 @@ from skerry.bus import ledger, presence
 from skerry.bus.contributions import Contribution, Refusal
 from skerry.core import rounds, schedule
 from skerry.errors import BrokerUnavailable
-from skerry.telemetry import tracer
 from skerry.wire.messages import Round
 from skerry.wire.subjects import Subjects, contributor
 from skerry_syncer.committer import Closing
@@ -105,10 +104,7 @@ class Conductor:
             self.teller.received(got, record.subject, self.wall_ns())
             self.wake.set()
         elif isinstance(got, Refusal):
-            fragment, _ = contributor(record.subject)
-            state = self.shard.fragments.get(fragment)
-            with tracer.within(self.teller.root(fragment, state.version + 1 if state else 0)):
-                log.warning("contribution_refused", cause=got.cause, detail=got.detail)
+            self.teller.refused(got)
         if contributor(record.subject) not in self.shard.inbox.open:
             self.teller.settled(record.subject)
 

@@ -158,8 +158,9 @@ class Shard:
         discount, cause = judge(got, state.version, self.config)
         if discount is None:
             refused = refusal(cause, got.header.learner, got.header)
-            detail = f"from {got.header.learner}"
-            return self._refuse(Refusal(refused, detail, record.sequence, record.subject))
+            detail, towards = f"base {got.header.base_version}", got.header.round_version
+            whole = Refusal(refused, detail, record.sequence, record.subject, towards)
+            return self._refuse(whole)
         state.pending.append(got)
         if got.header.round_version == state.version + 1:
             state.arrived_s.setdefault(got.header.learner, now_s)

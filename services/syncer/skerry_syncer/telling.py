@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,12 @@ from skerry.bus.view import GENESIS
 from skerry.core import tracing
 from skerry.telemetry import instruments, metrics, spans, tracer
 from skerry.telemetry.spans import Event, Kind, Link, Span, messaging, messaging_name
-from skerry.wire.subjects import Subjects
+from skerry.wire.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.bus.contributions import Contribution
+    from skerry.bus.contributions import Contribution, Refusal
     from skerry.core.tracing import SpanContext
     from skerry.wire.messages import Commit, Consumed, Round, RunRecord
 
@@ -96,6 +97,24 @@ class Teller:
                 links=tuple(link),
             )
         )
+
+    def refused(self, got: Refusal) -> None:
+        """Log a refusal, in the trace of the round that was contributed to if that is known.
+
+        A late one belongs to a round that is long over, and not to the one that is in the air.
+        """
+        fragment, learner = contributor(got.subject)
+        version = got.round_version
+        place = tracer.within(self.root(fragment, version)) if version else nullcontext()
+        with place:
+            log.warning(
+                "contribution_refused",
+                fragment=fragment,
+                version=version or None,
+                learner=learner,
+                cause=got.cause,
+                detail=got.detail,
+            )
 
     def committed(
         self,

@@ -108,13 +108,15 @@ class Refusal:
     """What was not taken: ``refused`` names its cause, and its numbers as far as they are known.
 
     Where ``refused`` has no identity it is about bytes, not about a contribution: that one may
-    still come whole.
+    still come whole. ``round_version`` is the version that its sender made it towards, 0 where
+    that is not known.
     """
 
     refused: Refused
     detail: str
     sequence: int
     subject: str
+    round_version: int = 0
 
     @property
     def cause(self) -> str:
@@ -236,8 +238,10 @@ class Inbox:
         key, mark = (header.fragment, header.sender), (header.incarnation, header.identity)
         partial = self._partial(key, header, record.sequence)
         if partial is None:
-            refused = refusal("incomplete", header.sender, _told(header, self.plan) or mark)
-            return Refusal(refused, "A newer one has begun.", record.sequence, record.subject)
+            told = _told(header, self.plan)
+            refused = refusal("incomplete", header.sender, told or mark)
+            detail = "A newer one has begun."
+            return Refusal(refused, detail, record.sequence, record.subject, _towards(told))
         partial.first = min(partial.first, record.sequence)
         partial.last = max(partial.last, record.sequence)
         try:
@@ -252,8 +256,8 @@ class Inbox:
         except WireError as error:
             # It contradicts itself: it will never be whole.
             del self.open[key]
-            refused = partial.refused(error.cause, header.sender)
-            return Refusal(refused, str(error), record.sequence, record.subject)
+            refused, towards = partial.refused(error.cause, header.sender), _towards(partial.header)
+            return Refusal(refused, str(error), record.sequence, record.subject, towards)
         del self.open[key]
         return self._whole(partial, partial.header, header.scheme, record)
 
@@ -263,7 +267,7 @@ class Inbox:
         if self.superseded(told.learner, told.incarnation, partial.last):
             refused = refusal("superseded", told.learner, told)
             detail = f"{told.learner!r} had been started again."
-            return Refusal(refused, detail, record.sequence, record.subject)
+            return Refusal(refused, detail, record.sequence, record.subject, told.round_version)
         planes = partial.assembler.planes
         return Contribution(told, scheme, planes, partial.first, partial.last, partial.origin)
 
@@ -289,6 +293,10 @@ def _told(header: ChunkHeader, plan: Plan) -> ContributionHeader | None:
         return _checked(header, plan)
     except WireError:
         return None
+
+
+def _towards(told: ContributionHeader | None) -> int:
+    return 0 if told is None else told.round_version
 
 
 def _bytes_refused(cause: str, learner: str, detail: str, record: Record) -> Refusal:

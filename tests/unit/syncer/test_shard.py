@@ -139,6 +139,19 @@ async def test_refusal_is_counted_once_however_often_its_chunks_are_read() -> No
     assert held.fragments[0].refused == [Refused("too_stale", "a", 1, 1, 1000, 0, 10)]
 
 
+async def test_refusal_names_the_round_that_it_was_made_for_where_its_bytes_say_so() -> None:
+    stale = header(base_version=0, round_version=1)
+    *_, last = records = await stored(stale)
+    held = shard()
+    held.config = held.config.model_copy(update={"max_staleness": 1})
+    *_, late = [held.take(record, 1.0) for record in records]
+    damaged = held.take(dataclasses.replace(last, payload=last.payload[:-1] + b"?"), 1.0)
+    assert isinstance(late, Refusal)
+    assert isinstance(damaged, Refusal)
+    assert (late.cause, late.round_version) == ("too_stale", 1)
+    assert (damaged.cause, damaged.round_version) == ("corrupt", 0)
+
+
 async def test_late_chunk_of_a_contribution_that_waits_is_no_refusal() -> None:
     first, second = await stored(header(1)), await stored(header(2))
     held = shard()

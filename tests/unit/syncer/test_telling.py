@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from skerry.bus.contributions import Contribution
+from skerry.bus.contributions import Contribution, Refusal
 from skerry.core import tracing
 from skerry.core.quantise import Planes
 from skerry.core.tracing import SpanContext
@@ -154,22 +154,51 @@ def test_a_clock_that_was_set_back_makes_no_negative_time(taken: Taken) -> None:
     assert min(value for _, value, _ in taken.recorded) >= 0
 
 
-def test_the_line_of_a_round_names_its_trace_even_where_nobody_collects_any() -> None:
-    lines: list[tuple[str, tracing.SpanContext | None]] = []
+Lines = list[tuple[structlog.typing.EventDict, SpanContext | None]]
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    """What is logged, each line with the span that it names."""
+    found: Lines = []
 
     def keep(
         _logger: object, _method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        lines.append((event["event"], tracer.current()))
+        found.append((event, tracer.current()))
         raise structlog.DropEvent
 
     structlog.configure(processors=[keep])
-    try:
-        Teller(RECORD, "rda").committed(committed(), OPENED, {}, SPENT)
-    finally:
-        structlog.reset_defaults()
+    yield found
+    structlog.reset_defaults()
+
+
+def test_the_line_of_a_round_names_its_trace_even_where_nobody_collects_any(lines: Lines) -> None:
+    Teller(RECORD, "rda").committed(committed(), OPENED, {}, SPENT)
     ((event, place),) = lines
-    assert (event, place) == ("round_committed", tracer.context(trace(5)))
+    assert (event["event"], place) == ("round_committed", tracer.context(trace(5)))
+
+
+def test_a_refusal_is_logged_in_the_trace_of_the_round_that_it_was_made_for(lines: Lines) -> None:
+    late = Refusal(Refused("too_stale", "a", 1, 8), "base 1", 9, "skerry.run.contrib.0.a", 2)
+    Teller(RECORD, "rda").refused(late)
+    ((event, place),) = lines
+    assert place == tracer.context(trace(2))
+    assert event == {
+        "event": "contribution_refused",
+        "fragment": 0,
+        "version": 2,
+        "learner": "a",
+        "cause": "too_stale",
+        "detail": "base 1",
+    }
+
+
+def test_bytes_that_say_of_no_round_are_refused_outside_of_every_trace(lines: Lines) -> None:
+    bytes_ = Refusal(Refused("corrupt", "a"), "damaged", 9, "skerry.run.contrib.0.a")
+    Teller(RECORD, "rda").refused(bytes_)
+    ((event, place),) = lines
+    assert (event["learner"], event["version"], place) == ("a", None, None)
 
 
 def test_a_contribution_is_received_from_its_first_chunk_on_in_the_round_it_is_for(
