@@ -89,7 +89,11 @@ class Watched:
             await self.grown.wait_for(lambda: len(self.seen) >= goal)
 
     async def survive(self, what: str, fault: Callable[[], None]) -> None:
-        """Strike between two commits, and see commits and steps go on."""
+        """Strike between two commits, and see commits and pulses go on.
+
+        Puppets step by the clock: that real learners do without a broker is shown by
+        ``test_broker_stall``.
+        """
         await self.more(1)
         steps = {learner.name: learner.step for learner in self.learners}
         before = len(self.seen)
