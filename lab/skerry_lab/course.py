@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 from skerry.bus import ledger
 from skerry.bus.base import Bus
+from skerry.bus.view import GENESIS
 from skerry.wire.messages import Commit
 from skerry.wire.subjects import Subjects
 
@@ -16,7 +17,8 @@ class Course:
     """Follows the ledger for everybody who waits for a share of the run, and keeps the score.
 
     ``step`` is on the global clock, ``tokens`` are those merged so far, mean over fragments.
-    ``merged``, ``late`` (staleness, summed) and ``refused`` are about contributions.
+    ``merged``, ``late`` (staleness, summed) and ``refused`` are about contributions; a second
+    offer of initial parameters counts as none of them.
     """
 
     def __init__(self, bus: Bus, run: str, steps: int, fragments: int) -> None:
@@ -65,7 +67,7 @@ class Course:
 
     def _saw(self, commit: Commit) -> None:
         self.commits += 1
-        self.refused += len(commit.refused)
+        self.refused += sum(refused.cause != GENESIS for refused in commit.refused)
         if commit.version > 1:
             self.merged += len(commit.consumed)
             self.late += sum(merged.staleness for merged in commit.consumed)

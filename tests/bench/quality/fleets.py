@@ -69,7 +69,7 @@ def speeds() -> Experiment:
             " with the default quorum."
         ),
         cells=tuple(cells),
-        columns=("tokens", "time", "staleness", "refused"),
+        columns=("tokens", "time", "staleness"),
         x="speeds",
         series="quorum",
         notes=(

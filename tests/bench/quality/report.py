@@ -52,7 +52,10 @@ def merged(found: Sequence[Findings]) -> str:
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
-_LEFT_OUT = {"name", "curve", "params_digests", "machine"}
+_LEFT_OUT = {"name", "curve", "params_digests", "machine", "refused"}
+"""``refused``: recorded runs are of two kinds. Older ones count second offers of initial parameters
+too, (M - 1) P of them or some fewer, so that they cannot be told from what was refused.
+"""
 
 
 def _head(found: Sequence[Findings]) -> Iterator[str]:

@@ -131,7 +131,6 @@ COLUMNS: dict[str, Column] = {
     "rho": _rho,
     "effective step": _effective,
     "staleness": _mean("staleness", 2),
-    "refused": _mean("refused", 1),
     "kills": _mean("kills", 1),
     "tokens": _mean("tokens", 3, 1e-6),
     "time": _mean("virtual_s", 1),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bench.quality.cells import Cell, Experiment
-from bench.quality.experiments import all_experiments, modes, outer, quantisation
+from bench.quality.experiments import all_experiments, modes, outer, quantisation, speeds
 from bench.quality.fleets import scavenging
 from bench.quality.report import write_report
 from bench.quality.samples import Estimate
@@ -147,6 +147,17 @@ def test_a_page_has_a_plot_for_what_was_run_the_same_each_time(tmp_path: Path) -
     rows = json.loads((tmp_path / "quality" / "results.json").read_text(encoding="utf-8"))
     assert len(rows) == len(have)
     assert {row["cell"] for row in rows} == {"lr3e-4-f32-f32", "lr3e-4-int4-f32", "lr3e-4-f32-bf16"}
+
+
+def test_refusals_are_not_told_since_older_runs_counted_offers_of_initial_parameters(
+    tmp_path: Path,
+) -> None:
+    experiment = speeds()
+    have = every(experiment, dict.fromkeys((cell.key for cell in experiment.cells), 2.0))
+    page = tmp_path / "quality.md"
+    write_report(page, [experiment], have)
+    assert "refused" not in page.read_text(encoding="utf-8")
+    assert "refused" not in (tmp_path / "quality" / "results.json").read_text(encoding="utf-8")
 
 
 def test_findings_without_runs_say_nothing() -> None:

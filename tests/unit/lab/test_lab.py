@@ -136,6 +136,15 @@ def test_who_joins_late_contributes_from_then_on_and_who_leaves_no_more(
     assert max(steps["steady"]) > max(steps["leaver"])
 
 
+def test_second_offers_of_initial_parameters_are_not_counted_as_refused(
+    lived: tuple[Lab, Result],
+) -> None:
+    lab, result = lived
+    causes = [refused.cause for commit in commits_of(lab) for refused in commit.refused]
+    assert "genesis" in causes
+    assert result.refused == sum(cause != "genesis" for cause in causes)
+
+
 def test_a_slow_link_makes_contributions_late(config: RunConfig, judging: Judging) -> None:
     near = run(Scenario(run=config, judging=judging))
     slow = Link(latency_s=0.5)
