@@ -42,10 +42,17 @@ from skerry.bus.contributions import Contribution
 from skerry.bus.nats_bus import NatsBus
 from skerry.core.quantise import Planes
 from skerry.core.tracing import parse
-from skerry.telemetry import instruments, metrics, sdk
+from skerry.telemetry import instruments, metrics, sdk, tracer
 from skerry.testing.cluster import Cluster, until_commit
 from skerry.testing.nats_server import NatsServer
-from skerry.wire.messages import Commit, Consumed, ContributionHeader, ContributionKind, RunRecord
+from skerry.wire.messages import (
+    Commit,
+    Consumed,
+    ContributionHeader,
+    ContributionKind,
+    Round,
+    RunRecord,
+)
 from skerry_learner.sync.session import Learner
 from skerry_learner.sync.telling import Stretch
 from skerry_learner.sync.telling import Teller as LearnerTeller
@@ -57,6 +64,8 @@ ROUND_GOAL_MS = 2.0
 STEP_GOAL = 1.005
 ROUNDS, REPEATS = 200, 4
 FLEETS = (2, 8, 64)
+STEPS = 3
+"""Steps from one round to the next, of whichever fragment: H = 24 over P = 8."""
 RECORD = RunRecord("bench", "{}", (), 1, 0, 1, "0")
 ME = Learner("bench", "a", 1, 1)
 
@@ -157,7 +166,11 @@ def learner_round() -> Callable[[int], None]:
         teller.published(ME, told, 1000, 2_000)
         teller.received(ME, commit(version, ["a"]), 1000, took)
         teller.adopted(ME, commit(version, ["a"]), version - 1, "rebase", took)
-        instruments.record(metrics.STEP_DURATION, 0.1, of)
+        for operation in ("encode", "decode"):
+            coded = {metrics.RUN: "bench", metrics.OPERATION: operation}
+            instruments.record(metrics.CODEC_DURATION, 0.1, coded)
+        for _ in range(STEPS):
+            instruments.record(metrics.STEP_DURATION, 0.1, of)
 
     return tell
 
@@ -167,6 +180,17 @@ def syncer_round(size: int) -> Callable[[int], None]:
     spent, planes = Spent(1_000, 2_000, 3_000), Planes(None, None)  # type: ignore[arg-type]
 
     def tell(version: int) -> None:
+        opened = Round(
+            run="bench",
+            plan_digest=0,
+            fragment=0,
+            version=version,
+            due_step=version,
+            opened_ns=1_000,
+            syncer="s",
+            trace_id=teller.trace(0, version),
+        )
+        tracer.headers_for(opened.trace_id)  # what it is sent with
         origins = {}
         for name in names:
             told = header(version, name)
@@ -176,7 +200,9 @@ def syncer_round(size: int) -> Callable[[int], None]:
             teller.received(whole, subject, 2_000)
             teller.settled(subject)
             origins[name, 1, version] = whole.origin
-        teller.committed(commit(version, names), None, origins, spent)
+        coded = {metrics.RUN: "bench", metrics.OPERATION: "encode"}
+        instruments.record(metrics.CODEC_DURATION, 0.1, coded)
+        teller.committed(commit(version, names), opened, origins, spent)
 
     return tell
 
