@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import reprlib
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
@@ -32,6 +33,12 @@ LONGEST_DURATION = 0.25
 """Random faults last up to this share of the plan's duration,"""
 LONGEST_DURATION_S = 10.0
 """and no longer than this."""
+
+
+MOST_DIGITS = 9
+"""Nobody counts more services of a kind."""
+MOST_S = 1e9
+"""No number of a plan file is larger."""
 
 
 class Kind(StrEnum):
@@ -89,7 +96,7 @@ class Fault:
             raise ConfigError(msg, path="amount")
         if (self.kind in BROKER_KINDS) != (self.target == BROKER):
             other = BROKER if self.kind in BROKER_KINDS else "a service (the broker has broker_…)"
-            msg = f"A {self.kind} cannot strike {self.target!r}: its target is {other}."
+            msg = f"A {self.kind} cannot strike {_short(self.target)}: its target is {other}."
             raise ConfigError(msg, path="target")
 
     @property
@@ -170,7 +177,9 @@ def candidates(target: str, services: Mapping[str, str]) -> tuple[str, ...]:
     alike = tuple(sorted((n for n, k in services.items() if k == kind), key=_natural))
     if not number:
         return alike
-    return alike[int(number) : int(number) + 1] if number.isdecimal() else ()
+    if not number.isdecimal() or len(number) > MOST_DIGITS:
+        return ()
+    return alike[int(number) : int(number) + 1]
 
 
 def choose(plan: FaultPlan, index: int, services: Mapping[str, str]) -> str:
@@ -210,7 +219,7 @@ def _nearest(wanted: str, known: Iterable[str]) -> str:
 def _unknown_target(fault: Fault, services: Mapping[str, str]) -> ConfigError:
     nearest = _nearest(fault.target, {*services, *services.values(), ANY})
     msg = (
-        f"There is no {fault.target!r} for the {fault.kind} at {fault.at_s} s:"
+        f"There is no {_short(fault.target)} for the {fault.kind} at {fault.at_s} s:"
         f" did you mean {nearest!r}?"
     )
     return ConfigError(msg, path="target", nearest=nearest)
@@ -248,19 +257,27 @@ def load(path: Path) -> FaultPlan:
 def loads(text: str) -> FaultPlan:
     """Read a plan from JSON; ConfigError names the key that is wrong, and the one meant."""
     try:
-        parsed: object = json.loads(text)
-    except ValueError as error:
-        msg = f"It is not JSON ({error}): see `skerry chaos --help` for the form."
+        return _plan(json.loads(text))
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        msg = f"It is not JSON ({_short(str(error))}): see docs/soak.md for the form."
         raise ConfigError(msg, path="faults") from error
+
+
+def _plan(parsed: object) -> FaultPlan:
     table = _table(parsed, {"format", "seed", "heal_s", "faults"})
     if table.get("format") != FORMAT:
-        msg = f"Its format is {table.get('format')!r}, and this release reads {FORMAT}."
+        msg = f"Its format is {_short(table.get('format'))}, and this release reads {FORMAT}."
         raise ConfigError(msg, path="format")
     faults: object = table.get("faults")
     if not isinstance(faults, list):
         msg = "It has no list of faults: give one under the key 'faults'."
         raise ConfigError(msg, path="faults")
-    seed = int(_number(table, "seed", 0))
+    seed: object = table.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        msg = f"seed is {_short(seed)}: give a whole number."
+        raise ConfigError(msg, path="seed")
     read = tuple(_fault(fault) for fault in cast("list[object]", faults))
     return FaultPlan(seed, read, _number(table, "heal_s", 30.0))
 
@@ -268,34 +285,42 @@ def loads(text: str) -> FaultPlan:
 def _fault(given: object) -> Fault:
     table = _table(given, {f.name for f in fields(Fault)})
     named, target = table.get("kind"), table.get("target", ANY)
+    if not isinstance(named, str):
+        msg = f"kind is {_short(named)}: use one of {', '.join(sorted(Kind))}."
+        raise ConfigError(msg, path="kind")
     if named not in set(Kind):
-        nearest = _nearest(str(named), set(Kind))
-        msg = f"There is no fault {named!r}: did you mean {nearest!r}?"
+        nearest = _nearest(named, set(Kind))
+        msg = f"There is no fault {_short(named)}: did you mean {nearest!r}?"
         raise ConfigError(msg, path="kind", nearest=nearest)
     if not isinstance(target, str) or "at_s" not in table:
-        msg = f"The fault {table} needs a number at_s and a target that is text."
+        msg = f"The fault {_short(table)} needs a number at_s and a target that is text."
         raise ConfigError(msg, path="faults")
     numbers = (_number(table, name, 0.0) for name in ("at_s", "duration_s", "amount"))
     at_s, duration_s, amount = numbers
-    return Fault(at_s, Kind(str(named)), target, duration_s, amount)
+    return Fault(at_s, Kind(named), target, duration_s, amount)
 
 
 def _table(given: object, known: set[str]) -> dict[str, Any]:
     if not isinstance(given, dict):
-        msg = f"{given!r} is not a table: write it in braces."
+        msg = f"{_short(given)} is not a table: write it in braces."
         raise ConfigError(msg, path="faults")
     table = cast("dict[str, Any]", given)
     for key in table:
         if key not in known:
             nearest = _nearest(key, known)
-            msg = f"There is no key {key!r}: did you mean {nearest!r}?"
+            msg = f"There is no key {_short(key)}: did you mean {nearest!r}?"
             raise ConfigError(msg, path=key, nearest=nearest)
     return table
 
 
 def _number(table: Mapping[str, Any], key: str, default: float) -> float:
     value = table.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        msg = f"{key} is {value!r}: give a number."
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MOST_S:
+        msg = f"{key} is {_short(value)}: give a number, at most {MOST_S:.0f}."
         raise ConfigError(msg, path=key)
     return value
+
+
+def _short(value: object) -> str:
+    """Return how a sentence names a value that may be of any size."""
+    return reprlib.repr(value)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skerry.chaos import plan as plans
@@ -76,6 +77,16 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
         ('{"format": 1, "faults": [{"at_s": true, "kind": "kill"}]}', "at_s", ""),
         ('{"format": 1, "faults": [{"at_s": -1, "kind": "kill"}]}', "at_s", ""),
         ('{"format": 1, "faults": [{"at_s": NaN, "kind": "kill"}]}', "at_s", ""),
+        ('{"format": 1, "faults": [{"at_s": 1e999, "kind": "kill"}]}', "at_s", ""),
+        ('{"format": 1, "faults": [{"at_s": 1, "kind": []}]}', "kind", ""),
+        ('{"format": 1, "faults": [{"at_s": 1, "kind": {}}]}', "kind", ""),
+        ('{"format": 1, "faults": [{"at_s": 1, "kind": null}]}', "kind", ""),
+        ('{"format": 1, "faults": [], "seed": Infinity}', "seed", ""),
+        ('{"format": 1, "faults": [], "seed": NaN}', "seed", ""),
+        ('{"format": 1, "faults": [], "seed": 1.5}', "seed", ""),
+        ('{"format": 1, "faults": [], "seed": true}', "seed", ""),
+        ('{"format": 1, "faults": [], "heal_s": 1' + "0" * 400 + "}", "heal_s", ""),
+        ("[" * 100_000, "faults", ""),
         (
             '{"format": 1, "faults": [{"at_s": 0, "kind": "corrupt", "amount": 1.5}]}',
             "amount",
@@ -97,6 +108,44 @@ def test_a_file_that_means_nothing_is_refused_by_name(text: str, path: str, near
     with pytest.raises(ConfigError) as refused:
         plans.loads(text)
     assert (refused.value.path, refused.value.nearest) == (path, nearest)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["at_s", "kind", "target", "duration_s", "amount", "at"])
+NEARLY = (
+    st.sampled_from([*Kind, *SERVICES, "learner:1", "learner:" + "9" * 5000, "", 0, -1, 1e300])
+    | ANYTHING
+)
+FAULTS = st.lists(
+    st.dictionaries(KEYS, NEARLY).map(lambda fault: {"at_s": 1.0, "kind": "kill"} | fault)
+    | ANYTHING,
+    max_size=3,
+)
+NEARLY_PLANS = st.fixed_dictionaries(
+    {"format": st.just(1), "faults": FAULTS | ANYTHING},
+    optional={"seed": ANYTHING, "heal_s": ANYTHING, "fualts": ANYTHING},
+)
+
+
+LONG = json.dumps(
+    {"format": 1, "faults": [{"at_s": 1, "kind": "kill", "target": "learner:" + "9" * 5000}]}
+)
+
+
+@given(text=st.text() | (ANYTHING | NEARLY_PLANS).map(json.dumps))
+@example(text=LONG)
+def test_whatever_a_file_holds_it_is_a_plan_or_refused_in_one_sentence(text: str) -> None:
+    said = ""
+    try:
+        plans.check(plans.loads(text), SERVICES)
+    except ConfigError as refused:
+        said = str(refused)
+    assert "\n" not in said
+    assert len(said) < 400
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
