@@ -338,9 +338,11 @@ async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
     await train(bus, 7)
     log = await log_of(bus)
     found = await survey(log, Target(), await read_window(log))
+    assert found.folders == (str(store.root),), "the ledger tells where else to look"
+    assert usable(tmp_path / "elsewhere", log, found) == store.where(written.name)
     path = usable(tmp_path / RUN, log, found)
     assert path is not None
-    assert path == Path(store.where(written.name))
+    assert path == store.where(written.name)
     replayed = await replay(log, bases=CheckpointBases(path, log), known=found)
     assert replayed.wrong == ()
     assert replayed.whole

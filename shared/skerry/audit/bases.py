@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.audit.replayed import Base
-from skerry.errors import RunMismatch
+from skerry.errors import ConfigError, RunMismatch, StoreError
 from skerry.store.checkpoint import fragments, read_manifest
 from skerry.store.listing import locate, summaries
+from skerry.store.opening import FROM_ENVIRONMENT, S3Access, is_url, normal, parent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 class CheckpointBases:
     """The fragments of one checkpoint, read and verified one by one as they are asked for."""
 
-    def __init__(self, path: Path, log: Log) -> None:
+    def __init__(self, where: str | Path, log: Log, access: S3Access = FROM_ENVIRONMENT) -> None:
         """Open a checkpoint, or the newest one of a run's folder.
 
         Raises StoreError where there is none, RunMismatch for one of another model.
         """
-        store, name = locate(path)
+        store, name = locate(where, access)
         self.origin = store.where(name)
         checkpoint = read_manifest(store, name)
         if checkpoint.plan_digest != log.plan.digest:
@@ -51,24 +52,47 @@ class CheckpointBases:
         return None
 
 
-def usable(folder: Path, log: Log, found: Survey) -> Path | None:
+def usable(
+    folder: str | Path, log: Log, found: Survey, access: S3Access = FROM_ENVIRONMENT
+) -> str | None:
     """Return the oldest checkpoint from which the window reaches the moment asked for, or None.
 
-    Looks at the checkpoint that the run was restored from, and at those in its own ``folder``.
+    Looks where the run was restored from, in its own ``folder``, and wherever its ledger says that
+    checkpoints were written, in this order. Where nothing is found and one of those places could
+    not be read, raises what went wrong there.
     """
-    origin = Path(log.record.restored_from) if log.record.restored_from else None
-    folders = [origin.parent] if origin is not None and origin.is_dir() else []
-    for candidate in [s for at in (*folders, folder) for s in _in(at)]:
-        if len(candidate.versions) == len(log.plan.fragments) and all(
-            found.reach[index].base <= version <= found.versions[index]
-            for index, version in enumerate(candidate.versions)
-            if index in found.reach
-        ):
-            return Path(candidate.path)
+    trouble: ConfigError | StoreError | None = None
+    for place in _places(folder, log, found.folders):
+        try:
+            listed = _in(place, access)
+        except (ConfigError, StoreError) as error:
+            trouble = trouble or error
+            continue
+        for candidate in listed:
+            if _reaches(candidate.versions, log, found):
+                return candidate.path
+    if trouble is not None:
+        raise trouble
     return None
 
 
-def _in(folder: Path) -> list[Summary]:
-    if not folder.is_dir():
+def _places(folder: str | Path, log: Log, told: Sequence[str]) -> list[str]:
+    """Return the folders that may hold checkpoints of a run, each of them once."""
+    origin = log.record.restored_from
+    begun = [parent_of(normal(origin))[0]] if origin else []
+    return list(dict.fromkeys([*begun, normal(folder), *told]))
+
+
+def _reaches(versions: Sequence[int], log: Log, found: Survey) -> bool:
+    """Tell whether the window leads from these versions to the moment asked for."""
+    return len(versions) == len(log.plan.fragments) and all(
+        found.reach[index].base <= version <= found.versions[index]
+        for index, version in enumerate(versions)
+        if index in found.reach
+    )
+
+
+def _in(folder: str, access: S3Access) -> list[Summary]:
+    if not is_url(folder) and not Path(folder).is_dir():
         return []
-    return [summary for summary in summaries(folder) if not summary.error]
+    return [summary for summary in summaries(folder, access) if not summary.error]

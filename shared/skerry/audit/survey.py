@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from skerry.audit.log import newest
 from skerry.audit.window import Reach
 from skerry.errors import ConfigError
-from skerry.wire.messages import Commit
+from skerry.store.opening import normal, parent_of
+from skerry.wire.messages import CheckpointRecord, Commit
 
 if TYPE_CHECKING:
     from skerry.audit.log import Entry, Log
@@ -22,13 +23,14 @@ class Survey:
     """What a replay may do: ``versions`` is where each fragment is at the moment asked for.
 
     ``reach`` says from which version on the window allows a replay up to there; ``sequence`` is
-    the last commit's in the ledger.
+    the last commit's in the ledger; ``folders`` are where checkpoints were written, by its records.
     """
 
     window: Window
     versions: dict[int, int]
     reach: dict[int, Reach]
     sequence: int = 0
+    folders: tuple[str, ...] = ()
 
     @property
     def base(self) -> dict[int, int]:
@@ -43,9 +45,12 @@ class _Looking:
     versions: dict[int, int] = field(default_factory=dict[int, int])
     reach: dict[int, Reach] = field(default_factory=dict[int, Reach])
     sequence: int = 0
+    folders: dict[str, None] = field(default_factory=dict[str, None])
 
     def take(self, entry: Entry) -> None:
         commit, raw = entry.value, entry.raw
+        if isinstance(commit, CheckpointRecord):
+            self.folders[parent_of(normal(commit.path))[0]] = None
         if not isinstance(commit, Commit):
             return
         if self.target.takes(commit, raw.sequence, raw.time_ns):
@@ -67,7 +72,8 @@ async def survey(log: Log, target: Target, window: Window) -> Survey:
     if not looking.versions:
         msg = f"Run {log.run!r} had committed nothing yet at that moment: choose a later --to."
         raise ConfigError(msg, path="to")
-    return Survey(window, looking.versions, looking.reach, looking.sequence)
+    folders = tuple(looking.folders)
+    return Survey(window, looking.versions, looking.reach, looking.sequence, folders)
 
 
 async def _moment(log: Log, target: Target, through: int) -> Target:

@@ -27,6 +27,7 @@ from skerry.cli.ledger import newest_run, progress, window_sentences
 from skerry.cli.status import log_of
 from skerry.errors import ConfigError, HistoryBroken, StateLost
 from skerry.runtime.connect import bus_from
+from skerry.runtime.stores import access_of, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +117,7 @@ async def _replayed(given: Settings, run: str | None, *, named: bool, asked: Ask
             # Says what is wrong with it before anything is read.
             asked.policy.make_outer(log.config, log.plan)
         found = await survey(log, target, await read_window(log))
-        bases = _bases(given, log, found, asked)
+        bases = await asyncio.to_thread(_bases, given, log, found, asked)
         with ExitStack() as stack:
             told, sink = stack.enter_context(progress()), None
             if asked.out is not None:
@@ -144,13 +145,15 @@ async def _log(bus: Bus, run: str | None) -> Log:
 
 def _bases(given: Settings, log: Log, found: Survey, asked: Asked) -> Bases:
     """Return where to begin: the checkpoint that was named, genesis, or one that is found."""
+    store = given.local.store
+    access = access_of(store)
     if asked.origin is not None:
-        return CheckpointBases(asked.origin, log)
+        return CheckpointBases(asked.origin, log, access)
     if not any(found.base.values()):
         return from_genesis
-    path = usable(given.local.store.path / log.run, log, found)
+    path = usable(f"{root_of(store)}/{log.run}", log, found, access)
     if path is not None:
-        return CheckpointBases(path, log)
+        return CheckpointBases(path, log, access)
     if all(found.base.values()):
         first = next(index for index, base in found.base.items() if base)
         raise StateLost(lost_sentence(first, found))

@@ -23,11 +23,14 @@ from skerry.cli.replay import policy_of
 from skerry.core.fragments import LeafSpec, gather, plan
 from skerry.errors import ConfigError
 from skerry.settings import LogConfig, OuterConfig, RunConfig, SyncConfig
+from skerry.store.s3 import S3Store
 from skerry.testing.nats_server import NatsServer
 from skerry.testing.puppet import Puppet, run_record
+from skerry.testing.s3_server import BUCKET, S3Server
 from skerry.wire.codec import vector_digest
 from skerry.wire.messages import Commit
 from skerry.wire.subjects import Subjects
+from skerry_checkpointer.service import Checkpointer
 from skerry_syncer.service import load_kernels, session
 
 WINDOW_BYTES = 16 * 1024**2
@@ -126,6 +129,46 @@ async def test_what_the_window_has_dropped_is_told_and_nothing_is_written(
     assert "name a checkpoint of version 2 or newer with --from" in done.stderr
     assert "log.window_bytes of about" in done.stderr
     assert not out.exists()
+
+
+@pytest.mark.nats
+async def test_checkpoints_in_s3_are_where_a_replay_begins_as_the_settings_reach_them(
+    nats_server: NatsServer, s3_server: S3Server, run_id: str
+) -> None:
+    commits = await train(nats_server, run_id, 3)
+    url = f"s3://{BUCKET}/replay"
+    store = S3Store(f"{url}/{run_id}", s3_server.access())
+    async with NatsBus(nats_server.url) as bus:
+        record = await ledger.read_run(bus, run_id)
+        written = await Checkpointer.of(bus, record, store).save()
+    assert written is not None
+    await train(nats_server, run_id, 5)
+    lost = max(i.sequence_last for _, c in commits if c.version == 2 for i in c.consumed)
+    client = await nats.connect(nats_server.url)
+    stream = Subjects(run_id).stream("CONTRIB")
+    await client.jetstream().purge_stream(stream, seq=lost + 1)
+    await client.close()
+
+    keys = f"store.credentials={s3_server.credentials}", "store.profile=writer"
+    access = (*keys, f"store.endpoint={s3_server.endpoint}")
+    for words, given in (
+        ((), (*access, f"store.url={url}")),
+        ((), access),  # the ledger says where
+        (("--from", store.where(written.name)), access),
+    ):
+        sets = (word for one in given for word in ("--set", one))
+        done = await skerry(nats_server, run_id, "replay", *words, "--json", *sets)
+        assert done.returncode == 0, done.stdout + done.stderr
+        told = json.loads(done.stdout)
+        assert told["ok"]
+        assert all(f["base"] > 1 for f in told["fragments"])
+        assert any(f["reached"] > f["base"] for f in told["fragments"])
+
+    away = (*keys, "store.endpoint=http://127.0.0.1:1", "store.timeout_s=1")
+    sets = (word for one in away for word in ("--set", one))
+    done = await skerry(nats_server, run_id, "replay", *sets)
+    assert done.returncode != 0
+    assert "does not answer" in done.stderr, "not that there is no checkpoint"
 
 
 @pytest.mark.nats
