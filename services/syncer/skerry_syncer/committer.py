@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import structlog
 
 from skerry.bus.contributions import refusal
 from skerry.bus.state import MASTER, PARAMS
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
+log = structlog.get_logger()
 
 NOTHING_COUNTS = "nothing_counts"
 """Why a version equals the one before: every contribution to its round was refused."""
@@ -199,6 +201,7 @@ class Committer:
         closing: Closing,
     ) -> Manifest:
         self.spent.merged_ns = self.wall_ns()
+        refused = state.refused.close()  # a commit that fails has the shard read anew from the log
         commit = Commit(
             run=self.writer.run,
             plan_digest=self.writer.plan.digest,
@@ -213,7 +216,7 @@ class Committer:
             quorum_s=closing.quorum_s,
             grace_s=closing.grace_s,
             consumed=tuple(_consumed(w, closing) for w in weighed),
-            refused=tuple(state.refused),
+            refused=refused.named,
             contrib_floor=batch.floor,
             progress=_progress(state, weighed),
             params_digest=0,
@@ -227,7 +230,6 @@ class Committer:
             NewPart(MASTER, "f32", master),
             *(NewPart(OUTER + name, "f32", vector) for name, vector in sorted(leaves.items())),
         ]
-        told = len(state.refused)
         manifest = await self.writer.commit(commit, parts, state.manifest)
         self.spent.written_ns = self.wall_ns()
         replaced = [
@@ -238,8 +240,19 @@ class Committer:
         self.spare = tuple(cast("Vector", v) for v in replaced if isinstance(v, np.ndarray))
         state.drop(batch.pending)
         state.settle_all(manifest.commit)
-        del state.refused[:told]
+        if refused.unnamed:
+            _say_unnamed(manifest.commit, refused.unnamed)
         return manifest
+
+
+def _say_unnamed(commit: Commit, unnamed: Mapping[str, int]) -> None:
+    log.warning(
+        "refusals_unnamed",
+        fragment=commit.fragment,
+        version=commit.version,
+        named=len(commit.refused),
+        unnamed=dict(unnamed),
+    )
 
 
 def _order(contribution: Contribution) -> tuple[str, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,43 @@ if TYPE_CHECKING:
     from skerry.wire.messages import Commit, Manifest
 
 MOST_REFUSED = 1000
-"""Refusals that one commit names; a flood of bad bytes beyond that is in the syncer's log alone."""
+"""Refusals that one commit names; what a flood has beyond that is in the syncer's log alone."""
 MOST_SETTLED = 4096
 """Contributions per fragment that are remembered as resolved; duplicates come sooner than that."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """What the next commit of a fragment names as refused; ``unnamed`` counts, by cause, the rest.
+
+    Contributions come first: their learners and ``ledger verify`` look for them there. Bytes that
+    tell of no contribution get the room that is left, so that no flood of them hides one.
+    """
+
+    contributions: list[Refused] = field(default_factory=list[Refused])
+    bytes_: list[Refused] = field(default_factory=list[Refused])
+    unnamed: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def named(self) -> tuple[Refused, ...]:
+        return (*self.contributions, *self.bytes_)[:MOST_REFUSED]
+
+    def add(self, refused: Refused) -> None:
+        kept = self.contributions if refused.identity else self.bytes_
+        if len(kept) < MOST_REFUSED:
+            kept.append(refused)
+        else:
+            self.unnamed[refused.cause] += 1
+
+    def close(self) -> Refusals:
+        """Return all of it for a commit, with what that has no room for counted; begin anew."""
+        named = self.named
+        beyond = Counter(r.cause for r in self.bytes_[len(named) - len(self.contributions) :])
+        closed = Refusals(
+            self.contributions, list(named[len(self.contributions) :]), self.unnamed + beyond
+        )
+        self.contributions, self.bytes_, self.unnamed = [], [], Counter()
+        return closed
 
 
 @dataclass(slots=True)
@@ -41,7 +76,7 @@ class FragmentState:
     outer: object = None
     pending: list[Contribution] = field(default_factory=list[Contribution])
     arrived_s: dict[str, float] = field(default_factory=dict[str, float])
-    refused: list[Refused] = field(default_factory=list[Refused])
+    refused: Refusals = field(default_factory=Refusals)
     settled: dict[tuple[str, Mark], None] = field(default_factory=dict[tuple[str, Mark], None])
     launched_step: int = 0
     floor: int = 0
@@ -78,8 +113,7 @@ class FragmentState:
         """Have the next commit name a refusal."""
         if refused.identity:
             self.settle(refused.learner, (refused.incarnation, refused.identity))
-        if len(self.refused) < MOST_REFUSED:
-            self.refused.append(refused)
+        self.refused.add(refused)
 
     def settle(self, learner: str, mark: Mark) -> None:
         """Remember that a contribution has been merged or refused."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from skerry.bus import contributions, ledger, presence
 from skerry.bus.memory import MemoryBroker, MemoryBus
@@ -21,6 +22,7 @@ from skerry.wire.codec import encode_vector
 from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, RunState
 from skerry.wire.subjects import Subjects
 from skerry_syncer.service import session
+from skerry_syncer.shard import MOST_REFUSED
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)
@@ -142,6 +144,23 @@ async def test_contribution_from_the_future_is_refused_and_counted() -> None:
     refused = [(r.cause, r.learner) for c in commits for r in c.refused]
     assert refused == [("base_in_future", "liar")]
     assert "liar" not in {c.learner for k in commits for c in k.consumed}
+
+
+async def test_flood_of_bad_bytes_neither_hides_a_refusal_nor_goes_unsaid() -> None:
+    bus = await connected()
+    for _ in range(MOST_REFUSED + 7):
+        await bus.publish(Subjects(RUN).contribution(0, "vandal"), b"rubbish")
+    early = puppet(bus, "early")
+    early.incarnation, early.versions[0] = 1, 0
+    await early.send_gradient(0, 1)
+    with capture_logs() as logs:
+        async with background(session(bus, RUN, "s"), puppet(bus, "a").train()):
+            commits = await commits_until(bus, 2)
+    first = next(c for c in commits if c.fragment == 0)
+    assert [r.cause for r in first.refused if r.learner == "early"] == ["genesis"]
+    assert len(first.refused) == MOST_REFUSED
+    (said,) = [line for line in logs if line["event"] == "refusals_unnamed"]
+    assert (said["fragment"], said["version"], said["unnamed"]) == (0, 1, {"corrupt": 8})
 
 
 async def test_non_finite_contribution_is_refused_by_name() -> None:

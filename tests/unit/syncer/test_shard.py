@@ -15,7 +15,7 @@ from skerry.testing.puppet import walk
 from skerry.wire.codec import encode_vector
 from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, Manifest, Refused
 from skerry.wire.subjects import Subjects
-from skerry_syncer.shard import MOST_REFUSED, MOST_SETTLED, FragmentState, Shard, judge
+from skerry_syncer.shard import MOST_REFUSED, MOST_SETTLED, FragmentState, Refusals, Shard, judge
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 1)
@@ -106,7 +106,7 @@ async def test_damaged_chunk_is_refused_and_named_to_the_next_commit() -> None:
     held = shard()
     damaged = dataclasses.replace(record, payload=record.payload[:-1] + b"?")
     assert isinstance(held.take(damaged, 1.0), Refusal)
-    assert held.fragments[0].refused == [Refused("corrupt", "a")]
+    assert held.fragments[0].refused.named == (Refused("corrupt", "a"),)
 
 
 async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
@@ -115,7 +115,34 @@ async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
         held.take(Record(f"skerry.{RUN}.contrib.0.x", sequence, 0, b"rubbish"), 1.0)
     held.take(Record(f"skerry.{RUN}.contrib.999.x", 1, 0, b"rubbish"), 1.0)
     held.take(Record(f"skerry.{RUN}.contrib.one.x", 1, 0, b"rubbish"), 1.0)
-    assert len(held.fragments[0].refused) == MOST_REFUSED
+    refused = held.fragments[0].refused.close()
+    assert len(refused.named) == MOST_REFUSED
+    assert refused.unnamed == {"corrupt": 10}
+    assert held.fragments[0].refused == Refusals()
+
+
+async def test_flood_of_bad_bytes_hides_no_contribution_that_is_refused() -> None:
+    records = await stored(header(base_version=0))
+    held = shard()
+    held.config = held.config.model_copy(update={"max_staleness": 1})
+    for sequence in range(MOST_REFUSED + 10):
+        held.take(Record(f"skerry.{RUN}.contrib.0.x", sequence, 0, b"rubbish"), 1.0)
+    for record in records:
+        held.take(dataclasses.replace(record, sequence=record.sequence + 2 * MOST_REFUSED), 1.0)
+    refused = held.fragments[0].refused.close()
+    assert refused.named[0] == Refused("too_stale", "a", 1, 1, 1000, 0, 10)
+    assert len(refused.named) == MOST_REFUSED
+    assert refused.unnamed == {"corrupt": 11}
+
+
+async def test_flood_of_refused_contributions_is_bounded_and_counted_too() -> None:
+    refused = Refusals()
+    refused.add(Refused("corrupt", "x"))
+    for identity in range(1, MOST_REFUSED + 3):
+        refused.add(Refused("too_stale", "a", 1, identity))
+    closed = refused.close()
+    assert {r.cause for r in closed.named} == {"too_stale"}
+    assert closed.unnamed == {"too_stale": 2, "corrupt": 1}
 
 
 async def test_genesis_that_came_during_the_first_commit_is_not_merged_as_a_gradient() -> None:
@@ -136,7 +163,7 @@ async def test_refusal_is_counted_once_however_often_its_chunks_are_read() -> No
     held.config = held.config.model_copy(update={"max_staleness": 1})
     for record in records:
         held.take(record, 1.0)
-    assert held.fragments[0].refused == [Refused("too_stale", "a", 1, 1, 1000, 0, 10)]
+    assert held.fragments[0].refused.named == (Refused("too_stale", "a", 1, 1, 1000, 0, 10),)
 
 
 async def test_refusal_names_the_round_that_it_was_made_for_where_its_bytes_say_so() -> None:
@@ -158,7 +185,7 @@ async def test_late_chunk_of_a_contribution_that_waits_is_no_refusal() -> None:
     for record in [*first, second[0], first[0]]:
         held.take(record, 1.0)
     assert [c.header.identity for c in held.fragments[0].pending] == [1]
-    assert held.fragments[0].refused == []
+    assert held.fragments[0].refused.named == ()
 
 
 async def test_unfinished_contribution_that_a_newer_one_replaces_is_refused() -> None:
@@ -166,7 +193,7 @@ async def test_unfinished_contribution_that_a_newer_one_replaces_is_refused() ->
     held = shard()
     for record in [*first[:-1], *second]:
         held.take(record, 1.0)
-    assert held.fragments[0].refused == [Refused("incomplete", "a", 1, 1, 1000, 0, 10)]
+    assert held.fragments[0].refused.named == (Refused("incomplete", "a", 1, 1, 1000, 0, 10),)
     assert [c.header.identity for c in held.fragments[0].pending] == [2]
 
 
@@ -185,7 +212,7 @@ async def test_what_a_commit_has_settled_is_neither_merged_nor_refused_again() -
     told = dataclasses.replace(manifest.commit, refused=(Refused("stale", "a", 1, 1),))
     held.fragments[0].settle_all(told)
     assert {held.take(record, 1.0) for record in records} == {None}
-    assert held.fragments[0].refused == []
+    assert held.fragments[0].refused.named == ()
 
 
 async def test_memory_of_what_was_settled_is_bounded() -> None:
