@@ -5,9 +5,11 @@ A line is a moment: numbers by metric and attributes, ``skerry.learner.time{lear
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +18,7 @@ from skerry.core.goodput import TRAIN, USES, Cause
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _NAME = re.compile(r"(?P<metric>[^{]+)(?:\{(?P<keys>.*)\})?")
@@ -47,18 +49,34 @@ class Life:
         return self.spent_s.get(Cause.COMPILE, 0.0) + self.spent_s.get(Cause.RECOVER, 0.0)
 
 
-def read_rows(path: Path) -> list[str]:
-    """Return the lines of a file of metrics and of those that were set aside before it."""
-    files = sorted(path.parent.glob(f"{path.name}.*"), key=lambda p: p.suffix, reverse=True)
+def read_rows(path: Path) -> Iterator[str]:
+    """Yield the lines of a file of metrics, after those that were set aside before it.
+
+    One line at a time: a long run's rows do not fit in memory. Raises ConfigError where a file
+    cannot be read.
+    """
     try:
-        return [
-            line
-            for file in (*files, path)
-            for line in file.read_text(encoding="utf-8").splitlines()
-        ]
-    except (OSError, UnicodeDecodeError) as error:
+        for file in (*_set_aside(path), path):
+            opening = gzip.open if file.suffix == ".gz" else open
+            with opening(file, "rt", encoding="utf-8") as lines:
+                for line in lines:
+                    yield line.rstrip("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         msg = f"The metrics {path} cannot be read ({error}): name the health monitor's file."
         raise ConfigError(msg, path="metrics") from error
+
+
+def _set_aside(path: Path) -> list[Path]:
+    """Return ``<name>.<number>.gz`` beside a file, the highest number, which is the oldest, first.
+
+    Files that were unpacked by hand, ``<name>.<number>``, are read as well.
+    """
+    aside = re.compile(re.escape(path.name) + r"\.(\d+)(\.gz)?")
+    numbered: dict[int, Path] = {}
+    for file in path.parent.glob("*"):
+        if found := aside.fullmatch(file.name):
+            numbered[int(found[1])] = file
+    return [numbered[number] for number in sorted(numbered, reverse=True)]
 
 
 def parsed(line: str, run: str) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from skerry.planning.process import Use
 from skerry.planning.simulate import simulate
 from skerry.settings import RunConfig
 from skerry.wire.messages import MemberRecord
+from skerry_health_monitor.metrics.sinks import Journal, Row
 
 RUN, BEGAN_S = "real", 1_000_000.0
 CONFIG = RunConfig()
@@ -37,10 +38,17 @@ def row(at_s: float, ratios: dict[str, float], learners: dict[str, dict[str, flo
     return json.dumps(told)
 
 
+MEMBERS = [member("a", 1, 0.0), member("b", 1, 0.0), member("b", 2, 112.0)]
+
+
 def known() -> calibrate.Evidence:
     """Two learners for 200 s; learner-b dies at 100 s, is back at 110 s and trains at 130 s."""
+    return calibrate.evidence(RUN, MEMBERS, [], known_rows())
+
+
+def known_rows() -> list[str]:
     ratios = {"train": 0.83, Cause.COMPILE: 0.12, Cause.IDLE: 0.01, Cause.DOWN: 0.04}
-    rows = [
+    return [
         row(100.0, ratios, {
             "a": {"incarnation": 1, "train": 82.0, "compile": 17.0, "recover": 1.0, "step": 0.4},
             "b": {"incarnation": 1, "train": 80.0, "compile": 18.0, "recover": 2.0, "step": 0.6},
@@ -54,8 +62,6 @@ def known() -> calibrate.Evidence:
                   "replay": 1.0, "step": 0.6},
         }),
     ]  # fmt: skip
-    members = [member("a", 1, 0.0), member("b", 1, 0.0), member("b", 2, 112.0)]
-    return calibrate.evidence(RUN, members, [], rows)
 
 
 def test_a_run_teaches_what_it_shows() -> None:
@@ -112,18 +118,38 @@ def test_a_run_that_never_trained_teaches_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--metrics"):
         calibrate.evidence(RUN, [member("a", 1, 0.0)], [], [])
     with pytest.raises(ConfigError, match="cannot be read"):
-        journal.read_rows(tmp_path / "none.jsonl")
+        list(journal.read_rows(tmp_path / "none.jsonl"))
 
 
-def test_rows_that_were_set_aside_come_first(tmp_path: Path) -> None:
+def test_rows_that_the_monitor_has_set_aside_come_first(tmp_path: Path) -> None:
+    written = Journal(tmp_path / "metrics.jsonl", RUN, most_bytes=200, keep=12)
+    for step in range(60):
+        written.write(Row(BEGAN_S + step, step, {"x": 1.0}))
+    assert (tmp_path / "metrics.jsonl.10.gz").exists(), "2 comes before 10"
+    steps = [json.loads(line)["step"] for line in journal.read_rows(written.path)]
+    assert len(steps) > 24
+    assert steps == list(range(60 - len(steps), 60))
+
+
+def test_a_run_teaches_the_same_from_files_that_were_set_aside(tmp_path: Path) -> None:
+    written = Journal(tmp_path / "metrics.jsonl", RUN, most_bytes=1500, keep=8)
+    for one in known_rows():
+        row = journal.parsed(one, RUN)
+        if row is not None:
+            at_s, step = row.pop("time_s"), row.pop("step")
+            written.write(Row(at_s, step, {k: v for k, v in row.items() if k != "run"}))
+    assert (tmp_path / "metrics.jsonl.1.gz").exists()
+    rows = journal.read_rows(written.path)
+    again = calibrate.evidence(RUN, MEMBERS, [], rows)
+    assert calibrate.fit(again) == calibrate.fit(known())
+
+
+def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    for name, text in (
-        ("metrics.jsonl", "new"),
-        ("metrics.jsonl.1", "old"),
-        ("metrics.jsonl.2", "oldest"),
-    ):
-        (tmp_path / name).write_text(text, "utf-8")
-    assert journal.read_rows(path) == ["oldest", "old", "new"]
+    path.write_text("{}\n", "utf-8")
+    (tmp_path / "metrics.jsonl.1.gz").write_bytes(b"no gzip")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(journal.read_rows(path))
 
 
 def test_a_start_that_came_to_nothing_counts_as_time_away() -> None:
