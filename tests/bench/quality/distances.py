@@ -10,11 +10,14 @@ from .fleets import STEP_S, M, fleet, pace
 LESS = 3 * M_TOKENS // 4
 NEAR, DEFAULT = "0 s", "by default"
 LATENCIES = {"0.2 s": 0.2, "1 s": 1.0}
+WAITING = "K = M"
 POLICIES = {
     DEFAULT: (),
     "refused": ("sync.max_staleness=0",),
     "not discounted": ("sync.staleness_discount=1",),
     "by default, overwrite": ("sync.adoption=overwrite",),
+    "by default, tau = 8": ("sync.overlap_steps=8",),
+    WAITING: (f"sync.quorum={M}",),
 }
 
 
@@ -37,8 +40,8 @@ def lateness() -> Experiment:
         series="late ones",
         notes=(
             "By default the weight of a contribution is halved for each version it is behind, and"
-            " one that is more than four behind is refused. `overwrite` is another adoption than"
-            " the default, `rebase`, under the same policy."
+            " one that is more than four behind is refused; adoption is `rebase`, and a round waits"
+            " for others no longer than tau hides. `K = M` waits for all of them, however long."
         ),
     )
 
@@ -55,7 +58,7 @@ def _cell(latency: str, latency_s: float, policy: str) -> Cell:
         tokens=LESS,
         seeds=(0,),
         against="" if key == reference else reference,
-        share=pace(islands),
+        share=1.0 if policy == WAITING else pace(islands),
         islands=islands,
         link=Link(latency_s=latency_s),
     )
