@@ -8,7 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from skerry.bus.base import Bus, Expect, Receipt, Record, Start, StreamInfo, StreamSpec
+from skerry.bus.base import Bus, Expect, Receipt, Record, Room, Start, StreamInfo, StreamSpec
 from skerry_lab.scenario import Link
 
 
@@ -66,6 +66,9 @@ class LinkedBus:
 
     async def streams(self) -> list[StreamInfo]:
         return await self._bus.streams()
+
+    async def rooms(self) -> tuple[Room, ...]:
+        return await self._bus.rooms()
 
     async def publish(
         self,

@@ -130,6 +130,20 @@ async def test_a_repeated_message_id_is_stored_once(bus: Bus, names: Subjects) -
     assert await bus.get(names.stream("LEDGER"), first.sequence + 1) is None
 
 
+async def test_an_account_says_how_full_it_is(bus: Bus, names: Subjects) -> None:
+    async def used() -> dict[Storage, int]:
+        return {room.storage: room.used_bytes for room in await bus.rooms()}
+
+    before = await used()
+    await bus.publish(names.run_record(), b"x" * 100_000)
+    await bus.publish(names.pulse("a"), b"x" * 50_000)
+    async with asyncio.timeout(DEADLINE_S):  # servers of a cluster tell each other now and then
+        while (now := await used())[Storage.FILE] < before[Storage.FILE] + 100_000:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert now[Storage.MEMORY] >= before[Storage.MEMORY] + 50_000
+    assert {room.limit_bytes for room in await bus.rooms()} == {0}
+
+
 async def test_an_expectation_that_holds_lets_the_write_through(bus: Bus, names: Subjects) -> None:
     subject = names.run_record()
     first = await bus.publish(subject, b"a", expect=Expect(subject, 0))

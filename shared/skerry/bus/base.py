@@ -52,6 +52,15 @@ class StreamInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """How much is stored in this account, and how much may be; 0 where it has no limit."""
+
+    storage: Storage
+    used_bytes: int
+    limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Expect:
     """Refuse the write unless ``subject``'s newest message has sequence ``sequence`` (0: none).
 
@@ -123,6 +132,13 @@ class Bus(Protocol):
 
     async def streams(self) -> list[StreamInfo]:
         """Return every Skerry stream in this log, by name."""
+        ...
+
+    async def rooms(self) -> tuple[Room, ...]:
+        """Return how full this account is, by kind of storage, whoever has written what is there.
+
+        What the server itself has room for is not in it: only its monitoring port tells that.
+        """
         ...
 
     async def publish(

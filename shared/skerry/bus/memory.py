@@ -20,6 +20,7 @@ from skerry.bus.base import (
     Receipt,
     Record,
     Retention,
+    Room,
     Start,
     Storage,
     StreamInfo,
@@ -184,6 +185,13 @@ class MemoryBroker:
         found.spec = normal(spec)
         return changes
 
+    def rooms(self) -> tuple[Room, ...]:
+        """Return what its streams hold; nothing bounds them all together."""
+        used = dict.fromkeys((Storage.FILE, Storage.MEMORY), 0)
+        for stream in self.streams.values():
+            used[stream.spec.storage] += stream.bytes
+        return tuple(Room(storage, held) for storage, held in used.items())
+
     def restart(self) -> None:
         """Do what a restart does: streams in memory are gone, those in files are as they were."""
         lost = [n for n, s in self.streams.items() if s.spec.storage is Storage.MEMORY]
@@ -247,6 +255,10 @@ class MemoryBus:
         await asyncio.sleep(0)
         names = sorted(name for name in self.broker.streams if name.startswith(STREAM_PREFIX))
         return [stream.info() for name in names if (stream := self.broker.stream(name))]
+
+    async def rooms(self) -> tuple[Room, ...]:
+        await asyncio.sleep(0)
+        return self.broker.rooms()
 
     async def publish(
         self,

@@ -17,6 +17,7 @@ from skerry.bus.base import (
     Expect,
     Receipt,
     Record,
+    Room,
     Start,
     Storage,
     StreamInfo,
@@ -27,7 +28,7 @@ from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.bus.nats_follow import Cursor, follow
 from skerry.bus.nats_listen import listen
 from skerry.bus.nats_reads import Reads
-from skerry.bus.nats_streams import config_of, hidden_changes, info_of, spec_of
+from skerry.bus.nats_streams import config_of, hidden_changes, info_of, rooms_of, spec_of
 from skerry.bus.streams import STREAM_PREFIX, mend, stream_of
 from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError
 
@@ -115,6 +116,9 @@ class NatsBus:
         return sorted(
             (info for info in infos if info.name.startswith(STREAM_PREFIX)), key=lambda i: i.name
         )
+
+    async def rooms(self) -> tuple[Room, ...]:
+        return rooms_of(await self._api("INFO", None, "how full the account is"))
 
     async def publish(
         self,

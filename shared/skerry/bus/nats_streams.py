@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skerry.bus.base import Retention, Storage, StreamInfo, StreamSpec
+from skerry.bus.base import Retention, Room, Storage, StreamInfo, StreamSpec
 
 NANOSECONDS = 1_000_000_000
 
@@ -79,4 +79,13 @@ def info_of(reply: Mapping[str, Any]) -> StreamInfo:
         first_seq=state["first_seq"],
         last_seq=state["last_seq"],
         spec=spec_of(reply["config"]),
+    )
+
+
+def rooms_of(reply: Mapping[str, Any]) -> tuple[Room, ...]:
+    """Read what the server says of an account; limits by number of replicas are not told."""
+    limits = reply["limits"]
+    return (
+        Room(Storage.FILE, reply["storage"], max(0, limits.get("max_storage", 0))),
+        Room(Storage.MEMORY, reply["memory"], max(0, limits.get("max_memory", 0))),
     )

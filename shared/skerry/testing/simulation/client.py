@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from types import TracebackType
 
-    from skerry.bus.base import Expect, StreamInfo, StreamSpec
+    from skerry.bus.base import Expect, Room, StreamInfo, StreamSpec
     from skerry.bus.memory import MemoryStream
     from skerry.testing.simulation.network import Link, Network
 
@@ -90,6 +90,9 @@ class SimulatedBus:
             return [streams[name].info() for name in names]
 
         return await self._repeat(look)
+
+    async def rooms(self) -> tuple[Room, ...]:
+        return await self._repeat(self.network.broker.rooms)
 
     async def publish(
         self,
