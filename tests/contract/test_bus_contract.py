@@ -136,11 +136,11 @@ async def test_an_account_says_how_full_it_is(bus: Bus, names: Subjects) -> None
 
     before = await used()
     await bus.publish(names.run_record(), b"x" * 100_000)
-    await bus.publish(names.pulse("a"), b"x" * 50_000)
-    async with asyncio.timeout(DEADLINE_S):  # servers of a cluster tell each other now and then
-        while (now := await used())[Storage.FILE] < before[Storage.FILE] + 100_000:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-    assert now[Storage.MEMORY] >= before[Storage.MEMORY] + 50_000
+    await bus.publish(names.pulse("a"), b"x" * 100_000)
+    async with asyncio.timeout(DEADLINE_S):
+        for storage in before:  # servers of a cluster tell each other now and then
+            while (await used())[storage] < before[storage] + 100_000:
+                await asyncio.sleep(0.1)
     assert {room.limit_bytes for room in await bus.rooms()} == {0}
 
 
