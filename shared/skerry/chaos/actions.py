@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from skerry.chaos import clock
-from skerry.chaos.ground import NotFired
+from skerry.chaos.ground import Absent
 from skerry.chaos.messages import Messages
 from skerry.chaos.plan import Kind
 from skerry.runtime.processes import BROKER
@@ -35,7 +35,7 @@ class Action(Protocol):
     """One fault on one target. ``end`` undoes it, whatever became of it, and may come twice."""
 
     async def begin(self) -> None:
-        """Strike; NotFired if there is nothing to strike."""
+        """Strike; Absent if there is nothing to strike, NotFired if it has no effect."""
         ...
 
     async def proof(self) -> str:
@@ -77,7 +77,7 @@ class Pause:
         self._was = self.ground.entry(self.target)
         if self._was.paused:
             msg = f"{self.target} is paused already"
-            raise NotFired(msg)
+            raise Absent(msg)
         os.kill(self._was.pid, signal.SIGSTOP)
 
     async def proof(self) -> str:

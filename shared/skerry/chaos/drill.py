@@ -1,20 +1,29 @@
-"""A whole drill: quiet, faults, healing, quiet again, and the verdict on it."""
+"""A whole drill: quiet, faults, healing, quiet again, and the verdict on it.
+
+From the first fault on nothing keeps the verdict back: what goes wrong while faults run, in healing
+or in judging is a failed check of its own, and the other checks are made. What there is can be had
+at any time, so that an interrupted drill still tells its history.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from skerry.audit.log import Log
 from skerry.audit.verify import verify
-from skerry.bus import presence
+from skerry.bus import ledger, presence
 from skerry.chaos.convergence import Check, Convergence
 from skerry.chaos.engine import Engine, Firing, heal
 from skerry.chaos.meter import Goodput, Meter, Phase
+from skerry.chaos.survivors import Survivors
 from skerry.chaos.witness import Witness
-from skerry.errors import HistoryBroken, SkerryError
+from skerry.errors import HistoryBroken, SkerryError, first_cause
 from skerry.tasks import TaskGroup
+from skerry.wire.messages import RunState
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -25,6 +34,10 @@ if TYPE_CHECKING:
 
 READY_S = 600.0
 """How long a drill waits until every learner trains: they may still compile."""
+HEARD_S = 60.0
+"""How long every process has, once the run works again, to hear something from its broker."""
+VERDICT_S = 1800.0
+"""A check of the log that takes longer has failed."""
 LOOK_S = 0.1
 
 
@@ -38,6 +51,7 @@ class Result:
     checks: tuple[Check, ...]
     goodput: Goodput
     commits: int
+    planned: int
 
     @property
     def ok(self) -> bool:
@@ -54,6 +68,7 @@ class Result:
             "seed": self.seed,
             "ok": self.ok,
             "fired": self.fired,
+            "planned": self.planned,
             "commits_watched": self.commits,
             "checks": [asdict(check) for check in self.checks],
             "goodput": self.goodput.to_json(),
@@ -77,36 +92,128 @@ class Drill:
     say: Callable[[str], None]
     on_firing: Callable[[Firing, bool], None]
     meter: Meter = field(default_factory=Meter)
+    checks: list[Check] = field(default_factory=list[Check], init=False)
+    engine: Engine = field(init=False)
+    witness: Witness = field(init=False)
     _names: dict[str, str] = field(default_factory=dict[str, str], init=False)
+    _at: str = field(default="before the first fault", init=False)
+    _over: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.plan, self.ground, self.on_firing)
+        self.witness = Witness(self.ground.bus, self.ground.run)
 
     async def run(self) -> Result:
-        """Run it to the verdict. However it ends, everything is healed first."""
-        ground = self.ground
-        self._names = ground.kinds()
-        witness, engine = Witness(ground.bus, ground.run), self._engine()
-        after = await self._newest()
-        beside = (witness.watch(after), self._pulses(), self.meter.watch(ground.entries))
-        async with _beside(*beside):
-            try:
-                await self._quiet(learners=self._learners())
-                self.meter.enter(Phase.FAULTS)
-                self.say(f"{len(self.plan.faults)} faults begin, seed {self.plan.seed}.")
-                await engine.run()
-            finally:
-                self.meter.enter(Phase.OTHER)
-                self.say("Healing: everything is resumed, reconnected and started again.")
-                await asyncio.shield(heal(ground, set(self._names)))
-            checks = [self._fired(engine.history), *await self._converged()]
-            await self._quiet(learners=set())
-            self.meter.enter(Phase.OTHER)
-        self.say("Verifying the whole log.")
-        checks += [await self._held(witness), await self._verified(), self._goodput()]
-        history, told = tuple(engine.history), tuple(checks)
-        result = self.meter.result()
-        return Result(ground.run, self.plan.seed, history, told, result, len(witness.seen))
+        """Run it to the verdict. However it ends, everything is healed first.
 
-    def _engine(self) -> Engine:
-        return Engine(self.plan, self.ground, self.on_firing)
+        Raises only if it is cancelled, or cannot begin; ``result`` tells what there is even then.
+        """
+        ground, self._names = self.ground, self.ground.kinds()
+        fragments = (await ledger.read_run(ground.bus, ground.run)).fragments
+        for commit in (await ledger.last_commits(ground.bus, ground.run)).values():
+            self.meter.merged(commit, fragments)
+        after = await self._newest()
+        watching = {
+            "acknowledged commits": self.witness.watch(after),
+            "pulses": self._pulses(),
+            "merged tokens": self._commits(after, fragments),
+            "processes": self.meter.watch(ground.entries),
+        }
+        async with _beside(*(self._watched(what, work) for what, work in watching.items())):
+            await self._suffer()
+            self._at = "before it was judged"
+            self.checks.append(self._fired())
+            await self._converge()
+        self.say("Verifying the whole log.")
+        judged = {
+            "nothing acknowledged was lost": self._held,
+            "the ledger verifies": self._verified,
+            "the window replays": self._replayed,
+        }
+        for name, check in judged.items():
+            self.checks.append(await _judged(name, check()))
+        self.checks.append(self._goodput())
+        self._over = True
+        return self.result()
+
+    def result(self) -> Result:
+        """Return what has come of it so far; a drill that did not run to its end is not ok."""
+        checks = list(self.checks)
+        if not self._over:
+            checks.append(Check("the drill ran to its end", ok=False, detail=f"no: {self._at}"))
+        history = tuple(sorted(self.engine.history, key=lambda firing: firing.index))
+        return Result(
+            run=self.ground.run,
+            seed=self.plan.seed,
+            history=history,
+            checks=tuple(checks),
+            goodput=self.meter.result(),
+            commits=len(self.witness.seen),
+            planned=len(self.plan.faults),
+        )
+
+    async def _suffer(self) -> None:
+        """Measure, run the faults, and undo them whatever came."""
+        try:
+            await self._quiet(learners=self._learners())
+            self.meter.enter(Phase.FAULTS)
+            self._at = "while faults ran"
+            self.say(f"{len(self.plan.faults)} faults begin, seed {self.plan.seed}.")
+            ran = await _judged("the plan ran", self._faults(), limit_s=None)
+            if not ran.ok:
+                self.checks.append(ran)
+        finally:
+            self.meter.enter(Phase.OTHER)
+            self.say("Healing: everything is resumed, reconnected and started again.")
+            await asyncio.shield(self._heal())
+
+    async def _faults(self) -> str:
+        await self.engine.run()
+        return ""
+
+    async def _heal(self) -> None:
+        async def healed() -> str:
+            await heal(self.ground, set(self._names))
+            return f"{len(self._names)} processes"
+
+        self.checks.append(await _judged("everything is healed", healed(), limit_s=None))
+
+    async def _converge(self) -> None:
+        """Wait until everybody works again, and look whether that lasts while it is quiet."""
+        survivors = Survivors(self.ground, self._names)
+        noted = await _judged("the routes can be read", _done(survivors.note()))
+        self.checks += [] if noted.ok else [noted]
+        found = Convergence(self.ground.bus, self.ground.run, 0, self._names, self.damage)
+        told = await _judged("the run works again", self._converged(found), limit_s=None)
+        self.checks += [] if told.ok else [told]
+        if not found.finished:
+            looked = await _judged("every process runs", self._alive(survivors))
+            self.checks += [] if looked.ok else [looked]
+        await self._quiet(learners=set())
+        self.meter.enter(Phase.OTHER)
+        if not found.finished:
+            self.checks.append(await _judged("nobody ended meanwhile", self._stayed(survivors)))
+
+    async def _converged(self, found: Convergence) -> str:
+        found.after = await self._newest()
+        self.say(f"Waiting until every service works again, at most {self.plan.heal_s:.0f} s.")
+        self.checks += await found.checks(self.plan.heal_s)
+        return ""
+
+    async def _alive(self, survivors: Survivors) -> str:
+        self.checks += await survivors.checks(HEARD_S)
+        return ""
+
+    async def _stayed(self, survivors: Survivors) -> str:
+        gone = survivors.stayed()
+        if gone and not await self._is_finished():
+            msg = f"{gone} ended in the {self.quiet_s:.0f} s without faults"
+            raise SkerryError(msg)
+        return f"for {self.quiet_s:.0f} s without faults"
+
+    async def _is_finished(self) -> bool:
+        record = await ledger.read_run(self.ground.bus, self.ground.run)
+        return record.state is RunState.FINISHED
 
     def _learners(self) -> set[str]:
         return {name for name, kind in self._names.items() if kind == "learner"}
@@ -116,9 +223,20 @@ class Drill:
         stream = Subjects(self.ground.run).stream("LEDGER")
         return next((s.last_seq for s in await self.ground.bus.streams() if s.name == stream), 0)
 
+    async def _watched(self, what: str, work: Coroutine[object, object, None]) -> None:
+        """Do this beside the drill; an error of it is a failed check, and the drill goes on."""
+        told = await _judged(f"{what} could be watched", _done(work), limit_s=None)
+        if not told.ok:
+            self.checks.append(told)
+
     async def _pulses(self) -> None:
         async for pulse in presence.follow_pulses(self.ground.bus, self.ground.run):
             self.meter.observe(pulse)
+
+    async def _commits(self, after: int, fragments: int) -> None:
+        commits = ledger.follow_commits(self.ground.bus, self.ground.run, after=after)
+        async for _, commit in commits:
+            self.meter.merged(commit, fragments)
 
     async def _quiet(self, learners: set[str]) -> None:
         """Wait until these learners train, then measure without faults."""
@@ -134,47 +252,82 @@ class Drill:
         self.meter.enter(Phase.QUIET)
         await asyncio.sleep(self.quiet_s)
 
-    async def _converged(self) -> list[Check]:
-        after = await self._newest()
-        self.say(f"Waiting until every service works again, at most {self.plan.heal_s:.0f} s.")
-        kinds = self.ground.kinds()
-        waiting = Convergence(self.ground.bus, self.ground.run, after, kinds, self.damage)
-        return await waiting.checks(self.plan.heal_s)
+    def _fired(self) -> Check:
+        """Every kind in the plan has to have fired, unless there was never anything to strike."""
+        planned = Counter(fault.kind.value for fault in self.plan.faults)
+        history = self.engine.history
+        fired = Counter(firing.kind for firing in history if firing.fired)
+        spared = {f.kind for f in history} - {f.kind for f in history if f.up}
+        never = [kind for kind in sorted(planned) if not fired[kind]]
+        silent = [kind for kind in never if kind not in spared]
+        by_kind = ", ".join(f"{kind} {fired[kind]}/{planned[kind]}" for kind in sorted(planned))
+        detail = f"{fired.total()} of {planned.total()} ({by_kind})"
+        if silent:
+            detail += f"; never, though there was a target: {', '.join(silent)}"
+        if absent := [kind for kind in never if kind in spared]:
+            detail += f"; never, for want of a target that was up: {', '.join(absent)}"
+        return Check("every kind of fault fired", bool(fired) and not silent, detail)
 
-    def _fired(self, history: list[Firing]) -> Check:
-        fired = sum(firing.fired for firing in history)
-        return Check("faults fired", fired > 0, f"{fired} of {len(history)}")
-
-    async def _held(self, witness: Witness) -> Check:
-        lost = await witness.lost()
-        seen = len(witness.seen)
-        detail = f"{seen} acknowledged commits are all in the ledger"
+    async def _held(self) -> str:
+        lost, seen = await self.witness.lost(), len(self.witness.seen)
         if lost:
-            detail = f"{len(lost)} of {seen} are gone, the first at ledger sequence {lost[0]}"
-        return Check("nothing acknowledged was lost", bool(seen) and not lost, detail)
+            msg = f"{len(lost)} of {seen} are gone, the first at ledger sequence {lost[0]}"
+            raise HistoryBroken(msg)
+        if not seen:
+            msg = "no commit was seen"
+            raise SkerryError(msg)
+        return f"{seen} acknowledged commits are all in the ledger"
 
-    async def _verified(self) -> Check:
-        name = "the ledger verifies"
-        try:
-            report = await verify(self.ground.bus, self.ground.run)
-        except HistoryBroken as error:
-            return Check(name, ok=False, detail=str(error))
+    async def _verified(self) -> str:
+        report = await verify(self.ground.bus, self.ground.run)
         if report.violations:
-            return Check(name, ok=False, detail=str(report.violations[0]))
-        return Check(name, ok=True, detail=f"{report.commits} commits, no violation")
+            raise HistoryBroken(report.violations[0].sentence)
+        return f"{report.commits} commits, no violation"
+
+    async def _replayed(self) -> str:
+        """Rebuild from genesis what the window still holds, and compare each version's digest."""
+        from skerry.audit.replay import replay
+
+        record = await ledger.read_run(self.ground.bus, self.ground.run)
+        done = await replay(Log.of(self.ground.bus, record))
+        if done.wrong:
+            raise HistoryBroken(done.wrong[0].sentence)
+        reached = sum(part.reached - part.base for part in done.fragments)
+        of = sum(part.version for part in done.fragments)
+        why = next(
+            (f"; not the rest: {part.stopped}" for part in done.fragments if part.stopped), ""
+        )
+        return f"{reached} of {of} versions, each to its digest{why}"
 
     def _goodput(self) -> Check:
         now = self.meter.result()
         detail = (
             f"{now.goodput:.2f} of the fault-free share of learner time that was up"
-            f" (tokens/s {now.rate_ratio:.2f})"
+            f" (merged tokens/s {now.rate_ratio:.2f}, {now.replay_s:.1f} s replayed)"
         )
         return Check("goodput", now.goodput >= self.least, detail)
 
 
+async def _judged(name: str, work: Awaitable[str], limit_s: float | None = VERDICT_S) -> Check:
+    """Return a check: ok, with what ``work`` says about it, or failed with its error."""
+    try:
+        async with asyncio.timeout(limit_s):
+            detail = await work
+    except Exception as error:  # noqa: BLE001 - whatever it is, a verdict has to come of it
+        cause = first_cause(error)
+        kind = "" if isinstance(cause, SkerryError) else type(cause).__name__
+        return Check(name, ok=False, detail=": ".join(filter(None, (kind, str(cause)))))
+    return Check(name, ok=True, detail=detail)
+
+
+async def _done(work: Awaitable[None]) -> str:
+    await work
+    return ""
+
+
 @contextlib.asynccontextmanager
 async def _beside(*work: Coroutine[object, object, None]) -> AsyncGenerator[None]:
-    """Run these while the context lasts; an error of theirs ends it."""
+    """Run these while the context lasts."""
     async with TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]
         try:

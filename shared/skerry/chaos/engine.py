@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from skerry.chaos import clock
 from skerry.chaos.actions import action_of, lift
-from skerry.chaos.ground import NETWORK, NotFired
+from skerry.chaos.ground import NETWORK, Absent
 from skerry.chaos.plan import choose
 from skerry.errors import SkerryError
-from skerry.runtime.control import ControlError
 from skerry.runtime.processes import BROKER
 from skerry.tasks import TaskGroup
 
@@ -30,6 +28,7 @@ LOOK_S = 0.05
 PROOF_S = 6.0
 """A fault without a sign of its effect lasts up to this much longer than planned: an idle service
 says something to its broker every five seconds."""
+UNSEEN = "nothing of it could be seen"
 BACK_S = 60.0
 """How long healing waits for processes that are being started again."""
 
@@ -38,7 +37,8 @@ BACK_S = 60.0
 class Firing:
     """What became of one fault: seconds from the plan's start, and the proof that it fired.
 
-    Where it did not, ``proof`` says why.
+    Where it did not, ``proof`` says why, and ``up`` whether there was anything to strike: a target
+    that runs, with a broker behind it where messages are struck.
     """
 
     index: int
@@ -50,11 +50,15 @@ class Firing:
     began_ns: int
     fired: bool
     proof: str
+    up: bool = True
 
 
 @dataclass(slots=True)
 class Engine:
-    """Runs one plan. ``on_firing`` hears of a fault when it has begun and when it is over."""
+    """Runs one plan. ``on_firing`` hears of a fault when it has begun and when it is over.
+
+    ``history`` holds every fault that has begun, also those that an interruption has ended.
+    """
 
     plan: FaultPlan
     ground: Ground
@@ -67,11 +71,13 @@ class Engine:
         """Run all faults, each at its time; those under way are ended when this is cancelled."""
         self._began = asyncio.get_running_loop().time()
         services = self.ground.kinds()
-        async with TaskGroup() as group:
-            for index, fault in enumerate(self.plan.faults):
-                target = choose(self.plan, index, services)
-                group.create_task(self._fault(index, fault, target), name=f"fault-{index}")
-        self.history.sort(key=lambda firing: firing.index)
+        try:
+            async with TaskGroup() as group:
+                for index, fault in enumerate(self.plan.faults):
+                    target = choose(self.plan, index, services)
+                    group.create_task(self._fault(index, fault, target), name=f"fault-{index}")
+        finally:
+            self.history.sort(key=lambda firing: firing.index)
 
     def now(self) -> float:
         """Return the seconds since the plan began."""
@@ -81,69 +87,110 @@ class Engine:
         await asyncio.sleep(fault.at_s - self.now())
         began_s, began_ns = self.now(), time.time_ns()
 
-        def firing(*, fired: bool, proof: str) -> Firing:
+        def firing(*, fired: bool, proof: str, up: bool = True) -> Firing:
             when = (fault.at_s, began_s, self.now(), began_ns)
-            return Firing(index, fault.kind.value, target, *when, fired=fired, proof=proof)
+            return Firing(index, fault.kind.value, target, *when, fired=fired, proof=proof, up=up)
 
         action = action_of(fault, target, self.ground, f"{self.plan.seed}/{index}/action")
         what = (("network" if fault.kind in NETWORK else fault.kind.value), target)
+        proofs: list[str] = []
         try:
             if what in self._at_work:
                 msg = f"{target} suffers a {what[0]} fault already"
-                raise NotFired(msg)  # noqa: TRY301 - told like any other reason
+                raise Absent(msg)  # noqa: TRY301 - told like any other reason
             self._at_work.add(what)
             try:
-                proof = await self._held(action, fault, firing)
+                await self._held(action, fault, firing, proofs)
             finally:
                 self._at_work.discard(what)
-        except (NotFired, ControlError) as error:
-            done = firing(fired=False, proof=str(error))
+        except (SkerryError, OSError) as error:
+            up = not isinstance(error, Absent)
+            done = firing(fired=bool(proofs), proof="".join(proofs) or str(error), up=up)
+        except BaseException:
+            said = "".join(proofs) or "it was interrupted before anything of it could be seen"
+            self.history.append(firing(fired=bool(proofs), proof=said))
+            raise
         else:
-            done = firing(fired=bool(proof), proof=proof or "nothing of it could be seen")
+            done = firing(fired=bool(proofs), proof="".join(proofs) or UNSEEN)
         self.history.append(done)
         self.on_firing(done, True)  # noqa: FBT003 - over
 
-    async def _held(self, action: Action, fault: Fault, firing: Callable[..., Firing]) -> str:
-        """Begin, wait until the fault has lasted and shown itself, end; return the proof."""
-        proof, began = "", self.now()
+    async def _held(
+        self, action: Action, fault: Fault, firing: Callable[..., Firing], proofs: list[str]
+    ) -> None:
+        """Begin, wait until the fault has lasted and put its proof into ``proofs``, end."""
+        began = self.now()
         try:
             await action.begin()
             self.on_firing(firing(fired=True, proof=""), False)  # noqa: FBT003 - begun
-            while not (proof and self.now() >= began + fault.duration_s):
-                proof = proof or await action.proof()
+            while not (proofs and self.now() >= began + fault.duration_s):
+                if not proofs and (proof := await action.proof()):
+                    proofs.append(proof)
                 if self.now() > began + fault.duration_s + PROOF_S:
                     break
                 await asyncio.sleep(LOOK_S)
         finally:
             await asyncio.shield(action.end())
-        return proof
 
 
 async def heal(ground: Ground, names: set[str]) -> None:
     """Undo every fault there is, known or not, and wait until every process runs again.
 
-    Raises SkerryError naming those that do not come back.
+    Each step is tried whatever became of the others. Raises SkerryError with what went wrong,
+    naming the processes that do not come back.
     """
-    with contextlib.suppress(ControlError):  # a cluster that is gone has no routes
+    wrong = [*await _opened(ground), *_righted(ground), *_resumed(ground)]
+    wrong += await _returned(ground, names)
+    if wrong:
+        raise SkerryError(" ".join(wrong))
+
+
+async def _opened(ground: Ground) -> list[str]:
+    try:
         await ground.open_routes()
+    except (SkerryError, OSError) as error:
+        return [f"The routes to the broker are not open: {error}"]
+    return []
+
+
+def _righted(ground: Ground) -> list[str]:
+    wrong: list[str] = []
     for path in (ground.folder / clock.CLOCKS).glob("*"):
-        clock.move(ground.folder, path.name, 0.0)
+        try:
+            clock.move(ground.folder, path.name, 0.0)
+        except OSError as error:
+            wrong.append(f"The clock of {path.name} is not right again: {error}.")
+    return wrong
+
+
+def _resumed(ground: Ground) -> list[str]:
+    wrong: list[str] = []
     for entry in ground.entries().values():
-        if entry.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(entry.pid, signal.SIGCONT)
+        if not entry.alive:
+            continue
+        try:
+            os.kill(entry.pid, signal.SIGCONT)
             if entry.kind == BROKER:
                 lift(entry.pid)
+        except ProcessLookupError:
+            continue
+        except OSError as error:
+            wrong.append(f"{entry.name} (pid {entry.pid}) could not be resumed: {error}.")
+    return wrong
+
+
+async def _returned(ground: Ground, names: set[str]) -> list[str]:
     try:
         async with asyncio.timeout(BACK_S):
             while _missing(ground, names):  # noqa: ASYNC110 - others' processes send no event
                 await asyncio.sleep(LOOK_S)
-    except TimeoutError as error:
-        msg = (
-            f"{', '.join(sorted(_missing(ground, names)))} did not come back within {BACK_S:.0f} s"
-            f" of healing: see the logs in {ground.folder / 'logs'}."
-        )
-        raise SkerryError(msg) from error
+    except TimeoutError:
+        late = ", ".join(sorted(_missing(ground, names)))
+        logs = ground.folder / "logs"
+        return [
+            f"{late} did not come back within {BACK_S:.0f} s of healing: see the logs in {logs}."
+        ]
+    return []
 
 
 def _missing(ground: Ground, names: set[str]) -> set[str]:

@@ -25,6 +25,10 @@ class NotFired(SkerryError):
     """A fault had no effect; the message says why, and it is counted so."""
 
 
+class Absent(NotFired):
+    """There was nothing to strike: the target was down, or suffers the like already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ground:
     """One run's cluster on this machine; ``bus`` reaches its broker without a proxy."""
@@ -38,11 +42,11 @@ class Ground:
         return processes.read(self.folder)
 
     def entry(self, name: str) -> Entry:
-        """Return one process; NotFired if it is down."""
+        """Return one process; Absent if it is down."""
         held = self.entries().get(name)
         if held is None or not held.alive:
             msg = f"{name} is down already"
-            raise NotFired(msg)
+            raise Absent(msg)
         return held
 
     def kinds(self) -> dict[str, str]:
@@ -60,8 +64,13 @@ class Ground:
 
     async def route(self, name: str) -> dict[str, Any]:
         """Return the counters of a service's route."""
-        shown = await ask(self.folder / PROXY, {"op": "show"})
-        return dict(shown["routes"][name])
+        return dict((await self.routes())[name])
+
+    async def routes(self) -> dict[str, dict[str, Any]]:
+        """Return the counters of every route by its service; none where there is no proxy."""
+        if not (self.folder / PROXY).exists():
+            return {}
+        return dict((await ask(self.folder / PROXY, {"op": "show"}))["routes"])
 
     async def open_routes(self) -> None:
         """Let every route pass everything again."""

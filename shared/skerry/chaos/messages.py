@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.chaos.ground import NotFired
+from skerry.chaos.ground import Absent, NotFired
 from skerry.chaos.plan import Kind
 from skerry.errors import BusError
 from skerry.wire.subjects import Subjects, contributor
@@ -51,7 +51,7 @@ class Messages:
         except BusError as error:
             if not self._stored:
                 msg = f"the broker was away ({error})"
-                raise NotFired(msg) from error
+                raise Absent(msg) from error
 
     async def proof(self) -> str:
         """Count what the broker has stored of it."""

@@ -2,16 +2,20 @@
 
 A learner is *up* while its process runs and is not stopped: from its start on, so that importing,
 compiling and catching up count as time that it had. Useful time is what learners' pulses report as
-spent inside training steps, those that only replay included: what they repeat is what was lost to
-the kill before, and that is not counted as lost here. With both summed over learners:
+spent inside training steps, those that only replay left out, as in ``skerry.core.goodput``: what a
+kill took was counted when it was done the first time. With both summed over learners:
 
 * share = useful time / time up, during the faults and in the quiet phases before and after them;
 * goodput = share during the faults / share in the quiet phases: 1 means that faults cost nothing
   but the time for which they took learners away;
-* rate = tokens / time up, and the rate's ratio likewise. Survivors that share processors with the
-  victims are faster while those are gone, so it may well be above 1.
+* rate = tokens that commits have counted / time up, and the rate's ratio likewise: what was lost
+  with a learner is in no commit, and what is trained again is counted once. A contribution counts
+  in the phase in which it is merged. Survivors that share processors with the victims are faster
+  while those are gone, so the ratio may well be above 1.
 
-What a learner did after its last pulse before it was killed is not counted, as it is lost.
+What a learner did after its last pulse before it was killed is not counted, as it is lost. A step
+is known as replayed by the last pulse of the incarnation before; the broker holds pulses in memory,
+so what is trained again just after a kill of the broker may count as useful time, not as tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from skerry.runtime.processes import Entry
-    from skerry.wire.messages import Pulse
+    from skerry.wire.messages import Commit, Pulse
 
 SAMPLE_S = 0.1
 
@@ -41,10 +45,11 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Sums:
-    """Seconds inside steps, tokens and seconds up, over all learners."""
+    """Seconds inside steps, tokens that were merged and seconds up, over all learners."""
 
     busy_s: float = 0.0
-    tokens: int = 0
+    replay_s: float = 0.0
+    tokens: float = 0.0
     up_s: float = 0.0
 
     @property
@@ -68,6 +73,7 @@ class Goodput:
     rate_quiet: float
     up_s: float
     quiet_s: float
+    replay_s: float
     loss_first: float | None
     loss_last: float | None
 
@@ -83,25 +89,38 @@ class Meter:
     phase: Phase = Phase.OTHER
     sums: dict[Phase, Sums] = field(default_factory=lambda: {phase: Sums() for phase in Phase})
     training: set[str] = field(default_factory=set[str])
-    _seen: dict[tuple[str, int], tuple[float, int]] = field(
-        default_factory=dict[tuple[str, int], tuple[float, int]]
+    _seen: dict[tuple[str, int], tuple[float, float]] = field(
+        default_factory=dict[tuple[str, int], tuple[float, float]]
     )
+    _merged: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
     _losses: dict[str, float] = field(default_factory=dict[str, float])
     _loss_first: float | None = None
 
     def observe(self, pulse: Pulse) -> None:
         """Add what a learner did since its pulse before this one to the phase of now."""
         key = (pulse.learner, pulse.incarnation)
-        busy_s, tokens = self._seen.get(key, (0.0, 0))
+        busy_s, replay_s = self._seen.get(key, (0.0, 0.0))
         sums = self.sums[self.phase]
-        inside_s = pulse.busy_s + pulse.replay_s
-        sums.busy_s += max(0.0, inside_s - busy_s)
-        sums.tokens += max(0, pulse.tokens - tokens)
-        self._seen[key] = (inside_s, pulse.tokens)
+        sums.busy_s += max(0.0, pulse.busy_s - busy_s)
+        sums.replay_s += max(0.0, pulse.replay_s - replay_s)
+        self._seen[key] = (pulse.busy_s, pulse.replay_s)
         if pulse.steps:
             self.training.add(pulse.learner)
             if not math.isnan(pulse.loss):
                 self._losses[pulse.learner] = pulse.loss
+
+    def merged(self, commit: Commit, fragments: int) -> None:
+        """Add the tokens that a commit has counted since the one before it of its fragment.
+
+        A learner's tokens go through every fragment: each counts for its share of them. The first
+        commit of a fragment that is seen says where counting starts.
+        """
+        now = {row.learner: row.tokens for row in commit.progress}
+        before = self._merged.get(commit.fragment)
+        if before is not None:
+            more = sum(max(0, count - before.get(name, 0)) for name, count in now.items())
+            self.sums[self.phase].tokens += more / fragments
+        self._merged[commit.fragment] = now
 
     def sample(self, entries: Iterable[Entry], seconds: float) -> None:
         """Add the time since the last look for every learner that is up."""
@@ -131,6 +150,7 @@ class Meter:
             rate_quiet=quiet.rate,
             up_s=faults.up_s,
             quiet_s=quiet.up_s,
+            replay_s=faults.replay_s,
             loss_first=self._loss_first,
             loss_last=self.loss(),
         )

@@ -8,7 +8,7 @@ import json
 import random
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.table import Table
 from skerry import settings
 from skerry.bus import ledger
 from skerry.chaos import plan as plans
+from skerry.chaos.convergence import Check
 from skerry.chaos.drill import Drill, Result
 from skerry.chaos.ground import Ground, able, refuse, refuse_targets, unable
 from skerry.chaos.plan import FaultPlan, Kind
@@ -64,21 +65,40 @@ class Wanted:
 
 
 def run_chaos(wanted: Wanted) -> None:
-    """Run a drill and print its verdict; HistoryBroken if a check failed."""
+    """Run a drill and print its verdict; HistoryBroken if a check failed.
+
+    Once faults may have begun the report is written and the verdict printed however it ended.
+    """
     cluster = _cluster(wanted.run)
-    result = asyncio.run(_stoppable(wanted, cluster))
-    if result is None:
-        return
+    results: list[Result] = []
+    try:
+        asyncio.run(_stoppable(wanted, cluster, results.append))
+    finally:
+        told = [_tell(wanted, result) for result in results]
+    for result in told:
+        if not result.ok:
+            failed = next(check for check in result.checks if not check.ok)
+            msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
+            raise HistoryBroken(msg)
+
+
+def _tell(wanted: Wanted, result: Result) -> Result:
+    """Write and print the result, and return it; a report that cannot be written is a failure."""
     if wanted.report is not None:
-        _write(wanted.report, json.dumps(result.to_json(), indent=2) + "\n")
+        try:
+            _write_report(wanted.report, result)
+        except ConfigError as error:
+            failed = Check("the report is written", ok=False, detail=str(error))
+            result = replace(result, checks=(*result.checks, failed))
     if wanted.as_json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         Console(highlight=False).print(verdict(result))
-    if not result.ok:
-        failed = next(check for check in result.checks if not check.ok)
-        msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
-        raise HistoryBroken(msg)
+    return result
+
+
+def _write_report(path: Path, result: Result) -> None:
+    _write(path, json.dumps(result.to_json(), indent=2) + "\n")
 
 
 def make_plan(wanted: Wanted, ground: Ground) -> FaultPlan:
@@ -146,19 +166,22 @@ def _cluster(run: str | None) -> Announced:
     return found[0]
 
 
-async def _stoppable(wanted: Wanted, cluster: Announced) -> Result | None:
+async def _stoppable(
+    wanted: Wanted, cluster: Announced, on_result: Callable[[Result], None]
+) -> None:
     """Run it; SIGINT and SIGTERM heal first, and then end it with KeyboardInterrupt."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
     try:
-        return await _chaos(wanted, cluster)
+        await _chaos(wanted, cluster, on_result)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
-async def _chaos(wanted: Wanted, cluster: Announced) -> Result | None:
+async def _chaos(wanted: Wanted, cluster: Announced, on_result: Callable[[Result], None]) -> None:
+    """Run it; ``on_result`` gets what came of it once it has begun, however it ends."""
     place = Place(cluster.run)
     nats = settings.NatsSettings(url=cluster.url)
     async with bus_from(nats, "chaos") as bus:
@@ -175,10 +198,16 @@ async def _chaos(wanted: Wanted, cluster: Announced) -> Result | None:
             _write(wanted.save_plan, plans.dumps(plan))
         if wanted.dry_run:
             print(plans.dumps(plan), end="")
-            return None
+            return
         async with _shown(Feed(bus, cluster.run), quiet=wanted.as_json) as on:
             access = access_of(settings.load(place.settings).local.store)
-            return await _drill(wanted, ground, plan, on, access).run()
+            drill = _drill(wanted, ground, plan, on, access)
+            if wanted.report is not None:
+                _write_report(wanted.report, drill.result())  # refused now, not after the faults
+            try:
+                await drill.run()
+            finally:
+                on_result(drill.result())
 
 
 async def _created(bus: Bus, run: str) -> RunRecord:

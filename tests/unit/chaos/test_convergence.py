@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import AsyncGenerator
 
-from skerry.bus import ledger
+import pytest
+
+from skerry.bus import ledger, presence
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.chaos.convergence import Check, Convergence
 from skerry.chaos.witness import Witness
 from skerry.core.fragments import LeafSpec, plan
+from skerry.errors import StateLost
 from skerry.testing.puppet import run_record
-from skerry.wire.messages import CheckpointRecord, Commit, Consumed
+from skerry.wire.messages import CheckpointRecord, Commit, Consumed, SyncerPulse
 
 RUN = "r"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
@@ -57,14 +62,31 @@ def checkpoint(path: str) -> CheckpointRecord:
     return CheckpointRecord(RUN, path, path, (1,), 1, 1, 0, 1)
 
 
+async def answering(bus: MemoryBus, *names: str) -> None:
+    """Publish pulses of these syncers for as long as the test lasts."""
+    for sent_ns in itertools.count(1):
+        for name in names:
+            pulse = SyncerPulse(RUN, name, "i", sent_ns, (0,) if name == "s" else ())
+            await presence.publish_syncer_pulse(bus, pulse)
+        await asyncio.sleep(0.01)
+
+
 async def judged(
-    bus: MemoryBus, deadline_s: float, damaged: frozenset[str] = frozenset()
+    bus: MemoryBus,
+    deadline_s: float,
+    damaged: frozenset[str] = frozenset(),
+    answers: tuple[str, ...] = ("s",),
+    kinds: dict[str, str] = KINDS,
 ) -> dict[str, Check]:
     async def damage(path: str) -> str:
         return "it is damaged" if path in damaged else ""
 
-    waiting = Convergence(bus, RUN, 1, KINDS, damage)
-    return {check.name: check for check in await waiting.checks(deadline_s)}
+    waiting = Convergence(bus, RUN, 1, kinds, damage)
+    pulsing = asyncio.create_task(answering(bus, *answers))
+    try:
+        return {check.name: check for check in await waiting.checks(deadline_s)}
+    finally:
+        pulsing.cancel()
 
 
 async def test_a_cluster_in_which_everybody_works_has_converged() -> None:
@@ -84,6 +106,39 @@ async def test_a_learner_that_stays_silent_is_named() -> None:
     assert told["a contributes"].ok
     assert not told["b contributes"].ok
     assert "nothing of it was merged" in told["b contributes"].detail
+
+
+async def test_a_stand_by_has_to_answer_though_another_syncer_commits() -> None:
+    bus = await connected()
+    await ledger.append_commit(bus, commit(1, "a", "b"))
+    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    two = KINDS | {"t": "syncer"}
+    old = SyncerPulse(RUN, "t", "i", 1, (0,))
+    await presence.publish_syncer_pulse(bus, old)
+    told = await judged(bus, SHORT_S, kinds=two)
+    assert (told["s answers"].ok, told["s answers"].detail) == (True, "holds shards 0")
+    assert not told["t answers"].ok
+    told = await judged(bus, LONG_S, kinds=two, answers=("s", "t"))
+    assert (told["t answers"].ok, told["t answers"].detail) == (True, "stands by")
+
+
+async def test_what_cannot_be_watched_is_a_failed_check_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(*_: object, **__: object) -> AsyncGenerator[None]:
+        for _nothing in range(0):
+            yield
+        msg = "Stream SKERRY_r_LEDGER is not in this log."
+        raise StateLost(msg)
+
+    bus = await connected()
+    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    monkeypatch.setattr(ledger, "follow_commits", broken)
+    monkeypatch.setattr(ledger, "wait_finished", lambda *_: anext(broken()))
+    told = await judged(bus, SHORT_S)
+    assert not told["commits can be watched"].ok
+    assert not told["the run's end can be watched"].ok
+    assert told["a checkpoint verifies"].ok
 
 
 async def test_a_commit_by_a_syncer_that_is_gone_is_no_sign_of_life() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from skerry.chaos.drill import Result
 from skerry.chaos.engine import Firing
 from skerry.chaos.ground import Ground
 from skerry.chaos.meter import Meter
+from skerry.cli import chaos as cli
 from skerry.cli.chaos import Wanted, make_plan, run_chaos, sentence, verdict
-from skerry.errors import ConfigError, RunNotFound
+from skerry.errors import BrokerUnavailable, ConfigError, HistoryBroken, RunNotFound
 from skerry.runtime.processes import TABLE, Processes
 
 FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is stopped")
@@ -78,8 +81,55 @@ def test_a_person_is_told_when_a_fault_begins_and_what_proves_it() -> None:
 
 def test_one_failed_check_fails_the_drill() -> None:
     checks = (Check("good", ok=True, detail=""), Check("bad", ok=False, detail="why"))
-    result = Result("r", 1, (FIRING,), checks, Meter().result(), 3)
+    result = Result("r", 1, (FIRING,), checks, Meter().result(), commits=3, planned=1)
     assert not result.ok
     assert replace(result, checks=checks[:1]).ok
     assert result.to_json()["ok"] is False
     assert verdict(result).row_count == 2
+
+
+def run_that_ends_with(
+    error: BaseException | None, *checks: Check
+) -> Callable[..., Coroutine[None, None, None]]:
+    result = Result("r", 1, (FIRING,), checks, Meter().result(), commits=3, planned=2)
+
+    async def ends(_wanted: Wanted, _cluster: object, on_result: Callable[[Result], None]) -> None:
+        on_result(result)
+        if error is not None:
+            raise error
+
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (None, HistoryBroken),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (BrokerUnavailable("Nobody answers."), BrokerUnavailable),
+    ],
+)
+def test_the_report_is_written_however_the_drill_ended(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException | None,
+    raised: type[BaseException],
+) -> None:
+    ended = run_that_ends_with(error, Check("bad", ok=False, detail="why"))
+    monkeypatch.setattr(cli, "_cluster", lambda _run: None)
+    monkeypatch.setattr(cli, "_stoppable", ended)
+    with pytest.raises(raised):
+        run_chaos(Wanted(report=tmp_path / "report.json", as_json=True))
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert (told["ok"], told["fired"], told["planned"]) == (False, 1, 2)
+    assert told["faults"][0]["proof"] == FIRING.proof
+
+
+def test_a_report_that_cannot_be_written_fails_a_drill_and_its_verdict_is_still_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_cluster", lambda _run: None)
+    monkeypatch.setattr(cli, "_stoppable", run_that_ends_with(None, Check("a", ok=True, detail="")))
+    with pytest.raises(HistoryBroken, match="cannot be written"):
+        run_chaos(Wanted(report=tmp_path / "no" / "report.json", as_json=True))
+    assert '"the report is written"' in capsys.readouterr().out
