@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 from structlog.testing import capture_logs
 
+from skerry.bus.base import Storage
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
 from skerry.runtime.broker import LocalBroker
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.metrics.broker import Brokers
+from skerry_health_monitor.metrics.telling import Telling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.nats
+
+DEADLINE_S = 20.0
 
 
 @pytest.fixture
@@ -52,6 +57,39 @@ async def test_a_broker_tells_of_its_clients_its_store_and_its_slowest_reader(
     assert server.most_file_bytes > 2**20
     assert 0 < server.lags[names.stream("PULSE")] < 1000
     assert server.lags[names.stream("LEDGER")] == 0
+
+
+SMALL = """
+jetstream { max_file_store: 1MB, max_memory_store: 1MB }
+accounts { A { jetstream: {max_file: 900KB, max_mem: 1MB}, users: [{user: a, password: p}] } }
+"""
+
+
+async def test_a_broker_and_an_account_tell_how_full_they_are_and_of_how_much(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "nats.conf").write_text(SMALL)
+    small = LocalBroker(tmp_path / "broker", config=tmp_path / "nats.conf", monitored=True)
+    small.start()
+    telling = Telling(lambda: None, [small.monitor_url])
+    assert telling.stores() == []
+    polling = asyncio.create_task(telling.poll())
+    try:
+        async with NatsBus(small.url, user="a", password="p") as bus:  # noqa: S106
+            await bus.declare(specs("r", window_bytes=2**16))
+            await bus.publish(Subjects("r").run_record(), b"x" * 860_000)
+            own = {room.storage: room for room in await bus.rooms()}
+        async with asyncio.timeout(DEADLINE_S):
+            while not telling.stores():  # noqa: ASYNC110 - nobody says when it has asked
+                await asyncio.sleep(0.05)
+    finally:
+        polling.cancel()
+        small.stop()
+    theirs = {store.room.storage: store.room for store in telling.stores()}
+    assert own[Storage.FILE].limit_bytes == 900 * 1024
+    assert theirs[Storage.FILE].limit_bytes == own[Storage.MEMORY].limit_bytes == 2**20
+    assert own[Storage.FILE].used_bytes > 860_000
+    assert own[Storage.MEMORY].used_bytes == 0
 
 
 async def test_a_broker_that_is_away_is_down_said_once_and_found_again_at_its_port(

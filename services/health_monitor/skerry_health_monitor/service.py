@@ -24,7 +24,7 @@ from skerry_health_monitor.metrics.exporting import Exporting
 from skerry_health_monitor.metrics.figures import Known
 from skerry_health_monitor.metrics.prometheus import metrics_route
 from skerry_health_monitor.metrics.telling import Telling
-from skerry_health_monitor.watching.alerts import Situation, alerts
+from skerry_health_monitor.watching.alerts import Situation, Store, alerts
 from skerry_health_monitor.watching.book import Book
 from skerry_health_monitor.watching.link import Link
 from skerry_health_monitor.watching.sources import Sources, Tally
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
-    from skerry.bus.base import Bus, Record, StreamInfo
+    from skerry.bus.base import Bus, Record, Room, StreamInfo
     from skerry.bus.view import RunView
     from skerry.settings import HealthSettings, LocalSettings
     from skerry.wire.messages import Commit
@@ -77,6 +77,8 @@ class Monitor:
         self.watch: Watch | None = None
         self.book = Book()
         self.streams: list[StreamInfo] = []
+        self.rooms: tuple[Room, ...] = ()
+        self.brokers_stores: Callable[[], Sequence[Store]] = tuple
         self.facts: dict[str, object] = {}
         self.may_strike = False
         self._drawn: Drawn = {}
@@ -166,7 +168,7 @@ class Monitor:
                 watch.config.checkpoint.every_s,
                 watch.config.sync.quorum,
                 watch.config.sync.h_steps,
-                self.streams,
+                [*map(Store, self.rooms), *self.brokers_stores()],
                 self.link.away_s(now_s),
                 self.tally.malformed.total(),
             )
@@ -175,12 +177,13 @@ class Monitor:
             await asyncio.sleep(watch.config.liveness.pulse_s)
 
     async def _measure(self) -> None:
-        """Look now and then at how much the run's streams hold."""
+        """Look now and then at how much the run's streams hold, and the account altogether."""
         prefix = f"SKERRY_{self.run}_"
         while True:
             with suppress(BrokerUnavailable):
                 found = await self.bus.streams()
                 self.streams = [s for s in found if s.name.startswith(prefix)]
+                self.rooms = await self.bus.rooms()
             await asyncio.sleep(MEASURE_S)
 
     def known(self) -> Known | None:
@@ -255,6 +258,7 @@ async def health_monitor(
     strikes = None if cluster is None else Strikes(Ground(run, cluster, bus))
     hub, page = page_of(monitor, connections, local.health, strikes)
     telling = Telling(monitor.known, local.metrics.broker_urls)
+    monitor.brokers_stores = telling.stores
     app = application(monitor.view, run, [*page, metrics_route(telling.figures)])
     loops = {
         "follow": monitor.follow,

@@ -5,20 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skerry.bus.base import Retention, Storage, StreamInfo, StreamSpec
+from skerry.bus.base import Room, Storage
 from skerry.bus.report import LearnerRow, Report
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.liveness import Liveness
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record
-from skerry.wire.messages import LearnerPhase
-from skerry_health_monitor.watching.alerts import Alert, Severity, Situation, alerts, clip, duration
+from skerry.wire.messages import LearnerPhase, Pulse
+from skerry_health_monitor.watching.alerts import (
+    Alert,
+    Severity,
+    Situation,
+    Store,
+    alerts,
+    clip,
+    duration,
+)
 from skerry_health_monitor.watching.book import MOST_PAST, Book
 from skerry_health_monitor.watching.history import Trouble
 from skerry_health_monitor.watching.timeline import Past
 from skerry_health_monitor.watching.watch import Watch
 
 NOW_S = 1_000_000.0
+DAYS_S = 864_000.0
 
 
 def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> LearnerRow:
@@ -28,6 +37,13 @@ def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> Lear
         heard=True,
     )
     return replace(row, **changes)
+
+
+def pulse(busy_s: float, alive_s: float) -> Pulse:
+    return Pulse(
+        *("run", "a", 1, LearnerPhase.TRAINING, 0, 5, 5, 100, 5, 2.0, 0.1),
+        *(busy_s, alive_s, 0, 0, 0),
+    )
 
 
 def round_at(closed_s: float) -> Past:
@@ -46,6 +62,8 @@ class Scene:
     more: dict[str, Any] = field(default_factory=dict[str, Any])
     troubles: tuple[Trouble, ...] = ()
     rounds_every_s: float | None = None
+    trained: float = 0.9
+    watched_s: float = 1000.0
 
     def keys(self) -> set[str]:
         return {alert.key for alert in self.alerts()}
@@ -57,6 +75,9 @@ class Scene:
         for version in range(4) if self.rounds_every_s else ():
             closed_s = version * (self.rounds_every_s or 0.0)
             watch.history.timeline.rounds[0, version] = round_at(closed_s)
+        for ago_s in range(int(self.watched_s), -1, -5):
+            alive_s = DAYS_S - ago_s
+            watch.history.lately.pulsed(pulse(self.trained * alive_s, alive_s), NOW_S - ago_s)
         quiet = {
             "wall_s": 1000.0,
             "learners": len(self.learners),
@@ -123,9 +144,16 @@ def test_refusals_of_late_are_told_by_cause() -> None:
     assert (alert.key, "2 too_stale" in alert.text) == ("refused", True)
 
 
-def test_low_goodput_is_told_once_the_run_has_warmed_up() -> None:
-    assert Scene(run={"goodput": 0.3}).keys() == {"goodput"}
-    assert Scene(run={"goodput": 0.3, "wall_s": 100.0}).keys() == set()
+def test_low_goodput_of_late_is_told_whatever_that_of_the_whole_run_is() -> None:
+    (found,) = Scene(run={"goodput": 0.9}, trained=0.3).alerts()
+    assert (found.key, found.severity) == ("goodput", Severity.WARNING)
+    assert found.text == "Goodput of the last 15 min is 30%."
+    assert Scene(run={"goodput": 0.1}, trained=0.9).keys() == set()
+
+
+def test_low_goodput_is_told_once_it_was_watched_for_some_minutes() -> None:
+    assert Scene(trained=0.3, watched_s=200.0).keys() == set()
+    assert Scene(trained=0.3, watched_s=400.0).keys() == {"goodput"}
 
 
 def test_a_checkpoint_that_is_too_old_or_never_came() -> None:
@@ -133,12 +161,20 @@ def test_a_checkpoint_that_is_too_old_or_never_came() -> None:
     assert Scene(run={"checkpoint": None, "checkpoint_s_ago": None}).keys() == {"checkpoint"}
 
 
-def test_a_stream_near_its_limit_unless_it_drops_its_oldest_by_design() -> None:
-    spec = StreamSpec("S", ("s.>",), Retention.EVERYTHING, Storage.FILE, max_bytes=100)
-    full = StreamInfo("S", 1, 95, 1, 1, spec)
-    window = replace(full, spec=replace(spec, retention=Retention.WINDOW))
-    assert Scene(more={"streams": (full,)}).keys() == {"stream-S"}
-    assert Scene(more={"streams": (window,)}).keys() == set()
+def test_a_store_that_is_nearly_full_is_named_with_what_to_raise() -> None:
+    stores = [
+        Store(Room(Storage.FILE, 95, 100), "n1"),
+        Store(Room(Storage.MEMORY, 80, 100), "n1"),
+        Store(Room(Storage.FILE, 91, 100)),
+        Store(Room(Storage.MEMORY, 91)),  # no limit
+    ]
+    broker, account = Scene(more={"stores": stores}).alerts()
+    assert (broker.key, account.key) == ("store-file-n1", "store-file-")
+    assert {broker.severity, account.severity} == {Severity.CRITICAL}
+    assert broker.text == "The file store of broker n1 is 95% full."
+    assert broker.fix.startswith("Raise max_file_store, or")
+    assert account.text == "The file store of this NATS account is 91% full."
+    assert account.fix.startswith("Raise the account's limit, or")
 
 
 def test_what_the_monitor_itself_sees() -> None:
@@ -151,7 +187,7 @@ def test_a_finished_run_misses_nobody() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    scene = Scene(run={"goodput": 0.3, "last_round_s_ago": 130.0})
+    scene = Scene(run={"last_round_s_ago": 130.0}, trained=0.3)
     assert [alert.key for alert in scene.alerts()] == ["no-commit", "goodput"]
 
 

@@ -11,13 +11,14 @@ import httpx
 import pytest
 
 from skerry.bus import ledger, presence
-from skerry.bus.base import Record
+from skerry.bus.base import Record, Room, Storage
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import ConfigError
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
+from skerry_health_monitor.watching.alerts import Store
 from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.web.server import application, listen
 
@@ -90,6 +91,15 @@ async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
     assert [(row["name"], row["liveness"]) for row in told["learners"]] == [("a", "alive")]
     assert (await asked(monitor, "/api/learners")).json()[0]["tokens"] == 50
     assert (await asked(monitor, "/healthz")).json()["status"] == "following"
+
+
+async def test_a_store_of_the_broker_that_fills_up_is_an_alert() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await presence.publish_pulse(scripted.bus, pulse(5))
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    monitor.brokers_stores = lambda: [Store(Room(Storage.FILE, 95, 100), "n1")]
+    await seen(monitor, lambda _: "store-file-n1" in monitor.book.active and monitor.rooms != ())
+    assert {room.storage for room in monitor.rooms} == {Storage.FILE, Storage.MEMORY}
 
 
 async def test_the_held_out_loss_and_its_history_show_in_the_run() -> None:

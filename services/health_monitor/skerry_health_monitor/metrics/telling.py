@@ -6,10 +6,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from skerry.bus.base import Room, Storage
 from skerry.telemetry.points import flat
 from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.figures import figures
 from skerry_health_monitor.metrics.sinks import Row
+from skerry_health_monitor.watching.alerts import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +44,18 @@ class Telling:
     def figures(self) -> list[Figure]:
         """Return every metric as of now."""
         return figures(self._known(), self._brokers.servers(), self._clock_s())
+
+    def stores(self) -> list[Store]:
+        """Return how full each broker's stores are, of those that have told."""
+        return [
+            Store(Room(storage, held, most), server.name)
+            for server in self._brokers.servers()
+            for storage, held, most in (
+                (Storage.FILE, server.held_file_bytes, server.most_file_bytes),
+                (Storage.MEMORY, server.held_memory_bytes, server.most_memory_bytes),
+            )
+            if server.up
+        ]
 
     async def poll(self) -> None:
         """Keep the figures of the brokers new, for ever."""

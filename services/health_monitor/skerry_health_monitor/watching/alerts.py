@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from skerry.bus.recent import LEAST_GOODPUT, RECENT_S, WINDOW_S, diverged, late_after_s
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 from skerry_health_monitor.watching.timeline import interval_s
@@ -17,21 +18,10 @@ from skerry_health_monitor.watching.timeline import interval_s
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.bus.base import StreamInfo
+    from skerry.bus.base import Room
     from skerry.bus.report import LearnerRow, Report
     from skerry_health_monitor.watching.history import History
 
-RECENT_S = 600.0
-"""Refusals and restarts are counted over this time."""
-LATE_ROUNDS = 10.0
-"""No commit for this many expected rounds,"""
-LATE_S = 20.0
-"""and for this long, is an alert."""
-FIRST_S = 120.0
-"""While the first rounds are still to come, everybody compiles: it takes this long to be one."""
-LEAST_GOODPUT = 0.5
-WARM_UP_S = 300.0
-"""A run this young compiles and is not judged by its goodput."""
 FLAPS = 3
 LATE_CHECKPOINTS = 5.0
 """A checkpoint is too old after this many times ``checkpoint.every_s``,"""
@@ -62,6 +52,14 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Where streams are kept: a broker's store, or an account's share of it (no ``broker``)."""
+
+    room: Room
+    broker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """What alerts are made from; ``broker_away_s`` and ``malformed`` are the monitor's own."""
 
@@ -71,7 +69,7 @@ class Situation:
     checkpoint_every_s: float
     quorum: int
     h_steps: int
-    streams: Sequence[StreamInfo] = ()
+    stores: Sequence[Store] = ()
     broker_away_s: float | None = None
     malformed: int = 0
 
@@ -102,9 +100,7 @@ def _rounds(seen: Situation) -> Iterator[Alert]:
     at_work = any(row.tokens_per_s > 0 for row in seen.told.learners)
     if ago_s is None or not at_work:
         return
-    slowest_s = max((row.step_time_s for row in seen.told.learners), default=0.0)
-    first_s = max(FIRST_S, LATE_ROUNDS * seen.h_steps * slowest_s)
-    if ago_s > (first_s if gap_s is None else max(LATE_S, LATE_ROUNDS * gap_s)):
+    if ago_s > late_after_s(gap_s, seen.h_steps, seen.told.learners):
         usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"
         yield Alert(
             "no-commit",
@@ -162,11 +158,12 @@ def _learners(seen: Situation) -> Iterator[Alert]:
 
 def _quality(seen: Situation) -> Iterator[Alert]:
     run = seen.told.run
-    if run.wall_s > WARM_UP_S and run.learners and run.goodput < LEAST_GOODPUT:
+    goodput = seen.history.lately.goodput(seen.now_s)
+    if goodput is not None and goodput < LEAST_GOODPUT:
         yield Alert(
             "goodput",
             Severity.WARNING,
-            f"Goodput is {run.goodput:.0%}.",
+            f"Goodput of the last {duration(WINDOW_S)} is {goodput:.0%}.",
             "The split of the learners' time says where the rest went.",
         )
     if run.held_out_texts > 1:
@@ -176,8 +173,7 @@ def _quality(seen: Situation) -> Iterator[Alert]:
             f"Evaluators read {run.held_out_texts} different texts: losses cannot be compared.",
             "Give all of them the same text.",
         )
-    nan = [r for r in seen.told.learners if r.heard and r.loss is None and r.tokens_per_s > 0]
-    if nan:
+    if nan := diverged(seen.told.learners):
         yield Alert(
             "loss",
             Severity.CRITICAL,
@@ -212,15 +208,17 @@ def _checkpoints(seen: Situation) -> Iterator[Alert]:
 
 
 def _log(seen: Situation) -> Iterator[Alert]:
-    for stream in seen.streams:
-        limit = stream.spec.max_bytes
-        window = stream.spec.retention == "window"  # drops its oldest by design
-        if limit > 0 and not window and stream.bytes > NEARLY_FULL * limit:
+    for store in seen.stores:
+        used, limit, kind = store.room.used_bytes, store.room.limit_bytes, store.room.storage.value
+        if limit > 0 and used > NEARLY_FULL * limit:
+            whose = f"of broker {clip(store.broker)}" if store.broker else "of this NATS account"
+            setting = f"max_{kind}_store" if store.broker else "the account's limit"
             yield Alert(
-                f"stream-{stream.name}",
+                f"store-{kind}-{store.broker}",
                 Severity.CRITICAL,
-                f"Stream {clip(stream.name)} is {stream.bytes / limit:.0%} full.",
-                "Raise its limit or the broker's: a full stream takes no more commits.",
+                f"The {kind} store {whose} is {used / limit:.0%} full.",
+                f"Raise {setting}, or remove the streams of runs that are over: a full store takes"
+                " no more commits.",
             )
     if seen.malformed:
         yield Alert(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from skerry.bus.recent import Recent
 from skerry.bus.view import GENESIS
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import (
@@ -111,6 +112,7 @@ class History:
     curves: Curves = field(default_factory=Curves)
     lanes: dict[str, Lane] = field(default_factory=dict[str, Lane])
     work: dict[str, Work] = field(default_factory=dict[str, Work])
+    lately: Recent = field(default_factory=Recent)
     marks: deque[Mark] = field(default_factory=lambda: deque[Mark](maxlen=MOST_MARKS))
     numbered: int = 0
     checkpoints: dict[str, CheckpointRecord] = field(default_factory=dict[str, "CheckpointRecord"])
@@ -178,6 +180,7 @@ class History:
 
     def _pulsed(self, pulse: Pulse, now_s: float) -> None:
         self.timeline.pulsed(pulse, now_s)
+        self.lately.pulsed(pulse, now_s)
         work = self.work.get(pulse.learner)
         if work is None:
             work = self.work[pulse.learner] = Work()

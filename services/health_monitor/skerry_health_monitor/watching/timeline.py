@@ -7,6 +7,7 @@ from itertools import zip_longest
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from skerry.bus import recent
 from skerry.bus.view import GENESIS
 
 if TYPE_CHECKING:
@@ -161,7 +162,6 @@ def _at(versions: tuple[int, ...], fragment: int) -> int:
     return versions[fragment] if fragment < len(versions) else 0
 
 
-def interval_s(closed_s: Mapping[Key, Past]) -> float | None:
+def interval_s(rounds: Mapping[Key, Past]) -> float | None:
     """Return the mean seconds between the commits of late, None for fewer than three of them."""
-    times = sorted(row.closed_s for row in closed_s.values() if row.reason != GENESIS)[-64:]
-    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 2 else None
+    return recent.interval_s(row.closed_s for row in rounds.values() if row.reason != GENESIS)

@@ -1,0 +1,128 @@
+"""How a run has gone of late: what the page and ``skerry top`` warn by, in bounded memory.
+
+A ten-day run hides in its totals whatever has happened in the last hour.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from skerry.bus.report import LearnerRow
+    from skerry.wire.messages import Pulse
+
+WINDOW_S = 900.0
+"""Goodput of late is that of this time,"""
+WATCHED_S = 300.0
+"""and is told once so much of it was watched: whoever starts, compiles."""
+MARK_S = 15.0
+HURRIED_S = 5.0
+"""Pulses that were held up come one right after the other."""
+LEAST_GOODPUT = 0.5
+"""Below this it is low."""
+LATE_ROUNDS = 10.0
+"""No commit for this many expected rounds,"""
+LATE_S = 20.0
+"""and for this long, is too long."""
+FIRST_S = 120.0
+"""While the first rounds are still to come, everybody compiles: it takes this long to be so."""
+MOST_INTERVALS = 64
+RECENT_S = 600.0
+"""Refusals and restarts are told of for this long."""
+
+
+class Counted(NamedTuple):
+    """What a learner's pulse of ``at_s`` counted of its process: seconds of steps, and of all."""
+
+    at_s: float
+    incarnation: int
+    train_s: float
+    alive_s: float
+
+
+class Mark(NamedTuple):
+    """What all learners together had counted at a moment, since somebody began to watch."""
+
+    at_s: float
+    train_s: float
+    alive_s: float
+
+
+@dataclass(slots=True)
+class Recent:
+    """Goodput of late, as Prometheus' rule has it: from what the learners' processes count.
+
+    Down time is not in it: whoever is gone is told of by name. A pulse counts by its difference to
+    the one before, so that what a learner did before anybody watched is not taken for recent.
+    """
+
+    train_s: float = 0.0
+    alive_s: float = 0.0
+    counted: dict[str, Counted] = field(default_factory=dict[str, Counted])
+    marks: deque[Mark] = field(
+        default_factory=lambda: deque[Mark](maxlen=round(WINDOW_S / MARK_S) + 1)
+    )
+
+    def pulsed(self, pulse: Pulse, now_s: float) -> None:
+        """Take in a pulse that came at ``now_s``; an older or a known one changes nothing."""
+        before = self.counted.get(pulse.learner)
+        if before is not None and pulse.incarnation < before.incarnation:
+            return
+        now = Counted(now_s, pulse.incarnation, pulse.busy_s, pulse.alive_s)
+        self.counted[pulse.learner] = now
+        if before is not None:
+            self._count(before, now)
+        if self.marks and now_s < self.marks[-1].at_s:  # a clock was set back
+            self.marks.clear()
+        if not self.marks or now_s - self.marks[-1].at_s >= MARK_S:
+            self.marks.append(Mark(now_s, self.train_s, self.alive_s))
+
+    def _count(self, before: Counted, now: Counted) -> None:
+        """Add what lies between two pulses, as much of it as can be recent.
+
+        No more than the time that has passed (pulses may lie), nor than the window holds: the
+        first pulse after a broker's outage tells of all of it.
+        """
+        if now.incarnation > before.incarnation:
+            before = before._replace(train_s=0.0, alive_s=0.0)
+        passed_s = max(0.0, now.at_s - before.at_s) + HURRIED_S
+        told_s = max(0.0, now.alive_s - before.alive_s)
+        alive_s = min(passed_s, WINDOW_S, told_s)
+        if alive_s > 0:
+            train_s = max(0.0, now.train_s - before.train_s) * (alive_s / told_s)
+            self.train_s += min(alive_s, train_s)
+            self.alive_s += alive_s
+
+    def goodput(self, now_s: float) -> float | None:
+        """Return the goodput of the last WINDOW_S; None where nobody has watched or lived."""
+        since = next((mark for mark in self.marks if mark.at_s >= now_s - WINDOW_S), None)
+        if since is None or now_s - since.at_s < WATCHED_S:
+            return None
+        alive_s = self.alive_s - since.alive_s
+        return (self.train_s - since.train_s) / alive_s if alive_s > 0 else None
+
+
+def interval_s(closed_s: Iterable[float]) -> float | None:
+    """Return the mean seconds between the commits of late, None for fewer than three of them."""
+    times = sorted(closed_s)[-MOST_INTERVALS:]
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 2 else None
+
+
+def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:
+    """Return after how long without a commit something is wrong.
+
+    By the interval of the commits of late, ``gap_s``; before there is one, by the longest steps.
+    """
+    if gap_s is not None:
+        return max(LATE_S, LATE_ROUNDS * gap_s)
+    slowest_s = max((row.step_time_s for row in rows), default=0.0)
+    return max(FIRST_S, LATE_ROUNDS * h_steps * slowest_s)
+
+
+def diverged(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
+    """Return who trains with a loss that is no finite number."""
+    return [row for row in rows if row.heard and row.loss is None and row.tokens_per_s > 0]
