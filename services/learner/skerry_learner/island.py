@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -172,7 +172,9 @@ class Island:
         """Take one step; return its outcome, unless it was read already.
 
         The outcome read meanwhile is that of the step before. In a blocking mode this one's is read
-        as well where a round is due: the wait for it is training, and no wait for others.
+        as well where a round is due: the wait for it is training, and no wait for others. So it is
+        behind a step that was skipped, until one is not: no contribution then claims what is not
+        known yet, and the device has nothing better to do.
         """
         began, replayed = self.meter.clock(), self.now.cursor < self.seen
         tokens, cursor = next(feed)
@@ -181,27 +183,27 @@ class Island:
             self._read(before)
         yield STEP
         data = self.config.data
-        self.now = Progress(
+        self.now = replace(
+            self.now,
             step=self.now.step + 1,
             steps=self.now.steps + 1,
             tokens=self.now.tokens + data.batch * data.seq_len,
             cursor=cursor,
         )
-        due = self.session.must_wait(self.now)
-        if due:
+        known = self.diverged > 0 or self.session.must_wait(self.now)
+        if known:
             self._read(after)
         self.meter.trained(self.meter.clock() - began, replayed=replayed)
         yield from self._boundary()
         if self.keeper is not None and self.keeper.due():
             self.keeper.keep(self.trainer.state.optimizer, self.now)
         self._stepped(self.meter.clock() - began)
-        return None if due else after
+        return None if known else after
 
     def _stepped(self, whole_s: float) -> None:
         self.meter.stepped(whole_s)
         if self.meter.steps > 1 and instruments.on():  # the first one's time is not its own
-            of = {metrics.RUN: self.learner.run, metrics.LEARNER_NAME: self.learner.name}
-            instruments.record(metrics.STEP_DURATION, whole_s, of)
+            instruments.record(metrics.STEP_DURATION, whole_s, self._attributes)
 
     def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)
@@ -235,17 +237,27 @@ class Island:
         return Pause(self.config.liveness.pulse_s)
 
     def _read(self, result: StepResult) -> None:
-        """Read the outcome of the step before the one that is running."""
+        """Read the outcome of the newest step, or of the one before it, which still runs.
+
+        A skipped one is told of until a finite one follows: the loss is not a number meanwhile.
+        """
         if bool(result.finite):
             self.meter.loss = float(result.loss)
             self.diverged = 0
             return
         self.diverged += 1
+        self.meter.loss = math.nan
+        self.now = replace(self.now, skipped=self.now.skipped + 1)
+        instruments.record(metrics.STEPS_SKIPPED, 1, self._attributes)
         log.warning("step_skipped", reason="loss or gradient not finite", in_a_row=self.diverged)
         if self.diverged >= DIVERGED_IN_A_ROW:
             log.warning("global_state_readopted", step=self.now.step)
             self.session.reset(self.now)
             self.diverged = 0
+
+    @property
+    def _attributes(self) -> dict[str, str]:
+        return {metrics.RUN: self.learner.run, metrics.LEARNER_NAME: self.learner.name}
 
     def _progress(self) -> float:
         genesis = self.mailbox.genesis_ns

@@ -40,12 +40,15 @@ class Rules:
     """What of a run's settings the promises depend on.
 
     ``sequence_tokens`` are the tokens of one sequence of data, the unit of cursors; None where the
-    two have nothing to do with each other. ``counted`` says that learners number their
+    two have nothing to do with each other. ``step_tokens`` are those of one step: learners claim
+    whole steps, fewer than their data was enough for where some were skipped because the loss was
+    not finite. ``counted`` says that learners number their
     contributions to a fragment 1, 2, 3 without leaving one out.
     """
 
     shards: int = 1
     sequence_tokens: int | None = None
+    step_tokens: int | None = None
     max_staleness: int | None = None
     discount: float | None = None
     counted: bool = True
@@ -53,8 +56,28 @@ class Rules:
     @classmethod
     def of(cls, config: RunConfig) -> Rules:
         """Return the rules of a run of real learners."""
-        sync = config.sync
-        return cls(sync.shards, config.data.seq_len, sync.max_staleness, sync.staleness_discount)
+        sync, data = config.sync, config.data
+        return cls(
+            shards=sync.shards,
+            sequence_tokens=data.seq_len,
+            step_tokens=data.batch * data.seq_len,
+            max_staleness=sync.max_staleness,
+            discount=sync.staleness_discount,
+        )
+
+    def claimed_wrongly(self, item: Consumed) -> str:
+        """Return how a contribution's tokens contradict its data or its steps; empty: they do not.
+
+        They are its weight, so nobody may claim more than the data that it used up.
+        """
+        sequences, each = item.cursor_to - item.cursor_from, self.sequence_tokens
+        if each is None:
+            return ""
+        if item.tokens > sequences * each:
+            return f"{item.tokens} tokens of {sequences} sequences of {each}"
+        if self.step_tokens is not None and item.tokens != item.steps * self.step_tokens:
+            return f"{item.tokens} tokens of {item.steps} steps of {self.step_tokens}"
+        return ""
 
 
 @dataclass(slots=True)
@@ -197,13 +220,9 @@ class Checks:
         genesis = commit.reason == GENESIS
         begun = self._starts(item.learner).cursor_of(item.incarnation)
         yield from account.consume(item, genesis=genesis, begun=begun)
-        factor, mark = self.rules.sequence_tokens, (item.incarnation, item.identity)
-        sequences = item.cursor_to - item.cursor_from
-        if factor is not None and item.tokens != sequences * factor:
-            yield (
-                What.TOKENS,
-                f"{named(mark)} counts {item.tokens} tokens of {sequences} sequences of {factor}",
-            )
+        mark = (item.incarnation, item.identity)
+        if text := self.rules.claimed_wrongly(item):
+            yield What.TOKENS, f"{named(mark)} counts {text}"
         starts = self._starts(item.learner)
         if text := starts.late(item.incarnation, item.cursor_to):
             yield What.COUNTED_AGAIN, text

@@ -246,6 +246,13 @@ STEP_DURATION = _histogram(
     LEARNER_NAME,
     by=(LEARNER,),
 )
+STEPS_SKIPPED = _counter(
+    "skerry.steps.skipped",
+    "{step}",
+    "Steps that changed nothing: their loss or gradient was not finite.",
+    LEARNER_NAME,
+    by=(LEARNER,),
+)
 STEP_TIME = _gauge("skerry.step.time", "s", "Moving average of its inner step.", LEARNER_NAME)
 LOSS = _gauge("skerry.loss", "{nat}", "Its training loss per token.", LEARNER_NAME, by=BY_LEARNER)
 

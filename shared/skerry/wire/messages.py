@@ -105,7 +105,8 @@ class Pulse:
     """``pulse.<learner>``: progress, so that a live network loop beside a dead trainer looks dead.
 
     ``step`` is on the global clock (a learner that joins late starts at the run's step), ``steps``
-    and ``tokens`` count what this incarnation did, ``busy_s`` is time spent inside training steps
+    and ``tokens`` count what this incarnation did, steps included whose outcome was not finite and
+    that changed nothing: ``loss`` is NaN behind one. ``busy_s`` is time spent inside training steps
     and ``alive_s`` time since the process started. What else that time went into: ``compile_s`` to
     start and compile, ``recover_s`` to catch up with the log, ``wait_s`` for others in a blocking
     mode, ``replay_s`` for steps on data that an earlier incarnation had seen in vain (not in
@@ -184,9 +185,10 @@ class ContributionHeader:
     """What a learner says about its contribution; travels with chunk 0.
 
     ``norms`` are the L2 norms of the *decoded* outer gradient, one per slice of the fragment.
-    ``[cursor_from, cursor_to)`` is the data it was made from. ``identity`` is unique per
+    ``[cursor_from, cursor_to)`` is the data it was made from; ``steps`` and ``tokens`` leave out
+    what was skipped of it because a loss or gradient was not finite. ``identity`` is unique per
     (learner, incarnation, fragment): learners count them from 1. ``loss`` is NaN while none has
-    been measured.
+    been measured, and behind a skipped step.
     """
 
     kind: ContributionKind

@@ -122,6 +122,25 @@ def test_tokens_that_are_not_those_of_the_data_are_a_violation(seed: int) -> Non
     assert not [v for v in violations(lying, plain) if v.sequence == index + 1]
 
 
+@pytest.mark.parametrize(
+    ("steps", "sequences", "lies"),
+    [
+        *((24, 24, False), (20, 20, False), (0, 0, False)),
+        *((25, 25, True), (24, 20, True), (20, 24, True)),
+    ],
+)
+def test_steps_that_were_skipped_are_not_claimed_though_their_data_is_used(
+    steps: int, sequences: int, *, lies: bool
+) -> None:
+    rules = replace(RULES, step_tokens=TOKENS)
+    item = replace(_consumed(1, 0, 24), steps=steps, tokens=sequences * TOKENS)
+    row = LearnerProgress("a", 1, 1, item.tokens, 24)
+    begun = replace(_commit(1, ()), reason="restored from /x")
+    merged = replace(_commit(2, (item,)), progress=(row,))
+    records: list[Record] = [begun, _member(), replace(_member(), inner="new"), merged]
+    assert [v.what for v in violations(records, rules)] == [What.TOKENS] * lies
+
+
 @settings(max_examples=40)
 @given(SEEDS)
 def test_contribution_that_is_consumed_again_is_a_violation(seed: int) -> None:
@@ -325,6 +344,7 @@ def test_rules_of_a_config_take_its_own_numbers() -> None:
     config = RunConfig(data=DataConfig(seq_len=64), sync=SyncConfig(shards=3, max_staleness=7))
     rules = Rules.of(config)
     assert (rules.sequence_tokens, rules.shards, rules.max_staleness) == (64, 3, 7)
+    assert rules.step_tokens == 64 * config.data.batch
 
 
 def _member(incarnation: int = 1) -> MemberRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -26,6 +27,18 @@ def opened(version: int, attempt: int = 0) -> Round:
 
 def policy(method: Method = "rebase", *, tau: int = 2) -> Policy:
     return Policy.of(SyncConfig(fragments=4, h_steps=8, overlap_steps=tau, adoption=method))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "claim"),
+    [((0, 0), (24, 0), (24, 240)), ((0, 0), (24, 4), (20, 200)), ((24, 4), (48, 28), (0, 0)),
+     ((24, 0), (24, 0), (0, 0)), ((24, 0), (24, 1), (0, 0))],
+)  # fmt: skip
+def test_what_was_skipped_is_not_claimed(
+    before: tuple[int, int], after: tuple[int, int], claim: tuple[int, int]
+) -> None:
+    origin, now = (replace(at(steps), skipped=skipped) for steps, skipped in (before, after))
+    assert rules.taken(origin, now) == claim
 
 
 IDLE = FragmentSync(0, at(0), version=3, answered=3)

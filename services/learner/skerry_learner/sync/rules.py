@@ -31,13 +31,15 @@ from skerry.wire.messages import Round
 class Progress:
     """How far a learner is: ``step`` on the global clock, the rest of this incarnation.
 
-    ``cursor`` counts the sequences its stream has given since the run began.
+    ``cursor`` counts the sequences its stream has given since the run began. Of the ``steps``, and
+    of their ``tokens``, ``skipped`` steps changed nothing: their loss or gradient was not finite.
     """
 
     step: int
     steps: int
     tokens: int
     cursor: int
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,20 @@ class FragmentSync:
     captured: Progress | None = None
     short: int = 0
     attempt: int = 0
+
+
+def taken(origin: Progress, now: Progress) -> tuple[int, int]:
+    """Return the steps between two moments that were not skipped, and their tokens.
+
+    It is what a contribution may claim: its weight is that of what was learnt, while its data
+    counts as used all the same. A step that is found to have been skipped only after a capture has
+    claimed it is taken off the next claim, which never goes below nothing.
+    """
+    steps = now.steps - origin.steps
+    if not steps:
+        return 0, 0
+    counted = max(0, steps - (now.skipped - origin.skipped))
+    return counted, (now.tokens - origin.tokens) * counted // steps
 
 
 def may_answer(

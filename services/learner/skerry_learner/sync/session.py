@@ -225,6 +225,7 @@ class Session:
         self, state: FragmentSync, kind: ContributionKind, now: Progress, *, loss: float
     ) -> ContributionHeader:
         place = self._learner.publishing(state.fragment, state.answered, state.identity)
+        steps, tokens = rules.taken(state.origin, now)
         return ContributionHeader(
             kind=kind,
             learner=self._learner.name,
@@ -234,8 +235,8 @@ class Session:
             base_version=state.version,
             round_version=state.answered,
             step=now.step,
-            steps=now.steps - state.origin.steps,
-            tokens=now.tokens - state.origin.tokens,
+            steps=steps,
+            tokens=tokens,
             cursor_from=state.origin.cursor,
             cursor_to=now.cursor,
             loss=loss,

@@ -160,8 +160,11 @@ class Trainer:
     def reset(self) -> None:
         """Fall back to the anchors with fresh moments, after the loss has diverged.
 
-        What is in flight stays in flight: its progress comes back with the global state.
+        What is in flight stays in flight: its progress comes back with the global state. Parameters
+        that are not finite are put out first, since no difference to them is a number.
         """
+        finite: Any = jax.tree.map(_finite, self.state.params)
+        self.state = TrainState(finite, self.state.optimizer)
         for fragment, anchor in self._anchors.items():
             self._overwrite(fragment, anchor)
             if fragment in self._captured:
@@ -194,6 +197,10 @@ class Trainer:
             leaves[number] = leaf
         params: Any = jax.tree.unflatten(tree, leaves)
         self.state = TrainState(params, self.state.optimizer)
+
+
+def _finite(leaf: jax.Array) -> jax.Array:
+    return jnp.nan_to_num(leaf, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _zeros_like(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:

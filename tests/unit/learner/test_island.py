@@ -1,0 +1,297 @@
+"""Steps whose loss is not finite: skipped, told of, and claimed by nobody."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from structlog.testing import capture_logs
+
+from skerry.core import fragments, weights
+from skerry.settings import DataConfig, RunConfig, SyncConfig, TrainConfig
+from skerry.telemetry import instruments, metrics
+from skerry.telemetry.metrics import Metric
+from skerry.wire.messages import Commit, Manifest, Pulse, Round
+from skerry_learner.data.prefetch import Prefetched
+from skerry_learner.data.stream import Stream
+from skerry_learner.island import DIVERGED_IN_A_ROW, Island
+from skerry_learner.models.base import specs_of
+from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
+from skerry_learner.sync.meter import Meter
+from skerry_learner.sync.rules import Progress
+from skerry_learner.sync.session import Learner, Session
+from skerry_learner.trainer.step import StepResult
+from skerry_learner.trainer.trainer import Trainer
+
+BATCH, SEQ = 2, 8
+STEP_TOKENS = BATCH * SEQ
+POISON = 13
+CONFIG = RunConfig(
+    data=DataConfig(batch=BATCH, seq_len=SEQ),
+    train=TrainConfig(steps=1000, lr=1e-2, warmup=0.0),
+    sync=SyncConfig(fragments=1, h_steps=24, overlap_steps=2),
+)
+NOTHING: Any = None
+H = 24
+
+
+class Bowl:
+    """A model with one minimum, whose loss is not a number for data that begins with POISON."""
+
+    def init(self, key: jax.Array) -> Any:
+        return {"w": jax.random.normal(key, (8, 40))}
+
+    def loss(self, params: Any, tokens: jax.Array) -> jax.Array:
+        poison = jnp.where(tokens[0, 0] == POISON, jnp.nan, 1.0)
+        return poison * jnp.mean(jnp.square(params["w"] - 1.0))
+
+
+@dataclass
+class Scene:
+    """One island whose batches and rounds are played by the test, and the pulses it has posted.
+
+    ``before`` is called with the number of each step before that is taken, from 1.
+    """
+
+    poisoned: Sequence[int]
+    steps: int
+    before: Callable[[int], None] = lambda _: None
+    pulses: list[Pulse] = field(default_factory=list[Pulse])
+
+    def __post_init__(self) -> None:
+        model = Bowl()
+        self.plan = fragments.plan(specs_of(model), 1)
+        self.trainer = Trainer(model, CONFIG, self.plan)
+        self.mailbox = Mailbox(2, lambda: None)
+        clock, start, me = itertools.count(), Progress(0, 0, 0, 0), Learner("run", "a", 1)
+        self.session = Session(
+            me, self.plan, CONFIG.sync, self.trainer, self.mailbox, start=start, wall_ns=lambda: 1
+        )
+        self.island = Island(
+            learner=me,
+            config=CONFIG,
+            trainer=self.trainer,
+            session=self.session,
+            mailbox=self.mailbox,
+            meter=Meter(0.0, lambda: float(next(clock))),  # a pulse at every boundary
+            stream=NOTHING,
+            vocab=None,
+            missing=(),
+            now=start,
+            wall_ns=lambda: 1,
+            feed=self.feed,
+        )
+        self.adopt(1)
+
+    def adopt(self, version: int) -> None:
+        """Have the log announce a global state, and take it in."""
+        commit = Commit(
+            run="run",
+            plan_digest=self.plan.digest,
+            fragment=0,
+            version=version,
+            step=0,
+            reason="",
+            syncer="s",
+            fence=1,
+            opened_ns=0,
+            closed_ns=0,
+            quorum_s=0.0,
+            grace_s=0.0,
+            consumed=(),
+            refused=(),
+            contrib_floor=0,
+            progress=(),
+            params_digest=0,
+            master_digest=0,
+        )
+        vector = np.zeros(self.plan.fragments[0].padded_size, np.float32)
+        self.mailbox.post_fresh(Fresh(Manifest(commit, 0, ()), vector))
+        self.session.boundary(self.island.now, math.nan, idle=True)
+        assert self.session.versions == (version,)
+
+    def open(self, version: int) -> None:
+        self.mailbox.post_round(Round("run", self.plan.digest, 0, version, 0, 0, "s"))
+
+    @contextmanager
+    def feed(
+        self, stream: Stream, *, cursor: int, batch: int, vocab: int | None
+    ) -> Generator[Iterator[Prefetched]]:
+        del stream, vocab
+
+        def batches() -> Iterator[Prefetched]:
+            for step in range(1, self.steps + 1):
+                if (pulse := self.mailbox.take_pulse()) is not None and step > 1:
+                    self.pulses.append(pulse)
+                self.before(step)
+                if step == self.steps:
+                    self.mailbox.stop()
+                first = POISON if step in self.poisoned else 1
+                yield Prefetched(
+                    jnp.full((batch, SEQ + 1), first, jnp.int32), cursor + step * batch
+                )
+
+        yield batches()
+
+    def train(self) -> None:
+        """Take all steps; ``mailbox.stop`` ends the loop behind the last one."""
+        for _ in self.island._train():
+            pass
+
+    @property
+    def losses(self) -> list[float]:
+        """What the pulses behind each step said; the outcome of a step is read during the next."""
+        return [pulse.loss for pulse in self.pulses if pulse.steps]
+
+    @property
+    def local(self) -> NDArray[np.float32]:
+        leaves = [np.array(leaf) for leaf in jax.tree.leaves(self.trainer.state.params)]
+        return fragments.gather(self.plan.fragments[0], leaves)
+
+    def sent(self) -> Outgoing:
+        outgoing = self.mailbox.next_outgoing()
+        assert outgoing is not None
+        self.mailbox.sent(outgoing)
+        return outgoing
+
+
+def test_a_contribution_claims_the_steps_that_were_taken_and_all_of_its_data() -> None:
+    scene = Scene([3, 4, 11, 20], H)
+    scene.before = lambda step: scene.open(2) if step == H else None
+    scene.train()
+    told = scene.sent().header
+    assert (told.steps, told.tokens) == (20, 20 * STEP_TOKENS)
+    assert (told.cursor_from, told.cursor_to) == (0, H * BATCH), "no data is used twice"
+    assert math.isfinite(told.loss)
+    assert weights.weight(told.tokens, told.steps) == 20 * STEP_TOKENS**2
+    assert (scene.island.now.step, scene.island.now.cursor) == (H, H * BATCH)
+
+
+def test_a_step_that_is_found_out_after_its_capture_is_taken_off_the_next_claim() -> None:
+    scene = Scene([6], 12)
+
+    def before(step: int) -> None:
+        if step in {6, 12}:
+            scene.open(2 if step == 6 else 3)
+        if step == 9:
+            claims.append(scene.sent())
+            scene.adopt(2)
+
+    scene.before = before
+    claims: list[Outgoing] = []
+    scene.train()
+    claims.append(scene.sent())
+    assert [told.header.steps for told in claims] == [6, 5]
+    assert [told.header.cursor_to for told in claims] == [6 * BATCH, 12 * BATCH]
+
+
+def test_pulses_tell_of_a_skipped_step_until_a_finite_one_follows() -> None:
+    scene = Scene([4, 5], 9)
+    scene.train()
+    assert [math.isfinite(loss) for loss in scene.losses] == [
+        *(False, True, True, True),  # what came of the first is read during the second
+        *(False, True, True, True),  # behind a skipped step each outcome is read at once
+    ]
+    assert [pulse.cursor for pulse in scene.pulses] == [BATCH * n for n in range(1, 9)]
+
+
+def test_a_learner_that_is_never_finite_weighs_nothing_and_is_told_of() -> None:
+    scene = Scene(range(1, 100), 3 * H)
+    claims: list[Outgoing] = []
+
+    def before(step: int) -> None:
+        if step % H == 0:
+            scene.open(1 + step // H)
+        if step > H and step % H == 1:
+            claims.append(scene.sent())
+            scene.adopt(1 + step // H)
+
+    scene.before = before
+    scene.train()
+    claims.append(scene.sent())
+    assert [(c.header.steps, c.header.tokens) for c in claims] == [(0, 0)] * 3
+    assert not any(np.any(np.array(claim.gradient)) for claim in claims)
+    assert not any(map(math.isfinite, scene.losses))
+    assert scene.pulses[-1].steps > 0, "it is at work"
+    assert scene.pulses[-1].cursor == (3 * H - 1) * BATCH
+
+
+def test_parameters_that_went_wrong_are_given_up_for_the_global_state() -> None:
+    healthy, broken_at = 3, 4
+    scene = Scene([], 12)
+
+    def before(step: int) -> None:
+        if step == broken_at:
+            broken = jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), scene.trainer.state.params)
+            scene.trainer.state = scene.trainer.state._replace(params=broken)
+        if step == 12:
+            scene.open(2)
+
+    scene.before = before
+    with capture_logs() as lines:
+        scene.train()
+    skipped = [line["in_a_row"] for line in lines if line["event"] == "step_skipped"]
+    assert skipped == list(range(1, 1 + DIVERGED_IN_A_ROW))
+    (readopted,) = [line for line in lines if line["event"] == "global_state_readopted"]
+    assert readopted["step"] == healthy + DIVERGED_IN_A_ROW
+    told = scene.sent()
+    left = 12 - healthy - DIVERGED_IN_A_ROW
+    assert (told.header.steps, told.header.tokens) == (left, left * STEP_TOKENS)
+    assert told.header.cursor_from == (healthy + DIVERGED_IN_A_ROW) * BATCH
+    assert np.all(np.isfinite(scene.local))
+    np.testing.assert_array_equal(told.gradient, scene.trainer.anchor(0) - scene.local)
+    assert math.isfinite(scene.losses[-1])
+
+
+def test_fewer_skips_than_a_row_of_them_leave_the_learner_its_progress() -> None:
+    scene = Scene(range(4, 4 + DIVERGED_IN_A_ROW - 1), 12)
+    with capture_logs() as lines:
+        scene.train()
+    assert not [line for line in lines if line["event"] == "global_state_readopted"]
+    assert scene.island.now.skipped == DIVERGED_IN_A_ROW - 1
+
+
+def test_skipped_steps_are_counted() -> None:
+    class Sink:
+        def record(self, metric: Metric, value: float, attributes: instruments.Attributes) -> None:
+            if metric is metrics.STEPS_SKIPPED:
+                counted.append((value, dict(attributes)))
+
+        def observe(self, metric: Metric, observer: instruments.Observer) -> None: ...
+
+    counted: list[tuple[float, dict[str, str]]] = []
+    instruments.install(Sink())
+    try:
+        Scene([2, 7], 8).train()
+    finally:
+        instruments.install(None)
+    assert counted == [(1, {"run": "run", "learner": "a"})] * 2
+
+
+def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    take, read = Trainer.step, Island._read
+
+    def step(trainer: Trainer, tokens: jax.Array, done: float, share: float = 1.0) -> StepResult:
+        seen.append("step")
+        return take(trainer, tokens, done, share)
+
+    def reading(island: Island, result: StepResult) -> None:
+        seen.append("read")
+        read(island, result)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(Island, "_read", reading)
+    Scene([], 4).train()
+    assert seen == ["step", *["step", "read"] * 3, "read"]
