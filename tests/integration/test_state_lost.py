@@ -1,17 +1,19 @@
-"""A log that lost part of its state: the syncer says what is missing and where it still is."""
+"""A log that lost part of its state or its history: services say what, and where it still is."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
 from skerry.bus import ledger
 from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs
 from skerry.settings import RunConfig, SyncConfig
 from skerry.testing.nats_server import NatsServer
-from skerry.testing.scripted_run import ScriptedRun
+from skerry.testing.scripted_run import WINDOW_BYTES, ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Manifest
 from skerry.wire.subjects import Subjects
 
@@ -20,21 +22,20 @@ pytestmark = [pytest.mark.nats]
 CONFIG = RunConfig(sync=SyncConfig(fragments=3, lease_s=0.5))
 
 
-async def syncer_says(server: NatsServer, run: str) -> tuple[int, str]:
-    """Run the real syncer to its end; return its exit code and its last line."""
+async def says(server: NatsServer, run: str, service: str, *given: str) -> tuple[int, str]:
+    """Run a real service to its end; return its exit code and its last line."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "skerry_syncer",
-        "--nats",
-        server.url,
-        "--run",
-        run,
+        *(sys.executable, "-m", f"skerry_{service}"),
+        *("--nats", server.url, "--run", run, *given),
         stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(120):
         _, errors = await process.communicate()
     return process.returncode or 0, errors.decode().strip().splitlines()[-1]
+
+
+async def syncer_says(server: NatsServer, run: str) -> tuple[int, str]:
+    return await says(server, run, "syncer")
 
 
 async def committed(bus: NatsBus, run: str) -> ScriptedRun:
@@ -96,3 +97,50 @@ async def test_deleted_chunk_of_the_master_is_named_with_its_place(
         code, said = await syncer_says(shared_nats, run_id)
     assert code == 4
     assert f"fragment 2 at version 2: the chunk of its 'master' at sequence {sequence}" in said
+
+
+async def ledger_messages(bus: NatsBus, run: str) -> int:
+    """Return how many records the run's ledger holds; 0 where there is no such stream."""
+    name = Subjects(run).stream("LEDGER")
+    return sum(info.messages for info in await bus.streams() if info.name == name)
+
+
+async def lose_ledger(bus: NatsBus, run: str, *, emptied: bool) -> None:
+    """Delete the ledger's stream, which denies to be purged; ``emptied``: and declare it again."""
+    await bus._connection.api(f"STREAM.DELETE.{Subjects(run).stream('LEDGER')}")
+    if emptied:
+        await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
+
+
+@pytest.mark.parametrize("emptied", [True, False], ids=["purged", "deleted"])
+async def test_lost_ledger_is_named_by_every_service_and_never_begun_anew(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, *, emptied: bool
+) -> None:
+    async with NatsBus(shared_nats.url, name="test") as bus:
+        await committed(bus, run_id)
+        await lose_ledger(bus, run_id, emptied=emptied)
+        told = [
+            await says(shared_nats, run_id, "learner", "--name", "a"),
+            await says(shared_nats, run_id, "syncer"),
+            await says(shared_nats, run_id, "checkpointer", "--set", f"store.path={tmp_path}"),
+        ]
+        assert await ledger_messages(bus, run_id) == 0
+    assert [code for code, _ in told] == [4, 4, 4]
+    for _, said in told:
+        assert said.startswith(f"error: Run {run_id!r} has lost its record in the ledger, and c")
+        assert "commits: fragment 0, every version before 2; fragment 1, every version" in said
+        assert "holds fragment 0 at version 2, fragment 1 at version 2, fragment 2 at v" in said
+        assert "begin another run from the checkpoint with `skerry up --from CHECKPOINT" in said
+
+
+async def test_ledger_without_its_commits_is_named_and_not_begun_with_the_newest(
+    shared_nats: NatsServer, run_id: str
+) -> None:
+    async with NatsBus(shared_nats.url, name="test") as bus:
+        scripted = await committed(bus, run_id)
+        await lose_ledger(bus, run_id, emptied=True)
+        await ledger.create_run(bus, scripted.record)  # as a careless hand might
+        code, said = await syncer_says(shared_nats, run_id)
+        assert await ledger.last_commits(bus, run_id) == {}
+    assert code == 4
+    assert "has lost commits that came before those of its manifests: fragment 0, every v" in said

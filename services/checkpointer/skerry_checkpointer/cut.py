@@ -121,6 +121,7 @@ def _unwritten(run: str, versions: Mapping[int, int], found: Mapping[int, int]) 
     fragment = min(versions.keys() - found.keys())
     msg = (
         f"The ledger of run {run!r} has no commit of fragment {fragment}, version "
-        f"{versions[fragment]}, which its manifest names: the next syncer to start appends it."
+        f"{versions[fragment]}, which its manifest names: the next syncer to start appends it, or"
+        " says what else is missing."
     )
     return StateLost(msg)

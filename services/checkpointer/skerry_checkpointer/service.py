@@ -19,6 +19,7 @@ from skerry.errors import (
     RunMismatch,
     StoreError,
 )
+from skerry.runtime.arrival import arrive
 from skerry.runtime.service import serve
 from skerry.runtime.turn import Turn
 from skerry.runtime.turns import outlast, take_turns
@@ -221,7 +222,7 @@ def _tell(turn: Turn, written: Written) -> None:
 
 async def session(bus: Bus, run: str, store: Store) -> None:
     """Wait for the run, then write checkpoints until it is finished."""
-    await Checkpointer.of(bus, await ledger.wait_run(bus, run), store).run()
+    await Checkpointer.of(bus, await arrive(bus, run), store).run()
 
 
 async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> None:

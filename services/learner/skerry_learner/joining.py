@@ -14,6 +14,7 @@ import xxhash
 from skerry import settings
 from skerry.bus import ledger, place, presence, state
 from skerry.bus.base import Bus, StreamSpec
+from skerry.bus.recovery import find_run
 from skerry.bus.streams import specs
 from skerry.core.fragments import Plan, plan
 from skerry.errors import (
@@ -21,7 +22,6 @@ from skerry.errors import (
     BrokerUnfit,
     ConfigError,
     RunMismatch,
-    RunNotFound,
     StorageFull,
 )
 from skerry.settings import RunConfig
@@ -76,11 +76,11 @@ def prepare(config: RunConfig) -> Work:
 async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work]:
     """Return the run's record and its work; create the run from ``given`` where there is none.
 
-    The config in the ledger counts; RunMismatch if this release cuts its model differently.
+    The config in the ledger counts; RunMismatch if this release cuts its model differently,
+    StateLost if the run's record is gone while the log still holds state of it.
     """
-    try:
-        record = await ledger.read_run(bus, run)
-    except RunNotFound:
+    record = await find_run(bus, run)
+    if record is None:
         return await _create(bus, run, given)
     agreed = _agreed(record, given)
     check_payload(bus, agreed)

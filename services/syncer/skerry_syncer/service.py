@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import ledger, presence
+from skerry.bus import presence
 from skerry.bus.state_writer import StateWriter
 from skerry.core import backend
 from skerry.errors import BrokerUnavailable, BusError, StorageFull, first_cause
+from skerry.runtime.arrival import arrive
 from skerry.runtime.service import serve
 from skerry.tasks import TaskGroup
 from skerry.wire.messages import RunState, SyncerPulse
@@ -57,7 +58,7 @@ async def candidate(
     instance = instance or new_instance(wall_ns)
     while True:
         try:
-            record = await ledger.wait_run(bus, run)
+            record = await arrive(bus, run)
             if record.state is RunState.FINISHED:
                 log.info("run_already_finished", run=run)
                 return
@@ -84,7 +85,7 @@ async def session(bus: Bus, run: str, holder: str) -> None:
 
     Raises Fenced, in an exception group, when another syncer takes one of them.
     """
-    record = await ledger.wait_run(bus, run)
+    record = await arrive(bus, run)
     if record.state is RunState.FINISHED:
         log.info("run_already_finished", run=run)
         return

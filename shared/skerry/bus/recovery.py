@@ -1,4 +1,9 @@
-"""What a new owner of a shard finds: the newest manifests, held against what the ledger says."""
+"""What who begins finds: the ledger held against the state, before either is gone on with.
+
+A new owner of a shard mends the one difference that a crash leaves, a ledger that is one commit
+behind its manifest; whoever looks for a run is told when its record is gone and its state is not.
+Every other difference is a loss, and is named.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +12,56 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from skerry.bus.base import Start
-from skerry.bus.ledger import append_commit, last_commits
-from skerry.bus.loss import state_lost
-from skerry.errors import BrokerUnavailable, WireError, WrongPlan
-from skerry.wire.messages import Manifest
+from skerry.bus.ledger import append_commit, last_commits, read_run
+from skerry.bus.loss import begun_by_restore, gaps, ledger_lost, run_lost, state_lost
+from skerry.errors import BrokerUnavailable, RunNotFound, WireError, WrongPlan
+from skerry.wire.messages import Commit, Manifest
 from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from skerry.bus.base import Bus, Record
     from skerry.core.fragments import Plan
-    from skerry.wire.messages import Commit
+    from skerry.wire.messages import RunRecord
 
 READ_S = 20.0
 """Reading up to a fence that was just taken takes no longer than this."""
+LOOKS, LOOK_PAUSE_S = 8, 0.25
+"""How often, and at which interval, the ledger is asked before what it lacks counts as lost: a
+replica that lags behind, or a leader that was deposed, does not have the newest."""
+
+
+async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | None:
+    """Return the run's record; None where the log knows nothing of such a run.
+
+    With ``waits`` None also while the run is being restored, which writes its state before its
+    record. Raises StateLost where the record is gone and state of the run is not: a run that was
+    created over that would number its learners anew, and take what they send for merged already.
+    """
+    left: list[Commit | None] = []
+    for look in range(LOOKS):
+        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+        try:
+            return await read_run(bus, run)
+        except RunNotFound:
+            left = await _left(bus, run)
+        restored = all(commit is not None and begun_by_restore(commit) for commit in left)
+        if restored and (waits or not (left or await bus.last_each(Subjects(run).fences()))):
+            return None
+    raise await run_lost(bus, run, left)
+
+
+async def _left(bus: Bus, run: str) -> list[Commit | None]:
+    """Return the commit of every manifest in the state; None for one that cannot be read."""
+    found: list[Commit | None] = []
+    for record in await bus.last_each(Subjects(run).manifests()):
+        try:
+            found.append(decode(Manifest, record.payload, run=run).commit)
+        except WireError:
+            found.append(None)
+    return found
 
 
 async def mend(
@@ -30,7 +69,8 @@ async def mend(
 ) -> dict[int, Manifest]:
     """Return the manifests of the fragments ``own``, the ledger mended where it is one behind.
 
-    Raises StateLost when the ledger knows of a version that the state does not hold.
+    Raises StateLost when the ledger knows of a version that the state does not hold, and when it
+    lacks more than what a syncer leaves out that dies right behind a commit point.
     """
     commits = await last_commits(bus, run)
     found: dict[int, Manifest] = {}
@@ -47,9 +87,28 @@ async def mend(
             raise await state_lost(bus, run, fragment, held.version, what)
         if manifest is not None:
             found[fragment] = manifest
-            if held is None or held.version < known:
-                await append_commit(bus, manifest.commit)
+    await _append_newest(bus, run, {f: m.commit for f, m in found.items()}, commits)
     return found
+
+
+async def _append_newest(
+    bus: Bus, run: str, newest: Mapping[int, Commit], commits: dict[int, Commit]
+) -> None:
+    """Append the commits of manifests that are one ahead; StateLost if any is further ahead."""
+    for look in range(LOOKS):
+        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+        missing = gaps(newest, commits)
+        if not missing:
+            break
+        for fragment in missing:
+            if (record := await bus.last(Subjects(run).commit(fragment))) is not None:
+                commits[fragment] = decode(Commit, record.payload, run=run)
+    if missing := gaps(newest, commits):
+        raise await ledger_lost(bus, run, missing)
+    for fragment, commit in newest.items():
+        held = commits.get(fragment)
+        if held is None or held.version < commit.version:
+            await append_commit(bus, commit)
 
 
 async def read_behind(

@@ -78,6 +78,9 @@ class Subjects:
     def fence(self, shard: int) -> str:
         return f"{self.root}.state.fence.{shard}"
 
+    def fences(self) -> str:
+        return f"{self.root}.state.fence.*"
+
     # LEDGER
     def run_record(self) -> str:
         return f"{self.root}.ledger.run"

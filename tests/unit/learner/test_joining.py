@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skerry.bus import ledger, presence
+from skerry.bus import ledger, presence, recovery
 from skerry.bus import place as places
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
@@ -19,6 +19,7 @@ from skerry.errors import (
     ConfigError,
     CorpusError,
     RunMismatch,
+    StateLost,
     StorageFull,
 )
 from skerry.settings import (
@@ -27,6 +28,7 @@ from skerry.settings import (
     RunConfig,
     TrainConfig,
 )
+from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import LearnerPhase, Pulse
 from skerry_learner import joining
 from skerry_learner.inner.recall import Recalled
@@ -57,6 +59,18 @@ async def test_learners_that_create_at_once_agree(bus: MemoryBus, config: RunCon
     )
     assert one[0] == two[0]
     assert one[1].config == two[1].config
+
+
+async def test_run_whose_ledger_is_gone_is_not_created_again(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "LOOK_PAUSE_S", 0.0)
+    scripted = await ScriptedRun.begin(bus, "run")
+    await scripted.commit_all()
+    del bus.broker.streams["SKERRY_run_LEDGER"]
+    with pytest.raises(StateLost, match="has lost its record in the ledger"):
+        await find_or_create(bus, "run", config)
+    assert "SKERRY_run_LEDGER" not in bus.broker.streams
 
 
 async def test_another_plan_digest_is_a_mismatch(bus: MemoryBus, config: RunConfig) -> None:
