@@ -144,6 +144,13 @@ def test_refusals_of_late_are_told_by_cause() -> None:
     assert (alert.key, "2 too_stale" in alert.text) == ("refused", True)
 
 
+def test_a_learner_whose_steps_are_skipped_is_named() -> None:
+    away = learner("c", loss=None, tokens_per_s=0.0)
+    (found,) = Scene((learner("a"), learner("b", loss=None), away)).alerts()
+    assert (found.key, found.severity) == ("loss", Severity.CRITICAL)
+    assert found.text == "The loss of b is not finite."
+
+
 def test_low_goodput_of_late_is_told_whatever_that_of_the_whole_run_is() -> None:
     (found,) = Scene(run={"goodput": 0.9}, trained=0.3).alerts()
     assert (found.key, found.severity) == ("goodput", Severity.WARNING)

@@ -178,7 +178,8 @@ def _quality(seen: Situation) -> Iterator[Alert]:
             "loss",
             Severity.CRITICAL,
             f"The loss of {_names(nan)} is not finite.",
-            "Its contributions are refused; lower train.lr if all diverge.",
+            "Such steps are skipped and weigh nothing. If it is alone, look at its data and its"
+            " hardware; lower train.lr if all diverge.",
         )
     losses = [e.loss for e in seen.told.evaluations if e.loss is not None]
     if len(losses) > 3 and min(losses[-3:]) > min(losses) * (1 + WORSE):
