@@ -75,9 +75,10 @@ async def _top(
 def _scene(view: RunView, record: RunRecord, past: Past, *, at_rest: bool = False) -> Scene:
     now_s = time.time()
     now = report(view, now_s)
-    every_s = run_config_from_json(record.config_json).checkpoint.every_s
+    config = run_config_from_json(record.config_json)
     now = resting_report(now) if at_rest else now
-    return Scene(now, past, parameters(record), every_s, now_s)
+    every_s, h_steps = config.checkpoint.every_s, config.sync.h_steps
+    return Scene(now, past, parameters(record), every_s, h_steps, now_s)
 
 
 def _json(view: RunView, past: Past) -> dict[str, object]:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skerry.bus.view import GENESIS
+from skerry.bus.recent import LEAST_GOODPUT, diverged, late_after_s
 from skerry.cli.live import AT_REST, COLOURS, clock, plain, size
 from skerry.core.goodput import TRAIN, Cause
 from skerry.core.liveness import Liveness
@@ -34,9 +34,10 @@ USE_COLOURS = {
     Cause.IDLE: "bright_black",
     Cause.DOWN: "red",
 }
-LATE_S = 20.0
 LATE_CHECKPOINTS = 5.0
 FEWEST_ROWS = 3
+MOST_NAMES = 4
+MOST_SAMPLE = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Scene:
     past: Past
     params: int
     checkpoint_every_s: float
+    h_steps: int
     now_s: float
 
 
@@ -57,14 +59,22 @@ def board(scene: Scene, width: int, height: int | None = None) -> RenderableType
     """
     head = [_title(scene, width), *_facts(scene, width), *warnings(scene)]
     learners, rounds = len(scene.now.learners), min(10, len(scene.past.rounds))
+    written = scene.past.written
+    if written is not None and (height is None or height - len(head) - 6 >= 2 * FEWEST_ROWS):
+        head.append(_line(f"writes [dim]{_sample(written.sample)}[/]"))
     if height is not None:
-        room = max(2 * FEWEST_ROWS, height - len(head) - 5)
+        room = max(FEWEST_ROWS, height - len(head) - 5)
         learners = min(learners, max(FEWEST_ROWS, room - min(len(scene.past.rounds), room // 3)))
         rounds = min(len(scene.past.rounds), room - learners)
     lines: list[RenderableType] = [*head, "", _learners(scene.now.learners, learners, width)]
     if scene.past.rounds and rounds > 0:
         lines += ["", _rounds(list(scene.past.rounds)[-rounds:], scene.now_s, width)]
     return Group(*lines)
+
+
+def _sample(text: str) -> str:
+    """Return what the model wrote as one line; how it broke lines does not matter here."""
+    return plain(" ".join(text[:MOST_SAMPLE].split()), MOST_SAMPLE)
 
 
 def _line(text: str) -> Text:
@@ -168,19 +178,29 @@ def warnings(scene: Scene) -> list[Text]:
     told: list[str] = []
     gone = [r.name for r in rows if r.liveness is Liveness.GONE and r.phase not in AT_REST]
     if gone:
-        more = f" and {len(gone) - 4} more" if len(gone) > 4 else ""
-        told.append(f"gone: {', '.join(map(plain, gone[:4]))}{more}")
-    if run.last_round_s_ago is not None and run.tokens_per_s and run.last_round_s_ago > LATE_S:
+        told.append(f"gone: {_names(gone)}")
+    late_s = late_after_s(scene.past.interval_s(), scene.h_steps, rows)
+    if run.last_round_s_ago is not None and run.tokens_per_s and run.last_round_s_ago > late_s:
         told.append(f"no round for {clock(run.last_round_s_ago)}: see the syncer's log")
-    refused = {cause: n for cause, n in run.refused.items() if cause != GENESIS}
-    if refused:
-        told.append("refused: " + ", ".join(f"{n} {plain(cause)}" for cause, n in refused.items()))
+    if nan := diverged(rows):
+        told.append(f"loss is not finite: {_names([row.name for row in nan])}")
+    goodput = scene.past.lately.goodput(scene.now_s)
+    if goodput is not None and goodput < LEAST_GOODPUT:
+        told.append(f"goodput of the last 15 minutes is {goodput:.0%}")
+    if refused := scene.past.refused(scene.now_s):
+        causes = ", ".join(f"{n} {plain(cause)}" for cause, n in refused.most_common(MOST_NAMES))
+        told.append(f"refused within 10 minutes: {causes}")
     age_s = run.wall_s if run.checkpoint_s_ago is None else run.checkpoint_s_ago
     if any(run.versions) and age_s > max(120.0, LATE_CHECKPOINTS * scene.checkpoint_every_s):
         told.append(f"no checkpoint for {clock(age_s)}: see the checkpointer's log")
     if run.held_out_texts > 1:
         told.append(f"evaluators read {run.held_out_texts} different texts")
     return [_line(f"[yellow]! {sentence}[/]") for sentence in told]
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(map(plain, names[:MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 def _attention(row: LearnerRow) -> tuple[int, int, str]:

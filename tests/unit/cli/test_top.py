@@ -69,7 +69,9 @@ def pulse(name: str, step: int = 40, at_s: float = NOW_S) -> Pulse:
     )
 
 
-def commit(version: int, loss: float = 2.5, reason: str = "quorum") -> Commit:
+def commit(
+    version: int, loss: float = 2.5, reason: str = "quorum", closed_s: float = NOW_S - 4
+) -> Commit:
     return Commit(
         run="r",
         plan_digest=1,
@@ -79,8 +81,8 @@ def commit(version: int, loss: float = 2.5, reason: str = "quorum") -> Commit:
         reason=reason,
         syncer="s",
         fence=1,
-        opened_ns=round((NOW_S - 5) * 1e9),
-        closed_ns=round((NOW_S - 4) * 1e9),
+        opened_ns=round((closed_s - 1) * 1e9),
+        closed_ns=round(closed_s * 1e9),
         quorum_s=0.7,
         grace_s=0.3,
         consumed=(Consumed("a", 1, 1, 1, 1, 1, 0, 9, 9, 90, 0, 8, 1.0, loss),),
@@ -97,10 +99,11 @@ def scene(messages: Sequence[Message], *, later_s: float = 0.0) -> Scene:
     view, past = RunView(Frame("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0))), Past()
     view = replace(view, created_s=NOW_S - 60)
     for message in messages:
-        past.take(message)
-        view = fold(view, message, NOW_S)
+        at_s = message.sent_ns / 1e9 if isinstance(message, Pulse) else NOW_S
+        past.take(message, at_s)
+        view = fold(view, message, at_s)
     now_s = NOW_S + later_s
-    return Scene(report(view, now_s), past, 1_000_000, 30.0, now_s)
+    return Scene(report(view, now_s), past, 1_000_000, 30.0, 24, now_s)
 
 
 def drawn(seen: Scene, width: int = 120, height: int | None = None) -> list[str]:
@@ -111,12 +114,13 @@ def drawn(seen: Scene, width: int = 120, height: int | None = None) -> list[str]
     return file.getvalue().rstrip("\n").split("\n")
 
 
-LIVE = [
+EVALUATION = Evaluation("r", "e", 8, 90, (2, 2), 3.25, 25.0, 4.0, 64, 7, round(NOW_S * 1e9))
+LIVE: list[Message] = [
     commit(1, reason="genesis"),
     *(commit(version, 3 - version / 100) for version in range(2, 40)),
     pulse("a"),
     pulse("b", 30),
-    Evaluation("r", "e", 8, 90, (2, 2), 3.25, 25.0, 4.0, 64, 7, round(NOW_S * 1e9)),
+    EVALUATION,
     CheckpointRecord("r", "/c", "d", (2, 2), 8, 90, round((NOW_S - 9) * 1e9), 512),
 ]
 
@@ -178,6 +182,70 @@ def test_a_learner_that_is_gone_is_a_warning() -> None:
     lines = drawn(scene(LIVE, later_s=60.0))
     assert any(line.startswith("! gone: a, b") for line in lines)
     assert not any("! gone" in line for line in drawn(scene(LIVE)))
+
+
+def warned(seen: Scene) -> list[str]:
+    return [line.rstrip() for line in drawn(seen) if line.startswith("! ")]
+
+
+def test_a_round_is_late_by_how_often_rounds_come() -> None:
+    rounds = [commit(n, closed_s=NOW_S + 30 * (n - 9)) for n in range(2, 10)]
+    here = [pulse("a", 40 + later_s, NOW_S + later_s) for later_s in range(302)]
+    for later_s, late in ((60, False), (299, False), (301, True)):
+        told = warned(scene([*rounds, *here[: later_s + 1]], later_s=later_s))
+        assert any(line.startswith("! no round for 5:01") for line in told) is late
+        assert any("no round" in line for line in told) is late
+
+
+def test_a_refusal_is_a_warning_for_ten_minutes() -> None:
+    seen = [commit(2), commit(3)]
+    assert "! refused within 10 minutes: 2 too_stale" in warned(scene(seen, later_s=590))
+    assert not any("refused" in line for line in warned(scene(seen, later_s=610)))
+    offers = replace(commit(2), refused=(Refused("genesis", "b"),))
+    assert not any("refused" in line for line in warned(scene([offers])))
+
+
+def test_low_goodput_of_late_is_a_warning_whatever_the_days_before_were_like() -> None:
+    day_s = 86_400.0
+    watched = [
+        replace(pulse("a", at_s=NOW_S - ago_s), busy_s=0.9 * day_s, alive_s=day_s - ago_s)
+        for ago_s in range(600, -1, -10)
+    ]
+    assert "! goodput of the last 15 minutes is 0%" in warned(scene([*LIVE, *watched]))
+    assert not any("goodput" in line for line in warned(scene(LIVE)))
+
+
+def test_a_loss_that_is_not_finite_is_a_warning() -> None:
+    sick = replace(pulse("b"), loss=float("nan"))
+    assert "! loss is not finite: b" in warned(scene([pulse("a"), sick]))
+
+
+def test_what_the_model_wrote_last_is_one_harmless_line() -> None:
+    said = [
+        replace(EVALUATION, evaluated_ns=at_ns, sample=text)
+        for at_ns, text in ((5, "new [bold]\n\tlines \x1b[2J" + "z" * 9000), (4, "old"), (6, ""))
+    ]
+    (line,) = [line for line in drawn(scene([*LIVE, *said])) if line.startswith("writes")]
+    assert line.startswith("writes new [bold] lines \N{REPLACEMENT CHARACTER}[2Jzzz")
+    assert len(line) <= 120
+    assert not any(line.startswith("writes") for line in drawn(scene([*LIVE, *said]), height=15))
+
+
+def test_warnings_of_every_kind_at_once_leave_room_for_learners() -> None:
+    sick = [
+        replace(
+            pulse(f"l{n}", 900 - ago_s, NOW_S - ago_s), loss=float("nan"), alive_s=9000.0 - ago_s
+        )
+        for n in range(9)
+        for ago_s in range(600, -1, -10)
+    ]
+    texts = replace(EVALUATION, evaluator="f", text_digest=8, evaluated_ns=9)
+    seen = scene([*LIVE[:-1], texts, pulse("gone", at_s=NOW_S - 500), *sick])
+    seen = replace(seen, now=replace(seen.now, run=replace(seen.now.run, wall_s=1e6)))
+    lines = drawn(seen, 80, 20)
+    assert sum(line.startswith("! ") for line in lines) == 6
+    assert len(lines) <= 20
+    assert any("#3" in line for line in lines)
 
 
 def test_a_run_without_anything_yet_is_drawn_too() -> None:
