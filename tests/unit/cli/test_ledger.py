@@ -29,7 +29,7 @@ pytestmark = pytest.mark.nats
 WINDOW_BYTES = 16 * 1024**2
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)
 CONFIG = RunConfig(
-    data=DataConfig(seq_len=100),  # what a puppet's step stands for
+    data=DataConfig(seq_len=100, batch=1),  # what a puppet's step stands for
     sync=SyncConfig(fragments=2, h_steps=8, merge="rda", chunk_bytes=4096),
     outer=OuterConfig(preset="nesterov"),
     log=LogConfig(window_bytes=WINDOW_BYTES),
