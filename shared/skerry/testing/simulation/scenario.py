@@ -76,7 +76,7 @@ def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str) 
                 "contribution_scheme": "int4",
             }
         ),
-        data=DataConfig(seq_len=TOKENS),
+        data=DataConfig(seq_len=TOKENS, batch=1),
         outer=OuterConfig(preset="direct"),
         liveness=LivenessConfig(pulse_s=PULSE_S),
     ).model_dump_json()
