@@ -33,4 +33,7 @@ def test_a_cluster_survives_a_drill_with_everything_in_it(
         "a checkpoint verifies",
         "nothing acknowledged was lost",
         "the ledger verifies",
+        "the window replays",
+        "everything is healed",
+        "every kind of fault fired",
     }

@@ -11,7 +11,8 @@ from skerry.bus import ledger, state
 from skerry.bus.base import Bus, Receipt
 from skerry.bus.state_writer import StateWriter
 from skerry.chaos.plan import FaultPlan, load
-from skerry.testing.simulation.cluster import PLAN, Syncer
+from skerry.core import fragments
+from skerry.testing.simulation.cluster import Syncer
 from skerry.testing.simulation.scenario import draw_plan
 from skerry.testing.simulation.schedule import least, simulate
 from skerry.wire.messages import Commit
@@ -64,7 +65,9 @@ def test_a_run_that_ends_ahead_of_its_ledger_is_found(
     syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def by_manifests(bus: Bus, run: str) -> Mapping[int, Commit]:
-        manifests = await state.read_manifests(bus, run, PLAN)
+        record = await ledger.read_run(bus, run)
+        cut = fragments.plan(record.leaves, record.fragments)
+        manifests = await state.read_manifests(bus, run, cut)
         return {index: manifest.commit for index, manifest in manifests.items()}
 
     from skerry_syncer import conductor

@@ -3,7 +3,8 @@
 What a run of puppets must commit can be computed from the log alone, so that fault tests compare
 parameters exactly and start in milliseconds. A puppet keeps the rules of a learner that rebases:
 one capture in flight per fragment, each step contributed once, and a place in its data that it
-takes from the log when it starts again.
+takes from the log when it starts again. It shares the learner's place, codec and wire, but those
+rules are written here once more: a test with puppets proves nothing of the learner's own session.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from skerry.core.backend import cpu
 from skerry.core.merge import slice_norms
 from skerry.errors import BrokerUnavailable, StorageFull
 from skerry.tasks import TaskGroup
-from skerry.wire.codec import pack
+from skerry.wire.codec import pack, packed_bound
 from skerry.wire.messages import (
     ContributionHeader,
     ContributionKind,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 
 RETRY_S = 0.5
+CHUNK_BYTES = 64 * 1024
 TOKENS = 100
 """Tokens in a step; a step takes one sequence from the data."""
 
@@ -106,7 +108,8 @@ class Puppet:
 
     ``step_s`` is its pretended step time; ``steps`` after which it calls itself finished; answers
     to rounds towards versions below ``poisoned_below`` are not finite; ``overlap_steps`` it goes on
-    between a capture and an adoption.
+    between a capture and an adoption; ``chunk_blocks`` fill a chunk
+    of what it sends, 0: as many as 64 KiB hold.
     """
 
     bus: Bus
@@ -121,6 +124,7 @@ class Puppet:
     versions: dict[int, int] = field(default_factory=dict[int, int])
     overlap_steps: int = 0
     pulse_s: float = 0.05
+    chunk_blocks: int = 0
     wall_ns: Callable[[], int] = time.time_ns
     began_s: float = 0.0
     start_step: int = 0
@@ -350,6 +354,8 @@ class Puppet:
         planes = cpu().quantise(outgoing.scheme, outgoing.vector)
         if outgoing.poison:
             planes.codes[0, :4] = np.array([np.inf], "<f4").view(np.uint8)
-        chunks = pack(outgoing.scheme, planes, 64 * 1024)
+        held = self.chunk_blocks
+        chunk_bytes = packed_bound(outgoing.scheme, held) if held else CHUNK_BYTES
+        chunks = pack(outgoing.scheme, planes, chunk_bytes)
         await contributions.send(self.bus, self.run, self.plan, outgoing.header, chunks)
         self.sent += 1

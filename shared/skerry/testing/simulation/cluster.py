@@ -1,8 +1,10 @@
 """Processes of a simulated run: puppets, syncers and a reader, each killed, stopped and started.
 
-A process is a task and its own client of the broker. Killed, its client lets nothing more through
-and the task ends; started again, it knows what the log knows. Services come as functions, since
-this package imports none.
+The syncers are the real ones. The learners are puppets: they speak the real protocol by rules that
+``skerry.testing.puppet`` writes once more, and train nothing, so the learner's own session is not
+tested here. A process is a task and its own client of the broker. Killed, its client lets nothing
+more through and the task ends; started again, it knows what the log knows. Services come as
+functions, since this package imports none.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import xxhash
 
 from skerry.bus import ledger, state
 from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import (
     BrokerUnavailable,
     Corrupt,
@@ -33,6 +34,7 @@ from skerry.tasks import TaskGroup
 from skerry.testing.puppet import Puppet, run_record
 from skerry.testing.simulation.client import SimulatedBus
 from skerry.testing.simulation.network import Network
+from skerry.testing.simulation.scenario import SENT_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -44,8 +46,6 @@ Syncer: TypeAlias = Callable[["Bus", str, str, Callable[[], int]], Awaitable[Non
 """A syncer candidate: (bus, run, name, wall clock); returns when the run is finished."""
 
 RUN = "s"
-PLAN = plan((LeafSpec("embed", (8, 16), embedding=True), LeafSpec("w", (100,))), 2)
-"""Two fragments of a block each: what is said about them is the same at any size."""
 RESTART_S = 0.3
 RETRYABLE = (BrokerUnavailable, StorageFull, Fenced, Superseded)
 """With these a service ends in one sentence, and its supervisor starts it again."""
@@ -79,6 +79,7 @@ class Cluster:
 
     def __init__(self, scenario: Scenario, seed: int, syncer: Syncer) -> None:
         self.scenario = scenario
+        self.plan = scenario.plan
         self.loop = VirtualLoop()
         self.network = Network(self.loop, seed)
         self.observations = Observations()
@@ -159,14 +160,15 @@ class Cluster:
     async def _learner(self, name: str, bus: SimulatedBus) -> None:
         scenario = self.scenario
         await bus.declare(specs(RUN, window_bytes=1024**2))
-        record = run_record(RUN, PLAN, scenario.config_json)
+        record = run_record(RUN, self.plan, scenario.config_json)
         await ledger.create_run(bus, record)
         puppet = Puppet(
             bus,
             RUN,
-            PLAN,
+            self.plan,
             name,
             scheme=scenario.scheme,
+            chunk_blocks=SENT_BLOCKS,
             step_s=scenario.step_s * (1 + 0.2 * int(name[-1])),
             steps=scenario.steps,
             overlap_steps=scenario.overlap_steps,
@@ -187,7 +189,7 @@ class Cluster:
         """Follow manifests and read every version that can still be read, whole."""
         del name
         seen = self.observations
-        manifests = state.follow_manifests(bus, RUN, PLAN)
+        manifests = state.follow_manifests(bus, RUN, self.plan)
         async with aclosing(manifests):
             async for manifest in manifests:
                 commit = manifest.commit
@@ -196,7 +198,7 @@ class Cluster:
                     seen.wrong.append(f"fragment {commit.fragment} went back to {commit.version}")
                 seen.newest[commit.fragment] = commit.version
                 try:
-                    vector = await state.read_part(bus, RUN, PLAN, manifest, state.PARAMS)
+                    vector = await state.read_part(bus, RUN, self.plan, manifest, state.PARAMS)
                 except Overtaken:
                     continue
                 except Corrupt as error:

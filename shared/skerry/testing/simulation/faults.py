@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.chaos.plan import SHARES, Kind, choose
-from skerry.testing.simulation.cluster import PLAN
 from skerry.testing.simulation.network import NANOSECONDS
 from skerry.wire.subjects import contributor
 
@@ -48,7 +47,7 @@ def _begin(cluster: Cluster, fault: Fault, target: str) -> None:
         case Kind.DISK_FULL:
             network.full += 1
         case Kind.WINDOW_DROP:
-            _drop(network, fault.amount)
+            _drop(cluster, fault.amount)
         case _:
             link.shares[fault.kind] = max(link.shares.get(fault.kind, 0.0), fault.amount)
 
@@ -95,13 +94,14 @@ def _kill_broker(network: Network) -> None:
     network.change()
 
 
-def _drop(network: Network, share: float) -> None:
+def _drop(cluster: Cluster, share: float) -> None:
     """Have the window of contributions lose its oldest messages, as a bound that is reached.
 
     Not before the run has begun: a window that cannot hold genesis is refused when it is created.
     """
+    network = cluster.network
     begun = {s.subject for s in network.broker.log if s.subject.endswith(".manifest")}
-    if len(begun) < len(PLAN.fragments):
+    if len(begun) < len(cluster.plan.fragments):
         return
     for name, stream in network.broker.streams.items():
         if not name.endswith("_CONTRIB"):

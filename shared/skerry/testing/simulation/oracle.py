@@ -13,7 +13,7 @@ from skerry.audit.verify import verify
 from skerry.audit.violations import What
 from skerry.bus import ledger
 from skerry.errors import SkerryError
-from skerry.testing.simulation.cluster import PLAN, RUN
+from skerry.testing.simulation.cluster import RUN
 from skerry.wire.messages import Commit, Manifest, RunState
 from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects
@@ -53,7 +53,7 @@ def _told(cluster: Cluster) -> list[str]:
     stored = [s.payload for s in cluster.network.broker.log if s.subject.endswith(".manifest")]
     wrong: list[str] = []
     for payload in dict.fromkeys([*stored, *cluster.network.acknowledged]):
-        commit = decode(Manifest, payload, run=RUN, plan_digest=PLAN.digest).commit
+        commit = decode(Manifest, payload, run=RUN, plan_digest=cluster.plan.digest).commit
         if repr(held.get((commit.fragment, commit.version))) != repr(commit):
             wrong.append(
                 f"fragment {commit.fragment}: version {commit.version} by {commit.syncer} was"
@@ -69,7 +69,7 @@ def _fenced(cluster: Cluster) -> list[str]:
     for stored in cluster.network.broker.log:
         if not stored.subject.endswith(".manifest"):
             continue
-        commit = decode(Manifest, stored.payload, run=RUN, plan_digest=PLAN.digest).commit
+        commit = decode(Manifest, stored.payload, run=RUN, plan_digest=cluster.plan.digest).commit
         shard = commit.fragment % cluster.scenario.shards
         newest = stored.fences.get(subjects.fence(shard), 0)
         if commit.fence != newest:

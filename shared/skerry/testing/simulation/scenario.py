@@ -8,11 +8,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from skerry.chaos.plan import SHARES, Fault, Kind, random_plan
+from skerry.core.fragments import LeafSpec, plan
 from skerry.settings import DataConfig, LivenessConfig, OuterConfig, RunConfig, SyncConfig
 from skerry.testing.puppet import TOKENS
 
 if TYPE_CHECKING:
     from skerry.chaos.plan import FaultPlan
+    from skerry.core.fragments import Plan
 
 FAULTS_S = 3.0
 """Faults begin within this time,"""
@@ -25,6 +27,16 @@ OFTEN = (Kind.KILL, Kind.PAUSE, Kind.PARTITION)
 KINDS = (*Kind, *OFTEN, *OFTEN)
 TARGETS = ("learner", "learner", "syncer", "syncer", "syncer", "any", "checkpointer", "broker")
 PULSE_S = 0.6
+PLAN = plan((LeafSpec("embed", (8, 16), embedding=True), LeafSpec("w", (100,))), 2)
+"""Two fragments of a block each: every contribution and every part is one chunk."""
+WIDE = plan((LeafSpec("embed", (8, 256), embedding=True), LeafSpec("w", (2048,))), 2)
+"""Two fragments of eight blocks, so that a message can be lost within a contribution or a part."""
+WIDE_SHARE = 0.2
+"""Share of the clusters whose fragments are wide; each of their messages costs time."""
+STATE_CHUNK_BYTES = 4096
+"""The least there may be: two chunks of parameters and three of master for a wide fragment."""
+SENT_BLOCKS = 4
+"""In a chunk of a contribution: two chunks for a wide fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,7 @@ class Scenario:
     overlap_steps: int
     config_json: str
     shards: int
+    plan: Plan = PLAN
     pulse_s: float = PULSE_S
 
 
@@ -74,6 +87,7 @@ def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str) 
                 "max_staleness": staleness,
                 "merge": merge,
                 "contribution_scheme": "int4",
+                "chunk_bytes": STATE_CHUNK_BYTES,
             }
         ),
         data=DataConfig(seq_len=TOKENS, batch=1),
@@ -82,9 +96,10 @@ def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str) 
     ).model_dump_json()
 
 
-def scenario_of(plan: FaultPlan) -> Scenario:
+def scenario_of(faults: FaultPlan) -> Scenario:
     """Return the cluster that a plan's seed stands for; training outlasts the faults."""
-    draw = random.Random(f"scenario/{plan.seed}").random  # noqa: S311 - a schedule, no secret
+    draw = random.Random(f"scenario/{faults.seed}").random  # noqa: S311 - a schedule, no secret
+    wide = random.Random(f"chunks/{faults.seed}").random()  # noqa: S311 - as above, on its own
     learners = 2 + int(draw() < 0.3)
     quorum = 1 + int(draw() * 2)
     overlap = 1 + int(draw() * 2)
@@ -94,7 +109,7 @@ def scenario_of(plan: FaultPlan) -> Scenario:
     merge = "rda" if draw() < 0.3 else "average"
     scheme = "int4" if draw() < 0.7 else "f32"
     step_s = 0.2
-    training_s = max(TRAINING_S, plan.end_s + plan.heal_s)
+    training_s = max(TRAINING_S, faults.end_s + faults.heal_s)
     return Scenario(
         learners,
         syncers,
@@ -104,4 +119,5 @@ def scenario_of(plan: FaultPlan) -> Scenario:
         overlap,
         _config(shards, quorum, overlap, staleness, merge),
         shards,
+        WIDE if wide < WIDE_SHARE else PLAN,
     )
