@@ -16,7 +16,7 @@ POLICIES = {
     "refused": ("sync.max_staleness=0",),
     "not discounted": ("sync.staleness_discount=1",),
     "by default, overwrite": ("sync.adoption=overwrite",),
-    "by default, tau = 8": ("sync.overlap_steps=8",),
+    "by default, tau = 16": ("sync.overlap_steps=16",),
     WAITING: (f"sync.quorum={M}",),
 }
 
