@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from skerry.core.outer import PRESETS, resolved
 from skerry.planning import costs
 from skerry.planning.baselines import Fleet, others, ours
 from skerry.planning.fixes import fixes
@@ -103,10 +104,13 @@ def step_tokens(request: Request, site: Site) -> float:
 
 def outer_vectors(request: Request) -> int:
     """Return how many f32 vectors of outer state a parameter has: one of momentum, or Adam's."""
-    preset = request.run.outer.preset
-    if preset == "adamw":
+    outer = request.run.outer
+    if outer.preset == "adamw":
         return ADAM_VECTORS
-    return 0 if preset == "direct" else 1
+    if outer.preset not in PRESETS:  # somebody's own: a guess
+        return 1
+    _, sgd = resolved(outer.preset, request.run.sync.h_steps)
+    return int((sgd.momentum if outer.momentum is None else outer.momentum) > 0)
 
 
 def _rounds(request: Request) -> Rounds:

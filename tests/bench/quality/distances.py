@@ -17,6 +17,7 @@ POLICIES = {
     "not discounted": ("sync.staleness_discount=1",),
     "by default, overwrite": ("sync.adoption=overwrite",),
     "by default, tau = 16": ("sync.overlap_steps=16",),
+    "by default, tau = 16, P = 2": ("sync.overlap_steps=16", "sync.fragments=2"),
     WAITING: (f"sync.quorum={M}",),
 }
 
@@ -42,6 +43,8 @@ def lateness() -> Experiment:
             "By default the weight of a contribution is halved for each version it is behind, and"
             " one that is more than four behind is refused; adoption is `rebase`, and a round waits"
             " for others no longer than tau hides. `K = M` waits for all of them, however long."
+            " With P = 8 a round begins every 0.3 s, with P = 2 every 1.2 s; a learner sends one"
+            " contribution at a time, and each takes a round trip."
         ),
     )
 

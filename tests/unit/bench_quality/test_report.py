@@ -156,7 +156,7 @@ def test_refusals_are_not_told_since_older_runs_counted_offers_of_initial_parame
     have = every(experiment, dict.fromkeys((cell.key for cell in experiment.cells), 2.0))
     page = tmp_path / "quality.md"
     write_report(page, [experiment], have)
-    assert "refused" not in page.read_text(encoding="utf-8")
+    assert "| refused" not in page.read_text(encoding="utf-8")
     assert "refused" not in (tmp_path / "quality" / "results.json").read_text(encoding="utf-8")
 
 

@@ -112,7 +112,7 @@ def test_a_broker_that_cannot_store_as_much_is_judged_where_its_rate_is_given() 
     plan = planned(hub={"write": "1 GB/s"}, sync={**FIXED, "overlap_steps": 20})
     assert plan.binding is not None
     assert plan.binding.what == "broker"
-    assert plan.binding.need == pytest.approx((4 * 3.33 + 11.14 + 64) / 8 * 12e9 / 48)
+    assert plan.binding.need == pytest.approx((4 * 3.33 + 11.14 + 32) / 8 * 12e9 / 48)
     assert plan.fixes[-1].startswith("hub.write of 2.76 GB/s")
 
 
@@ -132,9 +132,22 @@ def test_a_step_from_flops_takes_six_operations_for_each_active_parameter_and_to
     assert seconds == pytest.approx(6 * 6e9 * 262144 / (8 * 1e15 * 0.5))
 
 
-@pytest.mark.parametrize(("preset", "vectors"), [("auto", 1), ("direct", 0), ("nesterov", 1)])
-def test_outer_state_is_that_of_the_outer_optimizer(preset: str, vectors: int) -> None:
-    assert outer_vectors(request(outer={"preset": preset})) == vectors
+@pytest.mark.parametrize(
+    ("outer", "h_steps", "vectors"),
+    [
+        ({"preset": "auto"}, 24, 0),
+        ({"preset": "auto"}, 500, 1),
+        ({"preset": "auto", "momentum": 0.5}, 24, 1),
+        ({"preset": "direct"}, 500, 0),
+        ({"preset": "nesterov"}, 24, 1),
+        ({"preset": "nesterov", "momentum": 0.0}, 24, 0),
+        ({"preset": "my_outer:make"}, 24, 1),
+    ],
+)
+def test_outer_state_is_that_of_the_outer_optimizer(
+    outer: dict[str, object], h_steps: int, vectors: int
+) -> None:
+    assert outer_vectors(request(outer=outer, sync={"h_steps": h_steps})) == vectors
 
 
 def test_time_and_money_follow_from_tokens_and_prices() -> None:
