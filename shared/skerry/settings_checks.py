@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from skerry.core.presets import PRESETS
 from skerry.errors import ConfigError
 from skerry.settings_modes import clauses
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
         StoreSettings,
         TelemetrySettings,
     )
-
-OUTER_PRESETS = ("auto", "nesterov", "direct", "adamw")
 
 
 def check_run(run: RunConfig) -> None:
@@ -150,8 +149,8 @@ def _of_data(data: DataConfig) -> Iterator[str]:
 
 def _of_outer(run: RunConfig) -> Iterator[str]:
     outer = run.outer
-    if outer.preset not in OUTER_PRESETS and not _names_function(outer.preset):
-        names = ", ".join(OUTER_PRESETS)
+    if outer.preset not in PRESETS and not _names_function(outer.preset):
+        names = ", ".join(PRESETS)
         yield f'outer.preset is "{outer.preset}", but it must be {names}, or module:function.'
     if outer.preset == "direct" and outer.momentum:
         yield (

@@ -32,6 +32,7 @@ from skerry.core.adamw import AdamW, Moments
 from skerry.core.fold import whole
 from skerry.core.fragments import padded
 from skerry.core.merge import Method, direction, merge
+from skerry.core.presets import PRESETS, Sgd, resolved
 from skerry.errors import ConfigError, Diverged
 
 if TYPE_CHECKING:
@@ -45,18 +46,8 @@ if TYPE_CHECKING:
 
     F32s = NDArray[np.float32]
 
-PRESETS = ("auto", "nesterov", "direct", "adamw")
-LONGEST_DIRECT_H = 256
-"""Up to so many inner steps per round momentum hurt (experiment ``outer``, which ends there)."""
 MOMENTUM = "momentum"
 FIRST, SECOND, COUNT = "first_moment", "second_moment", "count"
-
-
-class Sgd(NamedTuple):
-    """Hyper-parameters of the fused path; ``momentum`` 0 keeps no state."""
-
-    lr: float
-    momentum: float
 
 
 class Outer(NamedTuple):
@@ -147,13 +138,6 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     step = backend.merger().step
     fresh = step(vector, gains, spans, master, state, lr=lr, decay=decay, into=into)
     return vector, fresh, norm
-
-
-def resolved(preset: str, h_steps: int) -> tuple[str, Sgd]:
-    """Return which of ``direct`` and ``nesterov`` a preset is at this H, and its numbers."""
-    if preset == "direct" or (preset == "auto" and h_steps <= LONGEST_DIRECT_H):
-        return "direct", Sgd(1.0, 0.0)
-    return "nesterov", Sgd(0.7, 0.9)
 
 
 def _sgd_outer(name: str, sgd: Sgd) -> Outer:

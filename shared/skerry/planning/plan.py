@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from skerry.core.outer import PRESETS, resolved
+from skerry.core.presets import PRESETS, resolved
 from skerry.planning import costs
 from skerry.planning.baselines import Fleet, others, ours
 from skerry.planning.fixes import fixes

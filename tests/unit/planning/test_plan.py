@@ -113,7 +113,7 @@ def test_a_broker_that_cannot_store_as_much_is_judged_where_its_rate_is_given() 
     assert plan.binding is not None
     assert plan.binding.what == "broker"
     assert plan.binding.need == pytest.approx((4 * 3.33 + 11.14 + 32) / 8 * 12e9 / 48)
-    assert plan.fixes[-1].startswith("hub.write of 2.76 GB/s")
+    assert plan.fixes[-1].startswith("hub.write of 1.76 GB/s")
 
 
 def test_learners_that_stop_are_judged_by_their_utilisation() -> None:
