@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from skerry.cli.follow import Feed
 
 LINE_S = 2.0
-QUIET_S = 20.0
-"""After this long without a round a person is told: the broker or the syncer may be in trouble."""
+QUIET_S, QUIET_GAPS = 20.0, 5.0
+"""After this long without a round, and so many times the mean between two, a person is told: the
+broker or the syncer may be in trouble."""
 FRAME_S = 0.5
 COLOURS = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.GONE: "red"}
 AT_REST = {LearnerPhase.FINISHED, LearnerPhase.STOPPED}
@@ -255,7 +256,9 @@ def _of_steps(run: RunRow) -> str:
 def _quiet(run: RunRow) -> list[str]:
     """Return that no round has been committed for a while, if one should have been."""
     ago_s = run.last_round_s_ago
-    if ago_s is None or ago_s < QUIET_S or run.finished or not run.tokens_per_s:
+    gap_s = run.wall_s / run.rounds if run.rounds > 2 else 0.0
+    late_s = max(QUIET_S, QUIET_GAPS * gap_s)
+    if ago_s is None or ago_s < late_s or run.finished or not run.tokens_per_s:
         return []
     return [f"no round for {clock(ago_s)}: see the logs"]
 

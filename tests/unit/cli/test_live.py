@@ -130,6 +130,13 @@ def test_a_line_says_that_rounds_have_stopped_while_training_goes_on() -> None:
     assert "no round for 0:50: see the logs" in line(at(50), 50)
 
 
+@pytest.mark.parametrize(("rounds", "late"), [(4, False), (40, True)])
+def test_where_rounds_come_seldom_a_gap_is_no_trouble(rounds: int, late: bool) -> None:
+    told = at(50)
+    slow = replace(told, run=replace(told.run, rounds=rounds, wall_s=160.0))
+    assert ("no round for" in line(slow, 50)) is late
+
+
 def test_before_genesis_a_line_says_what_is_waited_for() -> None:
     view = fold(RunView(FRAME), MemberRecord("t", "b", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
     assert line(report(view, BEGAN), 0).endswith("no parameters yet: b starting")
