@@ -202,8 +202,12 @@ class Island:
 
     def _stepped(self, whole_s: float) -> None:
         self.meter.stepped(whole_s)
-        if self.meter.steps > 1 and instruments.on():  # the first one's time is not its own
+        if not instruments.on():
+            return
+        if self.meter.steps > 1:  # the first one's time is not its own
             instruments.record(metrics.STEP_DURATION, whole_s, self._attributes)
+        else:  # a rate sees the first skipped step only if something was there before
+            instruments.record(metrics.STEPS_SKIPPED, 0, self._attributes)
 
     def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)

@@ -10,9 +10,13 @@ import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skerry.errors import SkerryError
 from skerry.store.opening import S3Access
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BUCKET = "skerry"
 STARTUP_S = 60.0
@@ -40,6 +44,7 @@ class S3Server:
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict[str, int])
+    taken: list[int] = field(default_factory=list[int])
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -63,7 +68,7 @@ class S3Server:
         ]
         self.credentials.write_text("".join(lines))
         self.credentials.chmod(0o600)
-        free = _free_ports(2 * len(PORTS))
+        self.taken = free = _free_ports(2 * len(PORTS))
         self.ports = dict(zip(PORTS, free, strict=False))
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -77,6 +82,8 @@ class S3Server:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            for left in (left for port in self.taken for left in _sockets(port)):
+                left.unlink(missing_ok=True)
 
     def _command(self, grpc: list[int]) -> list[str]:
         ports = [f"-{name}.port={port}" for name, port in self.ports.items()]
@@ -104,11 +111,25 @@ class S3Server:
 
 
 def _free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
+    """Return ports that nobody listens on, and that no server has left a socket for.
+
+    SeaweedFS keeps sockets under /tmp by port; one that somebody else's server left when it was
+    killed cannot be taken away, and it would wait for it for ever.
+    """
+    held: list[socket.socket] = []
+    found: list[int] = []
     try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
+        while len(found) < count:
+            held.append(socket.socket())
+            held[-1].bind(("127.0.0.1", 0))
+            port = held[-1].getsockname()[1]
+            if not list(_sockets(port)):
+                found.append(port)
+        return found
     finally:
         for one in held:
             one.close()
+
+
+def _sockets(port: int) -> Iterator[Path]:
+    return Path("/tmp").glob(f"seaweedfs-*-{port}.sock")  # noqa: S108 - where SeaweedFS puts them
