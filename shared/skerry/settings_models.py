@@ -206,6 +206,9 @@ class ChaosConfig(Table):
 
     allow: bool = False
     """``skerry chaos`` refuses to touch a run that does not say so itself."""
+    clocks: bool = False
+    """Whether services are started under libfaketime, so that chaos can move their clocks; it makes
+    them slower, a learner by more than half."""
 
 
 class RunConfig(Table):

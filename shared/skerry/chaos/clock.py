@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 CLOCKS = "clocks"
 """Folder below the run's folder; one file per service says how far off its clock is."""
 LIBRARIES = ("faketime/libfaketimeMT.so.1", "faketime/libfaketime.so.1")
-FIX = "install libfaketime (on Debian: apt install faketime) and start the cluster again"
+FIX = (
+    "create the run with chaos.clocks = true, on a machine with libfaketime (on Debian: apt install"
+    " faketime)"
+)
 
 
 def library() -> Path | None:

@@ -66,13 +66,17 @@ def argv(service: str, *rest: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """How many of each service a cluster has; ``chaos``: faults may be injected into it."""
+    """How many of each service a cluster has; ``chaos``: faults may be injected into it.
+
+    ``clocks``: its services' clocks can be moved.
+    """
 
     learners: int
     syncers: int = 1
     checkpointers: int = 1
     evaluators: int = 1
     chaos: bool = False
+    clocks: bool = False
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names of each service's processes, in the order in which they are stopped."""
@@ -112,7 +116,7 @@ def _command(place: Place, url: str, service: str, name: str, team: Team) -> Com
 
     given = ("--nats", url, "--run", place.run, "--name", name, "--config", str(place.settings))
     end = _for_monitor(place, team) if service == "health-monitor" else ()
-    moved: Mapping[str, str] = clock.environment(place.folder, name) if team.chaos else {}
+    moved: Mapping[str, str] = clock.environment(place.folder, name) if team.clocks else {}
     return Command(
         name=name,
         argv=argv(service, *given, *end),

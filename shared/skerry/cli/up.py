@@ -112,6 +112,7 @@ async def _up(cluster: Cluster, on: Screen, counts: Counts) -> None:
         counts.checkpointers,
         counts.evaluators,
         chaos=config.chaos.allow,
+        clocks=config.chaos.allow and config.chaos.clocks,
     )
     async with _open_to_chaos(cluster, team, on) as shaped:
         with place.announced(cluster.url):

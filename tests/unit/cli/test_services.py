@@ -31,14 +31,14 @@ def test_each_service_uses_its_own_way_to_the_broker(tmp_path: Path) -> None:
     assert "nats://p:2" in syncer.argv
 
 
-def test_only_a_run_that_allows_chaos_has_clocks_that_can_be_set(
+def test_only_a_run_that_asks_for_it_has_clocks_that_can_be_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "library", lambda: Path("/lib/faketime.so"))
     place = Place("r", tmp_path)
-    for chaos in (True, False):
-        (learner,), *_ = stages(place, Team(1, chaos=chaos), "nats://b:1", {})
-        assert ("LD_PRELOAD" in learner.env) == chaos
+    for clocks in (True, False):
+        (learner,), *_ = stages(place, Team(1, chaos=True, clocks=clocks), "nats://b:1", {})
+        assert ("LD_PRELOAD" in learner.env) == clocks
     assert float(clock.file_of(place.folder, "learner-1").read_text()) == 0.0
 
 
