@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -31,42 +31,64 @@ if TYPE_CHECKING:
     from skerry.wire.messages import ContributionHeader
 
 
-SEND_WINDOW = 4
+SEND_WINDOW_BYTES = 4 << 20
+"""What one learner has on its way at once, until the log has said that it has it."""
 
 
-async def send(
-    bus: Bus,
-    run: str,
-    plan: Plan,
-    header: ContributionHeader,
-    chunks: Iterable[Chunk],
-) -> int:
-    """Publish a contribution chunk by chunk and return the bytes sent.
+class Sender:
+    """Sends one learner's contributions, each chunk by chunk and one behind the other.
 
-    Chunks are made in a thread, ``SEND_WINDOW`` at a time, so that memory stays flat and a distant
-    broker costs one round trip per window. Message ids are deterministic: sending the same
-    contribution twice stores it once. The first chunk, which holds the header, carries the trace
-    context too: a contribution is one message in a trace, however many chunks it has.
+    A contribution leaves when all of the one before it has left, not when the log has it: a distant
+    broker costs one round trip per ``SEND_WINDOW_BYTES``, however many contributions these are, and
+    where the link's rate is what counts the first still arrives before the second.
     """
-    subject = Subjects(run).contribution(header.fragment, header.learner)
-    prefix = f"{header.learner}/{header.incarnation}/{header.fragment}/{header.identity}"
-    source = iter(chunks)
-    sent = 0
-    origin = parse(header.trace_parent)
-    told = tracer.headers(origin) if origin is not None else None
-    while batch := await asyncio.to_thread(lambda: list(islice(source, SEND_WINDOW))):
-        sealed = [(c.index, seal(_envelope(run, plan, header, c), c.packed)) for c in batch]
+
+    def __init__(self, bus: Bus, run: str, plan: Plan) -> None:
+        self._bus = bus
+        self._run = run
+        self._plan = plan
+        self._turn = asyncio.Lock()
+        self._flying_bytes = 0
+        self._landed = asyncio.Event()
+
+    async def send(self, header: ContributionHeader, chunks: Iterable[Chunk]) -> int:
+        """Publish a contribution and return the bytes sent, once the log has all of it.
+
+        Chunks are made in a thread, each when there is room for it, so that memory stays flat.
+        Message ids are deterministic: sending the same contribution twice stores it once. The first
+        chunk, which holds the header, carries the trace context too: a contribution is one message
+        in a trace, however many chunks it has.
+        """
+        source, sent = iter(chunks), 0
         try:
-            async with TaskGroup() as group:
-                for index, data in sealed:
-                    headers = told if index == 0 else None
-                    group.create_task(
-                        bus.publish(subject, data, msg_id=f"{prefix}/{index}", headers=headers)
-                    )
+            async with TaskGroup() as group, self._turn:
+                while (chunk := await asyncio.to_thread(next, source, None)) is not None:
+                    data = seal(_envelope(self._run, self._plan, header, chunk), chunk.packed)
+                    await self._room_for(len(data))
+                    task = group.create_task(self._publish(header, chunk.index, data))
+                    task.add_done_callback(partial(self._back, len(data)))
+                    sent += len(data)
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
-        sent += sum(len(data) for _, data in sealed)
-    return sent
+        return sent
+
+    async def _publish(self, header: ContributionHeader, index: int, data: bytes) -> None:
+        subject = Subjects(self._run).contribution(header.fragment, header.learner)
+        prefix = f"{header.learner}/{header.incarnation}/{header.fragment}/{header.identity}"
+        origin = parse(header.trace_parent) if index == 0 else None
+        told = tracer.headers(origin) if origin is not None else None
+        await self._bus.publish(subject, data, msg_id=f"{prefix}/{index}", headers=told)
+
+    async def _room_for(self, size: int) -> None:
+        """Wait until so many bytes more may be on their way; whoever waits has the turn."""
+        while self._flying_bytes and self._flying_bytes + size > SEND_WINDOW_BYTES:
+            self._landed.clear()
+            await self._landed.wait()
+        self._flying_bytes += size
+
+    def _back(self, size: int, _: object) -> None:
+        self._flying_bytes -= size
+        self._landed.set()
 
 
 def _envelope(run: str, plan: Plan, header: ContributionHeader, chunk: Chunk) -> ChunkHeader:

@@ -357,5 +357,5 @@ class Puppet:
         held = self.chunk_blocks
         chunk_bytes = packed_bound(outgoing.scheme, held) if held else CHUNK_BYTES
         chunks = pack(outgoing.scheme, planes, chunk_bytes)
-        await contributions.send(self.bus, self.run, self.plan, outgoing.header, chunks)
+        await contributions.Sender(self.bus, self.run, self.plan).send(outgoing.header, chunks)
         self.sent += 1

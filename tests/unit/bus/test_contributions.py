@@ -56,7 +56,7 @@ async def sent(*headers: ContributionHeader, run: str = RUN) -> list[Record]:
     await bus.declare(specs(run))
     for told in headers:
         chunks = encode_vector("int4", walk(FRAGMENT, told.identity), 2048)
-        await contributions.send(bus, run, PLAN, told, chunks)
+        await contributions.Sender(bus, run, PLAN).send(told, chunks)
     name = Subjects(run).stream("CONTRIB")
     records = [await bus.get(name, sequence) for sequence in range(1, 200)]
     return [record for record in records if record is not None]

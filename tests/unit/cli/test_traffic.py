@@ -100,7 +100,7 @@ async def test_bits_up_count_only_what_was_merged() -> None:
     for identity, kind in enumerate((*kinds, kinds[1])):
         scheme = "f32" if kind is ContributionKind.GENESIS else "int4"
         chunks = encode_vector(scheme, walk(fragment, identity), 2048)
-        await contributions.send(bus, RUN, PLAN, header("a", identity, kind), chunks)
+        await contributions.Sender(bus, RUN, PLAN).send(header("a", identity, kind), chunks)
         lasts.append(next(s.last_seq for s in await bus.streams() if s.name == name))
     await ledger.append_commit(bus, commit(1, "genesis", consumed("a", 1, lasts[0])))
     await ledger.append_commit(bus, commit(2, "quorum", consumed("a", lasts[0] + 1, lasts[1])))
@@ -120,7 +120,7 @@ async def test_what_was_sent_before_a_resumed_session_is_not_of_it() -> None:
     for identity in (1, 2):
         vector = walk(PLAN.fragments[0], identity)
         chunks = encode_vector("int4", vector, 65536)
-        await contributions.send(bus, RUN, PLAN, header("a", identity, kind), chunks)
+        await contributions.Sender(bus, RUN, PLAN).send(header("a", identity, kind), chunks)
         now_ns += 5_000_000_000
     last = await bus.get(Subjects(RUN).stream("CONTRIB"), 2)
     assert last is not None

@@ -40,7 +40,7 @@ async def commit(bus: MemoryBus, version: int, floor: int) -> None:
 
 async def send(bus: MemoryBus, header: ContributionHeader) -> None:
     chunks = encode_vector("int4", walk(PLAN.fragments[0], "sent"), CHUNK_BYTES)
-    await contributions.send(bus, RUN, PLAN, header, chunks)
+    await contributions.Sender(bus, RUN, PLAN).send(header, chunks)
 
 
 async def logged(window_bytes: int = 64 * 1024**2) -> tuple[MemoryBus, MemoryStream]:

@@ -132,6 +132,58 @@ async def test_a_gradient_that_is_not_finite_is_dropped(bus: MemoryBus, config: 
     assert not wire.mailbox.take_diverged()
 
 
+async def test_a_contribution_does_not_wait_until_the_log_has_those_before_it(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    publish, far = bus.publish, asyncio.Event()
+
+    async def slow(subject: str, payload: bytes, **options: Any) -> Any:
+        if subject == Subjects("run").contribution(0, "a"):
+            await far.wait()
+        return await publish(subject, payload, **options)
+
+    monkeypatch.setattr(bus, "publish", slow)
+    for fragment in (0, 1):
+        size = work.plan.fragments[fragment].padded_size
+        header = replace(told(1), fragment=fragment)
+        wire.mailbox.post_outgoing(Outgoing(header, jnp.ones((size,), jnp.float32), "int4"))
+    async with running(wire.network.dispatch, wire.network.send):
+        await until(lambda: not wire.mailbox.sending(1))
+        assert wire.mailbox.sending(0)
+        far.set()
+        await until(lambda: wire.mailbox.unsent() == 0)
+    assert wire.mailbox.traffic.contributions == 2
+
+
+async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    publish, failures = bus.publish, [BrokerUnavailable("away"), BrokerUnavailable("away")]
+
+    async def flaky(subject: str, payload: bytes, **options: Any) -> Any:
+        if failures and subject == Subjects("run").contribution(0, "a"):
+            raise failures.pop()
+        return await publish(subject, payload, **options)
+
+    monkeypatch.setattr(bus, "publish", flaky)
+    monkeypatch.setattr(network, "RETRY_S", 0.01)
+    for fragment in (0, 1):
+        size = work.plan.fragments[fragment].padded_size
+        header = replace(told(1), fragment=fragment)
+        wire.mailbox.post_outgoing(Outgoing(header, jnp.ones((size,), jnp.float32), "int4"))
+    async with running(wire.network.dispatch, wire.network.send):
+        await until(lambda: wire.mailbox.unsent() == 0)
+    assert not failures
+    inbox = Inbox("run", work.plan)
+    got = [inbox.feed(record) for record in await contributed(bus)]
+    whole = [item.header.fragment for item in got if isinstance(item, Contribution)]
+    assert sorted(whole) == [0, 1]
+
+
 def told(identity: int) -> ContributionHeader:
     kind = ContributionKind.OUTER_GRADIENT
     return ContributionHeader(kind, "a", 1, identity, 0, 3, 4, 9, 2, 64, 0, 4, 1.5, 0)
@@ -273,6 +325,65 @@ async def test_a_global_fragment_that_cannot_be_read_is_asked_for_again(
     async with running(wire.network.manifests, wire.network.fetch):
         await until(lambda: bool(wire.mailbox.fresh()))
     assert not failures
+
+
+async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    far = asyncio.Event()
+    reading: list[int] = []
+
+    async def slow(*args: Any, **_: object) -> NDArray[np.float32]:
+        commit = args[3].commit
+        reading.append(commit.version)
+        if commit.fragment == 0:
+            await far.wait()
+        return np.zeros(work.plan.fragments[commit.fragment].padded_size, np.float32)
+
+    monkeypatch.setattr(state, "read_part", slow)
+    commit = refusing(work, Refused("diverged", "b", 1, 1))
+    for fragment, version in ((0, 5), (1, 6)):
+        wire.network._wanted[fragment] = Manifest(
+            replace(commit, fragment=fragment, version=version), 0, ()
+        )
+    wire.network._posted["wanted"].set()
+    async with running(wire.network.dispatch, wire.network.fetch):
+        await until(lambda: bool(wire.mailbox.fresh()))
+        assert [f.manifest.commit.fragment for f in wire.mailbox.fresh()] == [1]
+        wire.network._wanted[0] = Manifest(replace(commit, version=7), 0, ())
+        wire.network._posted["wanted"].set()
+        far.set()
+        await until(lambda: reading == [5, 6, 7])
+        await until(lambda: 7 in {f.manifest.commit.version for f in wire.mailbox.fresh()})
+
+
+async def test_no_more_fragments_are_read_than_there_is_room_for(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work)
+    far = asyncio.Event()
+    reading: list[int] = []
+
+    async def slow(*args: Any, **_: object) -> NDArray[np.float32]:
+        reading.append(args[3].commit.fragment)
+        await far.wait()
+        return np.zeros(1, np.float32)
+
+    monkeypatch.setattr(state, "read_part", slow)
+    commit = refusing(work, Refused("diverged", "b", 1, 1))
+    for fragment in range(4):
+        wire.network._wanted[fragment] = Manifest(replace(commit, fragment=fragment), 0, ())
+    wire.network._posted["wanted"].set()
+    async with running(wire.network.dispatch, wire.network.fetch):
+        await until(lambda: len(reading) == 2)
+        far.set()
+        await until(lambda: len(wire.mailbox.fresh()) == 2)
+        assert reading == [0, 1]
+        wire.mailbox.take_fresh(wire.mailbox.fresh()[0])
+        await until(lambda: reading == [0, 1, 2])
 
 
 async def test_contribution_that_the_log_has_lost_is_told_to_the_trainer(

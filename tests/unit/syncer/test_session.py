@@ -292,4 +292,4 @@ async def send_boasting(bus: MemoryBus, fragment: Fragment, base: int) -> None:
         norms=(1e300,) * len(fragment.slices),
     )
     chunks = encode_vector("f32", walk(fragment, "boast"), 4096)
-    await contributions.send(bus, RUN, PLAN, header, chunks)
+    await contributions.Sender(bus, RUN, PLAN).send(header, chunks)

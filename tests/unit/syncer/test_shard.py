@@ -77,7 +77,7 @@ async def stored(*headers: ContributionHeader, scheme: str = "int4") -> list[Rec
     await bus.declare(specs(RUN))
     for told in headers:
         chunks = encode_vector(scheme, walk(FRAGMENT, told.identity), 2048)
-        await contributions.send(bus, RUN, PLAN, told, chunks)
+        await contributions.Sender(bus, RUN, PLAN).send(told, chunks)
         now[0] += HOURS_NS
     name = Subjects(RUN).stream("CONTRIB")
     found = [await bus.get(name, sequence) for sequence in range(1, 200)]

@@ -6,7 +6,7 @@ Each slot keeps the newest value only. The lock is held for a dictionary access 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -97,10 +97,14 @@ class Mailbox:
                 self._in_order = tuple(self._rounds[f] for f in sorted(self._rounds))
                 self._tell()
 
-    def takes_fresh(self, fragment: int) -> bool:
-        """Tell whether a global fragment can be posted without exceeding the bound."""
+    def takes_fresh(self, fragment: int, reading: Collection[int] = ()) -> bool:
+        """Tell whether a global fragment can be posted without exceeding the bound.
+
+        ``reading`` are those that are being read, and will be posted.
+        """
         with self._changed:
-            return fragment in self._fresh or len(self._fresh) < self._room
+            coming = self._fresh.keys() | set(reading)
+            return fragment in coming or len(coming) < self._room
 
     def post_fresh(self, fresh: Fresh) -> None:
         with self._changed:
@@ -113,10 +117,14 @@ class Mailbox:
             self._genesis_ns = closed_ns
             self._tell()
 
-    def next_outgoing(self) -> Outgoing | None:
-        """Return the oldest contribution that is not sent yet; it stays until ``sent``."""
+    def next_outgoing(self, besides: Collection[int] = ()) -> Outgoing | None:
+        """Return the oldest contribution that is not sent yet; it stays until ``sent``.
+
+        ``besides`` are fragments whose contribution is on its way already.
+        """
         with self._changed:
-            return next(iter(self._outgoing.values()), None)
+            waiting = (o for f, o in self._outgoing.items() if f not in besides)
+            return next(waiting, None)
 
     def sent(self, outgoing: Outgoing) -> None:
         """Drop a contribution that the log has."""

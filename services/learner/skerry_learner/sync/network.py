@@ -24,10 +24,12 @@ from skerry.errors import (
     StorageFull,
     Superseded,
     WireError,
+    first_cause,
 )
+from skerry.tasks import TaskGroup
 from skerry.telemetry import instruments, metrics, tracer
 from skerry.wire.messages import Commit, ContributionKind, LearnerPhase, Manifest
-from skerry_learner.sync.encode import encode
+from skerry_learner.sync.encode import Encoded, encode
 from skerry_learner.sync.lost import is_lost
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.residual import Residuals
@@ -68,8 +70,11 @@ class Network:
         self._wanted: dict[int, Manifest] = {}
         self._said_lost: dict[int, int] = {}
         self._residuals = Residuals()
-        self._announced = asyncio.Event()
-        self._posted = {name: asyncio.Event() for name in ("outgoing", "pulse", "room", "doubt")}
+        self._reading: set[int] = set()
+        self._sender = contributions.Sender(bus, learner.run, plan)
+        self._encoding = asyncio.Lock()
+        self._sending: set[int] = set()
+        self._posted = {name: asyncio.Event() for name in ("outgoing", "pulse", "wanted", "doubt")}
 
     async def dispatch(self) -> None:
         """Pass the trainer's wake-up on to the loops that wait for it."""
@@ -92,7 +97,7 @@ class Network:
         async with aclosing(manifests):
             async for manifest in manifests:
                 self._wanted[manifest.commit.fragment] = manifest
-                self._announced.set()
+                self._posted["wanted"].set()
                 self._note_refused(manifest.commit)
 
     async def genesis(self) -> None:
@@ -105,30 +110,41 @@ class Network:
         await asyncio.Event().wait()
 
     async def fetch(self) -> None:
-        """Read what is wanted, at most as many fragments at once as the mailbox has room for."""
-        while True:
-            await self._announced.wait()
-            room = [f for f in self._wanted if self._mailbox.takes_fresh(f)]
-            if not room:
-                self._posted["room"].clear()
-                if any(self._mailbox.takes_fresh(f) for f in self._wanted):
-                    continue
-                await self._posted["room"].wait()
-                continue
-            manifest = self._wanted.pop(room[0])
-            if not self._wanted:
-                self._announced.clear()
-            await self._read(manifest)
+        """Read what is wanted, as many fragments at once as the mailbox has room for.
+
+        One does not wait for those before it: commits may follow each other faster than a distant
+        broker answers.
+        """
+        try:
+            async with TaskGroup() as group:
+                while True:
+                    await self._posted["wanted"].wait()
+                    self._posted["wanted"].clear()
+                    for fragment in [f for f in self._wanted if f not in self._reading]:
+                        if self._mailbox.takes_fresh(fragment, self._reading):
+                            self._reading.add(fragment)
+                            group.create_task(self._read_once(self._wanted.pop(fragment)))
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
 
     async def send(self) -> None:
-        """Send contributions in the order they were made, each until the log has it."""
-        while True:
-            self._posted["outgoing"].clear()
-            outgoing = self._mailbox.next_outgoing()
-            if outgoing is None:
-                await self._posted["outgoing"].wait()
-                continue
-            await self._send(outgoing)
+        """Send contributions in the order they were made, each until the log has it.
+
+        One does not wait until the log has those before it: rounds may begin more often than a
+        distant broker answers.
+        """
+        try:
+            async with TaskGroup() as group:
+                while True:
+                    self._posted["outgoing"].clear()
+                    outgoing = self._mailbox.next_outgoing(self._sending)
+                    if outgoing is None:
+                        await self._posted["outgoing"].wait()
+                        continue
+                    self._sending.add(outgoing.header.fragment)
+                    group.create_task(self._send_once(outgoing))
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
 
     async def doubts(self) -> None:
         """Look in the log for contributions that were asked for again."""
@@ -195,9 +211,22 @@ class Network:
         await ledger.wait_finished(self._bus, self._learner.run)
         log.info("run_finished")
 
+    async def _read_once(self, manifest: Manifest) -> None:
+        """Read one, and have whatever is wanted by then looked at again."""
+        try:
+            await self._read(manifest)
+        finally:
+            self._reading.discard(manifest.commit.fragment)
+            self._posted["wanted"].set()
+
     async def _read(self, manifest: Manifest) -> None:
         commit, began_ns = manifest.commit, self._wall_ns()
-        before = self._mailbox.traffic.bytes_down
+        traffic, sizes = self._mailbox.traffic, list[int]()
+
+        def came(size: int) -> None:
+            sizes.append(size)
+            traffic.bytes_down += size
+
         try:
             vector = await state.read_part(
                 self._bus,
@@ -205,7 +234,7 @@ class Network:
                 self._plan,
                 manifest,
                 state.PARAMS,
-                on_bytes=self._count_down,
+                on_bytes=came,
             )
         except Overtaken:
             return  # the newer manifest is announced, or about to be
@@ -213,19 +242,16 @@ class Network:
             self._say_lost(commit.fragment, commit.version, error)
             # Training goes on; the next commit makes it whole, or somebody who mends the store.
             self._wanted.setdefault(commit.fragment, manifest)
-            self._announced.set()
             await asyncio.sleep(RETRY_S)
             return
         except (BrokerUnavailable, WireError) as error:
             log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
             self._wanted.setdefault(commit.fragment, manifest)
-            self._announced.set()
             await asyncio.sleep(RETRY_S)
             return
-        traffic, took = self._mailbox.traffic, Stretch(began_ns, self._wall_ns())
         traffic.f32_bytes_down += self._f32_bytes(commit.fragment)
-        size = traffic.bytes_down - before  # one fragment is read at a time
-        self._mailbox.teller.received(self._learner, commit, size, took)
+        took = Stretch(began_ns, self._wall_ns())
+        self._mailbox.teller.received(self._learner, commit, sum(sizes), took)
         self._mailbox.post_fresh(Fresh(manifest, vector))
 
     def _say_lost(self, fragment: int, version: int, error: StateLost) -> None:
@@ -233,6 +259,14 @@ class Network:
         if self._said_lost.get(fragment) != version:
             self._said_lost[fragment] = version
             log.error("fragment_lost", fragment=fragment, version=version, error=str(error))
+
+    async def _send_once(self, outgoing: Outgoing) -> None:
+        """Send one, and have whatever is left of it looked at again."""
+        try:
+            await self._send(outgoing)
+        finally:
+            self._sending.discard(outgoing.header.fragment)
+            self._posted["outgoing"].set()
 
     async def _send(self, outgoing: Outgoing) -> None:
         told = outgoing.header
@@ -243,10 +277,8 @@ class Network:
 
     async def _send_within(self, outgoing: Outgoing) -> None:
         fragment, teller = outgoing.header.fragment, self._mailbox.teller
-        began_ns = self._wall_ns()
         try:
-            owed = self._residuals.owed(fragment, outgoing.header.identity)
-            encoded = await asyncio.to_thread(encode, outgoing, self._plan, owed)
+            encoded, quantised = await self._encode(outgoing)
         except Diverged as error:
             if outgoing.header.kind is ContributionKind.GENESIS:
                 msg = f"The initial parameters are not finite ({error}): correct the model's init."
@@ -255,14 +287,13 @@ class Network:
             teller.dropped(fragment)
             self._mailbox.diverged(outgoing)
             return
-        quantised = Stretch(began_ns, self._wall_ns())
         if encoded.residual is not None:
             self._residuals.keep(fragment, outgoing.header.identity, encoded.residual)
         run, traffic = self._learner.run, self._mailbox.traffic
         header, chunks = encoded.header, Stopwatch(encoded.chunks(self._chunk_bytes))
         teller.begins(fragment, quantised.ended_ns)
         try:
-            sent = await contributions.send(self._bus, run, self._plan, header, chunks)
+            sent = await self._sender.send(header, chunks)
         except (BrokerUnavailable, StorageFull) as error:
             log.warning("contribution_unsent", fragment=fragment, error=str(error))
             teller.failed(fragment, str(error), self._wall_ns())
@@ -277,6 +308,14 @@ class Network:
         of = {metrics.RUN: run, metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, quantised.seconds + chunks.spent_s, of)
 
+    async def _encode(self, outgoing: Outgoing) -> tuple[Encoded, Stretch]:
+        """Quantise, one contribution at a time: the rest of the machine trains."""
+        async with self._encoding:
+            told, began_ns = outgoing.header, self._wall_ns()
+            owed = self._residuals.owed(told.fragment, told.identity)
+            encoded = await asyncio.to_thread(encode, outgoing, self._plan, owed)
+            return encoded, Stretch(began_ns, self._wall_ns())
+
     def _note_refused(self, commit: Commit) -> None:
         """Have nothing of a contribution that a commit refuses come back with the next one."""
         ours = self._learner.name, self._learner.incarnation
@@ -286,6 +325,3 @@ class Network:
 
     def _f32_bytes(self, fragment: int) -> int:
         return FLOAT32_BYTES * self._plan.fragments[fragment].size
-
-    def _count_down(self, size: int) -> None:
-        self._mailbox.traffic.bytes_down += size
