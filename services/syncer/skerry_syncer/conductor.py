@@ -53,6 +53,8 @@ class Open:
 class Conductor:
     """One session over one shard: decides by the core, does by the ports.
 
+    ``closed`` is, by fragment, which version the newest round that closed made, and when its K-th
+    contribution was there.
     ``turns`` counts how often it has looked at everything: whoever watches sees that it lives.
     """
 
@@ -71,6 +73,7 @@ class Conductor:
     finals: set[int] = field(default_factory=set[int])
     launched_s: float | None = None
     short_since_s: float | None = None
+    closed: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     looked_s: float | None = None
     leaving: bool = False
     turns: int = 0
@@ -99,14 +102,25 @@ class Conductor:
 
     def _take(self, record: Record) -> None:
         self.teller.heard(record.subject, self.wall_ns())
-        got = self.shard.take(record, now_s())
+        now = now_s()
+        got = self.shard.take(record, now)
         if isinstance(got, Contribution):
+            self._measure_late(got, now)
             self.teller.received(got, record.subject, self.wall_ns())
             self.wake.set()
         elif isinstance(got, Refusal):
             self.teller.refused(got)
         if contributor(record.subject) not in self.shard.inbox.open:
             self.teller.settled(record.subject)
+
+    def _measure_late(self, got: Contribution, now: float) -> None:
+        """Learn from one that missed its round how long the next ones should wait."""
+        closed = self.closed.get(got.header.fragment)
+        if closed is not None and closed[0] == got.header.round_version:
+            self._measure_behind(now - closed[1])
+
+    def _measure_behind(self, behind_s: float) -> None:
+        self.timings = rounds.measured_behind(self.timings, EMA_FACTOR, behind_s, self.policy)
 
     def leave(self) -> None:
         """Have ``conduct`` return as soon as the commit in hand is done."""
@@ -176,8 +190,8 @@ class Conductor:
         self, state: FragmentState, opened: Open, view: rounds.View, reason: str
     ) -> None:
         closed_s = now_s()
-        quorum_at = rounds.quorum_at_s(view, self.policy.quorum)
-        quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
+        quorum_at = rounds.quorum_at_s(view, self.policy.quorum) or closed_s
+        quorum_s = max(0.0, quorum_at - opened.opened_s)
         opened_ns = opened.record.opened_ns
         closing = Closing(
             reason=reason,
@@ -193,13 +207,17 @@ class Conductor:
             },
             trace_id=opened.record.trace_id,
         )
-        origins = {mark_of(c): c.origin for c in state.pending}
+        for at_s in sorted(view.arrived.values())[self.policy.quorum :]:
+            self._measure_behind(at_s - quorum_at)
+        origins, index = {mark_of(c): c.origin for c in state.pending}, state.fragment.index
+        self.closed[index] = (state.version + 1, quorum_at)  # who comes from here on is late
         manifest = await self.committer.merge(self.shard, state, closing)
-        del self.open[state.fragment.index]
-        (self.finals.add if closing.final else self.finals.discard)(state.fragment.index)
+        del self.open[index]
+        (self.finals.add if closing.final else self.finals.discard)(index)
         self.looked_s = None
         if manifest is None:
-            log.info("round_empty", fragment=state.fragment.index, reason=reason)
+            del self.closed[index]
+            log.info("round_empty", fragment=index, reason=reason)
             return
         sync_s = now_s() - closed_s
         self.timings = rounds.measured(

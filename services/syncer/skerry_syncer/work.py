@@ -118,7 +118,11 @@ class Work:
                 sync.fragments, sync.h_steps, sync.overlap_steps, own=len(shard.fragments)
             ),
             policy=rounds.Policy(
-                sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.round_timeout_s
+                sync.quorum,
+                sync.grace_gamma,
+                sync.overlap_steps,
+                sync.h_steps,
+                sync.round_timeout_s,
             ),
             wall_ns=self.wall_ns,
             finals={

@@ -2,7 +2,7 @@
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), on the syncer's minimum quorum and adaptive grace
 window. In its ablation K = 1 alone costs quality and K = M costs goodput; K = 1 with the grace
-window costs neither.
+window costs neither. How long that window may be is ours: see ``grace_s``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+OFF_BY = 4.0
+"""How many times its deviation a contribution may be late and still be waited for."""
+
+
 class Decision(StrEnum):
     """What becomes of an open round now."""
 
@@ -25,11 +29,12 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """K, gamma, tau, and how long a round may stay without its quorum."""
+    """K, gamma, tau, H, and how long a round may stay without its quorum."""
 
     quorum: int
     grace_gamma: float
     overlap_steps: int
+    h_steps: int
     round_timeout_s: float
 
 
@@ -38,12 +43,16 @@ class Timings:
     """Exponential moving averages in seconds; None until measured.
 
     ``step_s``: one training step of a learner. ``quorum_s``: from opening a round to its K-th
-    contribution. ``sync_s``: from closing a round to its commit being readable.
+    contribution. ``sync_s``: from closing a round to its commit being readable. ``behind_s``: from
+    the K-th contribution to each later one, in time or late; ``behind_off_s``: by how much that
+    is off its average.
     """
 
     step_s: float | None = None
     quorum_s: float | None = None
     sync_s: float | None = None
+    behind_s: float | None = None
+    behind_off_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +94,50 @@ def measured(
     return timings
 
 
+def measured_behind(timings: Timings, factor: float, behind_s: float, policy: Policy) -> Timings:
+    """Return the timings with one more contribution behind the K-th folded in.
+
+    One that is later than its fragment's next round counts as just so late: nobody waits for that.
+    The first one is taken to be off by half of itself, as a first round trip is in RFC 6298.
+    """
+    if timings.step_s is not None:
+        behind_s = min(behind_s, policy.h_steps * timings.step_s)
+    if timings.behind_s is None:
+        return replace(timings, behind_s=behind_s, behind_off_s=behind_s / 2)
+    off_s = ema(timings.behind_off_s, abs(behind_s - timings.behind_s), factor)
+    return replace(timings, behind_s=ema(timings.behind_s, behind_s, factor), behind_off_s=off_s)
+
+
+def patience_s(timings: Timings) -> float:
+    """Return within which time of the K-th contribution nearly all the others come, in seconds.
+
+    The average and four times what they are off it: what RFC 6298 waits for an acknowledgement.
+    One step until that is measured: learners answer at their next step boundary.
+    """
+    if timings.behind_s is None:
+        return timings.step_s or 0.0
+    return timings.behind_s + OFF_BY * (timings.behind_off_s or 0.0)
+
+
 def grace_s(policy: Policy, timings: Timings) -> float:
     """Return how long a round may wait beyond its quorum, in seconds.
 
-    ``gamma * max(0, tau * step - (quorum + sync))``, at most one step: a learner goes on for tau
-    steps before it needs the result, so what collecting and committing leave of that time costs no
-    goodput. Decoupled DiLoCo (arXiv 2604.21428), on the adaptive grace window. The cap is ours:
-    learners answer at their next step boundary, so one of equal speed is at most a step behind the
-    first; one that is later is slower or gone, and waiting for it only ages the others' work.
+    ``gamma * max(0, H * step - (quorum + sync))``, but no longer than nearly all contributions
+    take (``patience_s``). Decoupled DiLoCo (arXiv 2604.21428) has tau for H: what collecting and
+    committing leave of the tau steps after which a learner needs the result. Ours never stops for
+    it. What comes after the round has closed is not merged a little later, though, but with the
+    fragment's next round, H steps on, and a round that waits for it only has the result adopted
+    later: a slow link, or a busy machine, is a reason to wait, not to close (experiment
+    ``lateness``).
 
-    Without a measured step time nothing says that waiting is free, so there is no grace; quorum and
-    sync times that are not measured yet count as nothing, which the cap keeps to a step.
+    Where learners stop for a round (tau = 0) all of them are waited for anyway. Without a measured
+    step time there is no grace; other times that are not measured yet count as nothing.
     """
-    if timings.step_s is None:
+    if timings.step_s is None or not policy.overlap_steps:
         return 0.0
     spent = (timings.quorum_s or 0.0) + (timings.sync_s or 0.0)
-    slack = policy.overlap_steps * timings.step_s - spent
-    return min(policy.grace_gamma * max(0.0, slack), timings.step_s)
+    slack = policy.h_steps * timings.step_s - spent
+    return min(policy.grace_gamma * max(0.0, slack), patience_s(timings))
 
 
 def decide(now: float, view: View, policy: Policy, timings: Timings) -> tuple[Decision, str]:

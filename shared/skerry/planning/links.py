@@ -16,8 +16,7 @@ F is the largest fragment, times those that are due at the same step where P > H
 taken one after another, though chunks flow through some of them at once: a bound from above.
 
 Sources: Streaming DiLoCo (arXiv 2501.18512), on overlapping; Decoupled DiLoCo (2604.21428), on the
-slack ``tau * step - (quorum + sync)``, which the syncer's grace window (``skerry.core.rounds``)
-lives on.
+slack ``tau * step - (quorum + sync)``.
 """
 
 from __future__ import annotations

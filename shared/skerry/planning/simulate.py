@@ -204,7 +204,9 @@ def round_plan(request: Request) -> Plan:
     sync = request.run.sync
     return Plan(
         schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps),
-        rounds.Policy(sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.round_timeout_s),
+        rounds.Policy(
+            sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.h_steps, sync.round_timeout_s
+        ),
         request.scene.timing.commit_s,
     )
 

@@ -17,22 +17,31 @@ from skerry.core.rounds import (
     ema,
     grace_s,
     measured,
+    measured_behind,
     next_wake_s,
+    patience_s,
     quorum_at_s,
     short_since_s,
 )
 
 quick = settings(max_examples=150)
-POLICY = Policy(quorum=2, grace_gamma=0.5, overlap_steps=3, round_timeout_s=60.0)
+POLICY = Policy(quorum=2, grace_gamma=0.5, overlap_steps=1, h_steps=3, round_timeout_s=60.0)
 TIMINGS = Timings(step_s=1.0, quorum_s=0.4, sync_s=1.0)  # grace: 0.5 * (3 - 1.4) = 0.8 s
 ALL = frozenset("abc")
 
 times = st.floats(0, 100, allow_nan=False)
 policies = st.builds(
-    Policy, st.integers(1, 4), st.floats(0, 0.99), st.integers(0, 5), st.floats(0.1, 50)
+    Policy,
+    st.integers(1, 4),
+    st.floats(0, 0.99),
+    st.integers(0, 5),
+    st.integers(1, 9),
+    st.floats(0.1, 50),
 )
 measurements = st.none() | st.floats(0.001, 10)
-timings_ = st.builds(Timings, measurements, measurements, measurements)
+timings_ = st.builds(
+    Timings, measurements, measurements, measurements, measurements, st.floats(0, 10)
+)
 views = st.builds(
     View,
     opened_s=times,
@@ -107,8 +116,13 @@ def test_there_is_no_grace_without_slack() -> None:
     assert grace_s(POLICY, Timings(1.0, 2.0, 1.5)) == 0.0
 
 
+def test_a_link_that_is_slower_than_the_overlap_hides_is_no_reason_to_close_early() -> None:
+    slow = Timings(step_s=1.0, quorum_s=4.0, sync_s=1.0)
+    assert grace_s(Policy(1, 0.5, 2, 24, 60.0), slow) == 1.0
+
+
 def test_there_is_no_grace_in_a_blocking_mode() -> None:
-    assert grace_s(Policy(1, 0.9, 0, 60.0), Timings(1.0, 0.0, 0.0)) == 0.0
+    assert grace_s(Policy(1, 0.9, 0, 8, 60.0), Timings(1.0, 0.0, 0.0)) == 0.0
 
 
 def test_there_is_no_grace_before_the_first_measured_step() -> None:
@@ -117,14 +131,40 @@ def test_there_is_no_grace_before_the_first_measured_step() -> None:
 
 @quick
 @given(policy=policies, timings=timings_)
-def test_grace_is_at_most_one_step_and_less_than_the_slack(
+def test_grace_is_at_most_what_others_take_and_less_than_what_is_left_of_h_steps(
     policy: Policy, timings: Timings
 ) -> None:
     grace = grace_s(policy, timings)
     step = timings.step_s or 0.0
     spent = (timings.quorum_s or 0.0) + (timings.sync_s or 0.0)
-    assert 0.0 <= grace <= step
-    assert grace <= max(0.0, policy.overlap_steps * step - spent)
+    assert 0.0 <= grace <= patience_s(timings)
+    assert grace <= max(0.0, policy.h_steps * step - spent)
+
+
+def test_until_somebody_has_come_after_the_quorum_a_step_is_waited_for() -> None:
+    assert patience_s(Timings(step_s=0.5)) == 0.5
+    assert patience_s(measured_behind(Timings(step_s=0.5), 0.2, 0.1, POLICY)) == pytest.approx(0.3)
+
+
+def test_what_others_take_is_their_average_and_four_times_what_they_are_off_it() -> None:
+    timings = Timings(step_s=1.0, behind_s=0.2, behind_off_s=0.1)
+    after = measured_behind(timings, 0.5, 0.4, POLICY)
+    assert (after.behind_s, after.behind_off_s) == pytest.approx((0.3, 0.15))
+    assert patience_s(after) == pytest.approx(0.9)
+
+
+def test_those_who_come_steadily_late_are_waited_for_in_the_end_and_no_longer() -> None:
+    timings = Timings(step_s=1.0)
+    for _ in range(100):
+        timings = measured_behind(timings, 0.2, 1.5, POLICY)
+    assert patience_s(timings) == pytest.approx(1.5)
+
+
+def test_one_that_is_later_than_the_next_round_counts_as_no_later() -> None:
+    timings = Timings(step_s=1.0)
+    assert measured_behind(timings, 0.2, 3600.0, POLICY) == measured_behind(
+        timings, 0.2, 3.0, POLICY
+    )
 
 
 @quick

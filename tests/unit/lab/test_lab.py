@@ -153,6 +153,26 @@ def test_a_slow_link_makes_contributions_late(config: RunConfig, judging: Judgin
     assert far.staleness > 0
 
 
+def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
+    config: RunConfig, judging: Judging
+) -> None:
+    """Each message takes two steps and tau is two; without grace all but the first miss a round."""
+    sync = config.sync.model_copy(update={"h_steps": 24, "learners": 3})
+    train = config.train.model_copy(update={"steps": 240})
+    far = Scenario(
+        run=config.model_copy(update={"sync": sync, "train": train}),
+        judging=judging,
+        islands=tuple(Island(name=name, step_s=0.1, jitter=0.1) for name in "abc"),
+        link=Link(latency_s=0.2),
+    )
+    hasty = sync.model_copy(update={"grace_gamma": 0.0})
+    assert (
+        run(far.model_copy(update={"run": far.run.model_copy(update={"sync": hasty})})).staleness
+        > 0.5
+    )
+    assert run(far).staleness < 0.15
+
+
 def test_the_judge_looks_as_often_as_it_is_told(config: RunConfig, judging: Judging) -> None:
     heard = list[float]()
     result = run(Scenario(run=config, judging=judging), tell=lambda point: heard.append(point.loss))
