@@ -75,6 +75,14 @@ def test_files_are_set_aside_and_only_so_many_are_kept(tmp_path: Path, keep: int
     assert kept == list(range(200 - len(kept), 200)), "the newest, in order, none missing"
 
 
+def test_a_row_that_is_larger_than_a_file_may_be_has_one_to_itself(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "m.jsonl", "r", most_bytes=10, keep=1)
+    for step in (1, 2):
+        journal.write(Row(step, step, {"x": 1.0}))
+    assert [row["step"] for row in rows(tmp_path / "m.jsonl.1.gz")] == [1]
+    assert [row["step"] for row in rows(tmp_path / "m.jsonl")] == [2]
+
+
 def test_what_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     settings = MetricsSettings()

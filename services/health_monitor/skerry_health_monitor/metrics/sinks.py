@@ -69,7 +69,8 @@ class Journal:
         told = {"time_s": round(row.at_s, 3), "run": self._run, "step": row.step, **finite}
         data = (json.dumps(told, separators=(",", ":")) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self._size() + len(data) > self._most_bytes:
+        held = self._size()
+        if held and held + len(data) > self._most_bytes:
             self._rotate()
         with self.path.open("ab") as file:
             file.write(data)
