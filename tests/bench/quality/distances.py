@@ -10,9 +10,10 @@ from .fleets import STEP_S, M, fleet, pace
 LESS = 3 * M_TOKENS // 4
 NEAR, DEFAULT = "0 s", "by default"
 LATENCIES = {"0.2 s": 0.2, "1 s": 1.0}
-WAITING = "K = M"
+WAITING, HASTY = "K = M", "no grace"
 POLICIES = {
     DEFAULT: (),
+    HASTY: ("sync.grace_gamma=0",),
     "refused": ("sync.max_staleness=0",),
     "not discounted": ("sync.staleness_discount=1",),
     "by default, overwrite": ("sync.adoption=overwrite",),
@@ -42,9 +43,10 @@ def lateness() -> Experiment:
         notes=(
             "By default the weight of a contribution is halved for each version it is behind, and"
             " one that is more than four behind is refused; adoption is `rebase`, and a round waits"
-            " for others no longer than tau hides. `K = M` waits for all of them, however long."
-            " With P = 8 a round begins every 0.3 s, with P = 2 every 1.2 s; a learner sends one"
-            " contribution at a time, and each takes a round trip."
+            " for others as long as nearly all of them take after the first. `no grace` closes with"
+            " the first, `K = M` waits for all of them, however long. With P = 8 a round begins"
+            " every 0.3 s, with P = 2 every 1.2 s; a learner has at most two fragments on their way"
+            " with tau = 2, seven with tau = 16."
         ),
     )
 
@@ -59,7 +61,7 @@ def _cell(latency: str, latency_s: float, policy: str) -> Cell:
         sets=("sync.quorum=1", *POLICIES[policy]),
         learners=M,
         tokens=LESS,
-        seeds=(0,),
+        seeds=(0, 1) if policy in {DEFAULT, HASTY, WAITING} else (0,),
         against="" if key == reference else reference,
         share=1.0 if policy == WAITING else pace(islands),
         islands=islands,

@@ -103,20 +103,16 @@ def _mode(size: Size, mode: str, m: int, against: str, seeds: tuple[int, ...] = 
 def modes() -> Experiment:
     """Compare the modes at equal tokens, against data-parallel with the same global batch."""
     cells: list[Cell] = []
-    for size, ms, names in (
-        (SMALL, (1, 2, 4, 8), ("data-parallel", "diloco", "streaming", "decoupled")),
-        (LARGE, (2, 8), ("data-parallel", "decoupled")),
-    ):
-        seeds = THREE if size is SMALL else TWO
-        single = _mode(size, "single", 1, "", seeds)
+    for size in (SMALL, LARGE):
+        single = _mode(size, "single", 1, "")
         cells.append(single)
-        for m in ms:
+        for m in (1, 2, 4, 8):
             baseline = f"{size.name}-data-parallel-M{m}" if m > 1 else single.key
-            for name in names:
+            for name in ("data-parallel", "diloco", "streaming", "decoupled"):
                 if m == 1 and name in {"data-parallel", "streaming"}:
                     continue  # it is the single learner, or decoupled
                 against = single.key if name == "data-parallel" else baseline
-                cells.append(_mode(size, name, m, against, seeds))
+                cells.append(_mode(size, name, m, against))
     large_batch = replace(
         _mode(SMALL, "single", 1, "small-data-parallel-M4", seeds=(0,)),
         key="small-single-batch-4b",

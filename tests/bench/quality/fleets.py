@@ -54,7 +54,7 @@ def speeds() -> Experiment:
                     sets=sets,
                     learners=M,
                     tokens=LESS,
-                    seeds=TWO,
+                    seeds=THREE,
                     against="" if key == "1x-K=1+grace" else "1x-K=1+grace",
                     share=1.0 if name == "K = M" else pace(islands),
                     islands=islands,
