@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -163,6 +163,8 @@ class Conductor:
         self.short_since_s = rounds.short_since_s(now, self.short_since_s, working, self.policy)
 
     async def _close_due(self) -> None:
+        if self.timings.step_s is None:
+            self.timings = replace(self.timings, step_s=self.fleet.step_time_s(now_s()) or None)
         for index, opened in list(self.open.items()):
             if self.leaving:
                 return
@@ -190,8 +192,8 @@ class Conductor:
         self, state: FragmentState, opened: Open, view: rounds.View, reason: str
     ) -> None:
         closed_s = now_s()
-        quorum_at = rounds.quorum_at_s(view, self.policy.quorum) or closed_s
-        quorum_s = max(0.0, quorum_at - opened.opened_s)
+        quorum_at = rounds.quorum_at_s(view, self.policy.quorum)
+        quorum_s = max(0.0, (quorum_at or closed_s) - opened.opened_s)
         opened_ns = opened.record.opened_ns
         closing = Closing(
             reason=reason,
@@ -207,16 +209,18 @@ class Conductor:
             },
             trace_id=opened.record.trace_id,
         )
-        for at_s in sorted(view.arrived.values())[self.policy.quorum :]:
-            self._measure_behind(at_s - quorum_at)
         origins, index = {mark_of(c): c.origin for c in state.pending}, state.fragment.index
-        self.closed[index] = (state.version + 1, quorum_at)  # who comes from here on is late
+        self.closed.pop(index, None)
+        if quorum_at is not None:
+            for at_s in sorted(view.arrived.values())[self.policy.quorum :]:
+                self._measure_behind(at_s - quorum_at)
+            self.closed[index] = (state.version + 1, quorum_at)  # who comes from here on is late
         manifest = await self.committer.merge(self.shard, state, closing)
         del self.open[index]
         (self.finals.add if closing.final else self.finals.discard)(index)
         self.looked_s = None
         if manifest is None:
-            del self.closed[index]
+            self.closed.pop(index, None)
             log.info("round_empty", fragment=index, reason=reason)
             return
         sync_s = now_s() - closed_s

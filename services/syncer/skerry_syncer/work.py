@@ -106,6 +106,9 @@ class Work:
             fence=writer.token,
             versions={index: state.version for index, state in shard.fragments.items()},
         )
+        timetable = schedule.Schedule(
+            sync.fragments, sync.h_steps, sync.overlap_steps, own=len(shard.fragments)
+        )
         return Conductor(
             bus=self.bus,
             run=self.record,
@@ -114,14 +117,12 @@ class Work:
             committer=Committer(writer, sync, self.outer, wall_ns=self.wall_ns),
             shard=shard,
             fleet=self.fleet,
-            timetable=schedule.Schedule(
-                sync.fragments, sync.h_steps, sync.overlap_steps, own=len(shard.fragments)
-            ),
+            timetable=timetable,
             policy=rounds.Policy(
                 sync.quorum,
                 sync.grace_gamma,
                 sync.overlap_steps,
-                sync.h_steps,
+                schedule.room_steps(timetable),
                 sync.round_timeout_s,
             ),
             wall_ns=self.wall_ns,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -31,16 +30,19 @@ if TYPE_CHECKING:
     from skerry.wire.messages import ContributionHeader
 
 
-SEND_WINDOW_BYTES = 4 << 20
-"""What one learner has on its way at once, until the log has said that it has it."""
+SEND_WINDOW = 4
+"""Chunks that one learner has on their way at once, until the log has said that it has them.
+
+Fewer than the bus lets out, so that pulses find a way past them.
+"""
 
 
 class Sender:
     """Sends one learner's contributions, each chunk by chunk and one behind the other.
 
     A contribution leaves when all of the one before it has left, not when the log has it: a distant
-    broker costs one round trip per ``SEND_WINDOW_BYTES``, however many contributions these are, and
-    where the link's rate is what counts the first still arrives before the second.
+    broker costs one round trip per ``SEND_WINDOW`` chunks, however many contributions these are,
+    and where the link's rate is what counts the first still arrives before the second.
     """
 
     def __init__(self, bus: Bus, run: str, plan: Plan) -> None:
@@ -48,8 +50,7 @@ class Sender:
         self._run = run
         self._plan = plan
         self._turn = asyncio.Lock()
-        self._flying_bytes = 0
-        self._landed = asyncio.Event()
+        self._window = asyncio.Semaphore(SEND_WINDOW)
 
     async def send(self, header: ContributionHeader, chunks: Iterable[Chunk]) -> int:
         """Publish a contribution and return the bytes sent, once the log has all of it.
@@ -64,9 +65,9 @@ class Sender:
             async with TaskGroup() as group, self._turn:
                 while (chunk := await asyncio.to_thread(next, source, None)) is not None:
                     data = seal(_envelope(self._run, self._plan, header, chunk), chunk.packed)
-                    await self._room_for(len(data))
+                    await self._window.acquire()
                     task = group.create_task(self._publish(header, chunk.index, data))
-                    task.add_done_callback(partial(self._back, len(data)))
+                    task.add_done_callback(lambda _: self._window.release())
                     sent += len(data)
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
@@ -78,17 +79,6 @@ class Sender:
         origin = parse(header.trace_parent) if index == 0 else None
         told = tracer.headers(origin) if origin is not None else None
         await self._bus.publish(subject, data, msg_id=f"{prefix}/{index}", headers=told)
-
-    async def _room_for(self, size: int) -> None:
-        """Wait until so many bytes more may be on their way; whoever waits has the turn."""
-        while self._flying_bytes and self._flying_bytes + size > SEND_WINDOW_BYTES:
-            self._landed.clear()
-            await self._landed.wait()
-        self._flying_bytes += size
-
-    def _back(self, size: int, _: object) -> None:
-        self._flying_bytes -= size
-        self._landed.set()
 
 
 def _envelope(run: str, plan: Plan, header: ContributionHeader, chunk: Chunk) -> ChunkHeader:

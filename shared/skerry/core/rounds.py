@@ -29,12 +29,15 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """K, gamma, tau, H, and how long a round may stay without its quorum."""
+    """K, gamma, tau, for how many steps a round may live, and how long without its quorum.
+
+    ``room_steps``: a round that lives for longer holds up the next (``schedule.room_steps``).
+    """
 
     quorum: int
     grace_gamma: float
     overlap_steps: int
-    h_steps: int
+    room_steps: float
     round_timeout_s: float
 
 
@@ -97,11 +100,12 @@ def measured(
 def measured_behind(timings: Timings, factor: float, behind_s: float, policy: Policy) -> Timings:
     """Return the timings with one more contribution behind the K-th folded in.
 
-    One that is later than its fragment's next round counts as just so late: nobody waits for that.
-    The first one is taken to be off by half of itself, as a first round trip is in RFC 6298.
+    One that comes too late to be waited for says nothing about how long to wait, and leaves them as
+    they are. The first one is taken to be off by half of itself, as a first round trip is in RFC
+    6298.
     """
-    if timings.step_s is not None:
-        behind_s = min(behind_s, policy.h_steps * timings.step_s)
+    if behind_s > most_grace_s(policy, timings):
+        return timings
     if timings.behind_s is None:
         return replace(timings, behind_s=behind_s, behind_off_s=behind_s / 2)
     off_s = ema(timings.behind_off_s, abs(behind_s - timings.behind_s), factor)
@@ -111,33 +115,37 @@ def measured_behind(timings: Timings, factor: float, behind_s: float, policy: Po
 def patience_s(timings: Timings) -> float:
     """Return within which time of the K-th contribution nearly all the others come, in seconds.
 
-    The average and four times what they are off it: what RFC 6298 waits for an acknowledgement.
-    One step until that is measured: learners answer at their next step boundary.
+    The average and four times what they are off it, what RFC 6298 waits for an acknowledgement; and
+    at least one step, since learners answer at their next step boundary.
     """
-    if timings.behind_s is None:
-        return timings.step_s or 0.0
-    return timings.behind_s + OFF_BY * (timings.behind_off_s or 0.0)
+    usual_s = (timings.behind_s or 0.0) + OFF_BY * (timings.behind_off_s or 0.0)
+    return max(timings.step_s or 0.0, usual_s)
+
+
+def most_grace_s(policy: Policy, timings: Timings) -> float:
+    """Return what a round may at most wait beyond its quorum, in seconds.
+
+    ``gamma * (room * step - (quorum + sync))``, and at least one step. Decoupled DiLoCo (arXiv
+    2604.21428) has tau for the room: the steps after which a learner needs the result. Ours never
+    stops for it, so what a round costs by living longer begins where it holds up the rounds after
+    it. What comes after it has closed is merged H steps later, with the fragment's next round: a
+    slow link, or a busy machine, is a reason to wait, not to close (experiment ``lateness``).
+    """
+    if timings.step_s is None or not policy.overlap_steps or not policy.grace_gamma:
+        return 0.0
+    spent = (timings.quorum_s or 0.0) + (timings.sync_s or 0.0)
+    slack = policy.room_steps * timings.step_s - spent
+    return min(max(policy.grace_gamma * slack, timings.step_s), policy.round_timeout_s)
 
 
 def grace_s(policy: Policy, timings: Timings) -> float:
-    """Return how long a round may wait beyond its quorum, in seconds.
+    """Return how long a round waits beyond its quorum, in seconds.
 
-    ``gamma * max(0, H * step - (quorum + sync))``, but no longer than nearly all contributions
-    take (``patience_s``). Decoupled DiLoCo (arXiv 2604.21428) has tau for H: what collecting and
-    committing leave of the tau steps after which a learner needs the result. Ours never stops for
-    it. What comes after the round has closed is not merged a little later, though, but with the
-    fragment's next round, H steps on, and a round that waits for it only has the result adopted
-    later: a slow link, or a busy machine, is a reason to wait, not to close (experiment
-    ``lateness``).
-
-    Where learners stop for a round (tau = 0) all of them are waited for anyway. Without a measured
-    step time there is no grace; other times that are not measured yet count as nothing.
+    As long as nearly all contributions take that can be waited for. No longer than
+    ``most_grace_s``: not at all where learners stop for a round (tau = 0), where gamma is 0, or
+    before a step is measured; quorum and sync times that are not measured yet count as nothing.
     """
-    if timings.step_s is None or not policy.overlap_steps:
-        return 0.0
-    spent = (timings.quorum_s or 0.0) + (timings.sync_s or 0.0)
-    slack = policy.h_steps * timings.step_s - spent
-    return min(policy.grace_gamma * max(0.0, slack), patience_s(timings))
+    return min(patience_s(timings), most_grace_s(policy, timings))
 
 
 def decide(now: float, view: View, policy: Policy, timings: Timings) -> tuple[Decision, str]:

@@ -138,6 +138,14 @@ def max_in_flight(schedule: Schedule) -> int:
     return min(room, schedule.launched)
 
 
+def room_steps(schedule: Schedule) -> float:
+    """Return for how many steps a round may live without holding up those after it.
+
+    One is launched each H / P steps, and ``max_in_flight`` may be open.
+    """
+    return max_in_flight(schedule) * schedule.h_steps / schedule.launched
+
+
 def next_round(
     schedule: Schedule,
     clock: int,

@@ -230,7 +230,7 @@ class _Look:
             if decision is Decision.CLOSE or now >= end:
                 closed = _after(now, self.stalled)
                 by = tuple(sorted(int(name) for name in arrived))
-                self._measure(view, since, closed, arrivals.values())
+                self._measure(view, since, closed - now, arrivals.values())
                 return Merge(fragment, opened, closed, closed + self.plan.commit_s, by, reason)
             if decision is Decision.REOPEN:
                 since = now
@@ -239,19 +239,21 @@ class _Look:
             now = max(min(wake, later, end), math.nextafter(now, math.inf))
         return Merge(fragment, opened, now, now, (), "undecided")
 
-    def _measure(self, view: View, opened: float, closed: float, arrivals: Iterable[float]) -> None:
+    def _measure(
+        self, view: View, opened: float, stalled: float, arrivals: Iterable[float]
+    ) -> None:
         """Fold one round in; ``arrivals`` are of all who answer it, in time or late."""
         policy = self.plan.policy
         reached = rounds.quorum_at_s(view, policy.quorum)
+        if reached is not None:
+            for at in sorted(at for at in arrivals if at >= reached)[1:]:
+                self.timings = rounds.measured_behind(self.timings, EMA, at - reached, policy)
         self.timings = rounds.measured(
             self.timings,
             EMA,
             quorum_s=None if reached is None else max(0.0, reached - opened),
-            sync_s=self.plan.commit_s + max(0.0, closed - max(opened, reached or closed)),
+            sync_s=self.plan.commit_s + stalled,
         )
-        for at in sorted(arrivals)[policy.quorum :]:
-            if reached is not None and reached <= at < math.inf:
-                self.timings = rounds.measured_behind(self.timings, EMA, at - reached, policy)
 
 
 @dataclass(slots=True)

@@ -202,13 +202,15 @@ def _paces(request: Request, count: int) -> tuple[Pace, ...]:
 def round_plan(request: Request) -> Plan:
     """Return schedule and policy of the run's rounds."""
     sync = request.run.sync
-    return Plan(
-        schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps),
-        rounds.Policy(
-            sync.quorum, sync.grace_gamma, sync.overlap_steps, sync.h_steps, sync.round_timeout_s
-        ),
-        request.scene.timing.commit_s,
+    timetable = schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps)
+    policy = rounds.Policy(
+        sync.quorum,
+        sync.grace_gamma,
+        sync.overlap_steps,
+        schedule.room_steps(timetable),
+        sync.round_timeout_s,
     )
+    return Plan(timetable, policy, request.scene.timing.commit_s)
 
 
 def round_tracks(

@@ -30,14 +30,14 @@ def header(fragment: int) -> ContributionHeader:
 
 
 def chunks(fragment: int) -> list[Chunk]:
-    return list(encode_vector("int4", walk(PLAN.fragments[fragment], fragment), 2048))
+    return list(encode_vector("int4", walk(PLAN.fragments[fragment], fragment), 2560))
 
 
 @dataclass
 class Held:
     """A broker far away: it keeps its acknowledgements until it is told to let some go.
 
-    ``most`` bytes were on their way at once.
+    ``most`` messages were on their way at once.
     """
 
     bus: MemoryBus
@@ -57,8 +57,8 @@ class Held:
 
     @property
     def flying(self) -> int:
-        """Bytes that are on their way."""
-        return sum(self.sizes[n] for n in self.begun if not self.answers[n].done())
+        """How many messages are on their way."""
+        return sum(not self.answers[name].done() for name in self.begun)
 
     async def begins(self, count: int) -> None:
         """Wait until so many messages are on their way or were."""
@@ -92,6 +92,7 @@ def names(fragment: int) -> list[str]:
 
 async def test_the_next_one_leaves_before_the_log_has_the_one_before(held: Held) -> None:
     everything = names(0) + names(1)
+    assert len(everything) == contributions.SEND_WINDOW
     async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
         await held.begins(len(everything))
         assert held.begun == everything
@@ -107,30 +108,17 @@ async def test_the_next_one_leaves_before_the_log_has_the_one_before(held: Held)
 async def test_no_more_than_the_window_is_on_its_way(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    window = 3 * 2048
-    monkeypatch.setattr(contributions, "SEND_WINDOW_BYTES", window)
+    monkeypatch.setattr(contributions, "SEND_WINDOW", 2)
     everything = names(0) + names(1)
     async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
         for position, name in enumerate(everything):
             await held.begins(min(position + 2, len(everything)))
             held.answers[name].set_result(None)
         assert min(await ended) > 0
-    assert 2 * 2048 < held.most <= window
+    assert held.most == 2
 
 
-async def test_what_is_larger_than_the_window_goes_alone(
-    held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(contributions, "SEND_WINDOW_BYTES", 1)
-    async with sending(Sender(held.bus, RUN, PLAN), [0]) as ended:
-        for position, name in enumerate(names(0)):
-            await held.begins(position + 1)
-            assert len(held.begun) == position + 1
-            held.answers[name].set_result(None)
-        assert (await ended)[0] > 0
-
-
-async def test_one_that_fails_leaves_the_window_to_the_others(held: Held) -> None:
+async def test_one_that_fails_after_it_has_left_leaves_the_window_to_the_others(held: Held) -> None:
     sender = Sender(held.bus, RUN, PLAN)
     async with sending(sender, [0, 1]) as ended:
         await held.begins(len(names(0) + names(1)))
@@ -140,4 +128,36 @@ async def test_one_that_fails_leaves_the_window_to_the_others(held: Held) -> Non
         failed, sent = await ended
     assert isinstance(failed, BrokerUnavailable)
     assert sent > 0
-    assert sender._flying_bytes == 0
+    assert sender._window._value == contributions.SEND_WINDOW
+
+
+async def test_one_that_fails_while_it_leaves_makes_way_for_the_next(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contributions, "SEND_WINDOW", 1)
+    async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
+        await held.begins(1)
+        held.answers[names(0)[0]].set_exception(BrokerUnavailable("away"))
+        for position, name in enumerate(names(1), 2):
+            await held.begins(position)
+            held.answers[name].set_result(None)
+        failed, sent = await ended
+    assert held.begun == [names(0)[0], *names(1)]
+    assert isinstance(failed, BrokerUnavailable)
+    assert sent > 0
+
+
+async def test_one_that_is_given_up_while_it_leaves_makes_way_for_the_next(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contributions, "SEND_WINDOW", 1)
+    sender = Sender(held.bus, RUN, PLAN)
+    first = asyncio.ensure_future(sender.send(header(0), chunks(0)))
+    await held.begins(1)
+    async with sending(sender, [1]) as ended:
+        first.cancel()
+        for position, name in enumerate(names(1), 2):
+            await held.begins(position)
+            held.answers[name].set_result(None)
+        assert min(await ended) > 0
+    assert first.cancelled()

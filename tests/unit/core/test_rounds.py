@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +18,7 @@ from skerry.core.rounds import (
     grace_s,
     measured,
     measured_behind,
+    most_grace_s,
     next_wake_s,
     patience_s,
     quorum_at_s,
@@ -25,8 +26,8 @@ from skerry.core.rounds import (
 )
 
 quick = settings(max_examples=150)
-POLICY = Policy(quorum=2, grace_gamma=0.5, overlap_steps=1, h_steps=3, round_timeout_s=60.0)
-TIMINGS = Timings(step_s=1.0, quorum_s=0.4, sync_s=1.0)  # grace: 0.5 * (3 - 1.4) = 0.8 s
+POLICY = Policy(quorum=2, grace_gamma=0.5, overlap_steps=1, room_steps=4.0, round_timeout_s=60.0)
+TIMINGS = Timings(1.0, 0.4, 1.0, 0.3, 0.2)  # grace: 0.3 + 4 * 0.2 s; at most 0.5 * (4 - 1.4) s
 ALL = frozenset("abc")
 
 times = st.floats(0, 100, allow_nan=False)
@@ -35,7 +36,7 @@ policies = st.builds(
     st.integers(1, 4),
     st.floats(0, 0.99),
     st.integers(0, 5),
-    st.integers(1, 9),
+    st.floats(1, 9),
     st.floats(0.1, 50),
 )
 measurements = st.none() | st.floats(0.001, 10)
@@ -66,7 +67,7 @@ CASES = {
     "nobody yet": (1.0, view({}), Decision.WAIT, "quorum"),
     "below quorum": (1.0, view({"a": 0.5}), Decision.WAIT, "quorum"),
     "quorum, in grace": (2.0, view({"a": 0.5, "b": 1.5}), Decision.WAIT, "grace"),
-    "quorum, grace over": (2.31, view({"a": 0.5, "b": 1.5}), Decision.CLOSE, "grace_over"),
+    "quorum, grace over": (2.61, view({"a": 0.5, "b": 1.5}), Decision.CLOSE, "grace_over"),
     "everyone": (0.6, view({"a": 0.5, "b": 0.5, "c": 0.6}), Decision.CLOSE, "all_arrived"),
     "everyone alive": (
         0.6,
@@ -108,21 +109,24 @@ def test_decisions(now: float, seen: View, decision: Decision, reason: str) -> N
     assert decide(now, seen, POLICY, TIMINGS) == (decision, reason)
 
 
-def test_grace_is_the_share_of_the_slack() -> None:
-    assert grace_s(POLICY, TIMINGS) == pytest.approx(0.8)
+def test_grace_is_what_nearly_all_others_take() -> None:
+    assert grace_s(POLICY, TIMINGS) == pytest.approx(1.1)
 
 
-def test_there_is_no_grace_without_slack() -> None:
-    assert grace_s(POLICY, Timings(1.0, 2.0, 1.5)) == 0.0
+def test_grace_is_no_more_than_the_share_of_what_the_schedule_leaves() -> None:
+    late = replace(TIMINGS, behind_off_s=2.0)
+    assert grace_s(POLICY, late) == pytest.approx(0.5 * (4 - 1.4))
 
 
-def test_a_link_that_is_slower_than_the_overlap_hides_is_no_reason_to_close_early() -> None:
-    slow = Timings(step_s=1.0, quorum_s=4.0, sync_s=1.0)
-    assert grace_s(Policy(1, 0.5, 2, 24, 60.0), slow) == 1.0
+def test_a_link_that_is_slower_than_the_schedule_has_room_for_leaves_a_step() -> None:
+    slow = Timings(step_s=1.0, quorum_s=40.0, sync_s=1.0)
+    assert grace_s(POLICY, slow) == 1.0
 
 
-def test_there_is_no_grace_in_a_blocking_mode() -> None:
-    assert grace_s(Policy(1, 0.9, 0, 8, 60.0), Timings(1.0, 0.0, 0.0)) == 0.0
+def test_there_is_no_grace_where_it_is_turned_off_or_learners_stop() -> None:
+    timings = Timings(1.0, 0.0, 0.0)
+    assert grace_s(Policy(1, 0.9, 0, 8, 60.0), timings) == 0.0
+    assert grace_s(Policy(1, 0.0, 2, 8, 60.0), timings) == 0.0
 
 
 def test_there_is_no_grace_before_the_first_measured_step() -> None:
@@ -131,26 +135,27 @@ def test_there_is_no_grace_before_the_first_measured_step() -> None:
 
 @quick
 @given(policy=policies, timings=timings_)
-def test_grace_is_at_most_what_others_take_and_less_than_what_is_left_of_h_steps(
+def test_grace_is_at_most_what_others_take_and_what_holds_up_nobody(
     policy: Policy, timings: Timings
 ) -> None:
-    grace = grace_s(policy, timings)
-    step = timings.step_s or 0.0
+    grace, step = grace_s(policy, timings), timings.step_s or 0.0
     spent = (timings.quorum_s or 0.0) + (timings.sync_s or 0.0)
-    assert 0.0 <= grace <= patience_s(timings)
-    assert grace <= max(0.0, policy.h_steps * step - spent)
+    assert 0.0 <= grace <= min(patience_s(timings), policy.round_timeout_s)
+    assert grace <= max(step, policy.room_steps * step - spent)
 
 
 def test_until_somebody_has_come_after_the_quorum_a_step_is_waited_for() -> None:
     assert patience_s(Timings(step_s=0.5)) == 0.5
-    assert patience_s(measured_behind(Timings(step_s=0.5), 0.2, 0.1, POLICY)) == pytest.approx(0.3)
+    assert patience_s(measured_behind(Timings(step_s=0.5), 0.2, 0.01, POLICY)) == 0.5
+    assert patience_s(measured_behind(Timings(step_s=0.5), 0.2, 0.4, POLICY)) == pytest.approx(1.2)
 
 
 def test_what_others_take_is_their_average_and_four_times_what_they_are_off_it() -> None:
     timings = Timings(step_s=1.0, behind_s=0.2, behind_off_s=0.1)
     after = measured_behind(timings, 0.5, 0.4, POLICY)
     assert (after.behind_s, after.behind_off_s) == pytest.approx((0.3, 0.15))
-    assert patience_s(after) == pytest.approx(0.9)
+    assert patience_s(after) == pytest.approx(1.0)
+    assert patience_s(replace(after, behind_s=0.9)) == pytest.approx(1.5)
 
 
 def test_those_who_come_steadily_late_are_waited_for_in_the_end_and_no_longer() -> None:
@@ -160,11 +165,13 @@ def test_those_who_come_steadily_late_are_waited_for_in_the_end_and_no_longer() 
     assert patience_s(timings) == pytest.approx(1.5)
 
 
-def test_one_that_is_later_than_the_next_round_counts_as_no_later() -> None:
-    timings = Timings(step_s=1.0)
-    assert measured_behind(timings, 0.2, 3600.0, POLICY) == measured_behind(
-        timings, 0.2, 3.0, POLICY
-    )
+@quick
+@given(policy=policies, timings=timings_, behind_s=st.floats(0, 1e6))
+def test_one_that_cannot_be_waited_for_makes_nobody_wait(
+    policy: Policy, timings: Timings, behind_s: float
+) -> None:
+    after = measured_behind(timings, 0.2, behind_s, policy)
+    assert after == timings or behind_s <= most_grace_s(policy, timings)
 
 
 @quick
@@ -228,7 +235,6 @@ def test_the_first_measurement_is_taken_as_it_is() -> None:
 def test_measurements_are_averaged_each_on_its_own() -> None:
     timings = measured(Timings(1.0, 1.0, 1.0), 0.5, quorum_s=3.0)
     assert timings == Timings(1.0, 2.0, 1.0)
-    assert math.isclose(grace_s(POLICY, timings), 0.0)
 
 
 def test_hands_are_short_since_the_first_time_that_too_few_were_alive() -> None:

@@ -158,19 +158,23 @@ def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
 ) -> None:
     """Each message takes two steps and tau is two; without grace all but the first miss a round."""
     sync = config.sync.model_copy(update={"h_steps": 24, "learners": 3})
-    train = config.train.model_copy(update={"steps": 240})
-    far = Scenario(
-        run=config.model_copy(update={"sync": sync, "train": train}),
-        judging=judging,
-        islands=tuple(Island(name=name, step_s=0.1, jitter=0.1) for name in "abc"),
-        link=Link(latency_s=0.2),
-    )
-    hasty = sync.model_copy(update={"grace_gamma": 0.0})
-    assert (
-        run(far.model_copy(update={"run": far.run.model_copy(update={"sync": hasty})})).staleness
-        > 0.5
-    )
-    assert run(far).staleness < 0.15
+
+    def far(grace_gamma: float) -> Result:
+        graced = sync.model_copy(update={"grace_gamma": grace_gamma})
+        train = config.train.model_copy(update={"steps": 240})
+        return run(
+            Scenario(
+                run=config.model_copy(update={"sync": graced, "train": train}),
+                judging=judging,
+                islands=tuple(Island(name=name, step_s=0.1, jitter=0.1) for name in "abc"),
+                link=Link(latency_s=0.2),
+            )
+        )
+
+    patient, hasty = far(sync.grace_gamma), far(0.0)
+    assert hasty.staleness > 0.5
+    assert patient.staleness < 0.15
+    assert patient.commits == hasty.commits, "no round is held up by another one's grace"
 
 
 def test_the_judge_looks_as_often_as_it_is_told(config: RunConfig, judging: Judging) -> None:

@@ -22,7 +22,7 @@ from skerry.planning.simulate import NOTHING, Outcome, Struck, simulate, with_fl
 
 DAY = 86400.0
 CALM = Island(1, 0.0, Law(0.0))
-POLICY = Policy(1, 0.8, 2, 24, 60.0)
+POLICY = Policy(1, 0.8, 2, 6.0, 60.0)
 
 
 def short(*sets: str) -> scenario.Request:

@@ -97,14 +97,14 @@ class Mailbox:
                 self._in_order = tuple(self._rounds[f] for f in sorted(self._rounds))
                 self._tell()
 
-    def takes_fresh(self, fragment: int, reading: Collection[int] = ()) -> bool:
-        """Tell whether a global fragment can be posted without exceeding the bound.
+    def takes_fresh(self, fragment: int, reading: int = 0) -> bool:
+        """Tell whether a global fragment can be read without exceeding the bound.
 
-        ``reading`` are those that are being read, and will be posted.
+        ``reading`` are being read. One more than the bound may be, to replace one that waits here.
         """
         with self._changed:
-            coming = self._fresh.keys() | set(reading)
-            return fragment in coming or len(coming) < self._room
+            held = len(self._fresh) + reading
+            return held < self._room + (fragment in self._fresh)
 
     def post_fresh(self, fresh: Fresh) -> None:
         with self._changed:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 
 import structlog
 
@@ -26,7 +27,7 @@ from skerry.errors import (
     WireError,
     first_cause,
 )
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, in_thread
 from skerry.telemetry import instruments, metrics, tracer
 from skerry.wire.messages import Commit, ContributionKind, LearnerPhase, Manifest
 from skerry_learner.sync.encode import Encoded, encode
@@ -121,9 +122,10 @@ class Network:
                     await self._posted["wanted"].wait()
                     self._posted["wanted"].clear()
                     for fragment in [f for f in self._wanted if f not in self._reading]:
-                        if self._mailbox.takes_fresh(fragment, self._reading):
+                        if self._mailbox.takes_fresh(fragment, len(self._reading)):
                             self._reading.add(fragment)
-                            group.create_task(self._read_once(self._wanted.pop(fragment)))
+                            task = group.create_task(self._read(self._wanted.pop(fragment)))
+                            task.add_done_callback(partial(self._read_ended, fragment))
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
 
@@ -142,7 +144,8 @@ class Network:
                         await self._posted["outgoing"].wait()
                         continue
                     self._sending.add(outgoing.header.fragment)
-                    group.create_task(self._send_once(outgoing))
+                    task = group.create_task(self._send(outgoing))
+                    task.add_done_callback(partial(self._send_ended, outgoing.header.fragment))
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
 
@@ -211,13 +214,10 @@ class Network:
         await ledger.wait_finished(self._bus, self._learner.run)
         log.info("run_finished")
 
-    async def _read_once(self, manifest: Manifest) -> None:
-        """Read one, and have whatever is wanted by then looked at again."""
-        try:
-            await self._read(manifest)
-        finally:
-            self._reading.discard(manifest.commit.fragment)
-            self._posted["wanted"].set()
+    def _read_ended(self, fragment: int, _: object) -> None:
+        """Have what is wanted by now looked at again."""
+        self._reading.discard(fragment)
+        self._posted["wanted"].set()
 
     async def _read(self, manifest: Manifest) -> None:
         commit, began_ns = manifest.commit, self._wall_ns()
@@ -260,13 +260,10 @@ class Network:
             self._said_lost[fragment] = version
             log.error("fragment_lost", fragment=fragment, version=version, error=str(error))
 
-    async def _send_once(self, outgoing: Outgoing) -> None:
-        """Send one, and have whatever is left of it looked at again."""
-        try:
-            await self._send(outgoing)
-        finally:
-            self._sending.discard(outgoing.header.fragment)
-            self._posted["outgoing"].set()
+    def _send_ended(self, fragment: int, _: object) -> None:
+        """Have what could not be sent looked at again."""
+        self._sending.discard(fragment)
+        self._posted["outgoing"].set()
 
     async def _send(self, outgoing: Outgoing) -> None:
         told = outgoing.header
@@ -313,7 +310,7 @@ class Network:
         async with self._encoding:
             told, began_ns = outgoing.header, self._wall_ns()
             owed = self._residuals.owed(told.fragment, told.identity)
-            encoded = await asyncio.to_thread(encode, outgoing, self._plan, owed)
+            encoded = await in_thread(encode, outgoing, self._plan, owed)
             return encoded, Stretch(began_ns, self._wall_ns())
 
     def _note_refused(self, commit: Commit) -> None:
