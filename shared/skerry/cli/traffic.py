@@ -104,7 +104,7 @@ async def measure_uplink(bus: Bus, record: RunRecord, since_s: float = 0.0) -> U
     subjects = Subjects(record.run)
     cut = plan_of(record)
     newest = {f: c.version for f, c in (await ledger.last_commits(bus, record.run)).items()}
-    merged: dict[int, str] = {}
+    merged: set[tuple[int, str]] = set()
     params = 0
     for commit in await commits_until(bus, record.run, newest):
         if commit.reason == GENESIS:
@@ -113,16 +113,16 @@ async def measure_uplink(bus: Bus, record: RunRecord, since_s: float = 0.0) -> U
             params += cut.fragments[commit.fragment].size
             subject = subjects.contribution(commit.fragment, consumed.learner)
             whole = range(consumed.sequence_first, consumed.sequence_last + 1)
-            merged |= dict.fromkeys(whole, subject)
+            merged.update((sequence, subject) for sequence in whole)
     return await _count(bus, subjects, merged, params, since_s)
 
 
 async def _count(
-    bus: Bus, subjects: Subjects, merged: dict[int, str], params: int, since_s: float
+    bus: Bus, subjects: Subjects, merged: set[tuple[int, str]], params: int, since_s: float
 ) -> Uplink:
-    """Sum payload sizes; ``merged`` maps the sequences of merged contributions to their subject.
+    """Sum payload sizes; ``merged`` are the sequences of merged contributions with their subject.
 
-    Chunks of two learners may lie between one another, hence the subject.
+    Chunks of two contributions may lie between one another, hence the subject.
     """
     name = subjects.stream("CONTRIB")
     last = next((s.last_seq for s in await bus.streams() if s.name == name and s.messages), 0)
@@ -132,7 +132,7 @@ async def _count(
         async with aclosing(records):
             async for record in records:
                 sent += len(record.payload) * (record.time_ns >= since_s * 1e9)
-                if merged.get(record.sequence) == record.subject:
+                if (record.sequence, record.subject) in merged:
                     useful += len(record.payload)
                 if record.sequence >= last:
                     break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,8 +15,9 @@ from skerry.cli.traffic import Downlink, measure_uplink, parameters
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.merge import slice_norms
 from skerry.core.traffic import data_parallel_bytes
+from skerry.tasks import TaskGroup
 from skerry.testing.puppet import run_record, walk
-from skerry.wire.codec import encode_vector
+from skerry.wire.codec import Chunk, encode_vector
 from skerry.wire.messages import (
     ChunkRef,
     Commit,
@@ -110,6 +113,32 @@ async def test_bits_up_count_only_what_was_merged() -> None:
     assert uplink.bytes_sent == sum(sizes)
     assert uplink.bytes_merged == sum(sizes[lasts[0] : lasts[1]])
     assert uplink.bits_per_param == pytest.approx(8 * uplink.bytes_merged / fragment.size)
+
+
+async def test_contributions_that_lie_between_one_another_are_both_counted() -> None:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    kind, vector = ContributionKind.OUTER_GRADIENT, walk(PLAN.fragments[0], 1)
+    together = threading.Barrier(2)
+
+    def paced() -> Iterator[Chunk]:
+        for chunk in encode_vector("int4", vector, 2048):
+            together.wait(60)
+            yield chunk
+
+    async with TaskGroup() as group:
+        for learner in "ab":
+            chunks, sender = paced(), contributions.Sender(bus, RUN, PLAN)
+            group.create_task(sender.send(header(learner, 1, kind), chunks))
+    name = Subjects(RUN).stream("CONTRIB")
+    last = next(s.last_seq for s in await bus.streams() if s.name == name)
+    stored = [await bus.get(name, sequence) for sequence in range(1, last + 1)]
+    of = {x: [r.sequence for r in stored if r and r.subject.endswith(x)] for x in "ab"}
+    assert max(of["a"][0], of["b"][0]) < min(of["a"][-1], of["b"][-1]), "they do not overlap"
+    both = (consumed(x, of[x][0], of[x][-1]) for x in "ab")
+    await ledger.append_commit(bus, commit(2, "quorum", *both))
+    uplink = await measure_uplink(bus, RECORD)
+    assert uplink.bytes_merged == uplink.bytes_sent
 
 
 async def test_what_was_sent_before_a_resumed_session_is_not_of_it() -> None:
