@@ -51,7 +51,7 @@ format: .venv/.ready ## rewrite the sources in the house style
 proto: .venv/.ready ## regenerate shared/skerry/wire/v1 from proto/
 	$(BIN)/python proto/generate.py
 
-simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 1,000
+simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 500
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "soak or not soak" tests/simulation/test_schedules.py $(ARGS)
 
 bench: .venv/.ready ## measure what the README quotes (ARGS="codec --json out.json")

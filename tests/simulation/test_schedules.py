@@ -18,7 +18,7 @@ from skerry.testing.simulation.scenario import draw_plan
 from skerry.testing.simulation.schedule import least, simulate
 
 CHUNK = 100
-DEFAULT_CHUNKS = 10
+DEFAULT_CHUNKS = 5
 ALL_CHUNKS = 100
 FAILED = Path(tempfile.gettempdir()) / "skerry-schedules"
 SAVED = sorted((Path(__file__).parent / "schedules").glob("*.json"))

@@ -80,7 +80,9 @@ def new_instance(wall_ns: Callable[[], int]) -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{wall_ns()}/{next(numbers)}"
 
 
-async def session(bus: Bus, run: str, holder: str) -> None:
+async def session(
+    bus: Bus, run: str, holder: str, wall_ns: Callable[[], int] = time.time_ns
+) -> None:
     """Take every shard at once, from whoever holds it, and conduct until the run is finished.
 
     Raises Fenced, in an exception group, when another syncer takes one of them.
@@ -89,7 +91,7 @@ async def session(bus: Bus, run: str, holder: str) -> None:
     if record.state is RunState.FINISHED:
         log.info("run_already_finished", run=run)
         return
-    work = await Work.begin(bus, record, holder, time.time_ns)
+    work = await Work.begin(bus, record, holder, wall_ns)
     conductors = [await _seized(work, shard) for shard in range(work.config.sync.shards)]
 
     def wake() -> None:

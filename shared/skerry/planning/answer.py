@@ -138,7 +138,7 @@ def _settings(plan: Plan) -> Sheet:
         "tau": setting("sync.overlap_steps", load.overlap_steps, "steps that a round may take"),
         "K": setting("sync.quorum", load.quorum, "contributions after which a round may close"),
         "grace": setting(
-            "sync.grace_gamma", sync.grace_gamma, "share of the slack that grace may use"
+            "sync.grace_gamma", sync.grace_gamma, "share of what a round has room for that grace may use"
         ),
         "shards": setting("sync.shards", load.shards, "syncers that share the fragments"),
         "parameters": given(load.parameters, "param", "those that are synchronised"),

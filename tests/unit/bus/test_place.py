@@ -84,7 +84,7 @@ def told(
 
 
 async def send_chunk(bus: MemoryBus, header: ContributionHeader, index: int) -> None:
-    """Publish one chunk of a contribution, as ``contributions.send`` does them all."""
+    """Publish one chunk of a contribution, as ``contributions.Sender`` does them all."""
     chunk = CHUNKS[header.fragment][index]
     envelope = ChunkHeader(
         run=RUN,

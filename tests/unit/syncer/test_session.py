@@ -15,9 +15,10 @@ from skerry.bus.streams import specs
 from skerry.core.fragments import Fragment, LeafSpec, plan
 from skerry.core.outer import make_outer
 from skerry.errors import Fenced, first_cause
+from skerry.runtime.virtual import VirtualLoop
 from skerry.settings import OuterConfig, RunConfig, SyncConfig
 from skerry.testing.history import read_history
-from skerry.testing.puppet import Puppet, run_record, walk
+from skerry.testing.puppet import Outgoing, Puppet, run_record, walk
 from skerry.wire.codec import encode_vector
 from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, RunState
 from skerry.wire.subjects import Subjects
@@ -175,6 +176,59 @@ async def test_non_finite_contribution_is_refused_by_name() -> None:
             commits = await commits_until(bus, 6)
     assert [(r.cause, r.learner) for c in commits for r in c.refused] == [("diverged", "sick")]
     assert await violations(bus) == ()
+
+
+class Distant(Puppet):
+    """Its contributions take a while to get there."""
+
+    delay_s = 0.25
+
+    async def _publish(self, outgoing: Outgoing) -> None:
+        gradient = outgoing.header.kind is ContributionKind.OUTER_GRADIENT
+        await asyncio.sleep(self.delay_s if gradient else 0)
+        await super()._publish(outgoing)
+
+
+def simulated(*learners: type[Puppet]) -> list[Commit]:
+    """Return what learners with steps of 0.1 s make of three minutes of virtual time."""
+    loop = VirtualLoop()
+
+    def now_ns() -> int:
+        return round(loop.time() * 1e9)
+
+    async def live() -> list[Commit]:
+        bus = MemoryBroker(clock_ns=now_ns).connect()
+        await bus.declare(specs(RUN))
+        await ledger.create_run(bus, run_record(RUN, PLAN, CONFIG.model_dump_json()))
+        puppets = [
+            kind(bus, RUN, PLAN, f"{kind.__name__}-{n}", step_s=0.1, wall_ns=now_ns).train()
+            for n, kind in enumerate(learners)
+        ]
+        async with background(session(bus, RUN, "s", now_ns), *puppets):
+            return await commits_until(bus, 12)
+
+    task = loop.create_task(live())
+    assert loop.run_until(task, 180.0)
+    loop.settle()
+    loop.close()
+    return task.result()
+
+
+def test_who_misses_rounds_is_waited_for_from_then_on() -> None:
+    """A step is waited for at first; the distant one takes two and a half."""
+    commits = [c for c in simulated(Puppet, Puppet, Distant) if c.version > 1]
+    late = [c for c in commits if any(m.staleness for m in c.consumed)]
+    assert late, "nobody was late, so nothing was learnt"
+    assert max(c.version for c in late) <= 4
+    assert all(len(c.consumed) == 3 for c in commits if c.version > 4)
+
+
+def test_who_cannot_be_in_time_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round may wait for six steps; this one takes seven."""
+    monkeypatch.setattr(Distant, "delay_s", 0.7)
+    commits = [c for c in simulated(Puppet, Puppet, Distant) if c.version > 1]
+    assert any(m.staleness for c in commits for m in c.consumed), "nobody was late"
+    assert max(c.grace_s for c in commits) <= 0.15
 
 
 async def test_quorum_of_two_waits_for_the_second_learner() -> None:
