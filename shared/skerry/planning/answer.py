@@ -137,9 +137,7 @@ def _settings(plan: Plan) -> Sheet:
         "P": setting("sync.fragments", load.fragments, "fragments"),
         "tau": setting("sync.overlap_steps", load.overlap_steps, "steps that a round may take"),
         "K": setting("sync.quorum", load.quorum, "contributions after which a round may close"),
-        "grace": setting(
-            "sync.grace_gamma", sync.grace_gamma, "share of what a round has room for that grace may use"
-        ),
+        "grace": setting("sync.grace_gamma", sync.grace_gamma, "share of a round's room for grace"),
         "shards": setting("sync.shards", load.shards, "syncers that share the fragments"),
         "parameters": given(load.parameters, "param", "those that are synchronised"),
     }
