@@ -67,6 +67,16 @@ def test_a_round_is_answered_once_and_from_its_own_base(
     assert answer == (reason == "open", reason)
 
 
+def test_a_capture_that_could_not_leave_frees_its_round_and_its_identity() -> None:
+    state = rules.never_sent(FLYING, FLYING.identity)
+    assert (state.captured, state.answered, state.identity) == (None, 3, IDLE.identity)
+
+
+def test_a_capture_made_since_one_that_could_not_leave_stays() -> None:
+    newer = rules.captured(replace(FLYING, version=4, captured=None), 5, at(6))
+    assert rules.never_sent(newer, FLYING.identity) == newer
+
+
 def test_a_learner_that_has_ended_answers_without_steps() -> None:
     answer, _ = rules.may_answer(IDLE, opened(4), at(0), in_flight=0, idle=True, policy=policy())
     assert answer

@@ -167,10 +167,12 @@ def given_up(state: FragmentSync) -> FragmentSync:
 def never_sent(state: FragmentSync, identity: int) -> FragmentSync:
     """Return the state after a capture that could not leave: its identity is free again.
 
-    Identities count what the log was sent; a gap in them would read as a contribution dropped.
+    Identities count what the log was sent; a gap in them would read as a contribution dropped. One
+    that was made since is on its way, and stays.
     """
-    unused = identity - 1 if state.identity == identity else state.identity
-    return replace(given_up(state), identity=unused)
+    if state.identity != identity:
+        return state
+    return replace(given_up(state), identity=identity - 1)
 
 
 def adopted(
