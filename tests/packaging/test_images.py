@@ -231,7 +231,7 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
     }
     try:
         for service in ("learner", "syncer", "checkpointer"):
-            code = running[service].wait(timeout=90)
+            code = running[service].wait(timeout=180)
             assert code == 0, logs[service].read_text()
         running["health_monitor"].send_signal(signal.SIGTERM)
         assert running["health_monitor"].wait(timeout=15) == 0, logs["health_monitor"].read_text()
