@@ -145,10 +145,7 @@ async def test_a_contribution_does_not_wait_until_the_log_has_those_before_it(
         return await publish(subject, payload, **options)
 
     monkeypatch.setattr(bus, "publish", slow)
-    for fragment in (0, 1):
-        size = work.plan.fragments[fragment].padded_size
-        header = replace(told(1), fragment=fragment)
-        wire.mailbox.post_outgoing(Outgoing(header, jnp.ones((size,), jnp.float32), "int4"))
+    post_two(wire, work)
     async with running(wire.network.dispatch, wire.network.send):
         await until(lambda: not wire.mailbox.sending(1))
         assert wire.mailbox.sending(0)
@@ -162,22 +159,21 @@ async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
     wire = Wire(bus, work)
-    publish, failures = bus.publish, [BrokerUnavailable("away"), BrokerUnavailable("away")]
+    publish, failures = bus.publish, list[str]()
 
     async def flaky(subject: str, payload: bytes, **options: Any) -> Any:
-        if failures and subject == Subjects("run").contribution(0, "a"):
-            raise failures.pop()
+        first = subject == Subjects("run").contribution(0, "a")
+        if first and (wire.mailbox.sending(1) or len(failures) < 2):
+            failures.append(options["msg_id"])
+            msg = "away"
+            raise BrokerUnavailable(msg)
         return await publish(subject, payload, **options)
 
     monkeypatch.setattr(bus, "publish", flaky)
     monkeypatch.setattr(network, "RETRY_S", 0.01)
-    for fragment in (0, 1):
-        size = work.plan.fragments[fragment].padded_size
-        header = replace(told(1), fragment=fragment)
-        wire.mailbox.post_outgoing(Outgoing(header, jnp.ones((size,), jnp.float32), "int4"))
+    post_two(wire, work)
     async with running(wire.network.dispatch, wire.network.send):
         await until(lambda: wire.mailbox.unsent() == 0)
-    assert not failures
     inbox = Inbox("run", work.plan)
     got = [inbox.feed(record) for record in await contributed(bus)]
     whole = [item.header.fragment for item in got if isinstance(item, Contribution)]
@@ -187,6 +183,21 @@ async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
 def told(identity: int) -> ContributionHeader:
     kind = ContributionKind.OUTER_GRADIENT
     return ContributionHeader(kind, "a", 1, identity, 0, 3, 4, 9, 2, 64, 0, 4, 1.5, 0)
+
+
+def post_two(wire: Wire, work: Work) -> None:
+    """Post a contribution to each of the first two fragments."""
+    for fragment in (0, 1):
+        size = work.plan.fragments[fragment].padded_size
+        header = replace(told(1), fragment=fragment)
+        wire.mailbox.post_outgoing(Outgoing(header, jnp.ones((size,), jnp.float32), "int4"))
+
+
+def announce(wire: Wire, work: Work, fragment: int, version: int) -> None:
+    """Have a version of a fragment read, as a manifest of it would."""
+    commit = replace(refusing(work, Refused("diverged", "b", 1, 1)), fragment=fragment)
+    wire.network._wanted[fragment] = Manifest(replace(commit, version=version), 0, ())
+    wire.network._posted["wanted"].set()
 
 
 def refusing(work: Work, refused: Refused) -> Commit:
@@ -343,17 +354,12 @@ async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(
         return np.zeros(work.plan.fragments[commit.fragment].padded_size, np.float32)
 
     monkeypatch.setattr(state, "read_part", slow)
-    commit = refusing(work, Refused("diverged", "b", 1, 1))
-    for fragment, version in ((0, 5), (1, 6)):
-        wire.network._wanted[fragment] = Manifest(
-            replace(commit, fragment=fragment, version=version), 0, ()
-        )
-    wire.network._posted["wanted"].set()
+    announce(wire, work, 0, 5)
+    announce(wire, work, 1, 6)
     async with running(wire.network.dispatch, wire.network.fetch):
         await until(lambda: bool(wire.mailbox.fresh()))
         assert [f.manifest.commit.fragment for f in wire.mailbox.fresh()] == [1]
-        wire.network._wanted[0] = Manifest(replace(commit, version=7), 0, ())
-        wire.network._posted["wanted"].set()
+        announce(wire, work, 0, 7)
         far.set()
         await until(lambda: reading == [5, 6, 7])
         await until(lambda: 7 in {f.manifest.commit.version for f in wire.mailbox.fresh()})
@@ -373,16 +379,13 @@ async def test_no_more_fragments_are_read_than_there_is_room_for(
         return np.zeros(1, np.float32)
 
     monkeypatch.setattr(state, "read_part", slow)
-    commit = refusing(work, Refused("diverged", "b", 1, 1))
     for fragment in range(4):
-        wire.network._wanted[fragment] = Manifest(replace(commit, fragment=fragment), 0, ())
-    wire.network._posted["wanted"].set()
+        announce(wire, work, fragment, 5)
     async with running(wire.network.dispatch, wire.network.fetch):
         await until(lambda: len(reading) == 2)
         far.set()
         await until(lambda: len(wire.mailbox.fresh()) == 2)
-        wire.network._wanted[0] = Manifest(replace(commit, version=6), 0, ())
-        wire.network._posted["wanted"].set()  # one that waits here may be replaced
+        announce(wire, work, 0, 6)  # one that waits here may be replaced
         await until(lambda: 6 in {f.manifest.commit.version for f in wire.mailbox.fresh()})
         assert reading == [0, 1, 0]
         wire.mailbox.take_fresh(wire.mailbox.fresh()[0])
