@@ -122,15 +122,15 @@ class SyncConfig(Table):
     quorum: int = Field(default=1, ge=1)
     """Contributions after which a round may close (K): experiment ``speeds``."""
     grace_gamma: float = Field(default=0.8, ge=0, lt=1)
-    """Share of what a round leaves of H steps that the grace window may use, as long as somebody is
-    still to come: experiments ``speeds`` and ``lateness``."""
+    """Share of the time until a round holds up others that its grace window may use, a step at
+    least; 0: no window. Experiments ``speeds`` and ``lateness``."""
     round_timeout_s: float = Field(default=60.0, gt=0)
     """A round without quorum for this long is opened anew among those who are alive."""
     max_staleness: int = Field(default=4, ge=0)
     """Contributions whose base is further behind, in versions, are refused and counted."""
     staleness_discount: float = Field(default=0.5, gt=0, le=1)
     """A contribution's weight is multiplied by this for each version it is behind: experiment
-    ``lateness``. With the grace window hardly anything is."""
+    ``lateness``. With the grace window little is, unless rounds take longer than H steps."""
     merge: Literal["average", "rda"] = "rda"
     """How outer gradients are merged; embeddings are always averaged: experiment ``outer``."""
     adoption: Literal["overwrite", "blend", "rebase"] = "rebase"

@@ -228,7 +228,7 @@ class Conductor:
             self.timings,
             EMA_FACTOR,
             step_s=self.fleet.step_time_s(closed_s) or None,
-            quorum_s=quorum_s,
+            quorum_s=None if quorum_at is None else quorum_s,
             sync_s=sync_s,
         )
         self.teller.committed(manifest.commit, opened.record, origins, self.committer.spent)

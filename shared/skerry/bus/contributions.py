@@ -20,7 +20,7 @@ from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from skerry.bus.base import Bus, Record
     from skerry.core.fragments import Plan
@@ -52,8 +52,15 @@ class Sender:
         self._turn = asyncio.Lock()
         self._window = asyncio.Semaphore(SEND_WINDOW)
 
-    async def send(self, header: ContributionHeader, chunks: Iterable[Chunk]) -> int:
+    async def send(
+        self,
+        header: ContributionHeader,
+        chunks: Iterable[Chunk],
+        on_turn: Callable[[], None] | None = None,
+    ) -> int:
         """Publish a contribution and return the bytes sent, once the log has all of it.
+
+        ``on_turn`` is called when those before it have left and it begins to.
 
         Chunks are made in a thread, each when there is room for it, so that memory stays flat.
         Message ids are deterministic: sending the same contribution twice stores it once. The first
@@ -63,6 +70,8 @@ class Sender:
         source, sent = iter(chunks), 0
         try:
             async with TaskGroup() as group, self._turn:
+                if on_turn is not None:
+                    on_turn()
                 while (chunk := await asyncio.to_thread(next, source, None)) is not None:
                     data = seal(_envelope(self._run, self._plan, header, chunk), chunk.packed)
                     await self._window.acquire()

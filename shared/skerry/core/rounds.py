@@ -100,12 +100,15 @@ def measured(
 def measured_behind(timings: Timings, factor: float, behind_s: float, policy: Policy) -> Timings:
     """Return the timings with one more contribution behind the K-th folded in.
 
-    One that comes too late to be waited for says nothing about how long to wait, and leaves them as
-    they are. The first one is taken to be off by half of itself, as a first round trip is in RFC
-    6298.
+    One that comes too late to be waited for says nothing about how long to wait; it lets them fade,
+    so that nobody is waited for who was in time once. The first one is taken to be off by half of
+    itself, as a first round trip is in RFC 6298.
     """
     if behind_s > most_grace_s(policy, timings):
-        return timings
+        if timings.behind_s is None:
+            return timings
+        off_s = ema(timings.behind_off_s, 0.0, factor)
+        return replace(timings, behind_s=ema(timings.behind_s, 0.0, factor), behind_off_s=off_s)
     if timings.behind_s is None:
         return replace(timings, behind_s=behind_s, behind_off_s=behind_s / 2)
     off_s = ema(timings.behind_off_s, abs(behind_s - timings.behind_s), factor)
@@ -125,11 +128,12 @@ def patience_s(timings: Timings) -> float:
 def most_grace_s(policy: Policy, timings: Timings) -> float:
     """Return what a round may at most wait beyond its quorum, in seconds.
 
-    ``gamma * (room * step - (quorum + sync))``, and at least one step. Decoupled DiLoCo (arXiv
-    2604.21428) has tau for the room: the steps after which a learner needs the result. Ours never
-    stops for it, so what a round costs by living longer begins where it holds up the rounds after
-    it. What comes after it has closed is merged H steps later, with the fragment's next round: a
-    slow link, or a busy machine, is a reason to wait, not to close (experiment ``lateness``).
+    ``gamma * (room * step - (quorum + sync))``. Decoupled DiLoCo (arXiv 2604.21428) has tau for the
+    room: the steps after which a learner needs the result. Ours never stops for it, so what a round
+    costs by living longer begins where it holds up the rounds after it. What comes after it has
+    closed is merged H steps later, with the fragment's next round: a slow link, or a busy machine,
+    is a reason to wait, not to close (experiment ``lateness``). So one step is waited for even
+    where it does hold up others: without it all but the first would miss every round.
     """
     if timings.step_s is None or not policy.overlap_steps or not policy.grace_gamma:
         return 0.0

@@ -5,8 +5,8 @@ When a round opens and when it closes is decided by the functions that the synce
 in samples, since a month has a million of them and they are all alike.
 
 What is simplified: a learner that pauses is known at once not to be expected, an answer takes the
-same time whenever it is sent, and the averages that a round's grace is reckoned from are those of
-the moment it opens.
+same time whenever it is sent, the averages that a round's grace is reckoned from are those of the
+moment it opens and know who comes late as soon as it closes, and all fragments are of one shard.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class _Look:
         policy = self.plan.policy
         reached = rounds.quorum_at_s(view, policy.quorum)
         if reached is not None:
-            for at in sorted(at for at in arrivals if at >= reached)[1:]:
+            for at in sorted(at for at in arrivals if at < math.inf)[policy.quorum :]:
                 self.timings = rounds.measured_behind(self.timings, EMA, at - reached, policy)
         self.timings = rounds.measured(
             self.timings,

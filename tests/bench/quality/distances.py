@@ -45,8 +45,8 @@ def lateness() -> Experiment:
             " one that is more than four behind is refused; adoption is `rebase`, and a round waits"
             " for others as long as nearly all of them take after the first. `no grace` closes with"
             " the first, `K = M` waits for all of them, however long. With P = 8 a round begins"
-            " every 0.3 s, with P = 2 every 1.2 s; a learner has at most two fragments on their way"
-            " with tau = 2, seven with tau = 16."
+            " every 0.3 s, with P = 2 every 1.2 s; a learner has at most two fragments on their"
+            " way, seven with tau = 16 and P = 8."
         ),
     )
 

@@ -135,7 +135,7 @@ def test_there_is_no_grace_before_the_first_measured_step() -> None:
 
 @quick
 @given(policy=policies, timings=timings_)
-def test_grace_is_at_most_what_others_take_and_what_holds_up_nobody(
+def test_grace_is_a_step_or_what_others_take_as_far_as_that_holds_up_nobody(
     policy: Policy, timings: Timings
 ) -> None:
     grace, step = grace_s(policy, timings), timings.step_s or 0.0
@@ -171,7 +171,15 @@ def test_one_that_cannot_be_waited_for_makes_nobody_wait(
     policy: Policy, timings: Timings, behind_s: float
 ) -> None:
     after = measured_behind(timings, 0.2, behind_s, policy)
-    assert after == timings or behind_s <= most_grace_s(policy, timings)
+    assert patience_s(after) <= patience_s(timings) or behind_s <= most_grace_s(policy, timings)
+
+
+def test_who_was_in_time_once_is_not_waited_for_for_ever() -> None:
+    timings = replace(TIMINGS, behind_s=1.2, behind_off_s=0.0)
+    assert grace_s(POLICY, timings) == pytest.approx(1.2)
+    for _ in range(20):
+        timings = measured_behind(timings, 0.2, 1.5, POLICY)
+    assert grace_s(POLICY, timings) == 1.0
 
 
 @quick

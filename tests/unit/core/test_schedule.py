@@ -20,6 +20,7 @@ from skerry.core.schedule import (
     next_launch_s,
     next_round,
     offset,
+    room_steps,
 )
 
 quick = settings(max_examples=80)
@@ -125,6 +126,16 @@ def test_time_alone_brings_no_learner_to_where_it_stops() -> None:
 )
 def test_rounds_in_flight(schedule: Schedule, room: int) -> None:
     assert max_in_flight(schedule) == room
+
+
+@pytest.mark.parametrize(
+    ("fragments", "own", "steps"),
+    [(8, 8, 6.0), (8, 4, 12.0), (8, 2, 24.0), (8, 1, 24.0), (64, 64, 3.375)],
+)
+def test_a_round_may_live_until_as_many_as_may_be_open_are_due(
+    fragments: int, own: int, steps: float
+) -> None:
+    assert room_steps(Schedule(fragments, 24, 2, own=own)) == pytest.approx(steps)
 
 
 def test_the_most_overdue_fragment_goes_first() -> None:

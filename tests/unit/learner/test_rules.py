@@ -41,6 +41,12 @@ def test_what_was_skipped_is_not_claimed(
     assert rules.taken(origin, now) == claim
 
 
+@pytest.mark.parametrize(("shards", "room"), [(1, 2), (2, 4), (4, 8), (8, 8)])
+def test_there_is_room_for_what_all_shards_keep_open(shards: int, room: int) -> None:
+    sync = SyncConfig(fragments=8, h_steps=24, overlap_steps=2, shards=shards)
+    assert Policy.of(sync).room == room
+
+
 IDLE = FragmentSync(0, at(0), version=3, answered=3)
 FLYING = rules.captured(IDLE, 4, at(5))
 

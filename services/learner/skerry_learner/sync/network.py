@@ -288,9 +288,10 @@ class Network:
             self._residuals.keep(fragment, outgoing.header.identity, encoded.residual)
         run, traffic = self._learner.run, self._mailbox.traffic
         header, chunks = encoded.header, Stopwatch(encoded.chunks(self._chunk_bytes))
-        teller.begins(fragment, quantised.ended_ns)
         try:
-            sent = await self._sender.send(header, chunks)
+            sent = await self._sender.send(
+                header, chunks, lambda: teller.begins(fragment, self._wall_ns())
+            )
         except (BrokerUnavailable, StorageFull) as error:
             log.warning("contribution_unsent", fragment=fragment, error=str(error))
             teller.failed(fragment, str(error), self._wall_ns())
