@@ -117,10 +117,8 @@ class Conductor:
         """Learn from one that missed its round how long the next ones should wait."""
         closed = self.closed.get(got.header.fragment)
         if closed is not None and closed[0] == got.header.round_version:
-            self._measure_behind(now - closed[1])
-
-    def _measure_behind(self, behind_s: float) -> None:
-        self.timings = rounds.measured_behind(self.timings, EMA_FACTOR, behind_s, self.policy)
+            behind_s = now - closed[1]
+            self.timings = rounds.measured_behind(self.timings, EMA_FACTOR, behind_s, self.policy)
 
     def leave(self) -> None:
         """Have ``conduct`` return as soon as the commit in hand is done."""
@@ -211,9 +209,10 @@ class Conductor:
         )
         origins, index = {mark_of(c): c.origin for c in state.pending}, state.fragment.index
         self.closed.pop(index, None)
+        self.timings = rounds.measured_arrivals(
+            self.timings, EMA_FACTOR, view.arrived.values(), self.policy
+        )
         if quorum_at is not None:
-            for at_s in sorted(view.arrived.values())[self.policy.quorum :]:
-                self._measure_behind(at_s - quorum_at)
             self.closed[index] = (state.version + 1, quorum_at)  # who comes from here on is late
         manifest = await self.committer.merge(self.shard, state, closing)
         del self.open[index]

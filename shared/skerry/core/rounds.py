@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 OFF_BY = 4.0
@@ -113,6 +113,20 @@ def measured_behind(timings: Timings, factor: float, behind_s: float, policy: Po
         return replace(timings, behind_s=behind_s, behind_off_s=behind_s / 2)
     off_s = ema(timings.behind_off_s, abs(behind_s - timings.behind_s), factor)
     return replace(timings, behind_s=ema(timings.behind_s, behind_s, factor), behind_off_s=off_s)
+
+
+def measured_arrivals(
+    timings: Timings, factor: float, arrivals: Iterable[float], policy: Policy
+) -> Timings:
+    """Return the timings with all of a round who came behind the K-th folded in, in their order.
+
+    ``arrivals`` are times in seconds; where there are fewer than K, there is nothing to be behind.
+    """
+    times = sorted(arrivals)
+    for at_s in times[policy.quorum :]:
+        behind_s = at_s - times[policy.quorum - 1]
+        timings = measured_behind(timings, factor, behind_s, policy)
+    return timings
 
 
 def patience_s(timings: Timings) -> float:

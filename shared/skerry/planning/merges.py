@@ -243,11 +243,9 @@ class _Look:
         self, view: View, opened: float, stalled: float, arrivals: Iterable[float]
     ) -> None:
         """Fold one round in; ``arrivals`` are of all who answer it, in time or late."""
-        policy = self.plan.policy
+        policy, came = self.plan.policy, (at for at in arrivals if at < math.inf)
+        self.timings = rounds.measured_arrivals(self.timings, EMA, came, policy)
         reached = rounds.quorum_at_s(view, policy.quorum)
-        if reached is not None:
-            for at in sorted(at for at in arrivals if at < math.inf)[policy.quorum :]:
-                self.timings = rounds.measured_behind(self.timings, EMA, at - reached, policy)
         self.timings = rounds.measured(
             self.timings,
             EMA,

@@ -17,6 +17,7 @@ from skerry.core.rounds import (
     ema,
     grace_s,
     measured,
+    measured_arrivals,
     measured_behind,
     most_grace_s,
     next_wake_s,
@@ -172,6 +173,14 @@ def test_one_that_cannot_be_waited_for_makes_nobody_wait(
 ) -> None:
     after = measured_behind(timings, 0.2, behind_s, policy)
     assert patience_s(after) <= patience_s(timings) or behind_s <= most_grace_s(policy, timings)
+
+
+def test_only_who_comes_behind_the_quorum_is_measured() -> None:
+    timings = Timings(step_s=1.0)
+    assert measured_arrivals(timings, 0.2, [5.0], POLICY) == timings
+    assert measured_arrivals(timings, 0.2, [5.0, 5.0], POLICY) == timings
+    behind = measured_behind(timings, 0.2, 0.5, POLICY)
+    assert measured_arrivals(timings, 0.2, [5.5, 5.0, 5.0], POLICY) == behind
 
 
 def test_who_was_in_time_once_is_not_waited_for_for_ever() -> None:
