@@ -6,6 +6,8 @@ of duplicates does not catch them: whoever reads the log has to.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,13 +19,15 @@ from skerry.wire.subjects import Subjects, contributor
 if TYPE_CHECKING:
     import random
 
-    from skerry.bus.base import Record
+    from skerry.bus.base import Record, StreamInfo
     from skerry.chaos.ground import Ground
 
 LOOKED_AT = 64
 """Newest messages that are looked through,"""
 REPEATED = 16
 """and most of them that are published again."""
+PATIENCE_S = 20.0
+"""How long a fault waits for a first contribution: a learner may have begun just now."""
 
 
 @dataclass(slots=True)
@@ -40,10 +44,7 @@ class Messages:
     async def begin(self) -> None:
         own = self.ground.entry(self.target).kind == "learner"
         try:
-            found = await self._newest(self.target if own else None)
-            if not found:
-                msg = f"the log holds no contribution of {self.target}"
-                raise NotFired(msg)
+            found = await self._found(self.target if own else None)
             for record in self._picked(found):
                 payload = self._payload(record.payload)
                 receipt = await self.ground.bus.publish(record.subject, payload)
@@ -60,12 +61,34 @@ class Messages:
     async def end(self) -> None:
         """What has been published stays in the log."""
 
-    async def _newest(self, learner: str | None) -> list[Record]:
-        """Return contributions, oldest first, that lie among the newest messages."""
+    async def _found(self, learner: str | None) -> list[Record]:
+        """Return contributions, oldest first; where there is none yet, wait for the next."""
         stream = Subjects(self.ground.run).stream("CONTRIB")
         held = next((s for s in await self.ground.bus.streams() if s.name == stream), None)
-        if held is None:
-            return []
+        found = await self._newest(stream, held, learner) if held else []
+        if found:
+            return found
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return [await self._next(learner, held.last_seq if held else 0)]
+        except TimeoutError as error:
+            whose = f"of {self.target} " if learner else ""
+            msg = f"the log has had no contribution {whose}for {PATIENCE_S:.0f} s"
+            raise NotFired(msg) from error
+
+    async def _next(self, learner: str | None, after: int) -> Record:
+        """Return the first contribution that comes behind a sequence."""
+        names = Subjects(self.ground.run)
+        pattern = names.contributions_of(learner) if learner else names.contributions()
+        async with aclosing(self.ground.bus.follow(pattern, after=after)) as coming:
+            async for record in coming:
+                if contributor(record.subject)[0] >= 0:
+                    return record
+        msg = "the log of contributions has ended"
+        raise NotFired(msg)
+
+    async def _newest(self, stream: str, held: StreamInfo, learner: str | None) -> list[Record]:
+        """Return contributions, oldest first, that lie among the newest messages."""
         found: list[Record] = []
         for sequence in range(
             held.last_seq, max(held.first_seq, held.last_seq - LOOKED_AT) - 1, -1

@@ -18,7 +18,7 @@ import pytest
 
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
-from skerry.chaos import clock, engine
+from skerry.chaos import clock, engine, messages
 from skerry.chaos.actions import action_of
 from skerry.chaos.engine import Engine, Firing, heal
 from skerry.chaos.ground import Ground, NotFired, able, refuse, refuse_targets
@@ -27,6 +27,7 @@ from skerry.chaos.proxy import Proxy
 from skerry.errors import ConfigError, SkerryError
 from skerry.runtime.control import CONTROL, PROXY, listening
 from skerry.runtime.processes import TABLE, Processes
+from skerry.tasks import TaskGroup
 
 RUN = "r"
 IDLE = "import signal; signal.pause()"
@@ -289,9 +290,30 @@ async def test_damaged_messages_are_no_copies(tmp_path: Path) -> None:
         assert not sent & set(await corrupted(held.ground, Kind.CORRUPT))
 
 
-async def test_a_log_without_contributions_has_nothing_to_repeat(tmp_path: Path) -> None:
+async def test_a_log_without_contributions_has_nothing_to_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "PATIENCE_S", 0.01)
     async with site(tmp_path) as held:
         fault = Fault(0.0, Kind.DUPLICATE, "learner-1", amount=0.5)
         action = action_of(fault, "learner-1", held.ground, "seed")
         with pytest.raises(NotFired, match="no contribution of learner-1"):
             await action.begin()
+
+
+async def test_a_learner_that_has_just_begun_is_struck_at_its_first_contribution(
+    tmp_path: Path,
+) -> None:
+    async with site(tmp_path) as held:
+        fault = Fault(0.0, Kind.DUPLICATE, "learner-1", amount=0.5)
+        action = action_of(fault, "learner-1", held.ground, "seed")
+        root = f"skerry.{RUN}.contrib"
+        async with asyncio.timeout(10), TaskGroup() as group:
+            group.create_task(action.begin())
+            for subject in ("0.learner-2", "start.learner-1", "0.learner-1"):
+                await asyncio.sleep(0)
+                await held.ground.bus.publish(f"{root}.{subject}", subject.encode())
+        assert await action.proof() == "1 stored, from sequence 4 of CONTRIB"
+        copy = await held.ground.bus.get(f"SKERRY_{RUN}_CONTRIB", 4)
+        assert copy is not None
+        assert copy.payload == b"0.learner-1"
