@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skerry.bus import ledger, presence
+from skerry.bus import ledger, presence, recovery
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
@@ -213,7 +213,7 @@ class Stage:
             trace_id=self.trace(fragment, version),
         )
         commit = replace(commit, **changes)
-        await ledger.append_commit(self.bus, commit)
+        await recovery.append_commit(self.bus, commit)
         self.versions[fragment] = version
         self.rounds += version > 1
         for actor in taking or self.actors.values():

@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.bus import ledger
+from skerry.bus import ledger, recovery
 from skerry.errors import RunMismatch, RunNotFound
 from skerry.settings import run_config_from_json
 from skerry.store.checkpoint import fragments, plan_of, read_manifest, verify
@@ -124,7 +124,7 @@ async def _mend(bus: Bus, held: Iterable[Held]) -> None:
     """Append to the ledger what a syncer that died after a commit point left out."""
     for one in held:
         if one.manifest is not None and one.manifest.commit.version == one.newest:
-            await ledger.append_commit(bus, one.manifest.commit)
+            await recovery.append_commit(bus, one.manifest.commit)
 
 
 def _commit(saved: Commit, held: Held, run: str, origin: str, *, same: bool) -> Commit:

@@ -10,7 +10,6 @@ import xxhash
 
 from skerry.bus.base import Expect, Start
 from skerry.errors import BusError, Conflict, RunNotFound, WireError
-from skerry.telemetry import spans, tracer
 from skerry.wire.messages import (
     CheckpointRecord,
     Commit,
@@ -166,30 +165,6 @@ async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
         async for record in follower:
             if (member := _readable(MemberRecord, record, run)) is not None:
                 yield member
-
-
-async def append_commit(bus: Bus, commit: Commit) -> None:
-    """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest."""
-    subject = Subjects(commit.run).commit(commit.fragment)
-    for _ in range(CAS_ATTEMPTS):
-        newest = await bus.last(subject)
-        if newest is not None:
-            held = decode(Commit, newest.payload, run=commit.run)
-            if held.version >= commit.version:
-                return
-        try:
-            await bus.publish(
-                subject,
-                encode(commit),
-                msg_id=f"{commit.fragment}/{commit.version}",
-                expect=Expect(subject, newest.sequence if newest else 0),
-                headers=tracer.headers_for(commit.trace_id, spans.COMMIT),
-            )
-        except Conflict:
-            continue
-        return
-    msg = f"The ledger of fragment {commit.fragment} kept changing under {CAS_ATTEMPTS} attempts."
-    raise BusError(msg)
 
 
 async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:

@@ -11,12 +11,13 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from skerry.bus.base import Start
-from skerry.bus.ledger import append_commit, last_commits, read_run
+from skerry.bus.base import Expect, Start
+from skerry.bus.ledger import CAS_ATTEMPTS, last_commits, read_run
 from skerry.bus.loss import begun_by_restore, gaps, ledger_lost, run_lost, state_lost
-from skerry.errors import BrokerUnavailable, RunNotFound, WireError, WrongPlan
+from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
+from skerry.telemetry import spans, tracer
 from skerry.wire.messages import Commit, Manifest
-from skerry.wire.records import decode
+from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -95,20 +96,61 @@ async def _append_newest(
     bus: Bus, run: str, newest: Mapping[int, Commit], commits: dict[int, Commit]
 ) -> None:
     """Append the commits of manifests that are one ahead; StateLost if any is further ahead."""
+    await _follows(bus, run, newest, commits)
+    for fragment, commit in newest.items():
+        held = commits.get(fragment)
+        if held is None or held.version < commit.version:
+            await append_commit(bus, commit)
+
+
+async def append_commit(bus: Bus, commit: Commit) -> None:
+    """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest.
+
+    Raises StateLost where the ledger lacks the commit before it: a history with a hole in it is
+    not gone on with.
+    """
+    fragment, subject = commit.fragment, Subjects(commit.run).commit(commit.fragment)
+    for _ in range(CAS_ATTEMPTS):
+        newest = await bus.last(subject)
+        held = decode(Commit, newest.payload, run=commit.run) if newest else None
+        if held is not None and held.version >= commit.version:
+            return
+        known = {fragment: held} if held else {}
+        if await _follows(bus, commit.run, {fragment: commit}, known):
+            continue
+        try:
+            await bus.publish(
+                subject,
+                encode(commit),
+                msg_id=f"{fragment}/{commit.version}",
+                expect=Expect(subject, newest.sequence if newest else 0),
+                headers=tracer.headers_for(commit.trace_id, spans.COMMIT),
+            )
+        except Conflict:
+            continue
+        return
+    msg = f"The ledger of fragment {fragment} kept changing under {CAS_ATTEMPTS} attempts."
+    raise BusError(msg)
+
+
+async def _follows(
+    bus: Bus, run: str, newest: Mapping[int, Commit], commits: dict[int, Commit]
+) -> bool:
+    """Raise StateLost unless the ledger holds what comes before these commits.
+
+    Tells whether it had to be read again for that, which updates ``commits``.
+    """
     for look in range(LOOKS):
         await asyncio.sleep(LOOK_PAUSE_S if look else 0)
         missing = gaps(newest, commits)
         if not missing:
-            break
+            return look > 0
         for fragment in missing:
             if (record := await bus.last(Subjects(run).commit(fragment))) is not None:
                 commits[fragment] = decode(Commit, record.payload, run=run)
     if missing := gaps(newest, commits):
         raise await ledger_lost(bus, run, missing)
-    for fragment, commit in newest.items():
-        held = commits.get(fragment)
-        if held is None or held.version < commit.version:
-            await append_commit(bus, commit)
+    return True
 
 
 async def read_behind(

@@ -17,8 +17,7 @@ import xxhash
 
 from skerry.bus import fences
 from skerry.bus.base import Expect
-from skerry.bus.ledger import append_commit
-from skerry.bus.recovery import mend, read_behind
+from skerry.bus.recovery import append_commit, mend, read_behind
 from skerry.bus.state import MASTER, PARAMS
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK

@@ -135,6 +135,36 @@ class TestMend:
         assert asked.count(SUBJECTS.commit(1)) == 3
 
 
+class TestCommit:
+    async def test_writer_at_work_does_not_go_on_with_a_ledger_that_was_emptied(self) -> None:
+        run = await begun(3)
+        lose(run)
+        with pytest.raises(StateLost, match="lost commits.*: fragment 1, every version before 4"):
+            await run.commit(1)
+        assert await ledger.last_commits(run.bus, RUN) == {}
+
+    async def test_writer_at_work_does_not_leave_a_hole_in_the_ledger(self) -> None:
+        run = await begun(3)
+        lose(run, "ledger.commit.1", last=1)
+        with pytest.raises(StateLost, match="fragment 1, version 3. The newest state is still"):
+            await run.commit(1)
+        assert (await ledger.last_commits(run.bus, RUN))[1].version == 2
+
+    async def test_replica_that_lags_behind_is_no_loss(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = await begun(3)
+        last, asked = run.bus.last, list[str]()
+
+        async def lagging(subject: str) -> Record | None:
+            asked.append(subject)
+            return None if asked.count(subject) < 3 else await last(subject)
+
+        monkeypatch.setattr(run.bus, "last", lagging)
+        await run.commit(1)
+        assert (await ledger.last_commits(run.bus, RUN))[1].version == 4
+
+
 def commit(version: int, reason: str = "script") -> Commit:
     return Commit(
         run=RUN,

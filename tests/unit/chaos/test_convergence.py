@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from skerry.bus import ledger, presence
+from skerry.bus import ledger, presence, recovery
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.chaos.convergence import Check, Convergence
@@ -91,8 +91,8 @@ async def judged(
 
 async def test_a_cluster_in_which_everybody_works_has_converged() -> None:
     bus = await connected()
-    await ledger.append_commit(bus, commit(1, "a"))
-    await ledger.append_commit(bus, commit(2, "b"))
+    await recovery.append_commit(bus, commit(1, "a"))
+    await recovery.append_commit(bus, commit(2, "b"))
     await ledger.record_checkpoint(bus, checkpoint("whole"))
     told = await judged(bus, LONG_S)
     assert all(check.ok for check in told.values())
@@ -101,7 +101,7 @@ async def test_a_cluster_in_which_everybody_works_has_converged() -> None:
 
 async def test_a_learner_that_stays_silent_is_named() -> None:
     bus = await connected()
-    await ledger.append_commit(bus, commit(1, "a"))
+    await recovery.append_commit(bus, commit(1, "a"))
     told = await judged(bus, SHORT_S)
     assert told["a contributes"].ok
     assert not told["b contributes"].ok
@@ -110,7 +110,7 @@ async def test_a_learner_that_stays_silent_is_named() -> None:
 
 async def test_a_stand_by_has_to_answer_though_another_syncer_commits() -> None:
     bus = await connected()
-    await ledger.append_commit(bus, commit(1, "a", "b"))
+    await recovery.append_commit(bus, commit(1, "a", "b"))
     await ledger.record_checkpoint(bus, checkpoint("whole"))
     two = KINDS | {"t": "syncer"}
     old = SyncerPulse(RUN, "t", "i", 1, (0,))
@@ -143,13 +143,13 @@ async def test_what_cannot_be_watched_is_a_failed_check_beside_the_others(
 
 async def test_a_commit_by_a_syncer_that_is_gone_is_no_sign_of_life() -> None:
     bus = await connected()
-    await ledger.append_commit(bus, commit(1, "a", "b", syncer="dead"))
+    await recovery.append_commit(bus, commit(1, "a", "b", syncer="dead"))
     assert not (await judged(bus, SHORT_S))["a syncer that runs commits"].ok
 
 
 async def test_a_damaged_checkpoint_does_not_count_but_a_later_whole_one_does() -> None:
     bus = await connected()
-    await ledger.append_commit(bus, commit(1, "a", "b"))
+    await recovery.append_commit(bus, commit(1, "a", "b"))
     await ledger.record_checkpoint(bus, checkpoint("broken"))
     told = await judged(bus, SHORT_S, frozenset({"broken"}))
     assert told["a checkpoint verifies"].detail.startswith("it is damaged")
@@ -167,8 +167,8 @@ async def test_a_witness_misses_what_is_gone_or_has_changed() -> None:
     bus = await connected()
     witness = Witness(bus, RUN)
     watching = asyncio.create_task(witness.watch(0))
-    await ledger.append_commit(bus, commit(1, "a"))
-    await ledger.append_commit(bus, commit(2, "a"))
+    await recovery.append_commit(bus, commit(1, "a"))
+    await recovery.append_commit(bus, commit(2, "a"))
     async with asyncio.timeout(LONG_S):
         while len(witness.seen) < 2:  # noqa: ASYNC110 - a follower sends no event
             await asyncio.sleep(0.001)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from skerry.bus import ledger, state_writer
+from skerry.bus import ledger, recovery, state_writer
 from skerry.bus.base import Record, Start
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.errors import Overtaken, StateLost
@@ -83,7 +83,7 @@ class BusyBus(MemoryBus):
                 await self.scripted.commit(act.commit)
         if act.append:
             for fragment in sorted(self.unwritten, reverse=True):
-                await ledger.append_commit(self.scripted.bus, self.unwritten.pop(fragment))
+                await recovery.append_commit(self.scripted.bus, self.unwritten.pop(fragment))
 
     async def later(self, _bus: object, commit: Commit) -> None:
         self.unwritten[commit.fragment] = commit

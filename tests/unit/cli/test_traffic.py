@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skerry.bus import contributions, ledger
+from skerry.bus import contributions, recovery
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.streams import specs
 from skerry.cli.traffic import Downlink, measure_uplink, parameters
@@ -105,8 +105,8 @@ async def test_bits_up_count_only_what_was_merged() -> None:
         chunks = encode_vector(scheme, walk(fragment, identity), 2048)
         await contributions.Sender(bus, RUN, PLAN).send(header("a", identity, kind), chunks)
         lasts.append(next(s.last_seq for s in await bus.streams() if s.name == name))
-    await ledger.append_commit(bus, commit(1, "genesis", consumed("a", 1, lasts[0])))
-    await ledger.append_commit(bus, commit(2, "quorum", consumed("a", lasts[0] + 1, lasts[1])))
+    await recovery.append_commit(bus, commit(1, "genesis", consumed("a", 1, lasts[0])))
+    await recovery.append_commit(bus, commit(2, "quorum", consumed("a", lasts[0] + 1, lasts[1])))
     stored = [await bus.get(name, sequence) for sequence in range(1, lasts[2] + 1)]
     sizes = [len(record.payload) for record in stored if record is not None]
     uplink = await measure_uplink(bus, RECORD)
@@ -136,7 +136,7 @@ async def test_contributions_that_lie_between_one_another_are_both_counted() -> 
     of = {x: [r.sequence for r in stored if r and r.subject.endswith(x)] for x in "ab"}
     assert max(of["a"][0], of["b"][0]) < min(of["a"][-1], of["b"][-1]), "they do not overlap"
     both = (consumed(x, of[x][0], of[x][-1]) for x in "ab")
-    await ledger.append_commit(bus, commit(2, "quorum", *both))
+    await recovery.append_commit(bus, commit(1, "quorum", *both))
     uplink = await measure_uplink(bus, RECORD)
     assert uplink.bytes_merged == uplink.bytes_sent
 
