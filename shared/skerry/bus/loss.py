@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.bus.base import Bus
-    from skerry.wire.messages import CheckpointRecord, Commit
+    from skerry.wire.messages import CheckpointRecord, Commit, MemberRecord
 
 RESTORED = "restored from "
 """How the reason of a commit begins that a checkpoint was written by."""
@@ -47,6 +47,16 @@ def gaps(newest: Mapping[int, Commit], commits: Mapping[int, Commit]) -> dict[in
     return found
 
 
+def unknown(commits: Mapping[int, Commit], members: Mapping[str, MemberRecord]) -> dict[str, int]:
+    """Return by learner the newest start that commits name and the members' records do not."""
+    found: dict[str, int] = {}
+    for row in (row for commit in commits.values() for row in commit.progress):
+        held = members.get(row.learner)
+        if held is None or held.incarnation < row.incarnation:
+            found[row.learner] = max(row.incarnation, found.get(row.learner, 0))
+    return found
+
+
 async def state_lost(bus: Bus, run: str, fragment: int, version: int, what: str) -> StateLost:
     """Return the error for a fragment whose newest version cannot be read any more.
 
@@ -64,6 +74,18 @@ async def ledger_lost(bus: Bus, run: str, missing: Mapping[int, range]) -> State
         f"The ledger of run {run!r} has lost commits that came before those of its manifests:"
         f" {_listed(missing)}. The newest state is still in the log, how it came about is not."
         f" {await _way_on(bus, run)}"
+    )
+
+
+async def members_lost(bus: Bus, run: str, lost: Mapping[str, int]) -> StateLost:
+    """Return the error for members that commits name and the ledger has no record of."""
+    who = "; ".join(
+        f"learner {name!r}" + (f", start {start}" if start else "")
+        for name, start in sorted(lost.items())
+    )
+    return StateLost(
+        f"The ledger of run {run!r} has lost records of its members: {who}. Which data they read"
+        f" is not known without them, so nobody joins. {await _way_on(bus, run)}"
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from skerry.bus import base, ledger, state
+from skerry.bus.recovery import check_members
 from skerry.errors import (
     BrokerUnavailable,
     BusError,
@@ -56,8 +57,10 @@ async def take_place(
 
     Reads only fragments that hold something of this learner above their floor, from the lowest
     such floor on, and keeps chunk numbers and no payload. Waits through a broker's restart.
-    Raises BusError when retention keeps dropping the learner's ``Start`` before it can be read.
+    Raises BusError when retention keeps dropping the learner's ``Start`` before it can be read,
+    StateLost where records of members are gone.
     """
+    await check_members(bus, run)
     before = await _settled(bus, run, learner)
     member = await ledger.join(bus, run, learner, host, now_ns)
     for attempt in range(START_ATTEMPTS):

@@ -12,8 +12,16 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from skerry.bus.base import Expect, Start
-from skerry.bus.ledger import CAS_ATTEMPTS, last_commits, read_run
-from skerry.bus.loss import begun_by_restore, gaps, ledger_lost, run_lost, state_lost
+from skerry.bus.ledger import CAS_ATTEMPTS, last_commits, members, read_run
+from skerry.bus.loss import (
+    begun_by_restore,
+    gaps,
+    ledger_lost,
+    members_lost,
+    run_lost,
+    state_lost,
+    unknown,
+)
 from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
 from skerry.telemetry import spans, tracer
 from skerry.wire.messages import Commit, Manifest
@@ -151,6 +159,21 @@ async def _follows(
     if missing := gaps(newest, commits):
         raise await ledger_lost(bus, run, missing)
     return True
+
+
+async def check_members(bus: Bus, run: str) -> None:
+    """Raise StateLost where the ledger lacks a learner, or a start of one, that its commits name.
+
+    A start that was numbered a second time would send what counts as merged already, and a new
+    name would be given a data shard that another reads.
+    """
+    lost: dict[str, int] = {}
+    for look in range(LOOKS):
+        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+        lost = unknown(await last_commits(bus, run), await members(bus, run))
+        if not lost:
+            return
+    raise await members_lost(bus, run, lost)
 
 
 async def read_behind(

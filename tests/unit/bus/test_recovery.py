@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from skerry.bus import ledger, recovery
+from skerry.bus import ledger, place, recovery
 from skerry.bus.base import Record
 from skerry.bus.loss import begun_by_restore, gaps
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.recovery import find_run
 from skerry.errors import RunNotFound, StateLost
 from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import CheckpointRecord, Commit
+from skerry.wire.messages import CheckpointRecord, Commit, LearnerProgress
 from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
 
@@ -59,6 +59,12 @@ async def reason_given(run: ScriptedRun, fragment: int, reason: str) -> None:
     await run.bus.publish(
         SUBJECTS.manifest(fragment), encode(dataclasses.replace(held, commit=commit))
     )
+
+
+async def merged(run: ScriptedRun, *rows: LearnerProgress) -> None:
+    """Append the first commit of fragment 0, which has merged something of these learners."""
+    first = dataclasses.replace(commit(1), progress=rows)
+    await recovery.append_commit(run.bus, first)
 
 
 class TestMend:
@@ -135,18 +141,61 @@ class TestMend:
         assert asked.count(SUBJECTS.commit(1)) == 3
 
 
+class TestMembers:
+    async def test_learner_that_commits_name_and_no_record_is_named(self) -> None:
+        run = await begun(0)
+        await ledger.join(run.bus, RUN, "a", "h", 1)
+        await merged(run, LearnerProgress("a", 1, 4, 100, 40), LearnerProgress("b", 2, 1, 9, 4))
+        with pytest.raises(StateLost, match=r"its members: learner 'b', start 2\. Which data they"):
+            await recovery.check_members(run.bus, RUN)
+
+    async def test_start_that_would_be_numbered_a_second_time_is_named(self) -> None:
+        run = await begun(0)
+        for at_ns in (1, 2):
+            await ledger.join(run.bus, RUN, "a", "h", at_ns)
+        await merged(run, LearnerProgress("a", 2, 4, 100, 40))
+        await recovery.check_members(run.bus, RUN)
+        lose(run, "ledger.member.a", last=1)
+        with pytest.raises(StateLost, match="learner 'a', start 2"):
+            await recovery.check_members(run.bus, RUN)
+
+    async def test_nobody_joins_a_run_that_has_lost_a_member(self) -> None:
+        run = await begun(0)
+        await merged(run, LearnerProgress("a", 0, 0, 100, 40))
+        with pytest.raises(StateLost, match="so nobody joins"):
+            await place.take_place(run.bus, RUN, run.plan, "b", host="h", now_ns=1)
+        assert await ledger.members(run.bus, RUN) == {}
+
+    async def test_members_that_a_replica_has_not_yet_are_looked_for_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = await begun(0)
+        await ledger.join(run.bus, RUN, "a", "h", 1)
+        await merged(run, LearnerProgress("a", 1, 4, 100, 40))
+        last_each, asked = run.bus.last_each, list[str]()
+
+        async def lagging(pattern: str) -> list[Record]:
+            asked.append(pattern)
+            behind = pattern == SUBJECTS.members() and asked.count(pattern) < 3
+            return [] if behind else await last_each(pattern)
+
+        monkeypatch.setattr(run.bus, "last_each", lagging)
+        await recovery.check_members(run.bus, RUN)
+        assert asked.count(SUBJECTS.members()) == 3
+
+
 class TestCommit:
     async def test_writer_at_work_does_not_go_on_with_a_ledger_that_was_emptied(self) -> None:
         run = await begun(3)
         lose(run)
-        with pytest.raises(StateLost, match="lost commits.*: fragment 1, every version before 4"):
+        with pytest.raises(StateLost, match=r"lost commits.*: fragment 1, every version before 4"):
             await run.commit(1)
         assert await ledger.last_commits(run.bus, RUN) == {}
 
     async def test_writer_at_work_does_not_leave_a_hole_in_the_ledger(self) -> None:
         run = await begun(3)
         lose(run, "ledger.commit.1", last=1)
-        with pytest.raises(StateLost, match="fragment 1, version 3. The newest state is still"):
+        with pytest.raises(StateLost, match=r"fragment 1, version 3\. The newest state is still"):
             await run.commit(1)
         assert (await ledger.last_commits(run.bus, RUN))[1].version == 2
 

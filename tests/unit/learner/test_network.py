@@ -202,7 +202,7 @@ def announce(wire: Wire, work: Work, fragment: int, version: int) -> None:
 
 def refusing(work: Work, refused: Refused) -> Commit:
     return Commit(
-        *("run", work.plan.digest, 0, 5, 0, "", "s", 1, 0, 0, 0.0, 0.0),
+        *("run", work.plan.digest, 0, 1, 0, "", "s", 1, 0, 0, 0.0, 0.0),
         *((), (refused,), 0, (), 0, 0),
     )
 
