@@ -14,7 +14,7 @@ stopping itself, and any other wait would be added to every round.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -144,6 +144,17 @@ def room_steps(schedule: Schedule) -> float:
     One is launched each H / P steps, and ``max_in_flight`` may be open.
     """
     return max_in_flight(schedule) * schedule.h_steps / schedule.launched
+
+
+def learner_room(schedule: Schedule, shards: int) -> int:
+    """Return how many fragments a learner may have in flight in each direction.
+
+    Two, or what all shards together keep open; all of them where it stops for rounds.
+    """
+    if schedule.blocking:
+        return schedule.fragments
+    owns = [len(range(shard, schedule.fragments, shards)) for shard in range(shards)]
+    return max(2, sum(max_in_flight(replace(schedule, own=own)) for own in owns if own))
 
 
 def next_round(

@@ -96,7 +96,7 @@ def _on_fragments(plan: Plan) -> Advice:
     if lowest is None:
         return Advice("P", "no P mends this", f"P up to H = {load.h_steps} was tried")
     if load.fragments < lowest:
-        return Advice("P", f"{lowest}", "the least with which every round ends within tau steps")
+        return Advice("P", f"{lowest}", "the least with which every round ends in its room")
     if load.h_steps % load.fragments:
         why = f"everything holds from P = {lowest} on; P that divides H = {load.h_steps} is even"
         return Advice("P", f"{load.fragments} will do", why)

@@ -135,7 +135,9 @@ def _settings(plan: Plan) -> Sheet:
     figures = {
         "H": setting("sync.h_steps", load.h_steps, "steps between two rounds of a fragment"),
         "P": setting("sync.fragments", load.fragments, "fragments"),
-        "tau": setting("sync.overlap_steps", load.overlap_steps, "steps that a round may take"),
+        "tau": setting(
+            "sync.overlap_steps", load.overlap_steps, "steps that a round is meant to take"
+        ),
         "K": setting("sync.quorum", load.quorum, "contributions after which a round may close"),
         "grace": setting("sync.grace_gamma", sync.grace_gamma, "share of a round's room for grace"),
         "shards": setting("sync.shards", load.shards, "syncers that share the fragments"),
@@ -193,6 +195,11 @@ def _rounds(plan: Plan, remarks: Doubts) -> Sheet:
         "H_in_effect": remarks.links(
             load.h_steps / rounds.on_schedule, "step", "longer than H where a link is too slow"
         ),
+        "room": remarks.links(
+            rounds.room_steps if load.overlap_steps else None,
+            "step",
+            "how long a round may live without holding up others; none: learners stop",
+        ),
         "due_at_the_same_step": remarks.links(rounds.together, "1", "fragments; ceil(P / H)"),
     }
     return Sheet("rounds", "Rounds", figures)
@@ -211,7 +218,7 @@ def _links(plan: Plan, remarks: Doubts) -> Grid:
             deadline = None if factor is None else 0.0 if link.local else has * factor
             row[f"{way}_throughput"] = remarks.links(average, "bit/s", "m b N / (H t)")
             row[f"{way}_deadline"] = remarks.links(
-                deadline, "bit/s", "so that a round ends within tau steps; none: no rate is enough"
+                deadline, "bit/s", "so that a round ends in its room; none: no rate is enough"
             )
             need = None if deadline is None else max(average, deadline)
             named = "throughput" if deadline is not None and average >= deadline else "deadline"
@@ -219,8 +226,8 @@ def _links(plan: Plan, remarks: Doubts) -> Grid:
         tau = rounds.tau_that_fits(link)
         row |= {
             "round": remarks.links(rounds.round_s(link), "s", "stages one after another"),
-            "slack": remarks.links(rounds.slack_steps(link), "step", "tau less the round"),
-            "tau_fits": remarks.links(tau, "1", "least tau; none: a round takes H steps or more"),
+            "slack": remarks.links(rounds.slack_steps(link), "step", "the room less the round"),
+            "tau_fits": remarks.links(tau, "1", "least tau with room for it; none: none below H"),
         }
         rows[name] = row
     return Grid(
@@ -228,8 +235,8 @@ def _links(plan: Plan, remarks: Doubts) -> Grid:
         "Links: bandwidth for full hiding",
         rows,
         (
-            "throughput: all fragments pass once in H steps; deadline: one round ends within tau",
-            "steps, both directions growing in proportion; the larger of the two is needed",
+            "throughput: all fragments pass once in H steps; deadline: one round ends in the room",
+            "that it has, both directions growing in proportion; the larger of the two is needed",
         ),
     )
 

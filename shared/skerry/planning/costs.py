@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skerry.core.schedule import learner_room
 from skerry.planning.figures import Figure, Kind, Sheet, derived
 from skerry.planning.measured import COMMIT_BYTES, STATE_COPIES
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 LEARNER_VECTORS = 4
 """f32 per parameter of a learner: parameters, anchors, AdamW's two moments."""
-FLIGHT_VECTORS = 4
-"""f32 vectors of the largest fragment in a learner: two in flight, two vectors each."""
+FLIGHT_VECTORS = 2
+"""f32 vectors of the largest fragment in a learner, for each that it has room for in flight."""
 TOKENS_PER_PARAMETER = 20
 """Tokens to train on where nobody says: Hoffmann et al. 2022, about."""
 GB = 1e9
@@ -28,7 +29,8 @@ GB = 1e9
 def learner_bytes(load: Workload) -> float:
     """Return a learner's memory, activations and gradients aside."""
     feedback = 8 * load.parameters if load.up_scheme == "int2" else 0.0
-    return 4 * (LEARNER_VECTORS * load.parameters + FLIGHT_VECTORS * load.fragment) + feedback
+    flight = FLIGHT_VECTORS * learner_room(load.schedule, load.shards) * load.fragment
+    return 4 * (LEARNER_VECTORS * load.parameters + flight) + feedback
 
 
 def memory(rounds: Rounds, chips: Mapping[str, int]) -> Sheet:
@@ -37,7 +39,10 @@ def memory(rounds: Rounds, chips: Mapping[str, int]) -> Sheet:
     learner = learner_bytes(load)
     contributions = rounds.learners * rounds.fragment * load.up_bits / 8
     shard = load.parameters / load.shards
-    held = "f32 parameters, anchors, 2 AdamW moments, 4 vectors of a fragment; no activations"
+    room = learner_room(load.schedule, load.shards)
+    held = (
+        f"f32 parameters, anchors, 2 AdamW moments, 2 vectors of {room} fragments; no activations"
+    )
     per_chip = {
         f"learner_at_{name}_per_chip": derived(learner / count, "B", f"over {count} chips, evenly")
         for name, count in chips.items()

@@ -2,7 +2,8 @@
 
 A link has two bounds. *Throughput*: in the H steps after which a fragment's turn comes again, all
 fragments must have passed once. *Deadline*: one round, from a learner's capture until it holds the
-new fragment, should be over within tau steps. The larger of the two is what full hiding needs.
+new fragment, should be over before it holds up the rounds after it: within the *room* that the
+schedule has for a round, R steps of the clock. The larger of the two is what full hiding needs.
 
 With N parameters, b bits each on the wire, m learners behind one link, and a clock of t seconds a
 step (that of the K-th fastest learner)::
@@ -10,22 +11,24 @@ step (that of the K-th fastest learner)::
     throughput = m b N / (H t)
     round      = encode + m b_up F / up + decode + merge + encode + write + m b_down F / down
                  + decode + 2 RTT
-    deadline   = up x (transfers) / (tau t_site - everything else), both links in proportion
+    deadline   = up x (transfers) / (R t - everything else), both links in proportion
 
 F is the largest fragment, times those that are due at the same step where P > H. The stages are
 taken one after another, though chunks flow through some of them at once: a bound from above.
 
 Sources: Streaming DiLoCo (arXiv 2501.18512), on overlapping; Decoupled DiLoCo (2604.21428), on the
-slack ``tau * step - (quorum + sync)``.
+slack ``tau * step - (quorum + sync)``. Ours has R for its tau (``schedule.room_steps``), since no
+learner stops for a result; R is tau or more.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from skerry.core.schedule import Schedule, room_steps
 from skerry.planning.measured import WIRE_BITS, decode_s, encode_s, merge_s
 
 if TYPE_CHECKING:
@@ -53,6 +56,10 @@ class Workload:
     up_scheme: str
     down_scheme: str
     outer_vectors: int
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.fragments, self.h_steps, self.overlap_steps)
 
     @property
     def parameters(self) -> float:
@@ -105,11 +112,15 @@ class HubLimits:
 
 @dataclass(frozen=True)
 class Rounds:
-    """A workload on these links: every figure of every round."""
+    """A workload on these links: every figure of every round.
+
+    ``within_tau``: a round should be over within tau steps, not only in its room.
+    """
 
     load: Workload
     links: Mapping[str, Link]
     hub: HubLimits
+    within_tau: bool = False
 
     @cached_property
     def learners(self) -> int:
@@ -235,33 +246,47 @@ class Rounds:
         hub = 0.0 if link.local else self.hub_transfer_s
         return max(self.transfer_s(link), hub) + self.elsewhere_s(link)
 
-    def deadline_s(self, link: Link) -> float:
-        """Return the tau steps that a round may take."""
-        return self.load.overlap_steps * link.step_s
+    @cached_property
+    def room_steps(self) -> float:
+        """For how many steps of the clock a round may live without holding up those after it."""
+        return _room_steps(self.load, self.load.overlap_steps)
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds that a round may take."""
+        steps = self.load.overlap_steps if self.within_tau else self.room_steps
+        return steps * self.clock_s
 
     def slack_steps(self, link: Link) -> float:
-        """Return what a round leaves of its tau steps, in steps; negative: it is late."""
-        return (self.deadline_s(link) - self.round_s(link)) / link.step_s
+        """Return what a round leaves of its room, in steps of the clock; negative: it is late."""
+        return self.room_steps - self.round_s(link) / self.clock_s
 
     def tau_that_fits(self, link: Link) -> int | None:
-        """Return the least tau within which a round is over; None if that is not below H."""
-        steps = max(1, math.ceil(self.round_s(link) / link.step_s - 1e-9))
-        return steps if steps < self.load.h_steps else None
+        """Return the least tau whose room holds a round; None if none below H does."""
+        steps = self.round_s(link) / self.clock_s
+        taus = range(1, self.load.h_steps)
+        return next((tau for tau in taus if _room_steps(self.load, tau) >= steps - 1e-9), None)
 
-    def room_s(self, link: Link) -> float:
-        """Return what of tau steps is left for the wire; not above 0: no bandwidth helps."""
-        return self.deadline_s(link) - self.elsewhere_s(link)
+    def wire_s(self, link: Link) -> float:
+        """Return what of the room is left for the wire; not above 0: no bandwidth helps."""
+        return self.deadline_s - self.elsewhere_s(link)
 
     def deadline_factor(self, link: Link) -> float | None:
         """Return by what both links must grow for a round to be in time; None: they cannot help."""
-        room = self.room_s(link)
-        return self.transfer_s(link) / room if room > 0 else None
+        left = self.wire_s(link)
+        return self.transfer_s(link) / left if left > 0 else None
 
     @cached_property
     def hub_factor(self) -> float:
         """By what the hub's links must grow for every round to be in time, where links can help."""
-        rooms = [self.room_s(link) for link in self.links.values() if not link.local]
-        return self.hub_transfer_s / min((room for room in rooms if room > 0), default=math.inf)
+        left = [self.wire_s(link) for link in self.links.values() if not link.local]
+        return self.hub_transfer_s / min((wire for wire in left if wire > 0), default=math.inf)
+
+
+def _room_steps(load: Workload, tau: int) -> float:
+    """Return the room of a shard's rounds, of the largest where P does not divide evenly."""
+    own = math.ceil(load.fragments / load.shards)
+    return room_steps(replace(load.schedule, overlap_steps=tau, own=own))
 
 
 def _over(bits: float, rate: float | None) -> float:

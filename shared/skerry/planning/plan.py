@@ -173,12 +173,16 @@ def _fleet(request: Request, rounds: Rounds) -> Fleet:
 def _choose(paths: frozenset[str], rounds: Rounds, limits: Limits) -> dict[str, int]:
     """Return H, P and shards, as far as they are open: the least H that works, then P, then shards.
 
-    Nothing is chosen where nothing works: then the defaults are what the verdict is about.
+    Rounds that are over within tau steps come before those that only hold up no others: a result
+    that comes later is of less use. Nothing is chosen where nothing works: then the defaults are
+    what the verdict is about.
     """
-    for found in _choices(paths, rounds.load):
-        after = replace(rounds, load=_with(rounds.load, found))
-        if all(item.ratio <= SPARE for item in constraints(after, limits)):
-            return {path: value for path, value in found.items() if path in paths}
+    for within_tau in (True, False):
+        for found in _choices(paths, rounds.load):
+            load = _with(rounds.load, found)
+            after = replace(rounds, load=load, within_tau=within_tau)
+            if all(item.ratio <= SPARE for item in constraints(after, limits)):
+                return {path: value for path, value in found.items() if path in paths}
     return {}
 
 

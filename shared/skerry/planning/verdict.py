@@ -79,10 +79,9 @@ def _of_link(rounds: Rounds, link: Link) -> Iterator[Constraint]:
     if not blocking:
         factor = rounds.deadline_factor(link)
         if factor is None or link.local:
-            need, has = rounds.round_s(link), rounds.deadline_s(link)
-            yield Constraint(
-                f"site {link.name} round", need, has, "s", "a round should end within tau steps"
-            )
+            need, has = rounds.round_s(link), rounds.deadline_s
+            why = f"a round of over {rounds.room_steps:.3g} steps holds up others"
+            yield Constraint(f"site {link.name} round", need, has, "s", why)
         if link.local:
             return
         directions = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import raw_bytes
-from skerry.core.schedule import Schedule, offset
+from skerry.core.schedule import Schedule, launch_floor_s, max_in_flight, offset
 from skerry.planning.fixes import least
 from skerry.planning.links import HubLimits, Link, Rounds, Workload
 from skerry.planning.measured import RAW_BITS, WIRE_BITS, merge_s
@@ -72,7 +72,7 @@ def test_throughput_is_what_a_site_sends_in_the_steps_after_which_a_fragment_ret
 
 
 @over(loads, links)
-def test_links_at_their_deadline_bound_end_a_round_exactly_within_tau_steps(
+def test_links_at_their_deadline_bound_end_a_round_exactly_within_its_room(
     load: Workload, link: Link
 ) -> None:
     rounds = rounds_of(link, load=load)
@@ -81,20 +81,41 @@ def test_links_at_their_deadline_bound_end_a_round_exactly_within_tau_steps(
         return
     grown = replace(link, up_bits_s=link.up_bits_s * factor, down_bits_s=link.down_bits_s * factor)
     rounds = rounds_of(grown, load=load)
-    assert rounds.round_s(rounds.links["s0"]) == pytest.approx(rounds.deadline_s(grown))
+    assert rounds.round_s(rounds.links["s0"]) == pytest.approx(rounds.deadline_s)
 
 
 @over(loads, links)
-def test_the_tau_that_fits_is_the_least_number_of_steps_that_hold_a_round(
+def test_the_tau_that_fits_is_the_least_whose_room_holds_a_round(
+    load: Workload, link: Link
+) -> None:
+    def holds(tau: int) -> bool:
+        after = rounds_of(link, load=replace(load, overlap_steps=tau))
+        return after.slack_steps(link) >= -1e-6
+
+    tau = rounds_of(link, load=load).tau_that_fits(link)
+    if tau is None:
+        assert not any(holds(tau) for tau in range(1, load.h_steps))
+    else:
+        assert holds(tau)
+        assert tau == 1 or not holds(tau - 1)
+
+
+@over(loads, links)
+def test_rounds_of_a_shard_that_live_for_their_room_are_launched_in_time(
     load: Workload, link: Link
 ) -> None:
     rounds = rounds_of(link, load=load)
-    tau, taken = rounds.tau_that_fits(link), rounds.round_s(link)
-    if tau is None:
-        assert taken > (load.h_steps - 1) * link.step_s * (1 - 1e-6)
-    else:
-        assert tau * link.step_s >= taken * (1 - 1e-6)
-        assert tau == 1 or (tau - 1) * link.step_s < taken
+    own = math.ceil(load.fragments / load.shards)
+    launches = Schedule(load.fragments, load.h_steps, load.overlap_steps, own)
+    floor_s = launch_floor_s(launches, rounds.clock_s)
+    assert rounds.deadline_s == pytest.approx(max_in_flight(launches) * floor_s)
+    assert rounds.room_steps <= load.h_steps * (1 + 1e-9)
+
+
+@over(loads, links)
+def test_a_round_has_room_for_tau_steps_or_more(load: Workload, link: Link) -> None:
+    rounds = rounds_of(link, load=load)
+    assert rounds.room_steps >= min(load.overlap_steps, load.h_steps) * (1 - 1e-9)
 
 
 @over(loads, links, st.floats(1.0, 100.0))

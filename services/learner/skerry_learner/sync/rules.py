@@ -53,11 +53,8 @@ class Policy:
 
     @classmethod
     def of(cls, sync: SyncConfig) -> Policy:
-        """Return the policy; the room is two fragments, or what all shards together keep open."""
         beat = schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps)
-        shards = [len(range(s, sync.fragments, sync.shards)) for s in range(sync.shards)]
-        opened = sum(schedule.max_in_flight(replace(beat, own=own)) for own in shards if own)
-        room = max(2, opened) if sync.overlap_steps else sync.fragments
+        room = schedule.learner_room(beat, sync.shards)
         return cls(sync.overlap_steps, sync.adoption, beat, room)
 
 
