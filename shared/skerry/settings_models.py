@@ -105,7 +105,7 @@ class TrainConfig(Table):
 
 
 class SyncConfig(Table):
-    """When and how learners meet (DESIGN section 3); experiments are those of docs/quality.md."""
+    """When and how learners meet; experiments are those of docs/quality.md."""
 
     learners: int = Field(default=2, ge=1)
     """Learners this run is laid out for (M); more or fewer may come and go."""
@@ -125,7 +125,8 @@ class SyncConfig(Table):
     """Share of the time until a round holds up others that its grace window may use, a step at
     least; 0: no window. Experiments ``speeds`` and ``lateness``."""
     round_timeout_s: float = Field(default=60.0, gt=0)
-    """A round without quorum for this long is opened anew among those who are alive."""
+    """A round without quorum for this long closes with what it has; one that nobody answered is
+    opened anew. No grace window is longer."""
     max_staleness: int = Field(default=4, ge=0)
     """Contributions whose base is further behind, in versions, are refused and counted."""
     staleness_discount: float = Field(default=0.5, gt=0, le=1)
@@ -351,7 +352,7 @@ class MetricsSettings(Table):
     every_s: float = Field(default=10.0, gt=0)
     """Seconds between two rows of metrics, in the file and everywhere below."""
     file_bytes: int = Field(default=64 * 1024**2, ge=64 * 1024)
-    """The file telemetry.jsonl is set aside when it would grow beyond this,"""
+    """The file that telemetry.jsonl names is set aside when it would grow beyond this,"""
     keep_files: int = Field(default=10, ge=0)
     """and so many that were set aside are kept, packed (.gz)."""
     tensorboard: Path | None = None

@@ -2,7 +2,8 @@
 
 A new owner of a shard mends the one difference that a crash leaves, a ledger that is one commit
 behind its manifest; whoever looks for a run is told when its record is gone and its state is not.
-Every other difference is a loss, and is named.
+Every other difference is a loss, and is named. The same check stands before every append, and a
+learner that joins looks whether the ledger still knows everybody whom its commits name.
 """
 
 from __future__ import annotations

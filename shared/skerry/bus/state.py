@@ -1,6 +1,6 @@
 """Reading the global state: a fenced double buffer per fragment, whose manifest is what counts.
 
-Readers start from the manifest, so that they see all of a version or none of it (DESIGN section 4);
+Readers start from the manifest, so that they see all of a version or none of it;
 ``state_writer`` is the other side.
 """
 

@@ -1,7 +1,7 @@
 """The one writer of a shard's fragments: every write of it expects the shard's fence to be its own.
 
 Chunks go to the slot that the current manifest does not use; the manifest is the commit point, and
-the ledger record follows it (DESIGN section 4).
+the ledger record follows it.
 """
 
 from __future__ import annotations

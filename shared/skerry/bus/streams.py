@@ -21,7 +21,7 @@ def specs(
     window_bytes: int = 4 * 1024**3,
     window_s: float = 24 * 3600.0,
 ) -> tuple[StreamSpec, ...]:
-    """Return the streams of a run as DESIGN section 4 has them.
+    """Return the streams of a run.
 
     STATE has no bound on its size: a bound that drops the oldest message of *any* subject would
     drop live fragments, and one that refuses new messages would stop the run. ``window_bytes``

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """P fragments, each due once per H steps, each in the air for tau steps.
+    """P fragments, each due once per H steps, meant to be in the air for tau steps.
 
     ``own`` of them are launched by whoever asks, the rest by other syncers; None: all are.
     """
@@ -129,9 +129,9 @@ def launch_floor_s(schedule: Schedule, step_time_s: float) -> float:
 def max_in_flight(schedule: Schedule) -> int:
     """Return how many rounds may be open at once.
 
-    A round lives for tau steps and P / H rounds start per step, so ``tau * P / H`` overlap; what
-    is due at one and the same step comes on top: one fragment, or P / H where P exceeds H. P is
-    the number of fragments that are launched here.
+    A round is meant to live for tau steps and P / H rounds start per step, so ``tau * P / H``
+    overlap; what is due at one and the same step comes on top: one fragment, or P / H where P
+    exceeds H. P is the number of fragments that are launched here.
     """
     per_step = schedule.launched / schedule.h_steps
     room = math.ceil(schedule.overlap_steps * per_step) + math.ceil(per_step)

@@ -13,9 +13,9 @@ docs/metrics.md`; a test keeps it so.
 
 Names and units are OpenTelemetry's (UCUM; a unit in braces only says what is counted). Services
 send theirs by OTLP where `telemetry.endpoint` is set; the health monitor tells of what it reads
-from the log and from the broker on `/metrics`, in Prometheus' words, and writes the same to
-`telemetry.jsonl` every `metrics.every_s` seconds, and to TensorBoard or Weights & Biases where
-`metrics.tensorboard` or `metrics.wandb` says so.
+from the log and from the broker on `/metrics`, in Prometheus' words, and writes the same every
+`metrics.every_s` seconds to the file that `telemetry.jsonl` names (`.skerry/RUN/metrics.jsonl`),
+and to TensorBoard or Weights & Biases where `metrics.tensorboard` or `metrics.wandb` says so.
 
 - A metric means the same whoever tells of it. Where a backend gets both, the job tells them apart.
 - Counters begin at 0 with the process that they count for: a learner's with its incarnation.
