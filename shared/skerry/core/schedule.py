@@ -153,8 +153,10 @@ def learner_room(schedule: Schedule, shards: int) -> int:
     """
     if schedule.blocking:
         return schedule.fragments
-    owns = [len(range(shard, schedule.fragments, shards)) for shard in range(shards)]
-    return max(2, sum(max_in_flight(replace(schedule, own=own)) for own in owns if own))
+    least, more = divmod(schedule.fragments, shards)
+    owns = ((least + 1, more), (least, shards - more))  # shards that own so many, and how many do
+    opened = (max_in_flight(replace(schedule, own=own)) * count for own, count in owns if own)
+    return max(2, sum(opened))
 
 
 def next_round(

@@ -13,6 +13,7 @@ from skerry.planning.verdict import constraints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from collections.abc import Set as AbstractSet
 
     from skerry.planning.links import Rounds, Workload
     from skerry.planning.verdict import Constraint, Limits
@@ -69,7 +70,8 @@ def _own_fix(broken: Constraint) -> str:
 
 def _candidates(rounds: Rounds, limits: Limits, broken: Constraint) -> Iterator[tuple[str, Rounds]]:
     """Yield single changes that mend ``broken``, with the words for each."""
-    works = partial(_mends, limits, broken)
+    others = {item.what for item in constraints(rounds, limits) if not item.holds} - {broken.what}
+    works = partial(_mends, limits, others)
     for kind, now, scheme_changed in _schemes(rounds.load):
         for scheme in CHEAPER:
             after = replace(rounds, load=scheme_changed(scheme))
@@ -113,15 +115,6 @@ def _with_cores(rounds: Rounds, cores: int) -> Rounds:
     return replace(rounds, hub=replace(rounds.hub, cores=cores))
 
 
-def _mends(limits: Limits, broken: Constraint, after: Rounds) -> bool:
-    """Tell whether ``broken`` holds then, and has not turned into a round that ends too late."""
-    site = _site(broken)
-    return all(
-        item.holds
-        for item in constraints(after, limits)
-        if item.what == broken.what or (item.what.endswith(" round") and _site(item) == site)
-    )
-
-
-def _site(item: Constraint) -> str:
-    return item.what.rpartition(" ")[0] if item.what.startswith("site ") else "-"
+def _mends(limits: Limits, others: AbstractSet[str], after: Rounds) -> bool:
+    """Tell whether everything holds then but what does not hold now for ``others``' reasons."""
+    return all(item.holds for item in constraints(after, limits) if item.what not in others)

@@ -18,17 +18,18 @@ taken one after another, though chunks flow through some of them at once: a boun
 
 Sources: Streaming DiLoCo (arXiv 2501.18512), on overlapping; Decoupled DiLoCo (2604.21428), on the
 slack ``tau * step - (quorum + sync)``. Ours has R for its tau (``schedule.room_steps``), since no
-learner stops for a result; R is tau or more.
+learner stops for a result; R is tau or more. What is reckoned with is a bound of it from below
+that only grows with H and tau, and shrinks with P: the schedule's own goes up and down in between.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from skerry.core.schedule import Schedule, room_steps
+from skerry.core.schedule import Schedule
 from skerry.planning.measured import WIRE_BITS, decode_s, encode_s, merge_s
 
 if TYPE_CHECKING:
@@ -249,7 +250,19 @@ class Rounds:
     @cached_property
     def room_steps(self) -> float:
         """For how many steps of the clock a round may live without holding up those after it."""
-        return _room_steps(self.load, self.load.overlap_steps)
+        most, each, usual = self._room
+        return min(most, each + max(usual, self.load.overlap_steps))
+
+    @property
+    def _room(self) -> tuple[float, float, float]:
+        """H, the steps from one launch of a shard to the next, and those less what comes together.
+
+        ``schedule.room_steps`` is H / P times the rounds that may be open, ``ceil(tau P / H)`` and
+        ``ceil(P / H)``; the bound takes each for what is in it or for one, whichever is more.
+        """
+        load = self.load
+        gap = load.h_steps / math.ceil(load.fragments / load.shards)
+        return load.h_steps, max(1.0, gap), gap
 
     @property
     def deadline_s(self) -> float:
@@ -263,9 +276,10 @@ class Rounds:
 
     def tau_that_fits(self, link: Link) -> int | None:
         """Return the least tau whose room holds a round; None if none below H does."""
-        steps = self.round_s(link) / self.clock_s
-        taus = range(1, self.load.h_steps)
-        return next((tau for tau in taus if _room_steps(self.load, tau) >= steps - 1e-9), None)
+        most, each, usual = self._room
+        steps = self.round_s(link) / self.clock_s - 1e-9
+        tau = 1 if steps <= each + usual else max(1, math.ceil(steps - each))
+        return tau if steps <= most and tau < self.load.h_steps else None
 
     def wire_s(self, link: Link) -> float:
         """Return what of the room is left for the wire; not above 0: no bandwidth helps."""
@@ -281,12 +295,6 @@ class Rounds:
         """By what the hub's links must grow for every round to be in time, where links can help."""
         left = [self.wire_s(link) for link in self.links.values() if not link.local]
         return self.hub_transfer_s / min((wire for wire in left if wire > 0), default=math.inf)
-
-
-def _room_steps(load: Workload, tau: int) -> float:
-    """Return the room of a shard's rounds, of the largest where P does not divide evenly."""
-    own = math.ceil(load.fragments / load.shards)
-    return room_steps(replace(load.schedule, overlap_steps=tau, own=own))
 
 
 def _over(bits: float, rate: float | None) -> float:

@@ -64,7 +64,6 @@ def make(request: Request) -> Plan:
     rounds, limits = _rounds(request), _limits(request)
     chosen = _choose(request.open, rounds, limits)
     rounds = replace(rounds, load=_with(rounds.load, chosen))
-    limits = replace(limits, chip_bytes=_chip_bytes(request, rounds.load))
     judged = constraints(rounds, limits)
     broken = [item for item in judged if not item.holds]
     overlapping = broken and rounds.load.overlap_steps
@@ -147,17 +146,13 @@ def _limits(request: Request) -> Limits:
     log = request.run.log
     given = "window_bytes" in log.model_fields_set
     return Limits(
+        chips=tuple(
+            (name, site.chips, site.memory)
+            for name, site in request.scene.sites.items()
+            if site.memory is not None
+        ),
         window_bytes=float(log.window_bytes) if given else None,
         utilisation=request.scene.plan.utilisation_target,
-    )
-
-
-def _chip_bytes(request: Request, load: Workload) -> tuple[tuple[str, float, float], ...]:
-    need = costs.learner_bytes(load)
-    return tuple(
-        (name, need / site.chips, site.memory)
-        for name, site in request.scene.sites.items()
-        if site.memory is not None
     )
 
 

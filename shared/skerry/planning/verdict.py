@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skerry.planning.costs import learner_bytes
 from skerry.planning.figures import shown
 
 if TYPE_CHECKING:
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is judged beside links: bytes per chip by site, utilisation where learners stop."""
+    """What is judged beside links: utilisation where learners stop, and by site its chips.
 
-    chip_bytes: tuple[tuple[str, float, float], ...] = ()
+    ``chips`` are a site's name, how many chips a learner has there, and the bytes of one.
+    """
+
+    chips: tuple[tuple[str, int, float], ...] = ()
     window_bytes: float | None = None
     utilisation: float = 0.9
 
@@ -117,8 +121,9 @@ def _of_hub(rounds: Rounds) -> Iterator[Constraint]:
 
 
 def _of_limits(rounds: Rounds, limits: Limits) -> Iterator[Constraint]:
-    for site, need, has in limits.chip_bytes:
+    for site, count, has in limits.chips:
         why = "parameters, anchors, AdamW and fragments in flight; activations come on top"
+        need = learner_bytes(rounds.load) / count
         yield Constraint(f"site {site} chip memory", need, has, "B", why)
     if limits.window_bytes is not None:
         need = rounds.learners * rounds.fragment * rounds.load.up_bits / 8

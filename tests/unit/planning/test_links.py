@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import raw_bytes
-from skerry.core.schedule import Schedule, launch_floor_s, max_in_flight, offset
+from skerry.core.schedule import Schedule, offset, room_steps
 from skerry.planning.fixes import least
 from skerry.planning.links import HubLimits, Link, Rounds, Workload
 from skerry.planning.measured import RAW_BITS, WIRE_BITS, merge_s
@@ -104,12 +104,22 @@ def test_the_tau_that_fits_is_the_least_whose_room_holds_a_round(
 def test_rounds_of_a_shard_that_live_for_their_room_are_launched_in_time(
     load: Workload, link: Link
 ) -> None:
+    """Of every shard: where P does not divide evenly, the one that owns least has least room."""
     rounds = rounds_of(link, load=load)
-    own = math.ceil(load.fragments / load.shards)
-    launches = Schedule(load.fragments, load.h_steps, load.overlap_steps, own)
-    floor_s = launch_floor_s(launches, rounds.clock_s)
-    assert rounds.deadline_s == pytest.approx(max_in_flight(launches) * floor_s)
-    assert rounds.room_steps <= load.h_steps * (1 + 1e-9)
+    for shard in range(load.shards):
+        own = len(range(shard, load.fragments, load.shards))
+        if own:
+            assert rounds.room_steps <= room_steps(replace(load.schedule, own=own)) * (1 + 1e-9)
+
+
+@over(loads, links, st.sampled_from(["h_steps", "overlap_steps", "shards", "fragments"]))
+def test_room_grows_with_h_tau_and_shards_and_shrinks_with_fragments(
+    load: Workload, link: Link, what: str
+) -> None:
+    more = replace(load, **{what: getattr(load, what) + 1})
+    small, large = (more, load) if what == "fragments" else (load, more)
+    rooms = [rounds_of(link, load=each).room_steps for each in (small, large)]
+    assert rooms[0] <= rooms[1] * (1 + 1e-9)
 
 
 @over(loads, links)

@@ -310,3 +310,18 @@ def test_where_no_round_is_over_within_tau_steps_room_is_enough() -> None:
     late = replace(plan.rounds, within_tau=True)
     assert plan.feasible
     assert not all(item.holds for item in constraints(late, plan.limits))
+
+
+def test_a_fix_does_not_break_what_held() -> None:
+    chips = site(chips=3, memory="80 GB", up="1 Tbit/s")
+    plan = planned({"a": chips}, hub={"cores": 1}, sync={**FIXED, "shards": 1})
+    assert plan.binding is not None
+    assert plan.binding.what == "syncer of a shard"
+    for fix in plan.fixes:
+        if found := re.fullmatch(r"shards >= (\d+)", fix):
+            load = replace(plan.rounds.load, shards=int(found[1]))
+            after = constraints(replace(plan.rounds, load=load), plan.limits)
+            memory = next(item for item in after if item.what == "site a chip memory")
+            assert memory.holds
+    eight = replace(plan.rounds, load=replace(plan.rounds.load, shards=8))
+    assert not all(item.holds for item in constraints(eight, plan.limits))
