@@ -20,7 +20,7 @@ from skerry.bus.nats_bus import NatsBus
 from skerry.settings import RunConfig
 from skerry.testing.nats_server import NatsServer
 from skerry.testing.puppet import Puppet
-from skerry.testing.scripted_run import ScriptedRun
+from skerry.testing.scripted_run import STARTS, ScriptedRun
 
 pytestmark = pytest.mark.nats
 
@@ -98,7 +98,7 @@ async def test_it_tells_of_a_learner_that_falls_silent_and_comes_back(
             await running.until("/api/run", alive)
         assert (await running.line("learner_gone"))["learner"] == "a"
         async with puppet(bus, scripted):
-            assert (await running.line("learner_back"))["incarnation"] == 2
+            assert (await running.line("learner_back"))["incarnation"] == STARTS + 2
 
 
 async def test_killed_and_started_again_it_knows_the_run(

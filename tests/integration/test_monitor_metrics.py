@@ -20,7 +20,7 @@ from skerry.settings import RunConfig
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Kind, Metric, of, prometheus_name
 from skerry.testing.puppet import Puppet
-from skerry.testing.scripted_run import ScriptedRun
+from skerry.testing.scripted_run import STARTS, ScriptedRun
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -104,4 +104,4 @@ async def test_a_live_run_is_scraped_and_written_down(tmp_path: Path) -> None:
     last = json.loads(rows.read_text().splitlines()[-1])
     assert last["run"] == "r"
     assert last["skerry.monitor.malformed{message=pulse}"] == 1
-    assert last["skerry.learner.incarnation{learner=a}"] == 1
+    assert last["skerry.learner.incarnation{learner=a}"] == STARTS + 1

@@ -112,13 +112,16 @@ async def members(bus: Bus, run: str) -> dict[str, MemberRecord]:
     return {m.learner: m for m in found}
 
 
-async def join(bus: Bus, run: str, learner: str, host: str, now_ns: int) -> MemberRecord:
+async def join(
+    bus: Bus, run: str, learner: str, host: str, now_ns: int, *, above: int = 0
+) -> MemberRecord:
     """Register a start of ``learner`` and return it with its incarnation and data shard.
 
-    A name keeps its shard for ever; a new name takes the next number. The whole member table is
-    compared-and-set through a count kept on the newest record, so two learners that join at the
-    same instant get different shards. Where the acknowledgement of a write was lost, its number
-    is left out and the next one taken: nobody else ever used it.
+    Its number is higher than its record's, and than ``above``. A name keeps its shard for ever; a
+    new name takes the next one. The whole member table is compared-and-set through a count kept on
+    the newest record, so two learners that join at the same instant get different shards. Where
+    the acknowledgement of a write was lost, its number is left out and the next one taken: nobody
+    else ever used it.
     """
     subjects = Subjects(run)
     subject = subjects.member(learner)
@@ -133,7 +136,7 @@ async def join(bus: Bus, run: str, learner: str, host: str, now_ns: int) -> Memb
         member = MemberRecord(
             run=run,
             learner=learner,
-            incarnation=mine[0].incarnation + 1 if mine else 1,
+            incarnation=1 + max(above, mine[0].incarnation if mine else 0),
             host=host,
             joined_ns=now_ns,
             shard=mine[0].shard if mine else len(known),

@@ -13,7 +13,7 @@ from skerry.bus.ledger import last_checkpoint, last_commits
 from skerry.errors import StateLost, WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.bus.base import Bus
     from skerry.wire.messages import CheckpointRecord, Commit, MemberRecord
@@ -47,12 +47,16 @@ def gaps(newest: Mapping[int, Commit], commits: Mapping[int, Commit]) -> dict[in
     return found
 
 
-def unknown(commits: Mapping[int, Commit], members: Mapping[str, MemberRecord]) -> dict[str, int]:
-    """Return by learner the newest start that commits name and the members' records do not."""
+def unknown(commits: Iterable[Commit], members: Mapping[str, MemberRecord]) -> dict[str, int]:
+    """Return by learner the newest start that commits name and the members' records do not.
+
+    A row of a restored run names no start: of a learner that its checkpoint has no data shard of,
+    since its record was lost before, nothing more can be known, and it begins as a new name.
+    """
     found: dict[str, int] = {}
-    for row in (row for commit in commits.values() for row in commit.progress):
+    for row in (row for commit in commits for row in commit.progress):
         held = members.get(row.learner)
-        if held is None or held.incarnation < row.incarnation:
+        if (held.incarnation if held else 0) < row.incarnation:
             found[row.learner] = max(row.incarnation, found.get(row.learner, 0))
     return found
 
@@ -79,13 +83,11 @@ async def ledger_lost(bus: Bus, run: str, missing: Mapping[int, range]) -> State
 
 async def members_lost(bus: Bus, run: str, lost: Mapping[str, int]) -> StateLost:
     """Return the error for members that commits name and the ledger has no record of."""
-    who = "; ".join(
-        f"learner {name!r}" + (f", start {start}" if start else "")
-        for name, start in sorted(lost.items())
-    )
+    who = "; ".join(f"learner {name!r}, start {start}" for name, start in sorted(lost.items()))
     return StateLost(
         f"The ledger of run {run!r} has lost records of its members: {who}. Which data they read"
-        f" is not known without them, so nobody joins. {await _way_on(bus, run)}"
+        " is not known without them, so they do not join, and no new name does."
+        f" {await _way_on(bus, run)}"
     )
 
 

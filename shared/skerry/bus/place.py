@@ -9,7 +9,7 @@ whole before it does count, and can be read; so the log alone says how far the d
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -60,9 +60,11 @@ async def take_place(
     Raises BusError when retention keeps dropping the learner's ``Start`` before it can be read,
     StateLost where records of members are gone.
     """
-    await check_members(bus, run)
+    await check_members(bus, run, plan, learner)
     before = await _settled(bus, run, learner)
-    member = await ledger.join(bus, run, learner, host, now_ns)
+    member = await ledger.join(
+        bus, run, learner, host, now_ns, above=await _started(bus, run, learner)
+    )
     for attempt in range(START_ATTEMPTS):
         manifests = await state.read_manifests(bus, run, plan)
         floors = {index: m.commit.contrib_floor for index, m in manifests.items()}
@@ -120,6 +122,17 @@ async def _settled(bus: Bus, run: str, learner: str) -> MemberRecord | None:
     newest = await bus.last(Subjects(run).member(learner))
     held = decode(MemberRecord, newest.payload, run=run) if newest else None
     return held if held and held.contrib_sequence else None
+
+
+async def _started(bus: Bus, run: str, learner: str) -> int:
+    """Return the newest incarnation that has announced itself, 0 for none.
+
+    Its own record may be gone, where nothing of it was merged: its number is not given again.
+    """
+    newest = await bus.last(Subjects(run).start(learner))
+    with suppress(WireError):
+        return decode(Start, newest.payload, run=run).incarnation if newest else 0
+    return 0
 
 
 async def _publish_start(bus: Bus, member: MemberRecord, attempt: int) -> int:

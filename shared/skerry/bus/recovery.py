@@ -23,6 +23,7 @@ from skerry.bus.loss import (
     state_lost,
     unknown,
 )
+from skerry.bus.state import read_manifests
 from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
 from skerry.telemetry import spans, tracer
 from skerry.wire.messages import Commit, Manifest
@@ -112,33 +113,47 @@ async def _append_newest(
             await append_commit(bus, commit)
 
 
-async def append_commit(bus: Bus, commit: Commit) -> None:
-    """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest.
+async def behind(bus: Bus, commit: Commit) -> int | None:
+    """Return the ledger sequence of the commit before this one, 0 for none; None: it is there.
 
-    Raises StateLost where the ledger lacks the commit before it: a history with a hole in it is
-    not gone on with.
+    Raises StateLost where the ledger lacks that one: a history with a hole in it is not gone on
+    with.
     """
     fragment, subject = commit.fragment, Subjects(commit.run).commit(commit.fragment)
-    for _ in range(CAS_ATTEMPTS):
+    while True:
         newest = await bus.last(subject)
         held = decode(Commit, newest.payload, run=commit.run) if newest else None
         if held is not None and held.version >= commit.version:
-            return
+            return None
         known = {fragment: held} if held else {}
-        if await _follows(bus, commit.run, {fragment: commit}, known):
-            continue
+        if not await _follows(bus, commit.run, {fragment: commit}, known):
+            return newest.sequence if newest else 0
+
+
+async def append_commit(bus: Bus, commit: Commit, after: int | None = None) -> None:
+    """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest.
+
+    ``after`` is what ``behind`` has returned, where it was asked before. Raises StateLost as that
+    does.
+    """
+    subject = Subjects(commit.run).commit(commit.fragment)
+    for _ in range(CAS_ATTEMPTS):
+        after = await behind(bus, commit) if after is None else after
+        if after is None:
+            return
         try:
             await bus.publish(
                 subject,
                 encode(commit),
-                msg_id=f"{fragment}/{commit.version}",
-                expect=Expect(subject, newest.sequence if newest else 0),
+                msg_id=f"{commit.fragment}/{commit.version}",
+                expect=Expect(subject, after),
                 headers=tracer.headers_for(commit.trace_id, spans.COMMIT),
             )
         except Conflict:
+            after = None
             continue
         return
-    msg = f"The ledger of fragment {fragment} kept changing under {CAS_ATTEMPTS} attempts."
+    msg = f"The ledger of fragment {commit.fragment} kept changing under {CAS_ATTEMPTS} attempts."
     raise BusError(msg)
 
 
@@ -162,17 +177,21 @@ async def _follows(
     return True
 
 
-async def check_members(bus: Bus, run: str) -> None:
-    """Raise StateLost where the ledger lacks a learner, or a start of one, that its commits name.
+async def check_members(bus: Bus, run: str, plan: Plan, learner: str) -> None:
+    """Raise StateLost where this learner must not join, for records of members that are gone.
 
-    A start that was numbered a second time would send what counts as merged already, and a new
-    name would be given a data shard that another reads.
+    Commits name a learner, or a start of one, that the ledger has no record of: a start that was
+    numbered a second time would send what counts as merged already, and a new name would be given
+    a data shard that another reads. Who has a record of its own, as new as commits know, may join.
     """
     lost: dict[str, int] = {}
     for look in range(LOOKS):
         await asyncio.sleep(LOOK_PAUSE_S if look else 0)
-        lost = unknown(await last_commits(bus, run), await members(bus, run))
-        if not lost:
+        manifests = await read_manifests(bus, run, plan)
+        commits = (await last_commits(bus, run)).values()
+        known = await members(bus, run)
+        lost = unknown([*commits, *(m.commit for m in manifests.values())], known)
+        if not lost or (learner in known and learner not in lost):
             return
     raise await members_lost(bus, run, lost)
 

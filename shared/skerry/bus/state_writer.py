@@ -17,7 +17,7 @@ import xxhash
 
 from skerry.bus import fences
 from skerry.bus.base import Expect
-from skerry.bus.recovery import append_commit, mend, read_behind
+from skerry.bus.recovery import append_commit, behind, mend, read_behind
 from skerry.bus.state import MASTER, PARAMS
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
@@ -136,10 +136,12 @@ class StateWriter:
         """Store a new version of a fragment whole: chunks, manifest (commit point), ledger.
 
         ``commit`` comes without digests and fence; they are filled in here. On BrokerUnavailable
-        it is unknown whether the commit happened: recover before anything else.
+        it is unknown whether the commit happened: recover before anything else. Raises StateLost,
+        before anything is written, where the ledger lacks the commit before this one.
         """
         slot = 1 - previous.slot if previous else 0
         attempt = f"{self.token}.{next(self.attempts)}"
+        after = await behind(self.bus, commit)
         stored: list[Part] = []
         first = 0
         for part in parts:
@@ -162,7 +164,7 @@ class StateWriter:
             f"manifest/{commit.fragment}/{attempt}",
             tracer.headers_for(commit.trace_id, spans.COMMIT),
         )
-        await append_commit(self.bus, whole)
+        await append_commit(self.bus, whole, after)
         return manifest
 
     async def _store(

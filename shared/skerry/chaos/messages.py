@@ -7,7 +7,7 @@ of duplicates does not catch them: whoever reads the log has to.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,26 +66,33 @@ class Messages:
         stream = Subjects(self.ground.run).stream("CONTRIB")
         held = next((s for s in await self.ground.bus.streams() if s.name == stream), None)
         found = await self._newest(stream, held, learner) if held else []
-        if found:
-            return found
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                return [await self._next(learner, held.last_seq if held else 0)]
-        except TimeoutError as error:
+        needed = 2 if self.kind is Kind.REORDER else 1
+        if len(found) < needed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._wait(found, needed, learner, held.last_seq if held else 0)
+        if len(found) < needed:
+            if self.ground.entry(self.target).paused:
+                msg = f"{self.target} is paused"
+                raise Absent(msg)
+            await self.ground.bus.streams()  # or the broker is away
             whose = f"of {self.target} " if learner else ""
             msg = f"the log has had no contribution {whose}for {PATIENCE_S:.0f} s"
-            raise NotFired(msg) from error
+            raise NotFired(msg)
+        return found
 
-    async def _next(self, learner: str | None, after: int) -> Record:
-        """Return the first contribution that comes behind a sequence."""
+    async def _wait(
+        self, found: list[Record], needed: int, learner: str | None, after: int
+    ) -> None:
+        """Add the contributions that come behind a sequence, until there are enough."""
         names = Subjects(self.ground.run)
         pattern = names.contributions_of(learner) if learner else names.contributions()
-        async with aclosing(self.ground.bus.follow(pattern, after=after)) as coming:
+        async with contextlib.aclosing(self.ground.bus.follow(pattern, after=after)) as coming:
             async for record in coming:
                 if contributor(record.subject)[0] >= 0:
-                    return record
-        msg = "the log of contributions has ended"
-        raise NotFired(msg)
+                    found.append(record)
+                if len(found) >= needed:
+                    return
 
     async def _newest(self, stream: str, held: StreamInfo, learner: str | None) -> list[Record]:
         """Return contributions, oldest first, that lie among the newest messages."""

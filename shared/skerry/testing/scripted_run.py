@@ -31,6 +31,8 @@ LEAVES = (
 )
 """A small model with an embedding, a scalar and sizes that need padding."""
 
+STARTS = 2
+"""How often learner ``a`` has started: that is what its rows in commits say."""
 WINDOW_BYTES = 16 * 1024**2
 """Contributions kept: a broker reserves this for every run, and a test server holds many."""
 
@@ -55,11 +57,13 @@ class ScriptedRun:
         leaves: tuple[LeafSpec, ...] = LEAVES,
         config: RunConfig | None = None,
     ) -> ScriptedRun:
-        """Declare the streams, create the run and take its fence."""
+        """Declare the streams, create the run, let learner ``a`` start twice and take its fence."""
         await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
         cut = plan(leaves, 3)
         text = (config or RunConfig()).model_dump_json()
         record = await ledger.create_run(bus, run_record(run, cut, text))
+        for start in range(1, STARTS + 1):
+            await ledger.join(bus, run, "a", "script", start)
         writer = await StateWriter.acquire(bus, run, cut, holder="script", now_ns=1)
         return cls(bus, record, cut, writer)
 
@@ -108,7 +112,7 @@ class ScriptedRun:
             consumed=(),
             refused=(),
             contrib_floor=17,
-            progress=(LearnerProgress("a", 2, 5, tokens, 3 * step),),
+            progress=(LearnerProgress("a", STARTS, 5, tokens, 3 * step),),
             params_digest=0,
             master_digest=0,
         )

@@ -220,6 +220,8 @@ async def test_chunks_count_in_whatever_order_and_however_often_they_come() -> N
 
 async def test_commits_tell_what_is_no_longer_in_the_stream() -> None:
     bus = await connected()
+    for learner in "ab":
+        await joined(bus, learner)
     await commit(bus, 0, 3, rows=[LearnerProgress("a", 1, 4, 100, 40)])
     await commit(bus, 1, 5, rows=[LearnerProgress("b", 1, 4, 100, 90)])
     found = await joined(bus)
@@ -274,8 +276,8 @@ async def test_nothing_is_read_where_all_is_resolved() -> None:
 
 async def test_floors_of_another_stream_are_not_believed() -> None:
     bus = await connected()
-    await commit(bus, 0, 3, floor=1000, rows=[LearnerProgress("a", 1, 1, 0, 8)])
     await joined(bus)
+    await commit(bus, 0, 3, floor=1000, rows=[LearnerProgress("a", 1, 1, 0, 8)])
     await send(bus, told(1, 2, 8, 16))
     assert (await joined(bus)).cursor == 16
 

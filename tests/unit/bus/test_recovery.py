@@ -13,6 +13,7 @@ from skerry.bus.base import Record
 from skerry.bus.loss import begun_by_restore, gaps
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.recovery import find_run
+from skerry.bus.state import read_manifests
 from skerry.errors import RunNotFound, StateLost
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Commit, LearnerProgress
@@ -65,6 +66,10 @@ async def merged(run: ScriptedRun, *rows: LearnerProgress) -> None:
     """Append the first commit of fragment 0, which has merged something of these learners."""
     first = dataclasses.replace(commit(1), progress=rows)
     await recovery.append_commit(run.bus, first)
+
+
+async def check(run: ScriptedRun, learner: str) -> None:
+    await recovery.check_members(run.bus, RUN, run.plan, learner)
 
 
 class TestMend:
@@ -142,36 +147,60 @@ class TestMend:
 
 
 class TestMembers:
+    """Learner ``a`` has started twice, and its rows in commits say so."""
+
     async def test_learner_that_commits_name_and_no_record_is_named(self) -> None:
         run = await begun(0)
-        await ledger.join(run.bus, RUN, "a", "h", 1)
         await merged(run, LearnerProgress("a", 1, 4, 100, 40), LearnerProgress("b", 2, 1, 9, 4))
         with pytest.raises(StateLost, match=r"its members: learner 'b', start 2\. Which data they"):
-            await recovery.check_members(run.bus, RUN)
+            await check(run, "b")
 
     async def test_start_that_would_be_numbered_a_second_time_is_named(self) -> None:
         run = await begun(0)
-        for at_ns in (1, 2):
-            await ledger.join(run.bus, RUN, "a", "h", at_ns)
         await merged(run, LearnerProgress("a", 2, 4, 100, 40))
-        await recovery.check_members(run.bus, RUN)
+        await check(run, "a")
         lose(run, "ledger.member.a", last=1)
         with pytest.raises(StateLost, match="learner 'a', start 2"):
-            await recovery.check_members(run.bus, RUN)
+            await check(run, "a")
 
-    async def test_nobody_joins_a_run_that_has_lost_a_member(self) -> None:
-        run = await begun(0)
-        await merged(run, LearnerProgress("a", 0, 0, 100, 40))
-        with pytest.raises(StateLost, match="so nobody joins"):
+    async def test_manifest_that_the_ledger_lacks_names_starts_too(self) -> None:
+        run = await begun(2)
+        lose(run, "ledger.member.a", last=1)
+        lose(run, "ledger.commit")
+        with pytest.raises(StateLost, match="learner 'a', start 2"):
+            await check(run, "a")
+
+    async def test_no_new_name_joins_a_run_that_has_lost_a_member(self) -> None:
+        run = await begun(1)
+        lose(run, "ledger.member")
+        with pytest.raises(StateLost, match="and no new name does"):
             await place.take_place(run.bus, RUN, run.plan, "b", host="h", now_ns=1)
         assert await ledger.members(run.bus, RUN) == {}
+
+    async def test_who_has_a_record_of_its_own_joins_whatever_others_have_lost(self) -> None:
+        run = await begun(0)
+        await merged(run, LearnerProgress("a", 2, 4, 100, 40), LearnerProgress("b", 2, 1, 9, 4))
+        await check(run, "a")
+
+    async def test_learner_of_a_restored_run_that_no_record_is_left_of_begins_as_a_new_name(
+        self,
+    ) -> None:
+        run = await begun(0)
+        await merged(run, LearnerProgress("b", 0, 0, 100, 40))
+        found = await place.take_place(run.bus, RUN, run.plan, "b", host="h", now_ns=1)
+        assert (found.member.incarnation, found.member.shard, found.cursor) == (1, 1, 40)
+
+    async def test_start_that_nothing_was_merged_of_does_not_give_its_number_away(self) -> None:
+        run = await begun(1)
+        third = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
+        lose(run, "ledger.member.a", last=1)
+        fourth = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=2)
+        assert [third.member.incarnation, fourth.member.incarnation] == [3, 4]
 
     async def test_members_that_a_replica_has_not_yet_are_looked_for_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        run = await begun(0)
-        await ledger.join(run.bus, RUN, "a", "h", 1)
-        await merged(run, LearnerProgress("a", 1, 4, 100, 40))
+        run = await begun(1)
         last_each, asked = run.bus.last_each, list[str]()
 
         async def lagging(pattern: str) -> list[Record]:
@@ -180,7 +209,7 @@ class TestMembers:
             return [] if behind else await last_each(pattern)
 
         monkeypatch.setattr(run.bus, "last_each", lagging)
-        await recovery.check_members(run.bus, RUN)
+        await check(run, "a")
         assert asked.count(SUBJECTS.members()) == 3
 
 
@@ -191,6 +220,8 @@ class TestCommit:
         with pytest.raises(StateLost, match=r"lost commits.*: fragment 1, every version before 4"):
             await run.commit(1)
         assert await ledger.last_commits(run.bus, RUN) == {}
+        manifests = await read_manifests(run.bus, RUN, run.plan)
+        assert manifests[1].commit.version == 3, "it is refused before its commit point"
 
     async def test_writer_at_work_does_not_leave_a_hole_in_the_ledger(self) -> None:
         run = await begun(3)

@@ -85,7 +85,7 @@ class BusyBus(MemoryBus):
             for fragment in sorted(self.unwritten, reverse=True):
                 await recovery.append_commit(self.scripted.bus, self.unwritten.pop(fragment))
 
-    async def later(self, _bus: object, commit: Commit) -> None:
+    async def later(self, _bus: object, commit: Commit, _after: int | None) -> None:
         self.unwritten[commit.fragment] = commit
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from skerry.bus import ledger, presence
 from skerry.bus.base import Record, Room, Storage
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import ConfigError
-from skerry.testing.scripted_run import ScriptedRun
+from skerry.testing.scripted_run import STARTS, ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
@@ -80,9 +81,8 @@ async def test_it_answers_before_there_is_a_run() -> None:
 
 async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await ledger.join(scripted.bus, "run", "a", "host", time.time_ns())
     await scripted.commit_all(step=4)
-    await presence.publish_pulse(scripted.bus, pulse(5))
+    await presence.publish_pulse(scripted.bus, replace(pulse(5), incarnation=STARTS))
     checkpoint = CheckpointRecord("run", "/there", "d", (1, 1, 1), 4, 40, 7, 100)
     await ledger.record_checkpoint(scripted.bus, checkpoint)
     monitor = Monitor(scripted.bus, "run", until_finished=False)
