@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from skerry.bus import ledger, presence
+from skerry.bus.recent import RECENT_S
 from skerry.bus.report import report
 from skerry.chaos.ground import Ground
 from skerry.errors import BrokerUnavailable, WireError, first_cause
@@ -111,13 +112,16 @@ class Monitor:
         record = await ledger.wait_run(self.bus, self.run)
         config = RunConfig.model_validate_json(record.config_json)
         watch = Watch(record, config, self.clock_s)
-        for known in (await ledger.members(self.bus, self.run)).values():
-            watch.take(known)
-        for pulse in (await presence.last_pulses(self.bus, self.run)).values():
-            watch.take(pulse)
         with suppress(WireError):  # what cannot be read is left out below; this only saves time
+            for known in (await ledger.members(self.bus, self.run)).values():
+                if self.tally.fits(known, record.fragments):
+                    watch.take(known)
+            for pulse in (await presence.last_pulses(self.bus, self.run)).values():
+                if self.tally.fits(pulse, record.fragments):
+                    watch.take(pulse)
             for newest in (await ledger.last_commits(self.bus, self.run)).values():
-                watch.know(newest)
+                if self.tally.fits(newest, record.fragments):
+                    watch.know(newest)
         self.watch = watch
         async with TaskGroup() as group:
             followers = [
@@ -129,7 +133,7 @@ class Monitor:
                     task.cancel()
 
     def _loops(self, watch: Watch) -> dict[str, Coroutine[None, None, None]]:
-        sources = Sources(self.bus, self.run, self.tally)
+        sources = Sources(self.bus, self.run, self.tally, watch.record.fragments)
         return {
             "run": self._fold(sources.runs(), watch.take),
             "members": self._fold(sources.members(), watch.take),
@@ -170,7 +174,7 @@ class Monitor:
                 watch.config.sync.h_steps,
                 [*map(Store, self.rooms), *self.brokers_stores()],
                 self.link.away_s(now_s),
-                self.tally.malformed.total(),
+                self.tally.since(now_s - RECENT_S),
             )
             if self.book.update(alerts(seen), now_s) or changed:
                 self.changed.set()

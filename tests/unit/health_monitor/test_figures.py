@@ -29,8 +29,9 @@ from skerry.wire.messages import (
     Refused,
 )
 from skerry_health_monitor.metrics.broker import Server
-from skerry_health_monitor.metrics.figures import MOST_LEARNERS, Known, figures, interval_s
+from skerry_health_monitor.metrics.figures import Known, figures, interval_s
 from skerry_health_monitor.metrics.prometheus import exposition
+from skerry_health_monitor.watching.sources import MOST_LEARNERS
 from skerry_health_monitor.watching.sums import MOST_WORDS, Sums
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from skerry.wire.messages import (
     Pulse,
     Refused,
 )
+from skerry_health_monitor.watching import history as watching_history
 from skerry_health_monitor.watching.history import (
     MOST_CHECKPOINTS,
     MOST_SAMPLES,
@@ -53,6 +54,17 @@ def pulse(incarnation: int, steps: int) -> Pulse:
         *("run", "a", incarnation, LearnerPhase.TRAINING, 1, steps, steps, 1, 1, 2.0, 0.1, 1.0),
         *(1.0, 0, 0, 0),
     )
+
+
+def test_names_that_only_commits_know_do_not_fill_the_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching_history, "MOST_LEARNERS", 2)
+    history = History(1)
+    for version, name in enumerate(("a", "b", "c"), 1):
+        merged = replace(commit(version).consumed[0], learner=name)
+        history.committed(commit(version, consumed=(merged,)), version, 100.0, 100.0)
+    assert list(history.lanes) == ["a", "b"]
 
 
 def row(state: Liveness, phase: LearnerPhase = LearnerPhase.TRAINING) -> LearnerRow:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skerry.wire.messages import Commit, Consumed, LearnerPhase, Pulse, Round
-from skerry_health_monitor.watching.timeline import Timeline, arrivals, interval_s, past
+from skerry_health_monitor.watching.timeline import (
+    CLOCK_OFF_S,
+    Timeline,
+    arrivals,
+    interval_s,
+    past,
+)
 
 
 def consumed(learner: str, arrived_ns: int = 0, loss: float = 2.0) -> Consumed:
@@ -68,6 +74,26 @@ def test_a_ledger_that_begins_late_has_places_too() -> None:
     for version in range(500, 520):
         timeline.committed(past(commit(version), version, 1.0), 1.0)
     assert timeline.place(0, 519) in range(500, 520)
+
+
+def test_a_version_that_jumps_takes_no_more_room_than_another() -> None:
+    timeline = filled(3, 5)
+    timeline.committed(past(commit(2**62), 106, 1.0), 1.0)
+    assert timeline.place(0, 2**62) == 106
+    assert timeline.place(0, 5) == 101
+    assert sum(map(len, timeline.places.values())) == 2
+
+
+def test_a_syncer_whose_clock_is_off_does_not_close_rounds_before_the_run_or_in_the_future() -> (
+    None
+):
+    created_s, stored_s = 1000.0, 2000.0
+    early = past(commit(5), 1, stored_s, created_s)
+    late = past(commit(9000), 1, stored_s, created_s)
+    right = past(commit(1900), 1, stored_s, created_s)
+    assert (early.closed_s, late.closed_s) == (created_s, stored_s + CLOCK_OFF_S)
+    assert right.closed_s == 1900.5
+    assert {round(row.closed_s - row.opened_s, 6) for row in (early, late, right)} == {0.5}
 
 
 def test_adoption_counts_each_learner_once_whenever_its_pulse_comes() -> None:

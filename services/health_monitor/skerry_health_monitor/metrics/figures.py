@@ -14,6 +14,7 @@ from skerry.core.goodput import TRAIN, Cause, split
 from skerry.core.liveness import Liveness
 from skerry.telemetry import metrics
 from skerry.telemetry.points import Point
+from skerry_health_monitor.watching.sources import MOST_LEARNERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from skerry_health_monitor.metrics.broker import Server
     from skerry_health_monitor.watching.sums import Sums
 
-MOST_LEARNERS = 1000
-"""Names come from the log: of more learners than this only the first, by name, have metrics."""
 MOST_NAME = 128
 
 

@@ -61,7 +61,10 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What alerts are made from; ``broker_away_s`` and ``malformed`` are the monitor's own."""
+    """What alerts are made from; ``broker_away_s`` and ``malformed`` are the monitor's own.
+
+    ``malformed`` counts the messages of the last ``RECENT_S`` that were left out.
+    """
 
     now_s: float
     told: Report
@@ -225,7 +228,8 @@ def _log(seen: Situation) -> Iterator[Alert]:
         yield Alert(
             "malformed",
             Severity.WARNING,
-            f"{seen.malformed} messages in this log could not be read and were left out.",
+            f"{seen.malformed} messages of the last {duration(RECENT_S)} could not be read, or are"
+            " of no learner or fragment here, and were left out.",
             "Run `skerry ledger verify`; somebody may run another version of Skerry.",
         )
 

@@ -24,6 +24,7 @@ from skerry.wire.messages import (
     Pulse,
 )
 from skerry_health_monitor.watching.curves import Bin, Curves
+from skerry_health_monitor.watching.sources import MOST_LEARNERS
 from skerry_health_monitor.watching.timeline import Past, Timeline, past
 
 if TYPE_CHECKING:
@@ -105,9 +106,10 @@ class Work:
 
 @dataclass(slots=True)
 class History:
-    """Everything beside the view; ``fragments`` is P."""
+    """Everything beside the view; ``fragments`` is P, the run was created at ``since_s``."""
 
     fragments: int
+    since_s: float = 0.0
     timeline: Timeline = field(default_factory=Timeline)
     curves: Curves = field(default_factory=Curves)
     lanes: dict[str, Lane] = field(default_factory=dict[str, Lane])
@@ -138,7 +140,7 @@ class History:
         newest = self.timeline.newest.get(commit.fragment)
         if newest is not None and commit.version <= newest.version:
             return
-        row = past(commit, sequence, stored_s)
+        row = past(commit, sequence, stored_s, self.since_s)
         self.timeline.committed(row, now_s)
         if commit.reason == GENESIS:
             return
@@ -175,7 +177,9 @@ class History:
     def _lane(self, learner: str) -> Lane:
         lane = self.lanes.get(learner)
         if lane is None:
-            lane = self.lanes[learner] = Lane()
+            lane = Lane()
+            if len(self.lanes) < MOST_LEARNERS:  # commits name whom they like
+                self.lanes[learner] = lane
         return lane
 
     def _pulsed(self, pulse: Pulse, now_s: float) -> None:

@@ -1,8 +1,12 @@
-"""The run's messages as the monitor reads them: what cannot be read is counted and left out."""
+"""The run's messages as the monitor reads them: what cannot be read is counted and left out.
+
+So is what can be read and cannot be: a monitor that took any number for a fragment's, or any name
+for a learner's, would be filled by whoever may publish.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -41,21 +45,60 @@ NAMES: dict[type[Read], str] = {
 """What a kind of message is counted as."""
 
 
+MOST_LEARNERS = 1000
+"""Names come from the log: more learners than these are not taken in."""
+MOST_LATELY = 1000
+
+
 @dataclass(slots=True)
 class Tally:
-    """How many messages of each kind were read, and how many were none."""
+    """How many messages of each kind were read, and how many were none.
+
+    ``learners`` are the names so far, ``lately`` when the newest were stored that were none, in
+    seconds since the epoch by the broker's clock.
+    """
 
     read: Counter[str] = field(default_factory=Counter[str])
     malformed: Counter[str] = field(default_factory=Counter[str])
+    learners: set[str] = field(default_factory=set[str])
+    lately: deque[float] = field(default_factory=lambda: deque[float](maxlen=MOST_LATELY))
+
+    def since(self, at_s: float) -> int:
+        """Return how many that were none were stored since then, as far as they are remembered."""
+        return sum(stored_s >= at_s for stored_s in self.lately)
+
+    def fits(self, message: Read, fragments: int) -> bool:
+        """Say whether a run of so many fragments can have this message."""
+        match message:
+            case Pulse() | MemberRecord():
+                if isinstance(message, Pulse) and len(message.versions) > fragments:
+                    return False
+                return self._known(message.learner)
+            case Commit() | Round():
+                return message.fragment < fragments
+            case _:
+                return True
+
+    def _known(self, learner: str) -> bool:
+        if TOKEN.fullmatch(learner) is None:
+            return False
+        if learner not in self.learners and len(self.learners) >= MOST_LEARNERS:
+            return False
+        self.learners.add(learner)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """One run's messages, each with the record it came in; every one of them goes on for ever."""
+    """One run's messages, each with the record it came in; every one of them goes on for ever.
+
+    ``fragments`` is P.
+    """
 
     bus: Bus
     run: str
     tally: Tally
+    fragments: int
 
     def runs(self) -> AsyncGenerator[tuple[Record, RunRecord]]:
         return self._follow(RunRecord, Subjects(self.run).run_record(), Start.LAST_PER_SUBJECT)
@@ -85,21 +128,29 @@ class Sources:
         records = self.bus.follow(pattern, start=start)
         async with aclosing(records):
             async for record in records:
-                try:
-                    message = decode(kind, record.payload, run=self.run)
-                except WireError:
+                message = self._read(kind, record)
+                if message is None:
                     self.tally.malformed[name] += 1
-                    continue
-                if not _is_whose_it_says(message, record.subject):
-                    self.tally.malformed[name] += 1
+                    self.tally.lately.append(record.time_ns / 1e9)
                     continue
                 self.tally.read[name] += 1
                 yield record, message
 
+    def _read(self, kind: type[T], record: Record) -> T | None:
+        try:
+            message = decode(kind, record.payload, run=self.run)
+        except WireError:
+            return None
+        fits = _is_of(message, record.subject) and self.tally.fits(message, self.fragments)
+        return message if fits else None
 
-def _is_whose_it_says(message: Read, subject: str) -> bool:
-    """Say whether a learner's message names the learner of its subject, by a name one can have."""
-    if not isinstance(message, Pulse | MemberRecord):
-        return True
-    name = message.learner
-    return name == subject.rpartition(".")[2] and TOKEN.fullmatch(name) is not None
+
+def _is_of(message: Read, subject: str) -> bool:
+    """Say whether a message names the learner, or the fragment, of its subject."""
+    match message:
+        case Pulse() | MemberRecord():
+            return message.learner == subject.rpartition(".")[2]
+        case Commit() | Round():
+            return str(message.fragment) == subject.rpartition(".")[2]
+        case _:
+            return True

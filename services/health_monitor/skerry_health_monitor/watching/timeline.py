@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import isfinite
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS = 160
 SPARSE = 64
-"""Of each fragment, the place in the ledger of every version of this multiple is remembered."""
+"""Of each fragment, the place in the ledger of the first of so many versions is remembered."""
+CLOCK_OFF_S = 60.0
+"""A syncer's clock may be so far ahead of the broker's."""
 
 Key = tuple[int, int]
 """Fragment and version."""
@@ -55,8 +58,15 @@ class Past:
     adopted_s: float | None = None
 
 
-def past(commit: Commit, sequence: int, stored_s: float) -> Past:
-    """Return a commit as a row of the timeline."""
+def past(commit: Commit, sequence: int, stored_s: float, since_s: float = 0.0) -> Past:
+    """Return a commit as a row of the timeline.
+
+    ``since_s`` is when the run was created: a syncer whose clock says that it closed a round
+    before that, or after the broker had it, is set right, or one such round would stretch the
+    curves over decades.
+    """
+    closed_s = commit.closed_ns / 1e9
+    off_s = min(max(closed_s, min(since_s, stored_s)), stored_s + CLOCK_OFF_S) - closed_s
     told = [(c.loss, c.tokens) for c in commit.consumed if isfinite(c.loss) and c.tokens]
     weight = sum(tokens for _, tokens in told)
     return Past(
@@ -67,10 +77,10 @@ def past(commit: Commit, sequence: int, stored_s: float) -> Past:
         reason=commit.reason,
         syncer=commit.syncer,
         final=commit.final,
-        opened_s=commit.opened_ns / 1e9,
+        opened_s=commit.opened_ns / 1e9 + off_s,
         quorum_s=commit.quorum_s,
         grace_s=commit.grace_s,
-        closed_s=commit.closed_ns / 1e9,
+        closed_s=closed_s + off_s,
         stored_s=stored_s,
         learners=tuple(c.learner for c in commit.consumed),
         arrived_s=arrivals(commit),
@@ -99,7 +109,9 @@ class Timeline:
     rounds: dict[Key, Past] = field(default_factory=dict[Key, Past])
     open: dict[int, Round] = field(default_factory=dict[int, "Round"])
     newest: dict[int, Past] = field(default_factory=dict[int, Past])
-    places: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    places: dict[int, list[tuple[int, int]]] = field(
+        default_factory=dict[int, list[tuple[int, int]]]
+    )
     held: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     ahead: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -109,8 +121,9 @@ class Timeline:
         if before is not None and row.version <= before.version:
             return
         places = self.places.setdefault(row.fragment, [])
-        missing = row.version // SPARSE + 1 - len(places)
-        places.extend([row.sequence] * missing)  # a restored run's ledger begins anywhere
+        span = row.version // SPARSE
+        if not places or places[-1][0] < span:
+            places.append((span, row.sequence))
         if self.ahead.get(row.fragment, 0) >= row.version:  # pulses came before the ledger
             early = sum(_at(held, row.fragment) >= row.version for held in self.held.values())
             row.adopted, row.adopted_s = early, now_s
@@ -155,7 +168,8 @@ class Timeline:
         newest, places = self.newest.get(fragment), self.places.get(fragment, [])
         if newest is None or not 0 < version <= newest.version or not places:
             return None
-        return places[min(version // SPARSE, len(places) - 1)]
+        behind = bisect_right(places, version // SPARSE, key=lambda place: place[0])
+        return places[max(0, behind - 1)][1]  # a restored run's ledger begins anywhere
 
 
 def _at(versions: tuple[int, ...], fragment: int) -> int:

@@ -57,7 +57,7 @@ class Watch:
         self._told: dict[str, Liveness] = {}
         self.record = record
         self.config = config
-        self.history = History(record.fragments)
+        self.history = History(record.fragments, record.created_ns / 1e9)
         self.sums = Sums(record.run)
         self.sizes = [f.size for f in plan(record.leaves, record.fragments).fragments]
         self.view = fold(RunView(frame), record, clock_s())

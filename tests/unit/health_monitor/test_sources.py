@@ -1,0 +1,105 @@
+"""What the monitor takes in of a log into which anybody may have written anything."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.streams import specs
+from skerry.wire.messages import Commit, LearnerPhase, Pulse, Round
+from skerry.wire.records import encode
+from skerry.wire.subjects import Subjects
+from skerry_health_monitor.watching import sources
+from skerry_health_monitor.watching.sources import Sources, Tally
+
+RUN = "run"
+P = 2
+NAMES = Subjects(RUN)
+STORED_S = 50.0
+PULSE = Pulse(
+    *(RUN, "a", 1, LearnerPhase.TRAINING, 1, 1, 1, 1, 1, 2.0, 0.1, 1.0, 1.0, 0, 0, 0),
+    versions=(1, 1),
+)
+ROUND = Round(RUN, 1, 0, 2, 5, 10**9, "syncer")
+COMMIT = Commit(
+    *(RUN, 1, 0, 1, 1, "grace", "syncer", 1, 10**9, 2 * 10**9, 0.2, 0.3),
+    *((), (), 1, (), 0, 0),
+)
+
+
+async def connected() -> MemoryBus:
+    bus = MemoryBroker(clock_ns=lambda: int(STORED_S * 1e9)).connect()
+    await bus.declare(specs(RUN))
+    return bus
+
+
+async def pulses(bus: MemoryBus, tally: Tally, count: int) -> list[Pulse]:
+    """Return the first pulses that are taken in."""
+    taken: list[Pulse] = []
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).pulses()) as found:
+        async for _, pulse in found:
+            taken.append(pulse)
+            if len(taken) == count:
+                break
+    return taken
+
+
+async def test_a_pulse_that_names_more_fragments_than_there_are_is_left_out() -> None:
+    bus, tally = await connected(), Tally()
+    huge = replace(PULSE, learner="huge", versions=(1,) * (P + 1))
+    for pulse in (huge, PULSE):
+        await bus.publish(NAMES.pulse(pulse.learner), encode(pulse))
+    assert await pulses(bus, tally, 1) == [PULSE]
+    assert tally.malformed == {"pulse": 1}
+
+
+async def test_names_beyond_the_most_are_left_out_and_those_before_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "MOST_LEARNERS", 3)
+    bus, tally = await connected(), Tally()
+    for number in (1, 2, 3, 4, 5):
+        pulse = replace(PULSE, learner=f"l{number}")
+        await bus.publish(NAMES.pulse(pulse.learner), encode(pulse))
+    assert [p.learner for p in await pulses(bus, tally, 3)] == ["l1", "l2", "l3"]
+    await bus.publish(NAMES.pulse("l1"), encode(replace(PULSE, learner="l1", steps=9)))
+    assert (await pulses(bus, tally, 3))[-1].steps == 9
+    assert tally.malformed == {"pulse": 2}
+
+
+@pytest.mark.parametrize(
+    ("told", "fragment"), [(replace(ROUND, fragment=P), P), (replace(ROUND, fragment=1), 0)]
+)
+async def test_a_round_of_no_fragment_or_of_another_than_its_subjects_is_left_out(
+    told: Round, fragment: int
+) -> None:
+    bus, tally = await connected(), Tally()
+    await bus.publish(NAMES.round(fragment), encode(told))
+    await bus.publish(NAMES.round(1), encode(replace(ROUND, fragment=1)))
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).rounds()) as found:
+        _, first = await anext(found)
+    assert first.fragment == 1
+    assert tally.malformed == {"round": 1}
+
+
+async def test_a_commit_of_no_fragment_is_left_out() -> None:
+    bus, tally = await connected(), Tally()
+    for fragment in (2**40, 0):
+        await bus.publish(NAMES.commit(fragment), encode(replace(COMMIT, fragment=fragment)))
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).commits()) as found:
+        _, first = await anext(found)
+    assert first.fragment == 0
+    assert tally.malformed == {"commit": 1}
+
+
+async def test_what_was_left_out_counts_for_as_long_as_it_is_new() -> None:
+    bus, tally = await connected(), Tally()
+    await bus.publish(NAMES.pulse("noise"), b"noise")
+    await bus.publish(NAMES.pulse("a"), encode(PULSE))
+    await pulses(bus, tally, 1)
+    assert (tally.since(STORED_S), tally.since(STORED_S + 1)) == (1, 0)
+    assert tally.malformed.total() == 1
