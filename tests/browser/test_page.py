@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,6 +105,58 @@ def test_the_trace_and_the_record_of_a_round_are_one_click_away(show: Show, page
     assert page.locator("#round tbody tr").count() == len(told["consumed"])
 
 
+def test_the_record_is_shown_to_the_last_digit(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    exact = theatre.run(theatre.stage.commit(3, opened_ns=1_700_000_000_123_456_789))
+    page.goto(f"{theatre.url}#round=3.{exact.version}")
+    page.wait_for_selector("#trace-id")
+    assert page.inner_text("#trace-hint") == "set health.trace_url to open it from here"
+    page.click("#round summary")
+    assert '"opened_ns": 1700000000123456789,' in page.inner_text("#round pre")
+
+
+def test_a_round_in_the_air_tells_its_trace_and_becomes_its_record(show: Show, page: Page) -> None:
+    theatre = show(Stage(), TRACES)
+    theatre.run(theatre.stage.past(60, 1))
+    opened = theatre.run(theatre.stage.open(3))
+    page.goto(theatre.url)
+    page.focus("#open-rows [data-air='3']")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#in-the-air")
+    assert page.inner_text("#trace-id") == opened.trace_id
+    assert str(page.get_attribute("#trace-open", "href")).endswith(opened.trace_id)
+    theatre.run(theatre.stage.commit(3))
+    page.wait_for_selector("#ledger-sequence")
+    assert page.inner_text("#round-title") == f"Fragment 3, version {opened.version}"
+    assert page.inner_text("#trace-id") == opened.trace_id
+
+
+def test_a_monitor_that_says_nothing_is_away_and_found_again(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    page.clock.install()
+    page.goto(theatre.url)
+    page.wait_for_selector("#link[data-state='live']")
+    theatre.loop.call_soon_threadsafe(time.sleep, 3)  # hangs, its connections open
+    page.clock.fast_forward(7000)
+    page.wait_for_selector("#link[data-state='away']")
+    page.wait_for_selector("#status:has-text('monitor away')")
+    page.wait_for_selector("#link[data-state='live']")
+
+
+def test_the_focus_stays_on_a_learner_that_is_moved_up(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=3, config=QUICK))
+    theatre.run(theatre.stage.past(30, 1))
+    theatre.play()
+    page.goto(theatre.url)
+    page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
+    page.focus("#lanes button:has-text('learner-3')")
+    theatre.stage.actors["learner-3"].silent = True
+    page.wait_for_selector("#lanes li >> nth=0 >> text=learner-3")
+    assert "learner-3" in focused(page)
+
+
 def test_a_round_of_long_ago_is_found_by_its_version(show: Show, page: Page) -> None:
     theatre = show(Stage(fragments=2))
     theatre.run(theatre.stage.past(400, 0.5))
@@ -154,6 +207,8 @@ def test_everything_can_be_reached_by_keyboard(show: Show, page: Page) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector("#round[open] #trace-id")
     page.keyboard.press("Escape")
+    page.keyboard.press("f")
+    assert page.evaluate("document.activeElement.id") == "fragments"
     page.keyboard.press("/")
     page.keyboard.type("learner-3")
     expect(page.locator("#lanes li")).to_have_count(1)
@@ -226,7 +281,9 @@ def test_text_that_others_chose_is_shown_and_never_run(show: Show, page: Page) -
     page.click(f"[data-round='1.{stage.versions[1]}']")
     page.wait_for_selector("#round dd:has-text('<script>')")
     assert page.inner_text("#sample") == evil
-    page.wait_for_selector("#alerts-now p:has-text('messages in this log could not be read')")
+    page.wait_for_selector(
+        "#alerts-now p:has-text('messages of the last 10 min could not be read')"
+    )
     assert page.locator("#lanes li").count() == 2
     assert page.evaluate("window.pwned") is None
     assert page.locator("main img, dialog img, main script, dialog script").count() == 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from skerry.bus import base, ledger, state
-from skerry.bus.recovery import check_members
+from skerry.bus.recovery import known_members
 from skerry.errors import (
     BrokerUnavailable,
     BusError,
@@ -60,8 +60,8 @@ async def take_place(
     Raises BusError when retention keeps dropping the learner's ``Start`` before it can be read,
     StateLost where records of members are gone.
     """
-    await check_members(bus, run, plan, learner)
-    before = await _settled(bus, run, learner)
+    known = (await known_members(bus, run, plan, learner)).get(learner)
+    before = known if known and known.contrib_sequence else None  # it knew where it went on
     member = await ledger.join(
         bus, run, learner, host, now_ns, above=await _started(bus, run, learner)
     )
@@ -115,13 +115,6 @@ async def settle_in(bus: Bus, member: MemberRecord) -> None:
         return
     msg = f"The record of learner {member.learner!r} kept changing while it was being written."
     raise BusError(msg)
-
-
-async def _settled(bus: Bus, run: str, learner: str) -> MemberRecord | None:
-    """Return the record of the newest incarnation if it knew where it went on, else None."""
-    newest = await bus.last(Subjects(run).member(learner))
-    held = decode(MemberRecord, newest.payload, run=run) if newest else None
-    return held if held and held.contrib_sequence else None
 
 
 async def _started(bus: Bus, run: str, learner: str) -> int:

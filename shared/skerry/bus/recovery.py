@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from skerry.bus.base import Bus, Record
     from skerry.core.fragments import Plan
-    from skerry.wire.messages import RunRecord
+    from skerry.wire.messages import MemberRecord, RunRecord
 
 READ_S = 20.0
 """Reading up to a fence that was just taken takes no longer than this."""
@@ -177,22 +177,22 @@ async def _follows(
     return True
 
 
-async def check_members(bus: Bus, run: str, plan: Plan, learner: str) -> None:
-    """Raise StateLost where this learner must not join, for records of members that are gone.
+async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[str, MemberRecord]:
+    """Return the members' records for one who wants to join.
 
-    Commits name a learner, or a start of one, that the ledger has no record of: a start that was
-    numbered a second time would send what counts as merged already, and a new name would be given
-    a data shard that another reads. Who has a record of its own, as new as commits know, may join.
+    Raises StateLost where this one must not, for records that are gone: manifests name a learner,
+    or a start of one, that the ledger does not. A start that was numbered a second time would send
+    what counts as merged already, and a new name would be given a data shard that another reads.
+    Who has a record of its own, as new as manifests know, may join.
     """
     lost: dict[str, int] = {}
     for look in range(LOOKS):
         await asyncio.sleep(LOOK_PAUSE_S if look else 0)
         manifests = await read_manifests(bus, run, plan)
-        commits = (await last_commits(bus, run)).values()
-        known = await members(bus, run)
-        lost = unknown([*commits, *(m.commit for m in manifests.values())], known)
+        known = await members(bus, run)  # after them: who joins meanwhile is no loss
+        lost = unknown((m.commit for m in manifests.values()), known)
         if not lost or (learner in known and learner not in lost):
-            return
+            return known
     raise await members_lost(bus, run, lost)
 
 

@@ -63,13 +63,14 @@ async def reason_given(run: ScriptedRun, fragment: int, reason: str) -> None:
 
 
 async def merged(run: ScriptedRun, *rows: LearnerProgress) -> None:
-    """Append the first commit of fragment 0, which has merged something of these learners."""
-    first = dataclasses.replace(commit(1), progress=rows)
-    await recovery.append_commit(run.bus, first)
+    """Commit fragment 0, and have its manifest say that these learners were in it."""
+    held = await run.commit(0)
+    told = dataclasses.replace(held, commit=dataclasses.replace(held.commit, progress=rows))
+    await run.bus.publish(SUBJECTS.manifest(0), encode(told))
 
 
 async def check(run: ScriptedRun, learner: str) -> None:
-    await recovery.check_members(run.bus, RUN, run.plan, learner)
+    await recovery.known_members(run.bus, RUN, run.plan, learner)
 
 
 class TestMend:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -180,3 +182,16 @@ async def test_it_stays_after_the_end_of_the_run_otherwise() -> None:
 def test_a_port_in_use_is_one_sentence_with_the_fix() -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match=r"health\.port"):
         listen("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "2001:db8::7"])
+def test_an_address_that_is_not_of_this_machine_names_the_setting(host: str) -> None:
+    with pytest.raises(ConfigError, match="an address of this machine") as raised:
+        listen(host, 0)
+    assert raised.value.path == "health.host"
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="a kernel without IPv6")
+def test_it_listens_on_ipv6_too() -> None:
+    with listen("::1", 0) as listening:
+        assert listening.family is socket.AF_INET6

@@ -125,6 +125,23 @@ async def test_changes_are_pushed_when_something_has_changed() -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_where_nothing_changes_a_beat_says_that_somebody_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "BEAT_S", 0.05)
+    monkeypatch.setattr(stream, "LOOK_S", 0.01)
+    monkeypatch.setattr(stream, "PUSH_S", 0.01)
+    hub = Hub(Source({"run": {"step": 1}}).frame, asyncio.Event())
+    running = asyncio.create_task(hub.run())
+    client = joined(hub)
+    heard = [await asyncio.wait_for(client.next(), DEADLINE_S) for _ in range(3)]
+    assert [message.split(b"\n")[0] for message in heard if message] == [
+        b"event: whole", b"event: beat", b"event: beat"
+    ]  # fmt: skip
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.mark.parametrize(("took_s", "pause"), [(0.001, 0.3), (0.02, 0.4), (0.5, 0.8)])
 def test_pictures_that_cost_more_come_less_often_but_no_later_than_that(
     took_s: float, pause: float

@@ -63,7 +63,7 @@ def eventful(config: RunConfig, judging: Judging) -> Scenario:
             Island(name="leaver", leaves=0.6),
         ),
         link=Link(latency_s=0.02, up_bytes_s=50_000, down_bytes_s=200_000),
-        failures=Failures(islands=("shaky",), every_s=1.0, down_s=0.3, save_every_s=0.2),
+        failures=Failures(islands=("shaky",), every_s=2.0, down_s=0.3, save_every_s=0.2),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from starlette.requests import Request
-    from starlette.responses import Response
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -69,7 +68,8 @@ def routes(hub: Hub, watch: Callable[[], Watch | None], bus: Bus, cut: Cut) -> l
             return JSONResponse({"error": "The broker does not answer: try again."}, 503)
         if found is None:
             return _missing(fragment, version)
-        return JSONResponse({**plain(found[1]), "ledger_sequence": found[0]})
+        told = {**plain(found[1]), "ledger_sequence": found[0]}
+        return Response(json.dumps(told, indent=1), media_type="application/json")
 
     return [
         Route("/", index),

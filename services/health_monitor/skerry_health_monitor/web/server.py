@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from contextlib import contextmanager
@@ -97,13 +98,22 @@ class Connections:
 def listen(host: str, port: int) -> socket.socket:
     """Bind the server's socket; ConfigError with the fix when that is not possible."""
     try:
-        return socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
     except OSError as error:
-        msg = (
-            f"Cannot listen on {host}:{port} ({error.strerror or error}): "
-            "choose another with --set health.port=…; 0 picks a free one."
+        unresolved = (error.errno or 0) < 0  # a number of getaddrinfo's own
+        unfit = unresolved or error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+        path, fix = (
+            ("health.host", "an address of this machine with --set health.host=…")
+            if unfit
+            else ("health.port", "another with --set health.port=…; 0 picks a free one")
         )
-        raise ConfigError(msg, path="health.port") from error
+        msg = f"Cannot listen on {_joined(host, port)} ({error.strerror or error}): choose {fix}."
+        raise ConfigError(msg, path=path) from error
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def serve_http(
@@ -122,7 +132,7 @@ async def serve_http(
     )
     connections.server = server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-    log.info("health_listening", url=f"http://{host}:{port}/", port=port)
+    log.info("health_listening", url=f"http://{_joined(host, port)}/", port=port)
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:

@@ -30,6 +30,8 @@ use no more than this share of a core, but no later than the last of these: a ch
 a second where a picture takes less than a fifth of one."""
 LOOK_S = 0.5
 """How often to look where no message says that something has changed, such as silence."""
+BEAT_S = 2.0
+"""Where nothing has changed for this long, that is said: silence tells a page that we are away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Hub:
         self._changed = changed
         self._came = asyncio.Event()
         self._sent: Frame | None = None
+        self._said_s = 0.0
         self._marked = 0
         self.clients: set[Client] = set()
         self.dropped = 0
@@ -121,6 +124,8 @@ class Hub:
             self._changed.clear()
             began_s = time.thread_time()
             self._push()
+            if self._sent is not None and time.monotonic() - self._said_s >= BEAT_S:
+                self._send(event("beat", self._sent.head))
             await asyncio.sleep(pause_s(time.thread_time() - began_s))
 
     def close(self) -> None:
@@ -154,6 +159,7 @@ class Hub:
         return event("whole", {**frame.head, "sections": frame.sections, "marks": marks})
 
     def _send(self, message: bytes) -> None:
+        self._said_s = time.monotonic()
         for client in tuple(self.clients):
             if not client.offer(message):
                 self.clients.discard(client)

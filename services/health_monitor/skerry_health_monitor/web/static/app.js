@@ -32,7 +32,9 @@ function turn() {
 function go(id, inside) {
   $(id).scrollIntoView({ block: "start" });
   const stop = inside ? $(inside).querySelector('[tabindex="0"]') : null;
-  (stop ?? $(id).querySelector("button, a, pre, input"))?.focus({ preventScroll: true });
+  const target = stop ?? $(id).querySelector("button, a, pre, input") ?? $(id);
+  if (target === $(id)) target.tabIndex = -1; // a part without controls: from here on Tab goes on
+  target.focus({ preventScroll: true });
 }
 
 const KEYS = {

@@ -1,7 +1,7 @@
 // Loss and throughput, drawn by uPlot; redrawn at most twice a second, and not while out of sight.
 import { $, colour, say } from "./dom.js";
 import { bytes, count, duration, loss } from "./format.js";
-import { listen, store } from "./store.js";
+import { listen, now, store } from "./store.js";
 
 const DRAW_MS = 500;
 const chosen = { axis: "step", range: "run", log: false };
@@ -151,8 +151,8 @@ const speedChart = new Chart("speed-chart", speedOptions, speedData);
 
 function tell() {
   const { run } = store;
-  say($("loss-words"), `Training loss ${loss(run.loss)}, held-out loss ${loss(run.held_out)} at step ${count(run.step)}.`);
-  say($("speed-words"), `${count(run.tokens_per_s)} tokens per second now; ${bytes(run.bytes_up)} sent up in ${duration(run.wall_s)}.`);
+  say($("loss-words"), `Training loss ${loss(run.loss)} at step ${count(run.step)}; newest held-out loss ${loss(run.held_out)}.`);
+  say($("speed-words"), `${count(run.tokens_per_s)} tokens per second now; ${bytes(run.bytes_up)} sent up in ${duration(run.wall_s ?? Math.max(0, now() - store.facts.created_s))}.`);
 }
 
 export function redraw() {

@@ -49,6 +49,7 @@ export class Rows {
         this.rows.delete(key);
       }
     }
+    const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
     let place = this.list.firstElementChild;
     for (const key of keys) {
       let row = this.rows.get(key);
@@ -56,6 +57,8 @@ export class Rows {
       if (row.node === place) place = place.nextElementSibling;
       else this.list.insertBefore(row.node, place);
     }
+    // A node that is moved loses the focus, and who reads by keyboard their place.
+    if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
   }
 }
 

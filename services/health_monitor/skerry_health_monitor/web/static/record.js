@@ -1,7 +1,7 @@
 // One round: its trace, its ledger record, and who was in it.
 import { $, el, say } from "./dom.js";
 import { age, count, duration, loss, moment, percent, whole, words } from "./format.js";
-import { now, store } from "./store.js";
+import { listen, now, store } from "./store.js";
 
 const WHY = {
   all_arrived: "everybody who is alive had answered",
@@ -13,6 +13,7 @@ const WHY = {
   nothing_counts: "nothing that arrived could be merged: the version equals the one before",
 };
 let asked = 0;
+let air = null; // the round in the air that is shown
 
 function pair(name, value, title = "") {
   return el("div", {}, el("dt", {}, name), el("dd", { title }, value));
@@ -31,12 +32,17 @@ function copier(text) {
   return button;
 }
 
+function traceLine(trace) {
+  const template = store.facts.trace_url;
+  const open = template ? el("a", { href: template.replace("{trace_id}", encodeURIComponent(trace)), target: "_blank", rel: "noopener noreferrer", id: "trace-open" }, "open trace")
+    : el("small", { id: "trace-hint" }, "set health.trace_url to open it from here");
+  return [el("dt", {}, "trace id"), el("dd", { class: "mono", id: "trace-id" }, trace || "none: the syncer is of an earlier release"),
+    el("span", { class: "do" }, ...(trace ? [copier(trace), open] : []))];
+}
+
 function traceBox(c) {
   const address = `/api/rounds/${c.fragment}/${c.version}`;
-  const template = store.facts.trace_url;
-  const open = template && c.trace_id ? el("a", { href: template.replace("{trace_id}", encodeURIComponent(c.trace_id)), target: "_blank", rel: "noopener noreferrer", id: "trace-open" }, "open trace") : null;
-  return el("dl", { class: "trace-box" },
-    el("dt", {}, "trace id"), el("dd", { class: "mono", id: "trace-id" }, c.trace_id || "none: the syncer is of an earlier release"), el("span", { class: "do" }, c.trace_id ? copier(c.trace_id) : null, open),
+  return el("dl", { class: "trace-box" }, ...traceLine(c.trace_id),
     el("dt", {}, "ledger record"), el("dd", { class: "mono", id: "ledger-sequence" }, `sequence ${c.ledger_sequence}`), el("span", { class: "do" }, el("a", { href: address, target: "_blank", rel: "noopener", id: "record-open" }, "as JSON")));
 }
 
@@ -70,16 +76,36 @@ function refusals(c) {
   return el("div", {}, el("h3", {}, "Refused"), el("ul", {}, ...c.refused.slice(0, 50).map((r) => el("li", {}, `${words(r.cause)}: ${r.learner || "unknown"}${r.tokens ? `, ${count(r.tokens)} tokens` : ""}`))));
 }
 
+// A round in the air has no record yet: what its opening said, until it is committed.
+export function openAir(o) {
+  const dialog = $("round");
+  asked++;
+  air = o;
+  say($("round-title"), `Fragment ${o.fragment}, version ${o.version}, in the air`);
+  $("round-body").replaceChildren(
+    el("dl", { class: "trace-box" }, ...traceLine(o.trace_id)),
+    el("dl", { class: "pairs" }, pair("opened", moment(o.opened_s)), pair("age", age(now() - o.opened_s)), pair("due at step", whole(o.due_step)),
+      pair("try", String(o.attempt + 1), "a round to which nobody comes is opened again"), pair("kind", o.final ? "final: training is over" : "usual")),
+    el("p", { class: "none", id: "in-the-air" }, "Who has answered is in its ledger record, which is shown here once it is committed."));
+  if (!dialog.open) dialog.showModal();
+}
+
+function landed() {
+  if (air && $("round").open && store.rounds.has(`${air.fragment}.${air.version}`)) openRound(air.fragment, air.version);
+}
+
 export async function openRound(fragment, version) {
   const dialog = $("round"), body = $("round-body"), mine = ++asked;
+  air = null;
   say($("round-title"), `Fragment ${fragment}, version ${version}`);
   body.replaceChildren(el("p", { class: "none" }, "Reading the ledger…"));
   if (!dialog.open) dialog.showModal();
   history.replaceState(null, "", `#round=${fragment}.${version}`);
-  let told;
+  let told, text;
   try {
     const answer = await fetch(`/api/rounds/${fragment}/${version}`);
-    told = await answer.json();
+    text = await answer.text();
+    told = JSON.parse(text);
   } catch {
     told = { error: "The monitor does not answer: try again." };
   }
@@ -90,12 +116,13 @@ export async function openRound(fragment, version) {
   }
   const raw = el("pre", { class: "record", tabindex: "0" });
   const details = el("details", {}, el("summary", {}, "The whole ledger record"), raw);
-  details.addEventListener("toggle", () => { if (details.open) say(raw, JSON.stringify(told, null, 2)); });
+  details.addEventListener("toggle", () => { if (details.open) say(raw, text); }); // as it came: nanoseconds are too large for a number here
   body.replaceChildren(traceBox(told), facts(told), el("h3", {}, `Contributions (${told.consumed.length})`), table(told), ...[refusals(told)].filter(Boolean), details);
 }
 
 $("round").addEventListener("close", () => {
   asked++;
+  air = null;
   $("round-body").replaceChildren();
   if (location.hash.startsWith("#round=")) history.replaceState(null, "", location.pathname);
 });
@@ -104,3 +131,5 @@ export function openAddressed() {
   const found = /^#round=(\d+)\.(\d+)$/.exec(location.hash);
   if (found) openRound(Number(found[1]), Number(found[2]));
 }
+
+listen(["rounds"], landed);

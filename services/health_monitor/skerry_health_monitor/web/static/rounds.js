@@ -1,7 +1,7 @@
 // The timeline of rounds: each as a bar from its opening, all on one scale, newest first.
 import { $, el, firstStop, roving, Rows, say, svg } from "./dom.js";
 import { age, clock, duration, loss, words } from "./format.js";
-import { openRound } from "./record.js";
+import { openAir, openRound } from "./record.js";
 import { listen, now, store, touch } from "./store.js";
 
 const MOST = 80;
@@ -108,10 +108,15 @@ class Open {
     this.words = el("span", { class: "reason" });
     const picture = svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", "aria-hidden": "true" });
     picture.append(this.rect);
-    this.node = el("li", { class: "round" }, this.time, el("span", { class: "who" }, this.name, " ", this.version), el("span", {}, picture), this.words);
+    this.button = el("button", { type: "button", class: "round", "data-row": "", tabindex: "-1", "data-air": key, onclick: () => openAir(this.told) },
+      this.time, el("span", { class: "who" }, this.name, " ", this.version), el("span", {}, picture), this.words);
+    this.node = el("li", {}, this.button);
   }
 
   show(o, at) {
+    this.told = o;
+    const label = `Fragment ${o.fragment} version ${o.version}, in the air: what is known of it`;
+    if (this.label !== label) this.button.setAttribute("aria-label", (this.label = label));
     say(this.time, "in the air");
     say(this.name, `f${o.fragment}`);
     say(this.version, `v${o.version}`);
@@ -127,6 +132,7 @@ export function tick() {
   const keys = store.run.finished ? [] : [...store.open.keys()].sort((a, b) => store.open.get(a).opened_s - store.open.get(b).opened_s);
   open.show(keys);
   for (const key of keys) open.rows.get(key).show(store.open.get(key), at);
+  firstStop($("open-rows"));
 }
 
 $("newer").addEventListener("click", () => { held = null; document.activeElement.blur(); list.scrollTop = 0; render(); });
@@ -139,5 +145,6 @@ $("find").addEventListener("submit", (e) => {
   else $("find-version").focus();
 });
 roving(list);
+roving($("open-rows"));
 listen(["rounds"], render);
 listen(["open", "run"], tick);

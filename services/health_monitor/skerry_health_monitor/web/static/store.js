@@ -4,6 +4,7 @@ const KEYED = ["learners", "lanes", "rounds", "open", "fragments", "checkpoints"
   "samples", "alerts", "streams", "curve_run", "curve_day", "curve_hour"];
 const MARKS_S = 900;
 const AGAIN_MS = 1500;
+const SILENT_MS = 6000; // three beats: a connection may be dead without a word
 
 export const store = {
   run: {}, facts: {}, name: "", state: "connecting", offset_s: 0, heard_ms: 0, ended: false,
@@ -76,7 +77,7 @@ function take(marks) {
 }
 
 function heard(data) {
-  store.heard_ms = performance.now();
+  store.heard_ms = Date.now(); // which goes on while a laptop sleeps
   store.offset_s = data.now_s - Date.now() / 1000;
   store.name = data.run;
 }
@@ -111,8 +112,22 @@ function change(data) {
   ask();
 }
 
+let source = null;
+
+function lost() {
+  source?.close();
+  if (source) setTimeout(connect, AGAIN_MS);
+  source = null;
+  state("away");
+}
+
+setInterval(() => {
+  if (source && Date.now() - store.heard_ms > SILENT_MS) lost();
+}, 1000);
+
 export function connect() {
-  const source = new EventSource("/api/stream");
+  store.heard_ms = Date.now();
+  source = new EventSource("/api/stream");
   source.addEventListener("whole", (e) => whole(JSON.parse(e.data)));
   source.addEventListener("change", (e) => change(JSON.parse(e.data)));
   source.addEventListener("waiting", (e) => {
@@ -123,9 +138,9 @@ export function connect() {
     store.ended = true;
     touch("state");
   });
-  source.addEventListener("error", () => {
-    state("away");
-    source.close();
-    setTimeout(connect, AGAIN_MS);
+  source.addEventListener("beat", (e) => {
+    heard(JSON.parse(e.data));
+    if (store.facts.run) state("live");
   });
+  source.addEventListener("error", lost);
 }
