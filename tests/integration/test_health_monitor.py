@@ -95,6 +95,7 @@ async def test_it_tells_of_a_learner_that_falls_silent_and_comes_back(
         scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
         await scripted.commit_all()
         async with puppet(bus, scripted):
+            assert (await running.line("learner_back"))["incarnation"] == STARTS + 1
             await running.until("/api/run", alive)
         assert (await running.line("learner_gone"))["learner"] == "a"
         async with puppet(bus, scripted):
