@@ -60,8 +60,8 @@ async def take_place(
     Raises BusError when retention keeps dropping the learner's ``Start`` before it can be read,
     StateLost where records of members are gone.
     """
-    known = (await known_members(bus, run, plan, learner)).get(learner)
-    before = known if known and known.contrib_sequence else None  # it knew where it went on
+    newest = (await known_members(bus, run, plan, learner)).get(learner)
+    before = newest if newest and newest.contrib_sequence else None  # it knew where it went on
     member = await ledger.join(
         bus, run, learner, host, now_ns, above=await _started(bus, run, learner)
     )
