@@ -203,6 +203,7 @@ class Monitor:
             read=self.tally.read,
             malformed=self.tally.malformed,
             streams=self.streams,
+            rooms=self.rooms,
         )
 
     def frame(self) -> Frame:

@@ -286,6 +286,12 @@ STREAM_LIMIT = _gauge(
 STREAM_LAG = _gauge(
     "skerry.stream.lag", "{message}", "Messages its slowest reader has not been given yet.", STREAM
 )
+ACCOUNT_STORAGE = _gauge(
+    "skerry.account.storage", "By", "What the NATS account holds, whoever wrote it.", STORAGE
+)
+ACCOUNT_STORAGE_LIMIT = _gauge(
+    "skerry.account.storage.limit", "By", "What it may hold; not there without a limit.", STORAGE
+)
 MONITOR_MESSAGES = _counter(
     "skerry.monitor.messages", "{message}", "Records that the health monitor has read.", MESSAGE
 )

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from skerry.bus.base import Retention, Storage, StreamInfo, StreamSpec
+from skerry.bus.base import Retention, Room, Storage, StreamInfo, StreamSpec
 from skerry.bus.view import Frame, RunView, fold, peek
 from skerry.core.liveness import Policy
 from skerry.settings import RunConfig
@@ -110,6 +110,7 @@ def known(seen: RunView, *commits: Commit) -> Known:
         {"pulse": 1},
         {"pulse": 3},
         [StreamInfo("SKERRY_r_STATE", 7, 900, 1, 7, spec)],
+        [Room(Storage.FILE, 950, 1000), Room(Storage.MEMORY, 30)],
     )
 
 
@@ -176,6 +177,12 @@ def test_contributions_are_told_by_what_became_of_them() -> None:
         ("r", "stale", ""): 2,
         ("r", "refused", "too_stale"): 1,
     }
+
+
+def test_an_account_without_a_limit_is_told_of_without_one() -> None:
+    found = everything()
+    assert values(found, metrics.ACCOUNT_STORAGE) == {("r", "file"): 950, ("r", "memory"): 30}
+    assert values(found, metrics.ACCOUNT_STORAGE_LIMIT) == {("r", "file"): 1000}
 
 
 def test_what_has_not_happened_yet_is_told_of_as_0_so_that_its_first_time_is_seen() -> None:

@@ -19,7 +19,7 @@ from skerry_health_monitor.watching.sources import MOST_LEARNERS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from skerry.bus.base import StreamInfo
+    from skerry.bus.base import Room, StreamInfo
     from skerry.bus.report import LearnerRow, Report
     from skerry.bus.view import RunView
     from skerry.settings import RunConfig
@@ -43,6 +43,7 @@ class Known:
     read: Mapping[str, int] = field(default_factory=dict[str, int])
     malformed: Mapping[str, int] = field(default_factory=dict[str, int])
     streams: Sequence[StreamInfo] = ()
+    rooms: Sequence[Room] = ()
 
 
 def figures(known: Known | None, servers: Sequence[Server], now_s: float) -> list[Figure]:
@@ -157,6 +158,11 @@ def _log(known: Known, servers: Iterable[Server]) -> Iterator[Figure]:
             yield Point(metrics.STREAM_LIMIT, stream.spec.max_bytes, labels)
         if stream.name in lags:
             yield Point(metrics.STREAM_LAG, lags[stream.name], labels)
+    for room in known.rooms:
+        labels = (run, room.storage.value)
+        yield Point(metrics.ACCOUNT_STORAGE, room.used_bytes, labels)
+        if room.limit_bytes > 0:
+            yield Point(metrics.ACCOUNT_STORAGE_LIMIT, room.limit_bytes, labels)
 
 
 def _servers(servers: Iterable[Server]) -> Iterator[Figure]:
