@@ -14,10 +14,13 @@ from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from skerry.bus.view import LearnerView, RunView
     from skerry.wire.messages import Evaluation
+
+STILL = 5.0
+"""Steps that stay away for so many of their usual intervals stand still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def _learner_row(
         tokens=max(sums.tokens, accepted),
         loss=None if pulse is None or not pulse.steps else _finite(pulse.loss),
         step_time_s=0.0 if pulse is None else pulse.step_time_s,
-        tokens_per_s=_speed(learner) if state is not Liveness.GONE else 0.0,
+        tokens_per_s=_speed(learner, now_s) if state is not Liveness.GONE else 0.0,
         goodput=time[TRAIN],
         bytes_up=sums.bytes_up,
         bytes_down=sums.bytes_down,
@@ -187,12 +190,25 @@ def _learner_row(
     return row, seconds
 
 
-def _speed(learner: LearnerView) -> float:
-    """Return tokens per second while it trains: tokens per step over the time of a step."""
-    pulse = learner.pulse
+def at_work(rows: Iterable[LearnerRow]) -> bool:
+    """Say whether anybody who is not gone says that it trains, though it may stand still."""
+    return any(
+        row.phase is LearnerPhase.TRAINING and row.liveness is not Liveness.GONE for row in rows
+    )
+
+
+def _speed(learner: LearnerView, now_s: float) -> float:
+    """Return tokens per second while it trains: tokens per step over the time of a step.
+
+    Nothing for one whose steps have stopped, as they do where a blocking mode waits for a round.
+    """
+    pulse, progress = learner.pulse, learner.progress
     if pulse is None or pulse.phase is not LearnerPhase.TRAINING:
         return 0.0
     if pulse.steps <= 0 or pulse.step_time_s <= 0:
+        return 0.0
+    usual_s = max(pulse.step_time_s, learner.heartbeat.mean_s)
+    if progress is not None and now_s - progress.advanced_s > STILL * usual_s:
         return 0.0
     return pulse.tokens / pulse.steps / pulse.step_time_s
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from skerry.bus.report import at_work
 from skerry.bus.view import GENESIS
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
@@ -149,7 +150,7 @@ def line(now: Report, seconds: float) -> str:
         f"sent {size(run.bytes_up + run.bytes_down)}",
         f"goodput {run.goodput:.0%}",
         f"ETA {clock(run.eta_s)}",
-        *_quiet(run),
+        *_quiet(now),
     ]
     parts += [
         f"{row.name} {row.liveness.value if row.phase not in AT_REST else row.phase.value}"
@@ -179,7 +180,7 @@ def picture(now: Report, seconds: float) -> RenderableType:
     refused = ", ".join(f"{n} {cause}" for cause, n in run.refused.items() if cause != GENESIS)
     last = [
         f"last round: {run.last_round.replace('_', ' ') or '-'}",
-        *_quiet(run),
+        *_quiet(now),
         f"refused: {refused}" if refused else "",
         _held_out(run),
         f"checkpoint at step {run.checkpoint_step}" if run.checkpoint else "no checkpoint yet",
@@ -253,12 +254,13 @@ def _of_steps(run: RunRow) -> str:
     return "" if run.timed else f"/{run.steps}"
 
 
-def _quiet(run: RunRow) -> list[str]:
+def _quiet(now: Report) -> list[str]:
     """Return that no round has been committed for a while, if one should have been."""
+    run = now.run
     ago_s = run.last_round_s_ago
     gap_s = run.wall_s / run.rounds if run.rounds > 2 else 0.0
     late_s = max(QUIET_S, QUIET_GAPS * gap_s)
-    if ago_s is None or ago_s < late_s or run.finished or not run.tokens_per_s:
+    if ago_s is None or ago_s < late_s or run.finished or not at_work(now.learners):
         return []
     return [f"no round for {clock(ago_s)}: see the logs"]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.bus.report import report, to_json
+from skerry.bus.report import Report, at_work, report, to_json
 from skerry.bus.view import MOST_EVALUATIONS, Frame, RunView, fold, peek
 from skerry.core.liveness import Liveness, Policy
 from skerry.wire.messages import (
@@ -268,6 +268,22 @@ def test_loss_and_speed_come_from_who_is_training() -> None:
     run = report(seen(*fast, *slow), T0 + 2).run
     assert run.loss == pytest.approx(1.5)
     assert run.tokens_per_s == pytest.approx(10_000 + 10_000 / 3)
+
+
+def test_a_blocking_learner_that_takes_no_step_has_no_speed_and_is_at_work() -> None:
+    policy = replace(EMPTY.frame.liveness, blocking=True)
+    blocking = replace(EMPTY, frame=replace(EMPTY.frame, liveness=policy))
+
+    def told(*messages: tuple[float, Message]) -> Report:
+        view = reduce(lambda v, item: fold(v, item[1], T0 + item[0]), messages, blocking)
+        return report(view, T0 + messages[-1][0])
+
+    moving = [(at_s, p) for at_s, p in training(20) if isinstance(p, Pulse)]
+    going = told(*moving)
+    still = told(*((at_s, replace(p, step=3)) for at_s, p in moving))
+    assert [going.run.tokens_per_s > 0, still.run.tokens_per_s > 0] == [True, False]
+    assert still.learners[0].liveness is Liveness.ALIVE
+    assert at_work(still.learners)
 
 
 def test_the_clock_is_that_of_the_quorum_and_never_behind_a_commit() -> None:

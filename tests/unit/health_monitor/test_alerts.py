@@ -98,8 +98,10 @@ def test_a_run_that_goes_well_says_nothing() -> None:
 
 def test_no_commit_for_long_is_told_only_while_somebody_trains() -> None:
     assert Scene(run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}
-    idle = (learner("a", tokens_per_s=0.0),)
+    idle = (learner("a", tokens_per_s=0.0, phase=LearnerPhase.FINISHED),)
     assert Scene(idle, run={"last_round_s_ago": 130.0}).keys() == set()
+    still = (learner("a", tokens_per_s=0.0),)
+    assert Scene(still, run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}
 
 
 def test_the_first_rounds_may_take_as_long_as_compiling_and_long_steps_do() -> None:
