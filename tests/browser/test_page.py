@@ -28,6 +28,8 @@ def test_it_waits_for_a_run_and_shows_it_once_there_is_one(show: Show, page: Pag
     page.goto(theatre.url)
     page.wait_for_selector("#status:has-text('waiting for the run')")
     assert f"no run “{RUN}”" in page.inner_text("#steps")
+    beats(page, 1)
+    assert page.inner_text("#status") == "waiting for the run"
     theatre.run(theatre.stage.past(20, 1))
     page.wait_for_selector("#status:has-text('training')")
     assert page.inner_text("#run-name") == RUN
@@ -135,14 +137,35 @@ def test_a_round_in_the_air_tells_its_trace_and_becomes_its_record(show: Show, p
 def test_a_monitor_that_says_nothing_is_away_and_found_again(show: Show, page: Page) -> None:
     theatre = show(Stage())
     theatre.run(theatre.stage.past(60, 1))
-    page.clock.install()
     page.goto(theatre.url)
     page.wait_for_selector("#link[data-state='live']")
-    theatre.loop.call_soon_threadsafe(time.sleep, 3)  # hangs, its connections open
-    page.clock.fast_forward(7000)
-    page.wait_for_selector("#link[data-state='away']")
+    theatre.loop.call_soon_threadsafe(time.sleep, 9)  # hangs, its connections open
     page.wait_for_selector("#status:has-text('monitor away')")
     page.wait_for_selector("#link[data-state='live']")
+
+
+def test_where_nothing_happens_for_long_the_page_stays_live(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    page.goto(theatre.url)
+    page.wait_for_selector("#link[data-state='live']")
+    page.evaluate(
+        "window.seen = []; new MutationObserver(() => window.seen.push(1))"
+        ".observe(document.getElementById('link'), {attributes: true})"
+    )
+    beats(page, 4)  # longer than silence is borne
+    assert page.evaluate("window.seen") == []
+
+
+def beats(page: Page, count: int) -> None:
+    """Wait until the monitor has said so often that nothing has changed."""
+    page.evaluate(
+        """count => new Promise(done => {
+            const source = new EventSource("/api/stream");
+            source.addEventListener("beat", () => { if (!--count) { source.close(); done(); } });
+        })""",
+        count,
+    )
 
 
 def test_the_focus_stays_on_a_learner_that_is_moved_up(show: Show, page: Page) -> None:

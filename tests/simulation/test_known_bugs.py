@@ -46,7 +46,7 @@ def test_a_writer_that_ignores_its_fence_is_found(
         return await writer.bus.publish(subject, payload, msg_id=msg_id)
 
     monkeypatch.setattr(StateWriter, "_publish", unfenced)
-    plan, violations = found_and_shrunk(syncer, tmp_path, start=170)  # 172 is the first that finds
+    plan, violations = found_and_shrunk(syncer, tmp_path)
     assert 1 <= len(plan.faults) <= 3
     assert violations
     monkeypatch.undo()
@@ -77,6 +77,6 @@ def test_a_run_that_ends_ahead_of_its_ledger_is_found(
 
     monkeypatch.setattr(conductor.ledger, "last_commits", by_manifests)
     assert conductor.ledger is ledger
-    plan, violations = found_and_shrunk(syncer, tmp_path)
+    plan, violations = found_and_shrunk(syncer, tmp_path, start=230)  # 239 is the first that finds
     assert len(plan.faults) <= 3
     assert any("not in the ledger" in violation for violation in violations)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from skerry.bus import ledger, presence
+from skerry.bus import ledger
 from skerry.bus.recent import RECENT_S
 from skerry.bus.report import report
 from skerry.chaos.ground import Ground
-from skerry.errors import BrokerUnavailable, WireError, first_cause
+from skerry.errors import BrokerUnavailable, first_cause
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.tasks import TaskGroup
@@ -112,28 +112,25 @@ class Monitor:
         record = await ledger.wait_run(self.bus, self.run)
         config = RunConfig.model_validate_json(record.config_json)
         watch = Watch(record, config, self.clock_s)
-        with suppress(WireError):  # what cannot be read is left out below; this only saves time
-            for known in (await ledger.members(self.bus, self.run)).values():
-                if self.tally.fits(known, record.fragments):
-                    watch.take(known)
-            for pulse in (await presence.last_pulses(self.bus, self.run)).values():
-                if self.tally.fits(pulse, record.fragments):
-                    watch.take(pulse)
-            for newest in (await ledger.last_commits(self.bus, self.run)).values():
-                if self.tally.fits(newest, record.fragments):
-                    watch.know(newest)
+        sources = Sources(self.bus, self.run, self.tally, record.fragments)
+        for known in await sources.newest_members():
+            watch.take(known)
+        for pulse in await sources.newest_pulses():
+            watch.take(pulse)
+        for stored, newest in await sources.newest_commits():
+            watch.know(newest, stored.time_ns)
         self.watch = watch
         async with TaskGroup() as group:
             followers = [
-                group.create_task(loop, name=name) for name, loop in self._loops(watch).items()
+                group.create_task(loop, name=name)
+                for name, loop in self._loops(sources, watch).items()
             ]
             if self.until_finished:
                 await ledger.wait_finished(self.bus, self.run)
                 for task in followers:
                     task.cancel()
 
-    def _loops(self, watch: Watch) -> dict[str, Coroutine[None, None, None]]:
-        sources = Sources(self.bus, self.run, self.tally, watch.record.fragments)
+    def _loops(self, sources: Sources, watch: Watch) -> dict[str, Coroutine[None, None, None]]:
         return {
             "run": self._fold(sources.runs(), watch.take),
             "members": self._fold(sources.members(), watch.take),
@@ -157,7 +154,7 @@ class Monitor:
     async def _commits(self, commits: AsyncGenerator[tuple[Record, Commit]], watch: Watch) -> None:
         async with aclosing(commits):
             async for record, commit in commits:
-                watch.committed(commit, record.sequence, record.time_ns / 1e9)
+                watch.committed(commit, record.sequence, record.time_ns)
                 self.changed.set()
 
     async def _judge(self, watch: Watch) -> None:

@@ -139,7 +139,9 @@ async def join(
             incarnation=1 + max(above, mine[0].incarnation if mine else 0),
             host=host,
             joined_ns=now_ns,
-            shard=mine[0].shard if mine else len(known),
+            shard=mine[0].shard
+            if mine
+            else 1 + max((m.shard for m, _ in known.values()), default=-1),
         )
         # A known name competes with itself only; a new one with every other new one.
         expect = Expect(subject, mine[1]) if mine else Expect(subjects.members(), _newest(known))

@@ -125,4 +125,4 @@ def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) 
 
 def diverged(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
     """Return who trains with a loss that is no finite number."""
-    return [row for row in rows if row.heard and row.loss is None and row.tokens_per_s > 0]
+    return [row for row in rows if row.heard and row.loss is None and row.takes_steps]

@@ -14,7 +14,7 @@ from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from skerry.bus.view import LearnerView, RunView
     from skerry.wire.messages import Evaluation
@@ -52,6 +52,16 @@ class LearnerRow:
     syncs_skipped: int
     seen_s_ago: float
     heard: bool
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it is not gone and says that it trains, though it may stand still."""
+        return self.phase is LearnerPhase.TRAINING and self.liveness is not Liveness.GONE
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it is at work, and a step of it has been timed."""
+        return self.at_work and self.step_time_s > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +200,6 @@ def _learner_row(
     return row, seconds
 
 
-def at_work(rows: Iterable[LearnerRow]) -> bool:
-    """Say whether anybody who is not gone says that it trains, though it may stand still."""
-    return any(
-        row.phase is LearnerPhase.TRAINING and row.liveness is not Liveness.GONE for row in rows
-    )
-
-
 def _speed(learner: LearnerView, now_s: float) -> float:
     """Return tokens per second while it trains: tokens per step over the time of a step.
 
@@ -315,7 +318,7 @@ def _left_s(
     view: RunView, rows: Sequence[LearnerRow], step: int, now_s: float
 ) -> tuple[float | None, float | None]:
     """Return seconds until the run's steps are done, and until its time is up; None: unknown."""
-    times = [row.step_time_s for row in rows if row.tokens_per_s > 0]
+    times = [row.step_time_s for row in rows if row.takes_steps]
     steps_s = (view.frame.steps - step) * median(times) if times else None
     if view.frame.duration_s is None:
         return steps_s, None

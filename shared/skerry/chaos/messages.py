@@ -66,7 +66,7 @@ class Messages:
         stream = Subjects(self.ground.run).stream("CONTRIB")
         held = next((s for s in await self.ground.bus.streams() if s.name == stream), None)
         found = await self._newest(stream, held, learner) if held else []
-        needed = 2 if self.kind is Kind.REORDER else 1
+        needed = self._needed
         if len(found) < needed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_S):
@@ -77,9 +77,14 @@ class Messages:
                 raise Absent(msg)
             await self.ground.bus.streams()  # or the broker is away
             whose = f"of {self.target} " if learner else ""
-            msg = f"the log has had no contribution {whose}for {PATIENCE_S:.0f} s"
+            msg = f"the log has had {len(found) or 'no'} contribution {whose}for {PATIENCE_S:.0f} s"
             raise NotFired(msg)
         return found
+
+    @property
+    def _needed(self) -> int:
+        """Of one alone there is no other order."""
+        return 2 if self.kind is Kind.REORDER else 1
 
     async def _wait(
         self, found: list[Record], needed: int, learner: str | None, after: int
@@ -110,7 +115,7 @@ class Messages:
 
     def _picked(self, found: list[Record]) -> list[Record]:
         """Return which to publish, in that order."""
-        count = max(1, round(self.share * len(found)))
+        count = max(self._needed, round(self.share * len(found)))
         if self.kind is Kind.REORDER:
             return found[::-1][:count]
         return [found[self.chance.randrange(len(found))] for _ in range(count)]

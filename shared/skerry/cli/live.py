@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from skerry.bus.report import at_work
 from skerry.bus.view import GENESIS
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
@@ -260,7 +259,12 @@ def _quiet(now: Report) -> list[str]:
     ago_s = run.last_round_s_ago
     gap_s = run.wall_s / run.rounds if run.rounds > 2 else 0.0
     late_s = max(QUIET_S, QUIET_GAPS * gap_s)
-    if ago_s is None or ago_s < late_s or run.finished or not at_work(now.learners):
+    if (
+        ago_s is None
+        or ago_s < late_s
+        or run.finished
+        or not any(row.at_work for row in now.learners)
+    ):
         return []
     return [f"no round for {clock(ago_s)}: see the logs"]
 

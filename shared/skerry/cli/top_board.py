@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from skerry.bus.recent import LEAST_GOODPUT, diverged, late_after_s
-from skerry.bus.report import at_work
 from skerry.cli.live import AT_REST, COLOURS, clock, plain, size
 from skerry.core.goodput import TRAIN, Cause
 from skerry.core.liveness import Liveness
@@ -181,7 +180,8 @@ def warnings(scene: Scene) -> list[Text]:
     if gone:
         told.append(f"gone: {_names(gone)}")
     late_s = late_after_s(scene.past.interval_s(), scene.h_steps, rows)
-    if run.last_round_s_ago is not None and at_work(rows) and run.last_round_s_ago > late_s:
+    working = any(row.at_work for row in rows)
+    if run.last_round_s_ago is not None and working and run.last_round_s_ago > late_s:
         told.append(f"no round for {clock(run.last_round_s_ago)}: see the syncer's log")
     if nan := diverged(rows):
         told.append(f"loss is not finite: {_names([row.name for row in nan])}")

@@ -12,7 +12,7 @@ from skerry.planning.fixes import fixes
 from skerry.planning.links import HubLimits, Link, Rounds, Workload
 from skerry.planning.models import size_of
 from skerry.planning.sites import OPEN
-from skerry.planning.verdict import Constraint, Limits, constraints
+from skerry.planning.verdict import CHIP_MEMORY, Constraint, Limits, constraints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -169,14 +169,19 @@ def _choose(paths: frozenset[str], rounds: Rounds, limits: Limits) -> dict[str, 
     """Return H, P and shards, as far as they are open: the least H that works, then P, then shards.
 
     Rounds that are over within tau steps come before those that only hold up no others: a result
-    that comes later is of less use. Nothing is chosen where nothing works: then the defaults are
-    what the verdict is about.
+    that comes later is of less use. Memory of chips needs nothing to spare, and where no choice
+    fits it, what is best without it is chosen. Nothing is chosen where nothing works: then the
+    defaults are what the verdict is about.
     """
-    for within_tau in (True, False):
+    for within_tau, roomy in ((True, False), (False, False), (True, True), (False, True)):
         for found in _choices(paths, rounds.load):
             load = _with(rounds.load, found)
             after = replace(rounds, load=load, within_tau=within_tau)
-            if all(item.ratio <= SPARE for item in constraints(after, limits)):
+            tight = constraints(after, replace(limits, chips=()))
+            chips = () if roomy else constraints(after, limits)
+            if all(item.ratio <= SPARE for item in tight) and all(
+                item.holds for item in chips if item.what.endswith(CHIP_MEMORY)
+            ):
                 return {path: value for path, value in found.items() if path in paths}
     return {}
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from skerry.planning.links import Link, Rounds
 
 
+CHIP_MEMORY = "chip memory"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What is judged beside links: utilisation where learners stop, and by site its chips.
@@ -124,7 +127,7 @@ def _of_limits(rounds: Rounds, limits: Limits) -> Iterator[Constraint]:
     for site, count, has in limits.chips:
         why = "parameters, anchors, AdamW and fragments in flight; activations come on top"
         need = learner_bytes(rounds.load) / count
-        yield Constraint(f"site {site} chip memory", need, has, "B", why)
+        yield Constraint(f"site {site} {CHIP_MEMORY}", need, has, "B", why)
     if limits.window_bytes is not None:
         need = rounds.learners * rounds.fragment * rounds.load.up_bits / 8
         why = "log.window_bytes must hold one round's contributions"

@@ -191,6 +191,14 @@ class TestMembers:
         found = await place.take_place(run.bus, RUN, run.plan, "b", host="h", now_ns=1)
         assert (found.member.incarnation, found.member.shard, found.cursor) == (1, 1, 40)
 
+    async def test_new_name_is_given_no_data_shard_that_another_has(self) -> None:
+        run = await begun(0)
+        await ledger.join(run.bus, RUN, "b", "h", 1)
+        lose(run, "ledger.member.a")
+        await merged(run, LearnerProgress("a", 0, 0, 100, 40))
+        found = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
+        assert found.member.shard == 2
+
     async def test_start_that_nothing_was_merged_of_does_not_give_its_number_away(self) -> None:
         run = await begun(1)
         third = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)

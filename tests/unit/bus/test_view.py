@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.bus.report import Report, at_work, report, to_json
+from skerry.bus.report import Report, report, to_json
 from skerry.bus.view import MOST_EVALUATIONS, Frame, RunView, fold, peek
 from skerry.core.liveness import Liveness, Policy
 from skerry.wire.messages import (
@@ -283,7 +283,8 @@ def test_a_blocking_learner_that_takes_no_step_has_no_speed_and_is_at_work() -> 
     still = told(*((at_s, replace(p, step=3)) for at_s, p in moving))
     assert [going.run.tokens_per_s > 0, still.run.tokens_per_s > 0] == [True, False]
     assert still.learners[0].liveness is Liveness.ALIVE
-    assert at_work(still.learners)
+    assert [still.learners[0].at_work, still.learners[0].takes_steps] == [True, True]
+    assert still.run.eta_s is not None
 
 
 def test_the_clock_is_that_of_the_quorum_and_never_behind_a_commit() -> None:

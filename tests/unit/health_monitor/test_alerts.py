@@ -147,7 +147,7 @@ def test_refusals_of_late_are_told_by_cause() -> None:
 
 
 def test_a_learner_whose_steps_are_skipped_is_named() -> None:
-    away = learner("c", loss=None, tokens_per_s=0.0)
+    away = learner("c", loss=None, phase=LearnerPhase.CATCHING_UP)
     (found,) = Scene((learner("a"), learner("b", loss=None), away)).alerts()
     assert (found.key, found.severity) == ("loss", Severity.CRITICAL)
     assert found.text == "The loss of b is not finite."

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from skerry.bus.base import Retention, Room, Storage, StreamInfo, StreamSpec
+from skerry.bus.report import report
 from skerry.bus.view import Frame, RunView, fold, peek
 from skerry.core.liveness import Policy
 from skerry.settings import RunConfig
@@ -177,6 +178,13 @@ def test_contributions_are_told_by_what_became_of_them() -> None:
         ("r", "stale", ""): 2,
         ("r", "refused", "too_stale"): 1,
     }
+
+
+def test_the_interval_of_rounds_is_expected_of_learners_that_stand_still_too() -> None:
+    row = report(view(PULSE), NOW_S).learners[0]
+    still = replace(row, tokens_per_s=0.0)
+    assert interval_s(CONFIG, [still]) == interval_s(CONFIG, [row]) is not None
+    assert interval_s(CONFIG, [replace(row, phase=LearnerPhase.FINISHED)]) is None
 
 
 def test_an_account_without_a_limit_is_told_of_without_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
-from skerry.wire.messages import Commit, LearnerPhase, Pulse, Round
+from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse, Round
 from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.watching import sources
@@ -66,6 +66,8 @@ async def test_names_beyond_the_most_are_left_out_and_those_before_stay(
         pulse = replace(PULSE, learner=f"l{number}")
         await bus.publish(NAMES.pulse(pulse.learner), encode(pulse))
     assert [p.learner for p in await pulses(bus, tally, 3)] == ["l1", "l2", "l3"]
+    joined = MemberRecord(RUN, "late", 1, "h", 1, 0)
+    assert tally.fits(joined, P), "names that only pulse keep out nobody who joins"
     await bus.publish(NAMES.pulse("l1"), encode(replace(PULSE, learner="l1", steps=9)))
     assert (await pulses(bus, tally, 3))[-1].steps == 9
     assert tally.malformed == {"pulse": 2}

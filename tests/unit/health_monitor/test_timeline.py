@@ -11,6 +11,7 @@ from skerry_health_monitor.watching.timeline import (
     arrivals,
     interval_s,
     past,
+    set_right,
 )
 
 
@@ -84,16 +85,17 @@ def test_a_version_that_jumps_takes_no_more_room_than_another() -> None:
     assert sum(map(len, timeline.places.values())) == 2
 
 
-def test_a_syncer_whose_clock_is_off_does_not_close_rounds_before_the_run_or_in_the_future() -> (
-    None
-):
-    created_s, stored_s = 1000.0, 2000.0
-    early = past(commit(5), 1, stored_s, created_s)
-    late = past(commit(9000), 1, stored_s, created_s)
-    right = past(commit(1900), 1, stored_s, created_s)
-    assert (early.closed_s, late.closed_s) == (created_s, stored_s + CLOCK_OFF_S)
-    assert right.closed_s == 1900.5
-    assert {round(row.closed_s - row.opened_s, 6) for row in (early, late, right)} == {0.5}
+def test_a_syncer_whose_clock_is_off_closes_no_round_before_the_run_or_in_the_future() -> None:
+    created_ns, stored_ns = 1000 * 10**9, 2000 * 10**9
+    answer = consumed("a", 9000 * 10**9 + 250_000_000)
+    early, late, right = (
+        set_right(commit(version, 0, answer), stored_ns, created_ns) for version in (5, 9000, 1900)
+    )
+    assert early.closed_ns == created_ns
+    assert late.closed_ns == stored_ns + int(CLOCK_OFF_S * 1e9)
+    assert arrivals(late) == (0.25,)
+    assert right == commit(1900, 0, answer)
+    assert {told.closed_ns - told.opened_ns for told in (early, late, right)} == {5 * 10**8}
 
 
 def test_adoption_counts_each_learner_once_whenever_its_pulse_comes() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from skerry.planning import answer
 from skerry.planning.advice import advise
+from skerry.planning.costs import learner_bytes
 from skerry.planning.doubts import doubts
 from skerry.planning.figures import Kind
 from skerry.planning.plan import make, outer_vectors, step_s
@@ -317,11 +318,25 @@ def test_a_fix_does_not_break_what_held() -> None:
     plan = planned({"a": chips}, hub={"cores": 1}, sync={**FIXED, "shards": 1})
     assert plan.binding is not None
     assert plan.binding.what == "syncer of a shard"
-    for fix in plan.fixes:
-        if found := re.fullmatch(r"shards >= (\d+)", fix):
+    offered = [re.fullmatch(r"shards >= (\d+)", fix) for fix in plan.fixes]
+    assert any(offered)
+    for found in offered:
+        if found:
             load = replace(plan.rounds.load, shards=int(found[1]))
             after = constraints(replace(plan.rounds, load=load), plan.limits)
             memory = next(item for item in after if item.what == "site a chip memory")
             assert memory.holds
     eight = replace(plan.rounds, load=replace(plan.rounds.load, shards=8))
     assert not all(item.holds for item in constraints(eight, plan.limits))
+
+
+def test_chips_that_are_nearly_full_do_not_keep_settings_from_being_chosen() -> None:
+    links = {"up": "3 Gbit/s", "down": "3 Gbit/s"}
+    free = planned({"a": site(**links)}, hub={"cores": 16})
+    need = learner_bytes(free.rounds.load)
+    full = planned({"a": site(**links, chips=1, memory=f"{need / 0.95:.0f} B")}, hub={"cores": 16})
+    over = planned({"a": site(**links, chips=1, memory=f"{need / 1.5:.0f} B")}, hub={"cores": 16})
+    assert free.chosen
+    assert full.chosen == over.chosen == free.chosen
+    assert full.feasible
+    assert not over.feasible

@@ -101,7 +101,7 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
 
 def interval_s(config: RunConfig, rows: Sequence[LearnerRow]) -> float | None:
     """Return the expected time between two commits: H steps over P; None while nobody trains."""
-    times = [row.step_time_s for row in rows if row.tokens_per_s > 0]
+    times = [row.step_time_s for row in rows if row.takes_steps]
     if not times:
         return None
     return config.sync.h_steps * median(times) / config.sync.fragments

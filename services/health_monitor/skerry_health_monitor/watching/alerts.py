@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from skerry.bus.recent import LEAST_GOODPUT, RECENT_S, WINDOW_S, diverged, late_after_s
-from skerry.bus.report import at_work
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 from skerry_health_monitor.watching.timeline import interval_s
@@ -101,7 +100,7 @@ def _broker(seen: Situation) -> Iterator[Alert]:
 
 def _rounds(seen: Situation) -> Iterator[Alert]:
     ago_s, gap_s = seen.told.run.last_round_s_ago, interval_s(seen.history.timeline.rounds)
-    if ago_s is None or not at_work(seen.told.learners):
+    if ago_s is None or not any(row.at_work for row in seen.told.learners):
         return
     if ago_s > late_after_s(gap_s, seen.h_steps, seen.told.learners):
         usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"

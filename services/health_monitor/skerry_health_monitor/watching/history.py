@@ -106,10 +106,9 @@ class Work:
 
 @dataclass(slots=True)
 class History:
-    """Everything beside the view; ``fragments`` is P, the run was created at ``since_s``."""
+    """Everything beside the view; ``fragments`` is P."""
 
     fragments: int
-    since_s: float = 0.0
     timeline: Timeline = field(default_factory=Timeline)
     curves: Curves = field(default_factory=Curves)
     lanes: dict[str, Lane] = field(default_factory=dict[str, Lane])
@@ -140,12 +139,14 @@ class History:
         newest = self.timeline.newest.get(commit.fragment)
         if newest is not None and commit.version <= newest.version:
             return
-        row = past(commit, sequence, stored_s, self.since_s)
+        row = past(commit, sequence, stored_s)
         self.timeline.committed(row, now_s)
         if commit.reason == GENESIS:
             return
         self.curves.add(row.closed_s, self._bin(row))
         for consumed in commit.consumed:
+            if consumed.learner not in self.lanes and len(self.lanes) >= MOST_LEARNERS:
+                continue  # commits name whom they like
             lane = self._lane(consumed.learner)
             lane.last = (commit.fragment, commit.version, row.closed_s)
             self._mark(consumed.learner, lane, row.closed_s, late=consumed.staleness > 0)
@@ -177,9 +178,7 @@ class History:
     def _lane(self, learner: str) -> Lane:
         lane = self.lanes.get(learner)
         if lane is None:
-            lane = Lane()
-            if len(self.lanes) < MOST_LEARNERS:  # commits name whom they like
-                self.lanes[learner] = lane
+            lane = self.lanes[learner] = Lane()
         return lane
 
     def _pulsed(self, pulse: Pulse, now_s: float) -> None:

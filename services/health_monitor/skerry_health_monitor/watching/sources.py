@@ -54,13 +54,15 @@ MOST_LATELY = 1000
 class Tally:
     """How many messages of each kind were read, and how many were none.
 
-    ``learners`` are the names so far, ``lately`` when the newest were stored that were none, in
-    seconds since the epoch by the broker's clock.
+    ``joined`` are the names so far that have a member's record, ``heard`` those that have only
+    pulsed, so that invented ones do not keep out who joins later; ``lately`` is when the newest
+    were stored that were none, in seconds since the epoch by the broker's clock.
     """
 
     read: Counter[str] = field(default_factory=Counter[str])
     malformed: Counter[str] = field(default_factory=Counter[str])
-    learners: set[str] = field(default_factory=set[str])
+    joined: set[str] = field(default_factory=set[str])
+    heard: set[str] = field(default_factory=set[str])
     lately: deque[float] = field(default_factory=lambda: deque[float](maxlen=MOST_LATELY))
 
     def since(self, at_s: float) -> int:
@@ -73,18 +75,21 @@ class Tally:
             case Pulse() | MemberRecord():
                 if isinstance(message, Pulse) and len(message.versions) > fragments:
                     return False
-                return self._known(message.learner)
+                return self._known(message.learner, isinstance(message, MemberRecord))
             case Commit() | Round():
                 return message.fragment < fragments
             case _:
                 return True
 
-    def _known(self, learner: str) -> bool:
+    def _known(self, learner: str, joined: bool) -> bool:  # noqa: FBT001 - of which kind it is
         if TOKEN.fullmatch(learner) is None:
             return False
-        if learner not in self.learners and len(self.learners) >= MOST_LEARNERS:
+        if learner in self.joined or (learner in self.heard and not joined):
+            return True
+        names = self.joined if joined else self.heard
+        if len(names) >= MOST_LEARNERS:
             return False
-        self.learners.add(learner)
+        names.add(learner)
         return True
 
 
@@ -120,6 +125,20 @@ class Sources:
 
     def rounds(self) -> AsyncGenerator[tuple[Record, Round]]:
         return self._follow(Round, Subjects(self.run).rounds(), Start.LAST_PER_SUBJECT)
+
+    async def newest_members(self) -> list[MemberRecord]:
+        return [m for _, m in await self._newest(MemberRecord, Subjects(self.run).members())]
+
+    async def newest_pulses(self) -> list[Pulse]:
+        return [m for _, m in await self._newest(Pulse, Subjects(self.run).pulses())]
+
+    async def newest_commits(self) -> list[tuple[Record, Commit]]:
+        return await self._newest(Commit, Subjects(self.run).commits())
+
+    async def _newest(self, kind: type[T], pattern: str) -> list[tuple[Record, T]]:
+        """Return what is newest of each subject; following counts what is left out."""
+        records = [(r, self._read(kind, r)) for r in await self.bus.last_each(pattern)]
+        return [(record, message) for record, message in records if message is not None]
 
     async def _follow(
         self, kind: type[T], pattern: str, start: Start

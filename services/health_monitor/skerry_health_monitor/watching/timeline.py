@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -58,15 +58,30 @@ class Past:
     adopted_s: float | None = None
 
 
-def past(commit: Commit, sequence: int, stored_s: float, since_s: float = 0.0) -> Past:
-    """Return a commit as a row of the timeline.
+def set_right(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
+    """Return the commit by a clock that can be right.
 
-    ``since_s`` is when the run was created: a syncer whose clock says that it closed a round
-    before that, or after the broker had it, is set right, or one such round would stretch the
-    curves over decades.
+    A syncer's may say that it closed a round before the run was created, at ``since_ns``, or after
+    the broker had its record, at ``stored_ns``: one such round would stretch the curves over
+    decades, or be the newest for ever. All its times are moved by what that is off.
     """
-    closed_s = commit.closed_ns / 1e9
-    off_s = min(max(closed_s, min(since_s, stored_s)), stored_s + CLOCK_OFF_S) - closed_s
+    latest_ns = stored_ns + int(CLOCK_OFF_S * 1e9)
+    off_ns = min(max(commit.closed_ns, min(since_ns, stored_ns)), latest_ns) - commit.closed_ns
+    if not off_ns:
+        return commit
+    return replace(
+        commit,
+        opened_ns=max(0, commit.opened_ns + off_ns),
+        closed_ns=commit.closed_ns + off_ns,
+        consumed=tuple(
+            replace(c, arrived_ns=max(1, c.arrived_ns + off_ns)) if c.arrived_ns else c
+            for c in commit.consumed
+        ),
+    )
+
+
+def past(commit: Commit, sequence: int, stored_s: float) -> Past:
+    """Return a commit as a row of the timeline."""
     told = [(c.loss, c.tokens) for c in commit.consumed if isfinite(c.loss) and c.tokens]
     weight = sum(tokens for _, tokens in told)
     return Past(
@@ -77,10 +92,10 @@ def past(commit: Commit, sequence: int, stored_s: float, since_s: float = 0.0) -
         reason=commit.reason,
         syncer=commit.syncer,
         final=commit.final,
-        opened_s=commit.opened_ns / 1e9 + off_s,
+        opened_s=commit.opened_ns / 1e9,
         quorum_s=commit.quorum_s,
         grace_s=commit.grace_s,
-        closed_s=closed_s + off_s,
+        closed_s=commit.closed_ns / 1e9,
         stored_s=stored_s,
         learners=tuple(c.learner for c in commit.consumed),
         arrived_s=arrivals(commit),

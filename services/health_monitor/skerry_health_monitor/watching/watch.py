@@ -14,6 +14,7 @@ from skerry.core.liveness import Liveness, policy_from
 from skerry.wire.messages import MemberRecord
 from skerry_health_monitor.watching.history import History
 from skerry_health_monitor.watching.sums import Sums
+from skerry_health_monitor.watching.timeline import set_right
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ class Watch:
         self._told: dict[str, Liveness] = {}
         self.record = record
         self.config = config
-        self.history = History(record.fragments, record.created_ns / 1e9)
+        self.history = History(record.fragments)
         self.sums = Sums(record.run)
         self.sizes = [f.size for f in plan(record.leaves, record.fragments).fragments]
         self.view = fold(RunView(frame), record, clock_s())
@@ -74,20 +75,21 @@ class Watch:
         self.view = fold(self.view, message, now_s)
         self.history.take(message, now_s)
 
-    def committed(self, commit: Commit, sequence: int, stored_s: float) -> None:
+    def committed(self, commit: Commit, sequence: int, stored_ns: int) -> None:
         """Fold a commit in, with its place in the ledger and when the broker had it."""
         now_s = self._clock_s()
+        commit = set_right(commit, stored_ns, self.record.created_ns)
         self.view = fold(self.view, commit, now_s)
-        self.history.committed(commit, sequence, stored_s, now_s)
+        self.history.committed(commit, sequence, stored_ns / 1e9, now_s)
         self.sums.take(commit)
 
     def opened(self, told: Round) -> None:
         """Take note of a round that is in the air."""
         self.history.timeline.opened(told)
 
-    def know(self, newest: Commit) -> None:
+    def know(self, newest: Commit, stored_ns: int) -> None:
         """Take note of a fragment's newest commit ahead of the history that leads to it."""
-        self.view = peek(self.view, newest)
+        self.view = peek(self.view, set_right(newest, stored_ns, self.record.created_ns))
 
     def judge(self) -> list[tuple[str, str]]:
         """Log each learner that has become suspect, gone or alive again; return event and name.

@@ -69,7 +69,9 @@ def routes(hub: Hub, watch: Callable[[], Watch | None], bus: Bus, cut: Cut) -> l
         if found is None:
             return _missing(fragment, version)
         told = {**plain(found[1]), "ledger_sequence": found[0]}
-        return Response(json.dumps(told, indent=1), media_type="application/json")
+        return Response(
+            json.dumps(told, indent=1, ensure_ascii=False), media_type="application/json"
+        )
 
     return [
         Route("/", index),

@@ -91,7 +91,8 @@ export function openAir(o) {
 }
 
 function landed() {
-  if (air && $("round").open && store.rounds.has(`${air.fragment}.${air.version}`)) openRound(air.fragment, air.version);
+  const newest = air ? store.fragments.get(String(air.fragment))?.version ?? 0 : 0;
+  if (air && $("round").open && newest >= air.version) openRound(air.fragment, air.version);
 }
 
 export async function openRound(fragment, version) {
@@ -132,4 +133,4 @@ export function openAddressed() {
   if (found) openRound(Number(found[1]), Number(found[2]));
 }
 
-listen(["rounds"], landed);
+listen(["fragments"], landed);

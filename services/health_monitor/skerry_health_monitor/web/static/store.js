@@ -5,9 +5,10 @@ const KEYED = ["learners", "lanes", "rounds", "open", "fragments", "checkpoints"
 const MARKS_S = 900;
 const AGAIN_MS = 1500;
 const SILENT_MS = 6000; // three beats: a connection may be dead without a word
+const FIRST_MS = 30000; // the whole picture may take longer on its way
 
 export const store = {
-  run: {}, facts: {}, name: "", state: "connecting", offset_s: 0, heard_ms: 0, ended: false,
+  run: {}, facts: {}, name: "", state: "connecting", offset_s: 0, patient_ms: 0, ended: false,
   ...Object.fromEntries(KEYED.map((name) => [name, new Map()])),
   marks: new Map(), // learner number -> [[at_s, late], …], oldest first
 };
@@ -77,7 +78,7 @@ function take(marks) {
 }
 
 function heard(data) {
-  store.heard_ms = Date.now(); // which goes on while a laptop sleeps
+  store.patient_ms = Date.now() + SILENT_MS; // a clock that goes on while a laptop sleeps
   store.offset_s = data.now_s - Date.now() / 1000;
   store.name = data.run;
 }
@@ -122,11 +123,11 @@ function lost() {
 }
 
 setInterval(() => {
-  if (source && Date.now() - store.heard_ms > SILENT_MS) lost();
+  if (source && Date.now() > store.patient_ms) lost();
 }, 1000);
 
 export function connect() {
-  store.heard_ms = Date.now();
+  store.patient_ms = Date.now() + FIRST_MS;
   source = new EventSource("/api/stream");
   source.addEventListener("whole", (e) => whole(JSON.parse(e.data)));
   source.addEventListener("change", (e) => change(JSON.parse(e.data)));
@@ -138,9 +139,6 @@ export function connect() {
     store.ended = true;
     touch("state");
   });
-  source.addEventListener("beat", (e) => {
-    heard(JSON.parse(e.data));
-    if (store.facts.run) state("live");
-  });
+  source.addEventListener("beat", (e) => heard(JSON.parse(e.data)));
   source.addEventListener("error", lost);
 }
