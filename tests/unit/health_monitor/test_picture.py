@@ -75,8 +75,8 @@ def watch() -> Watch:
     record = run_record("run", plan((LeafSpec("w", (8, 8)),), 1), "{}")
     watch = Watch(record, RunConfig(), lambda: NOW_S)
     watch.take(MemberRecord("run", "a", 1, "host", 1, 0))
-    watch.committed(commit(1), 1, NOW_S)
-    watch.committed(commit(2), 2, NOW_S)
+    watch.committed(commit(1), 1, int(NOW_S * 1e9))
+    watch.committed(commit(2), 2, int(NOW_S * 1e9))
     watch.take(pulse())
     watch.take(CheckpointRecord("run", "/there", "d", (1,), 4, 40, 7, 100))
     watch.take(Evaluation("run", "e", 5, 500, (2,), 2.0, 7.4, float("nan"), 64, 7, 9, "text"))
@@ -115,7 +115,7 @@ def test_a_round_that_is_adopted_later_is_drawn_anew(watch: Watch) -> None:
 
 
 def test_a_round_of_very_many_shows_some_of_their_answers(watch: Watch) -> None:
-    watch.committed(commit(3, answers=200), 3, NOW_S)
+    watch.committed(commit(3, answers=200), 3, int(NOW_S * 1e9))
     row = drawn_of(watch)["rounds"]["0.3"]
     arrived = row[COLUMNS["rounds"].index("arrived_s")]
     assert len(arrived) == MOST_ARRIVALS
