@@ -20,40 +20,53 @@ from skerry_learner.models.transformer import Sizes, Transformer
 TINY = Sizes(layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48)
 
 
+def init(model: Transformer, seed: int = 0) -> Any:
+    """Compiled as a whole, like all here: step by step every operation is compiled alone."""
+    return jax.jit(model.init)(jax.random.key(seed))
+
+
+def loss(model: Transformer, params: Any, text: jax.Array) -> jax.Array:
+    return jax.jit(model.loss)(params, text)
+
+
+def logits(model: Transformer, params: Any, text: jax.Array) -> jax.Array:
+    return jax.jit(model.logits)(params, text)
+
+
 def tokens(batch: int, seq: int, seed: int = 0) -> jax.Array:
     return jax.random.randint(jax.random.key(seed), (batch, seq), 0, TINY.vocab)
 
 
 def test_loss_of_fresh_parameters_is_that_of_a_uniform_guess() -> None:
     model = Transformer(TINY)
-    loss = model.loss(model.init(jax.random.key(0)), tokens(4, 33))
-    assert loss.shape == ()
-    assert float(loss) == pytest.approx(math.log(256), rel=0.05)
+    found = loss(model, init(model, 0), tokens(4, 33))
+    assert found.shape == ()
+    assert float(found) == pytest.approx(math.log(256), rel=0.05)
 
 
 def test_a_later_token_does_not_change_earlier_scores() -> None:
     model = Transformer(TINY)
-    params = model.init(jax.random.key(0))
+    params = init(model, 0)
     text = tokens(1, 16)
-    before = model.logits(params, text)
-    after = model.logits(params, text.at[0, 10].set((text[0, 10] + 1) % 256))
+    before = logits(model, params, text)
+    after = logits(model, params, text.at[0, 10].set((text[0, 10] + 1) % 256))
     np.testing.assert_array_equal(before[:, :10], after[:, :10])
     assert not np.array_equal(before[:, 10:], after[:, 10:])
 
 
 def test_an_earlier_token_changes_later_scores() -> None:
     model = Transformer(TINY)
-    params = model.init(jax.random.key(0))
+    params = init(model, 0)
     text = tokens(1, 16)
     other = text.at[0, 2].set((text[0, 2] + 1) % 256)
-    assert not np.allclose(model.logits(params, text)[0, 9], model.logits(params, other)[0, 9])
+    assert not np.allclose(logits(model, params, text)[0, 9], logits(model, params, other)[0, 9])
 
 
 def test_texts_of_one_batch_do_not_see_each_other() -> None:
     model, texts = Transformer(TINY), tokens(3, 9, seed=2)
-    params = model.init(jax.random.key(3))
-    alone = [model.logits(params, texts[row : row + 1])[0] for row in range(3)]
-    together = model.logits(params, texts)
+    params = init(model, 3)
+    alone = [logits(model, params, texts[row : row + 1])[0] for row in range(3)]
+    together = logits(model, params, texts)
     np.testing.assert_allclose(together, np.stack(alone), rtol=1e-4, atol=1e-5)
     assert not np.allclose(together[0], together[1], atol=1e-3)
 
@@ -61,11 +74,11 @@ def test_texts_of_one_batch_do_not_see_each_other() -> None:
 def test_grouped_attention_equals_full_attention_with_its_keys_repeated() -> None:
     grouped = Transformer(TINY)
     full = Transformer(Sizes(layers=2, d_model=32, heads=4, kv_heads=4, d_ff=48))
-    params = grouped.init(jax.random.key(3))
+    params = init(grouped, 3)
     repeated = jax.tree_util.tree_map_with_path(_repeat_heads, params)
     text = tokens(2, 12)
     np.testing.assert_allclose(
-        full.logits(repeated, text), grouped.logits(params, text), rtol=1e-4, atol=1e-5
+        logits(full, repeated, text), logits(grouped, params, text), rtol=1e-4, atol=1e-5
     )
 
 
@@ -77,9 +90,9 @@ def _repeat_heads(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
 
 
 def test_bfloat16_arithmetic_stays_close_and_keeps_float32_loss() -> None:
-    params = Transformer(TINY).init(jax.random.key(0))
-    exact = Transformer(TINY).loss(params, tokens(2, 17))
-    rough = Transformer(TINY, jnp.bfloat16).loss(params, tokens(2, 17))
+    params = init(Transformer(TINY), 0)
+    exact = loss(Transformer(TINY), params, tokens(2, 17))
+    rough = loss(Transformer(TINY, jnp.bfloat16), params, tokens(2, 17))
     assert rough.dtype == jnp.float32
     assert float(rough) == pytest.approx(float(exact), rel=0.02)
 
@@ -87,7 +100,7 @@ def test_bfloat16_arithmetic_stays_close_and_keeps_float32_loss() -> None:
 def test_leaf_specs_name_every_tensor_and_mark_the_embedding() -> None:
     model = Transformer(TINY)
     specs = specs_of(model)
-    leaves = jax.tree.leaves(model.init(jax.random.key(0)))
+    leaves = jax.tree.leaves(init(model, 0))
     assert [s.shape for s in specs] == [leaf.shape for leaf in leaves]
     assert [s for s in specs if s.embedding] == [LeafSpec("embed", (256, 32), embedding=True)]
     assert specs[0].name == "blocks/000/gate"

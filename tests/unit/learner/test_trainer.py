@@ -76,7 +76,7 @@ def test_bare_gradients_are_what_a_step_takes_away() -> None:
     plan = fragments.plan(specs_of(model), 1)
     trainer = Trainer(model, config, plan)
     trainer.adopt(0, local(trainer, plan, 0))
-    loss, gradients = jax.value_and_grad(model.loss)(trainer.state.params, batch())
+    loss, gradients = jax.jit(jax.value_and_grad(model.loss))(trainer.state.params, batch())
     result = trainer.step(batch(), 0.5, share=0.1)
     sent = np.array(trainer.capture(0))
     wanted = fragments.gather(plan.fragments[0], [np.array(g) for g in jax.tree.leaves(gradients)])
