@@ -77,6 +77,17 @@ def test_pipelines_name_parts_that_are_there_and_every_part_is_used(
         assert used == collector[part].keys(), part
 
 
+def test_the_collector_is_reached_from_outside_only_where_compose_says_so(
+    collector: dict[str, Any], services: dict[str, Any]
+) -> None:
+    protocols = collector["receivers"]["otlp"]["protocols"].values()
+    endpoints = [protocol["endpoint"] for protocol in protocols]
+    assert all(endpoint.startswith("${env:OTLP_HOST:-127.0.0.1}:") for endpoint in endpoints)
+    told = services["otel-collector"]
+    assert told["environment"]["OTLP_HOST"] == "0.0.0.0"  # noqa: S104 - inside the container
+    assert {port["host_ip"] for port in told["ports"]} == {"127.0.0.1"}
+
+
 def test_memory_is_bounded_before_anything_else(collector: dict[str, Any]) -> None:
     for pipeline in collector["service"]["pipelines"].values():
         assert pipeline["processors"][0] == "memory_limiter"
