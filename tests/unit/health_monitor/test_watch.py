@@ -11,7 +11,8 @@ from skerry.bus.report import report
 from skerry.core.fragments import LeafSpec, plan
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record
-from skerry.wire.messages import LearnerPhase, MemberRecord, Pulse, RunRecord, RunState
+from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse, RunRecord, RunState
+from skerry_health_monitor.watching.timeline import CLOCK_OFF_S
 from skerry_health_monitor.watching.watch import Watch
 
 PULSE_S = 0.5
@@ -118,3 +119,19 @@ def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(
     watch.take(MemberRecord("run", "restored", 0, "", 1, 3))
     assert watch.judge() == []
     assert [row.name for row in report(watch.view, clock.now_s).learners] == ["a"]
+
+
+def test_a_commit_of_the_far_future_is_not_the_newest_for_ever(watch: Watch, clock: Clock) -> None:
+    """No round would be late for as long as such a clock is believed."""
+    stored_ns = int(clock.now_s * 1e9)
+    commit = Commit(
+        *("run", 1, 0, 1, 1, "grace", "syncer", 1, 2 * stored_ns, 3 * stored_ns, 0.2, 0.3),
+        *((), (), 1, (), 0, 0),
+    )
+    watch.know(commit, stored_ns)
+    watch.committed(commit, 1, stored_ns)
+    clock.now_s += 2 * CLOCK_OFF_S
+    watch.judge()
+    assert watch.told.run.last_round_s_ago == pytest.approx(CLOCK_OFF_S)
+    (row,) = watch.history.timeline.rounds.values()
+    assert row.closed_s == pytest.approx(stored_ns / 1e9 + CLOCK_OFF_S)
