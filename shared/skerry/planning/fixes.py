@@ -53,6 +53,13 @@ def least(
     return high
 
 
+def first(
+    now: int, most: int, works: Callable[[T], bool], change: Callable[[int], T]
+) -> int | None:
+    """Return the least count above ``now`` that works, where more may work less; None if none."""
+    return next((n for n in range(now + 1, most + 1) if works(change(n))), None)
+
+
 def _own_fix(broken: Constraint) -> str:
     """Return more of what there is too little of, where that can be had."""
     if broken.what == "utilisation":
@@ -79,7 +86,8 @@ def _candidates(rounds: Rounds, limits: Limits, broken: Constraint) -> Iterator[
                 yield f"{scheme} {kind}", after
                 break
     for name, count, most, change in _counts(rounds):
-        found = least(count, most, works, change)
+        search = first if name == "shards" else least  # more of them take more of chips' memory
+        found = search(count, most, works, change)
         if found is not None:
             yield f"{name} >= {found}", change(found)
 

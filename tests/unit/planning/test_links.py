@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import raw_bytes
 from skerry.core.schedule import Schedule, offset, room_steps
-from skerry.planning.fixes import least
+from skerry.planning.fixes import first, least
 from skerry.planning.links import HubLimits, Link, Rounds, Workload
 from skerry.planning.measured import RAW_BITS, WIRE_BITS, merge_s
 from skerry.planning.models import Size
@@ -259,3 +259,11 @@ def test_rounds_are_on_schedule_as_far_as_the_slowest_link_carries_them(
         link, load=replace(load, h_steps=math.ceil(load.h_steps / rounds.on_schedule))
     )
     assert slower.on_schedule == pytest.approx(1.0)
+
+
+def test_a_count_that_works_only_in_between_is_found() -> None:
+    def works(count: int) -> bool:
+        return 5 <= count <= 7
+
+    assert first(1, 64, works, int) == 5
+    assert first(7, 64, works, int) is None
