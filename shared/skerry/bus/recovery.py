@@ -113,7 +113,7 @@ async def _append_newest(
             await append_commit(bus, commit)
 
 
-async def behind(bus: Bus, commit: Commit) -> int | None:
+async def predecessor(bus: Bus, commit: Commit) -> int | None:
     """Return the ledger sequence of the commit before this one, 0 for none; None: it is there.
 
     Raises StateLost where the ledger lacks that one: a history with a hole in it is not gone on
@@ -133,12 +133,12 @@ async def behind(bus: Bus, commit: Commit) -> int | None:
 async def append_commit(bus: Bus, commit: Commit, after: int | None = None) -> None:
     """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest.
 
-    ``after`` is what ``behind`` has returned, where it was asked before. Raises StateLost as that
+    ``after`` is what ``predecessor`` has returned, where it was asked before. Raises StateLost as that
     does.
     """
     subject = Subjects(commit.run).commit(commit.fragment)
     for _ in range(CAS_ATTEMPTS):
-        after = await behind(bus, commit) if after is None else after
+        after = await predecessor(bus, commit) if after is None else after
         if after is None:
             return
         try:

@@ -17,7 +17,7 @@ import xxhash
 
 from skerry.bus import fences
 from skerry.bus.base import Expect
-from skerry.bus.recovery import append_commit, behind, mend, read_behind
+from skerry.bus.recovery import append_commit, mend, predecessor, read_behind
 from skerry.bus.state import MASTER, PARAMS
 from skerry.core.backend import cpu
 from skerry.core.fragments import BLOCK
@@ -141,7 +141,7 @@ class StateWriter:
         """
         slot = 1 - previous.slot if previous else 0
         attempt = f"{self.token}.{next(self.attempts)}"
-        after = await behind(self.bus, commit)
+        after = await predecessor(self.bus, commit)
         stored: list[Part] = []
         first = 0
         for part in parts:

@@ -177,13 +177,16 @@ def _choose(paths: frozenset[str], rounds: Rounds, limits: Limits) -> dict[str, 
         for found in _choices(paths, rounds.load):
             load = _with(rounds.load, found)
             after = replace(rounds, load=load, within_tau=within_tau)
-            tight = constraints(after, replace(limits, chips=()))
-            chips = () if roomy else constraints(after, limits)
-            if all(item.ratio <= SPARE for item in tight) and all(
-                item.holds for item in chips if item.what.endswith(CHIP_MEMORY)
-            ):
+            if all(_spares(item, roomy=roomy) for item in constraints(after, limits)):
                 return {path: value for path, value in found.items() if path in paths}
     return {}
+
+
+def _spares(item: Constraint, *, roomy: bool) -> bool:
+    """Tell whether a choice leaves enough of this; ``roomy``: whatever chips can hold."""
+    if item.what.endswith(CHIP_MEMORY):
+        return roomy or item.holds
+    return item.ratio <= SPARE
 
 
 def _choices(paths: frozenset[str], load: Workload) -> Iterator[dict[str, int]]:

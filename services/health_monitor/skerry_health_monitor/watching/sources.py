@@ -75,13 +75,13 @@ class Tally:
             case Pulse() | MemberRecord():
                 if isinstance(message, Pulse) and len(message.versions) > fragments:
                     return False
-                return self._known(message.learner, isinstance(message, MemberRecord))
+                return self._known(message.learner, joined=isinstance(message, MemberRecord))
             case Commit() | Round():
                 return message.fragment < fragments
             case _:
                 return True
 
-    def _known(self, learner: str, joined: bool) -> bool:  # noqa: FBT001 - of which kind it is
+    def _known(self, learner: str, *, joined: bool) -> bool:
         if TOKEN.fullmatch(learner) is None:
             return False
         if learner in self.joined or (learner in self.heard and not joined):
