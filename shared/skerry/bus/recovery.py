@@ -133,8 +133,8 @@ async def predecessor(bus: Bus, commit: Commit) -> int | None:
 async def append_commit(bus: Bus, commit: Commit, after: int | None = None) -> None:
     """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest.
 
-    ``after`` is what ``predecessor`` has returned, where it was asked before. Raises StateLost as that
-    does.
+    ``after`` is what ``predecessor`` has returned, where it was asked before. Raises StateLost as
+    that does.
     """
     subject = Subjects(commit.run).commit(commit.fragment)
     for _ in range(CAS_ATTEMPTS):
