@@ -189,6 +189,7 @@ def test_an_address_that_is_not_of_this_machine_names_the_setting(host: str) -> 
     with pytest.raises(ConfigError, match="an address of this machine") as raised:
         listen(host, 0)
     assert raised.value.path == "health.host"
+    assert str(raised.value).count(host) == 1
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="a kernel without IPv6")

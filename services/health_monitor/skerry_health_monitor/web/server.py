@@ -108,7 +108,8 @@ def listen(host: str, port: int) -> socket.socket:
             if unfit
             else ("health.port", "another with --set health.port=…; 0 picks a free one")
         )
-        msg = f"Cannot listen on {_joined(host, port)} ({error.strerror or error}): choose {fix}."
+        why = str(error.strerror or error).partition(" (while")[0]  # Python says the address again
+        msg = f"Cannot listen on {_joined(host, port)} ({why}): choose {fix}."
         raise ConfigError(msg, path=path) from error
 
 
