@@ -211,6 +211,9 @@ class ChaosConfig(Table):
     clocks: bool = False
     """Whether services are started under libfaketime, so that chaos can move their clocks; it makes
     them slower, a learner by more than half."""
+    netns: bool = False
+    """Whether services, all but the monitor, are started in network namespaces of their own, where
+    a partition loses packets instead of holding bytes up; it needs root."""
 
 
 class RunConfig(Table):

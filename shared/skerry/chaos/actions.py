@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from skerry.chaos import clock
+from skerry.chaos import clock, wires
 from skerry.chaos.ground import Absent
 from skerry.chaos.messages import Messages
 from skerry.chaos.plan import Kind
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SLOW_BYTES_S = 4e6
 """Rate of a slow link, beside its delay."""
 RESET_SHARE = 0.3
-"""Share of the partitions that end connections; the others let nothing through."""
+"""Share of the partitions that end connections; the others pass nothing."""
 PENDING_XFSZ = 1 << (signal.SIGXFSZ - 1)
 
 
@@ -121,6 +121,28 @@ class Cable:
 
 
 @dataclass(slots=True)
+class Unplug:
+    """Every packet of a service in a namespace of its own is lost, both ways; nobody is told."""
+
+    ground: Ground
+    target: str
+    _wire: wires.Wire | None = None
+
+    async def begin(self) -> None:
+        self.ground.entry(self.target)
+        self._wire = self.ground.wires()[self.target]
+        await wires.cut(self._wire)
+
+    async def proof(self) -> str:
+        lost = await wires.lost(self._wire) if self._wire else 0
+        return f"{lost} packets lost" if lost else ""
+
+    async def end(self) -> None:
+        if self._wire is not None:
+            await wires.mend(self._wire)
+
+
+@dataclass(slots=True)
 class DiskFull:
     """No file of the broker's may grow: every write fails as on a full disk."""
 
@@ -165,17 +187,26 @@ class ClockJump:
         clock.move(self.ground.folder, self.target, 0.0)
 
 
+def silence(ground: Ground, target: str) -> Action:
+    """Return the partition of which neither end is told."""
+    if target in ground.wires():
+        return Unplug(ground, target)
+    return Cable(ground, target, {"cut": "blackhole"})
+
+
 def action_of(fault: Fault, target: str, ground: Ground, seed: str) -> Action:
     """Return the action of a fault; whatever it draws comes from ``seed``."""
     chance = random.Random(seed)  # noqa: S311 - faults, no secrets
-    cut = "reset" if chance.random() < RESET_SHARE else "blackhole"
+    told = chance.random() < RESET_SHARE
     slow: dict[str, object] = {"delay_s": fault.amount, "rate_bytes_s": SLOW_BYTES_S}
     made: dict[Kind, Callable[[], Action]] = {
         Kind.KILL: lambda: Kill(ground, target, fault.duration_s),
         Kind.BROKER_KILL: lambda: Kill(ground, target, fault.duration_s),
         Kind.PAUSE: lambda: Pause(ground, target),
         Kind.BROKER_PAUSE: lambda: Pause(ground, target),
-        Kind.PARTITION: lambda: Cable(ground, target, {"cut": cut}),
+        Kind.PARTITION: lambda: (
+            Cable(ground, target, {"cut": "reset"}) if told else silence(ground, target)
+        ),
         Kind.SLOW: lambda: Cable(ground, target, slow),
         Kind.DISK_FULL: lambda: DiskFull(ground),
         Kind.CLOCK_JUMP: lambda: ClockJump(ground, target, fault.amount),

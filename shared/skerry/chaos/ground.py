@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skerry.chaos import clock
+from skerry.chaos import clock, wires
 from skerry.chaos.plan import BROKER_KINDS, SIMULATED, FaultPlan, Kind, candidates, check
 from skerry.errors import ConfigError, SkerryError
 from skerry.runtime import processes
@@ -17,6 +17,7 @@ from skerry.runtime.processes import BROKER, Entry
 
 if TYPE_CHECKING:
     from skerry.bus.base import Bus
+    from skerry.chaos.wires import Wire
 
 NETWORK = frozenset({Kind.PARTITION, Kind.SLOW})
 
@@ -72,8 +73,20 @@ class Ground:
             return {}
         return dict((await ask(self.folder / PROXY, {"op": "show"}))["routes"])
 
+    def wires(self) -> dict[str, Wire]:
+        """Return the cables of services in namespaces of their own, by service."""
+        return wires.read(self.folder)
+
+    async def open_route(self, name: str) -> None:
+        """Let a service's route pass everything again."""
+        await self.shape(name)
+        if name in self.wires():
+            await wires.mend(self.wires()[name])
+
     async def open_routes(self) -> None:
         """Let every route pass everything again."""
+        for wire in self.wires().values():
+            await wires.mend(wire)
         if (self.folder / PROXY).exists():
             await ask(self.folder / PROXY, {"op": "heal"})
 

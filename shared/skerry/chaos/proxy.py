@@ -1,10 +1,10 @@
 """A TCP proxy between each service of a local cluster and its broker, for faults of the network.
 
-Run as a child of ``skerry up``: ``python -m skerry.chaos.proxy BROKER SOCKET NAME=PORT...``. It
-prints the port of every service as one line of JSON once it listens (port 0: any that is free), and
-then obeys the socket: ``{"op": "set", "route": NAME, "cut": "none|reset|blackhole", "delay_s": S,
-"rate_bytes_s": R, "ways": ["up", "down"]}``, ``{"op": "show"}`` and ``{"op": "heal"}``. It starts
-open, and it knows nothing of NATS.
+Run as a child of ``skerry up``: ``python -m skerry.chaos.proxy BROKER SOCKET
+NAME=HOST:PORT...``. It prints the port of every service as one line of JSON once it listens (port
+0: any that is free), and then obeys the socket: ``{"op": "set", "route": NAME, "cut":
+"none|reset|blackhole", "delay_s": S, "rate_bytes_s": R, "ways": ["up", "down"]}``,
+``{"op": "show"}`` and ``{"op": "heal"}``. It starts open, and it knows nothing of NATS.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from skerry.runtime.control import listening
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-HOST = "127.0.0.1"
-
 
 class Proxy:
     """The routes of one cluster; ``ports`` are where they listen, by service."""
@@ -39,15 +37,15 @@ class Proxy:
         self._dials: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def serving(self, wanted: Mapping[str, int]) -> AsyncGenerator[None]:
-        """Listen for every service on its port for as long as the context lasts."""
+    async def serving(self, wanted: Mapping[str, tuple[str, int]]) -> AsyncGenerator[None]:
+        """Listen for every service at its address for as long as the context lasts."""
         servers: list[asyncio.Server] = []
         loop = asyncio.get_running_loop()
         try:
-            for name, port in wanted.items():
+            for name, (host, port) in wanted.items():
                 route = self.routes[name] = Route(name)
                 accept = partial(self._accept, route)
-                server = await loop.create_server(accept, HOST, port)
+                server = await loop.create_server(accept, host, port)
                 servers.append(server)
                 self.ports[name] = server.sockets[0].getsockname()[1]
             yield
@@ -137,19 +135,23 @@ def shown(route: Route) -> dict[str, Any]:
     }
 
 
-async def run(broker: str, control: Path, wanted: Mapping[str, int]) -> None:
+async def run(broker: str, control: Path, wanted: Mapping[str, tuple[str, int]]) -> None:
     """Serve until SIGTERM."""
-    host, _, port = broker.rpartition(":")
-    proxy, stop = Proxy(host, int(port)), asyncio.Event()
+    proxy, stop = Proxy(*_address(broker)), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with proxy.serving(wanted), listening(control, proxy.answer):
         print(json.dumps(proxy.ports), flush=True)
         await stop.wait()
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
 def main() -> None:
     broker, control, *routes = sys.argv[1:]
-    wanted = {name: int(port) for name, _, port in (route.partition("=") for route in routes)}
+    wanted = {name: _address(at) for name, _, at in (route.partition("=") for route in routes)}
     asyncio.run(run(broker, Path(control), wanted))
 
 

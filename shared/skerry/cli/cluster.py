@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from skerry.cli import child
 from skerry.cli.keeper import Keeper
-from skerry.cli.services import Team, environment, require, stages
+from skerry.cli.services import Reach, Team, environment, require, stages
 from skerry.cli.supervise import Supervisor
 from skerry.errors import ConfigError, SkerryError
 from skerry.runtime.broker import LocalBroker, find_server
@@ -78,14 +78,14 @@ class Served:
 class Cluster:
     """Everything a view or a script needs to know about a cluster that runs.
 
-    ``urls`` are the addresses that services use instead of the broker's own, by name.
+    ``reach`` says, by name, which services reach the broker in a way of their own.
     """
 
     place: Place
     settings: Settings
     broker: Served
     stop: Stop
-    urls: Mapping[str, str] = field(default_factory=dict[str, str])
+    reach: Mapping[str, Reach] = field(default_factory=dict[str, Reach])
 
     @property
     def url(self) -> str:
@@ -168,7 +168,7 @@ def prepared(settings: Settings, url: str, place: Place, monitor_url: str = "") 
 def supervisor(cluster: Cluster, team: Team, on_event: Callable[[Event], None]) -> Supervisor:
     """Return the supervisor of the cluster's services, bound to its stop."""
     kept = Supervisor(
-        stages(cluster.place, team, cluster.url, cluster.urls),
+        stages(cluster.place, team, cluster.url, cluster.reach),
         on_event,
         grace_s=cluster.settings.local.shutdown_s + 2.0,
     )

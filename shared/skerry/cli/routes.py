@@ -10,7 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from skerry.chaos.wires import must_reach
 from skerry.cli import child
+from skerry.cli.services import Reach
 from skerry.errors import SkerryError
 from skerry.runtime.control import PROXY
 
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import AsyncGenerator, Iterable, Mapping
 
+    from skerry.chaos.wires import Wire
     from skerry.cli.place import Place
 
+LOOPBACK = "127.0.0.1"
 READY_S = 30.0
 AGAIN_S = 0.2
 
@@ -30,29 +34,47 @@ def proxied(url: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def routes(place: Place, url: str, names: Iterable[str]) -> AsyncGenerator[dict[str, str]]:
-    """Yield the address that each service is to use instead of ``url``, while the proxy runs.
+async def routes(
+    place: Place, url: str, names: Iterable[str], wires: Mapping[str, Wire]
+) -> AsyncGenerator[dict[str, Reach]]:
+    """Yield how each service reaches its broker instead of ``url``, while the proxy runs.
 
-    A proxy that ends is started again with the same ports.
+    A service with a cable is in its namespace. A proxy that ends is started again with the same
+    ports. ConfigError if nothing comes through a cable.
     """
     target = urlsplit(url)
     broker = f"{target.hostname}:{target.port or 4222}"
-    process, ports = await _start(place, broker, dict.fromkeys(names, 0))
+    hosts = {name: wires[name].outer if name in wires else LOOPBACK for name in names}
+    process, ports = await _start(place, broker, hosts, dict.fromkeys(hosts, 0))
     user = f"{target.netloc.rpartition('@')[0]}@" if "@" in target.netloc else ""
-    keeper = asyncio.create_task(_keep(place, broker, ports, process), name="proxy")
+    keeper = asyncio.create_task(_keep(place, broker, hosts, ports, process), name="proxy")
     try:
-        yield {name: f"nats://{user}127.0.0.1:{port}" for name, port in ports.items()}
+        for name, wire in wires.items():
+            await must_reach(wire, ports[name])
+        yield {
+            name: Reach(
+                f"nats://{user}{host}:{ports[name]}",
+                wires[name].entering if name in wires else (),
+            )
+            for name, host in hosts.items()
+        }
     finally:
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
 
 
-async def _keep(place: Place, broker: str, ports: Mapping[str, int], process: Process) -> None:
+async def _keep(
+    place: Place,
+    broker: str,
+    hosts: Mapping[str, str],
+    ports: Mapping[str, int],
+    process: Process,
+) -> None:
     try:
         while True:
             await process.wait()
             await asyncio.sleep(AGAIN_S)
-            process, _ = await _start(place, broker, ports)
+            process, _ = await _start(place, broker, hosts, ports)
     finally:
         if process.returncode is None:
             process.kill()
@@ -60,11 +82,11 @@ async def _keep(place: Place, broker: str, ports: Mapping[str, int], process: Pr
 
 
 async def _start(
-    place: Place, broker: str, ports: Mapping[str, int]
+    place: Place, broker: str, hosts: Mapping[str, str], ports: Mapping[str, int]
 ) -> tuple[Process, dict[str, int]]:
     place.logs.mkdir(parents=True, exist_ok=True)
     log = place.logs / "proxy.log"
-    wanted = [f"{name}={port}" for name, port in ports.items()]
+    wanted = [f"{name}={hosts[name]}:{port}" for name, port in ports.items()]
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", child.__file__, str(os.getpid())),

@@ -68,7 +68,7 @@ def argv(service: str, *rest: str) -> tuple[str, ...]:
 class Team:
     """How many of each service a cluster has; ``chaos``: faults may be injected into it.
 
-    ``clocks``: its services' clocks can be moved.
+    ``clocks``: its services' clocks can be moved; ``netns``: they have networks of their own.
     """
 
     learners: int
@@ -77,6 +77,7 @@ class Team:
     evaluators: int = 1
     chaos: bool = False
     clocks: bool = False
+    netns: bool = False
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names of each service's processes, in the order in which they are stopped."""
@@ -93,15 +94,24 @@ class Team:
         return {name: service for service, names in self.names().items() for name in names}
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a service reaches its broker: the address, and what enters the network it is in."""
+
+    url: str
+    entering: tuple[str, ...] = ()
+
+
 def stages(
-    place: Place, team: Team, url: str, urls: Mapping[str, str]
+    place: Place, team: Team, url: str, reach: Mapping[str, Reach]
 ) -> tuple[tuple[Command, ...], ...]:
     """Return the cluster's processes in the order in which they are stopped.
 
-    Each uses its own address in ``urls``, or else ``url``.
+    Each reaches its broker as ``reach`` says, or else at ``url``.
     """
+    plain = Reach(url)
     return tuple(
-        tuple(_command(place, urls.get(name, url), service, name, team) for name in names)
+        tuple(_command(place, reach.get(name, plain), service, name, team) for name in names)
         for service, names in team.names().items()
     )
 
@@ -110,16 +120,17 @@ def _numbered(service: str, count: int) -> tuple[str, ...]:
     return tuple(f"{service}-{n}" for n in range(1, count + 1)) if count > 1 else (service,)
 
 
-def _command(place: Place, url: str, service: str, name: str, team: Team) -> Command:
+def _command(place: Place, reach: Reach, service: str, name: str, team: Team) -> Command:
     from skerry.chaos import clock
     from skerry.cli.supervise import Command
 
-    given = ("--nats", url, "--run", place.run, "--name", name, "--config", str(place.settings))
+    given = ("--nats", reach.url, "--run", place.run, "--name", name)
+    given += ("--config", str(place.settings))
     end = _for_monitor(place, team) if service == "health-monitor" else ()
     moved: Mapping[str, str] = clock.environment(place.folder, name) if team.clocks else {}
     return Command(
         name=name,
-        argv=argv(service, *given, *end),
+        argv=(*reach.entering, *argv(service, *given, *end)),
         log=place.logs / f"{name}.log",
         env={**environment(place), **moved},
         essential=service not in SIDELINES,

@@ -23,13 +23,14 @@ from skerry.cli.cluster import (
 )
 from skerry.cli.follow import Feed, is_finished
 from skerry.cli.live import keep_showing, screen
+from skerry.cli.nets import namespaces
 from skerry.cli.orders import orders
 from skerry.cli.page import Page, token_kept
 from skerry.cli.place import Place
 from skerry.cli.routes import proxied, routes
 from skerry.cli.services import Team, argv
 from skerry.cli.supervise import Change, Event
-from skerry.errors import RunNotFound
+from skerry.errors import ConfigError, RunNotFound
 from skerry.runtime.connect import bus_from
 from skerry.runtime.control import CONTROL, listening
 from skerry.settings import masked_url
@@ -113,6 +114,7 @@ async def _up(cluster: Cluster, on: Screen, counts: Counts) -> None:
         counts.evaluators,
         chaos=config.chaos.allow,
         clocks=config.chaos.allow and config.chaos.clocks,
+        netns=config.chaos.allow and config.chaos.netns,
     )
     async with _open_to_chaos(cluster, team, on) as shaped:
         with place.announced(cluster.url):
@@ -129,10 +131,19 @@ async def _open_to_chaos(cluster: Cluster, team: Team, on: Screen) -> AsyncGener
     on.say(f"This run allows faults: `skerry chaos --run {cluster.place.run}` injects them.")
     with token_kept(cluster.place):
         if not proxied(cluster.url):
+            if team.netns:
+                msg = (
+                    "chaos.netns needs a proxy before the broker: let `skerry up` start the broker,"
+                    " or give it one nats:// address."
+                )
+                raise ConfigError(msg, path="chaos.netns")
             yield cluster
             return
-        async with routes(cluster.place, cluster.url, team.kinds()) as urls:
-            yield replace(cluster, urls=urls)
+        async with (
+            namespaces(cluster.place, team, cluster.settings.local) as wires,
+            routes(cluster.place, cluster.url, team.kinds(), wires) as reach,
+        ):
+            yield replace(cluster, reach=reach)
 
 
 async def conduct(

@@ -140,7 +140,7 @@ async def test_a_partition_shows_itself_by_what_stalls(tmp_path: Path) -> None:
     proxy = Proxy("127.0.0.1", 1)
     async with (
         site(tmp_path) as held,
-        proxy.serving({"learner-1": 0}),
+        proxy.serving({"learner-1": ("127.0.0.1", 0)}),
         listening(tmp_path / PROXY, proxy.answer),
     ):
         ground = held.ground

@@ -43,7 +43,7 @@ async def proxied() -> AsyncGenerator[tuple[Proxy, Far]]:
     proxy = Proxy(host, port)
     async with asyncio.timeout(DEADLINE_S):
         try:
-            async with proxy.serving({"a": 0, "b": 0}):
+            async with proxy.serving({"a": ("127.0.0.1", 0), "b": ("127.0.0.1", 0)}):
                 yield proxy, far
         finally:
             server.close()
@@ -156,7 +156,7 @@ async def test_a_reset_ends_connections_and_keeps_new_ones_out() -> None:
 
 async def test_a_broker_that_is_gone_looks_gone() -> None:
     proxy = Proxy("127.0.0.1", 1)
-    async with asyncio.timeout(DEADLINE_S), proxy.serving({"a": 0}):
+    async with asyncio.timeout(DEADLINE_S), proxy.serving({"a": ("127.0.0.1", 0)}):
         reader, writer = await dial(proxy, "a")
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)

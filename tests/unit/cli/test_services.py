@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from skerry.chaos import clock
 from skerry.cli.place import Place
-from skerry.cli.services import Team, become, stages
+from skerry.cli.services import Reach, Team, become, stages
 
 
 def test_services_of_which_there_are_several_are_numbered() -> None:
@@ -26,9 +27,12 @@ def test_services_of_which_there_are_several_are_numbered() -> None:
 
 def test_each_service_uses_its_own_way_to_the_broker(tmp_path: Path) -> None:
     place = Place("r", tmp_path)
-    (learner,), (syncer,), *_ = stages(place, Team(1), "nats://b:1", {"syncer": "nats://p:2"})
+    apart = Reach("nats://p:2", ("nsenter", "--net=x", "--"))
+    (learner,), (syncer,), *_ = stages(place, Team(1), "nats://b:1", {"syncer": apart})
     assert "nats://b:1" in learner.argv
     assert "nats://p:2" in syncer.argv
+    assert learner.argv[0] == sys.executable
+    assert syncer.argv[:4] == (*apart.entering, sys.executable)
 
 
 def test_only_a_run_that_asks_for_it_has_clocks_that_can_be_set(

@@ -19,7 +19,7 @@ import structlog
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from skerry.chaos.actions import Cable, Kill, Pause
+from skerry.chaos.actions import Kill, Pause, silence
 from skerry.chaos.ground import Ground, NotFired
 from skerry.errors import ConfigError, SkerryError
 from skerry.runtime.control import ControlError
@@ -44,7 +44,7 @@ Made = dict[str, "Callable[[Ground, str, float], Action]"]
 ACTIONS: Made = {
     "kill": Kill,
     "pause": lambda ground, name, _: Pause(ground, name),
-    "partition": lambda ground, name, _: Cable(ground, name, {"cut": "blackhole"}),
+    "partition": lambda ground, name, _: silence(ground, name),
 }
 HEAL = "heal"
 
@@ -117,7 +117,7 @@ class Strikes:
             if struck == name:
                 healed.set()
         with suppress(ControlError):
-            await self.ground.shape(name)
+            await self.ground.open_route(name)
         entry = self.ground.entries().get(name)
         if entry is not None and entry.alive:
             with suppress(ProcessLookupError):

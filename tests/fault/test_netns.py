@@ -1,0 +1,109 @@
+"""Partitions that lose packets: real namespaces and cables, which only root can make."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skerry.chaos import plan as plans
+from skerry.chaos import wires
+from skerry.chaos.plan import Fault, FaultPlan, Kind
+from skerry.testing.local_cluster import chaos, cluster, pids
+
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.skipif(bool(wires.unable()), reason=f"chaos.netns: {wires.unable()}"),
+]
+
+SILENT = 2
+"""A seed by which no partition ends connections."""
+TALKER = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as near:
+    while data := near.recv(100):
+        near.sendall(data)
+"""
+
+
+async def test_a_cut_cable_loses_packets_and_a_mended_one_delivers_what_was_sent(
+    tmp_path: Path,
+) -> None:
+    async with asyncio.timeout(60), wires.wired(tmp_path, ["a"]) as held:
+        wire = held["a"]
+        come: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        server = await asyncio.start_server(lambda *ends: come.put_nowait(ends), wire.outer, 0)
+        port = server.sockets[0].getsockname()[1]
+        words = (*wire.entering, sys.executable, "-c", TALKER, wire.outer, str(port))
+        talker = await asyncio.create_subprocess_exec(*words)
+        reader, writer = await come.get()
+
+        writer.write(b"before")
+        assert await reader.readexactly(6) == b"before"
+        await wires.cut(wire)
+        assert await wires.lost(wire) == 0
+        writer.write(b"during")
+        while not await wires.lost(wire):  # noqa: ASYNC110 - the kernel sends no event
+            await asyncio.sleep(0.01)
+        await wires.mend(wire)
+        assert await reader.readexactly(6) == b"during"
+
+        writer.close()
+        assert await talker.wait() == 0
+        server.close()
+
+
+async def test_nothing_is_left_of_a_namespace(tmp_path: Path) -> None:
+    async with wires.wired(tmp_path, ["a", "b"]) as held:
+        assert wires.read(tmp_path) == held
+        assert all((wires.SPACES / wire.space).exists() for wire in held.values())
+        devices = {wire.device for wire in held.values()}
+        assert devices <= _devices()
+        await wires.cut(held["a"])
+    assert wires.read(tmp_path) == {}
+    assert not any((wires.SPACES / wire.space).exists() for wire in held.values())
+    assert not devices & _devices()
+    await wires.mend(held["a"])
+
+
+async def test_what_a_killed_cluster_left_behind_is_removed_by_the_next(tmp_path: Path) -> None:
+    first = wires.wired(tmp_path, ["a", "b"])
+    old = await first.__aenter__()  # never left, as after SIGKILL
+    async with wires.wired(tmp_path, ["a"]) as held:
+        assert held["a"].space == old["a"].space
+        assert not (wires.SPACES / old["b"].space).exists()
+    await first.__aexit__(None, None, None)
+
+
+@pytest.mark.nats
+@pytest.mark.timeout(600)
+def test_a_cluster_in_namespaces_survives_lost_packets(
+    tmp_path: Path, tiny_config: Path, jax_cache: Path
+) -> None:
+    faults = (
+        Fault(0.0, Kind.PARTITION, "learner:0", 3.0),
+        Fault(1.0, Kind.PARTITION, "syncer", 3.0),
+        Fault(2.0, Kind.PARTITION, "checkpointer", 3.0),
+    )
+    plan = tmp_path / "plan.json"
+    plans.dump(FaultPlan(SILENT, faults, heal_s=300.0), plan)
+    with cluster(tmp_path, "netns", tiny_config, jax_cache, "--set", "chaos.netns=true"):
+        told, said = chaos(tmp_path, "netns", "--plan", str(plan), "--quiet-s", "2")
+        inside = {name: _net(pid) for name, pid in pids(tmp_path, "netns").items()}
+    alone = {name for name, net in inside.items() if list(inside.values()).count(net) == 1}
+    assert alone == {"learner-1", "learner-2", "syncer", "checkpointer", "evaluator"}
+    assert [fault["proof"].split()[1:] for fault in told["faults"]] == 3 * [["packets", "lost"]]
+    assert all(check["ok"] for check in told["checks"]), f"{json.dumps(told, indent=1)}\n{said}"
+
+
+def _net(pid: int) -> str:
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
+
+
+def _devices() -> set[str]:
+    told = subprocess.run(["ip", "-j", "link"], capture_output=True, check=True)
+    return {link["ifname"] for link in json.loads(told.stdout)}
