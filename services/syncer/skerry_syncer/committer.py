@@ -223,6 +223,7 @@ class Committer:
             master_digest=0,
             final=closing.final,
             trace_id=closing.trace_id,
+            merge_s=self.spent.merge_s,
         )
         leaves = self.outer.leaves(outer_state)
         parts = [

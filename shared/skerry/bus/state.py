@@ -84,9 +84,11 @@ async def read_part(
     name: str,
     *,
     on_bytes: Callable[[int], None] | None = None,
+    on_decoded: Callable[[float], None] | None = None,
 ) -> Vector:
     """Return one part of a fragment as an f32 padded vector, verified chunk by chunk and whole.
 
+    ``on_bytes`` hears the size of each chunk, ``on_decoded`` the seconds that decoding took.
     Raises Overtaken when a newer commit has replaced a chunk meanwhile, StateLost when a chunk is
     gone although the manifest is still the newest, Corrupt when the bytes are not what the manifest
     says.
@@ -128,6 +130,8 @@ async def read_part(
         raise Corrupt(msg)
     told = {metrics.RUN: run, metrics.OPERATION: "decode"}
     instruments.record(metrics.CODEC_DURATION, sum(spent_s), told)
+    if on_decoded is not None:
+        on_decoded(sum(spent_s))
     return assembler.vector
 
 

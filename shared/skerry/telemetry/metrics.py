@@ -145,7 +145,10 @@ FRAGMENT_VERSION = _gauge(
     "skerry.fragment.version", "{version}", "Newest version of a fragment.", FRAGMENT, by=BY_SYNCER
 )
 MERGE_DURATION = _histogram(
-    "skerry.merge.duration", SHORT_S, "Time to merge a round and take the outer step.", by=(SYNCER,)
+    "skerry.merge.duration",
+    SHORT_S,
+    "Time to merge a round and take the outer step.",
+    by=BY_SYNCER,
 )
 COMMIT_DURATION = _histogram(
     "skerry.commit.duration", SHORT_S, "From a merge until the log has its commit.", by=(SYNCER,)
@@ -234,6 +237,14 @@ LEARNER_TIME = _counter(
     "Its time by use: train is goodput, all else is badput.",
     LEARNER_NAME,
     USE,
+    by=BY_LEARNER,
+)
+CODEC_TIME = _counter(
+    "skerry.learner.codec_time",
+    "s",
+    "Time in which it encoded or decoded vectors, beside its steps.",
+    LEARNER_NAME,
+    OPERATION,
     by=BY_LEARNER,
 )
 TOKENS = _counter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from skerry.telemetry.metrics import RUN
@@ -53,7 +54,9 @@ class Spread:
         return sum(self.counts)
 
     def add(self, value: float, *, trace_id: str = "", at_s: float = 0.0) -> None:
-        """Count one value; buckets hold their upper bound."""
+        """Count one value; buckets hold their upper bound. What is no number is left out."""
+        if not isfinite(value):
+            return
         bucket = bisect_left(self.metric.buckets, value)
         self.counts[bucket] += 1
         self.total += value

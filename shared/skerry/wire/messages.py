@@ -111,7 +111,8 @@ class Pulse:
     start and compile, ``recover_s`` to catch up with the log, ``wait_s`` for others in a blocking
     mode, ``replay_s`` for steps on data that an earlier incarnation had seen in vain (not in
     ``busy_s``); releases before these fields leave them 0. ``bytes_up`` and ``bytes_down`` count
-    payloads of this incarnation, ``f32_bytes_...`` the same vectors in float32.
+    payloads of this incarnation, ``f32_bytes_...`` the same vectors in float32; ``encode_s`` and
+    ``decode_s`` are what their codec took, beside the steps.
     """
 
     run: str
@@ -139,6 +140,8 @@ class Pulse:
     replay_s: float = 0.0
     f32_bytes_up: int = 0
     f32_bytes_down: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +309,7 @@ class Commit:
     master_digest: int
     final: bool = False
     trace_id: str = ""
+    merge_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -65,6 +66,8 @@ PULSE = Pulse(
     compile_s=2.0,
     f32_bytes_up=80,
     f32_bytes_down=60,
+    encode_s=0.25,
+    decode_s=0.125,
 )
 
 
@@ -90,6 +93,7 @@ def commit(version: int = 2, reason: str = "quorum", refused: tuple[Refused, ...
         params_digest=0,
         master_digest=0,
         trace_id=TRACE,
+        merge_s=0.5,
     )
 
 
@@ -163,6 +167,27 @@ def test_a_learners_time_is_all_accounted_for() -> None:
     assert ("r", "a", "down") not in told
 
 
+def test_what_the_codec_and_the_merge_took_is_told() -> None:
+    found = everything()
+    assert values(found, metrics.CODEC_TIME) == {
+        ("r", "a", "encode"): 0.25,
+        ("r", "a", "decode"): 0.125,
+    }
+    (merge,) = [f for f in found if isinstance(f, Spread) and f.metric is metrics.MERGE_DURATION]
+    assert (merge.count, merge.total) == (1, 0.5)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_time_that_is_no_number_spoils_no_sum(odd: float) -> None:
+    sums = Sums("r")
+    sums.take(replace(commit(2), merge_s=odd, grace_s=odd, quorum_s=odd))
+    sums.take(commit(3))
+    told = {f.metric: f for f in sums.figures() if isinstance(f, Spread)}
+    assert told[metrics.MERGE_DURATION].total == 0.5
+    assert told[metrics.GRACE_WAIT].total == 0.75
+    assert told[metrics.QUORUM_WAIT].count == 1
+
+
 def test_goodput_and_badput_are_all_there_is() -> None:
     found = everything()
     badput = values(found, metrics.BADPUT)
@@ -230,7 +255,7 @@ def test_words_out_of_the_log_cannot_become_series_without_end() -> None:
         sums.take(odd)
     told = list(sums.figures())
     assert len(told) <= 2 * (MOST_WORDS + 4)
-    assert sum(f.count for f in told if isinstance(f, Spread)) == 198 * 3 + 198 * 3
+    assert sum(f.count for f in told if isinstance(f, Spread)) == 198 * 3 + 198 * 4
     refused = [f.value for f in told if isinstance(f, Point) and f.labels[1] == "refused"]
     assert sum(refused) == 198
 

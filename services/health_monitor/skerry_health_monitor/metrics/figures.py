@@ -126,6 +126,8 @@ def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
     if row.loss is not None:
         yield Point(metrics.LOSS, row.loss, labels)
     yield from _traffic(pulse, labels)
+    for operation, seconds in (("encode", pulse.encode_s), ("decode", pulse.decode_s)):
+        yield Point(metrics.CODEC_TIME, seconds, (*labels, operation))
     for use, seconds in split(spent_in(pulse), pulse.alive_s).items():
         if use != Cause.DOWN:
             yield Point(metrics.LEARNER_TIME, seconds, (*labels, use))

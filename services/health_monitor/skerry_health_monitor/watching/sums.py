@@ -36,6 +36,7 @@ class Sums:
         self._rounds: dict[str, Spread] = {}
         self._quorum = Spread(metrics.QUORUM_WAIT, (run,))
         self._grace = Spread(metrics.GRACE_WAIT, (run,))
+        self._merge = Spread(metrics.MERGE_DURATION, (run,))
         self._staleness = Spread(metrics.STALENESS, (run,))
         begun = [(ACCEPTED, ""), (STALE, ""), *((REFUSED, cause) for cause in CAUSES)]
         self._outcomes = dict.fromkeys(begun, 0)
@@ -52,6 +53,7 @@ class Sums:
         self._round(commit.reason).add(duration_s, trace_id=trace_id, at_s=at_s)
         self._quorum.add(commit.quorum_s, trace_id=trace_id, at_s=at_s)
         self._grace.add(commit.grace_s, trace_id=trace_id, at_s=at_s)
+        self._merge.add(commit.merge_s, trace_id=trace_id, at_s=at_s)
         for consumed in commit.consumed:
             self._staleness.add(consumed.staleness)
             self._outcomes[STALE if consumed.staleness else ACCEPTED, ""] += 1
@@ -61,7 +63,7 @@ class Sums:
     def figures(self) -> Iterator[Figure]:
         """Yield what has been counted."""
         yield from self._rounds.values()
-        yield from (self._quorum, self._grace, self._staleness)
+        yield from (self._quorum, self._grace, self._merge, self._staleness)
         for outcome, count in self._outcomes.items():
             yield Point(metrics.CONTRIBUTIONS, count, (self._run, *outcome))
 

@@ -48,6 +48,8 @@ class Traffic:
     bytes_down: int = 0
     f32_bytes_up: int = 0
     f32_bytes_down: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
     contributions: int = 0
 
 

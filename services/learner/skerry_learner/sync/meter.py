@@ -119,4 +119,6 @@ class Meter:
             replay_s=self.replay_s,
             f32_bytes_up=traffic.f32_bytes_up,
             f32_bytes_down=traffic.f32_bytes_down,
+            encode_s=traffic.encode_s,
+            decode_s=traffic.decode_s,
         )

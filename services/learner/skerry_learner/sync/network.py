@@ -227,6 +227,9 @@ class Network:
             sizes.append(size)
             traffic.bytes_down += size
 
+        def decoded(seconds: float) -> None:
+            traffic.decode_s += seconds
+
         try:
             vector = await state.read_part(
                 self._bus,
@@ -235,6 +238,7 @@ class Network:
                 manifest,
                 state.PARAMS,
                 on_bytes=came,
+                on_decoded=decoded,
             )
         except Overtaken:
             return  # the newer manifest is announced, or about to be
@@ -304,7 +308,9 @@ class Network:
         teller.published(self._learner, header, sent, self._wall_ns())
         self._mailbox.sent(outgoing)
         of = {metrics.RUN: run, metrics.OPERATION: "encode"}
-        instruments.record(metrics.CODEC_DURATION, quantised.seconds + chunks.spent_s, of)
+        spent_s = quantised.seconds + chunks.spent_s
+        traffic.encode_s += spent_s
+        instruments.record(metrics.CODEC_DURATION, spent_s, of)
 
     async def _encode(self, outgoing: Outgoing) -> tuple[Encoded, Stretch]:
         """Quantise, one contribution at a time: the rest of the machine trains."""

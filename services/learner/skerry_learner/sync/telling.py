@@ -203,6 +203,11 @@ def observe(learner: Learner, newest: Callable[[], Pulse | None]) -> None:
         instruments.observe(metric, values)
 
     spread(metrics.LEARNER_TIME, metrics.USE, _uses)
+    spread(
+        metrics.CODEC_TIME,
+        metrics.OPERATION,
+        lambda p: {"encode": p.encode_s, "decode": p.decode_s},
+    )
     spread(metrics.WIRE_IO, metrics.DIRECTION, lambda p: {"up": p.bytes_up, "down": p.bytes_down})
     spread(
         metrics.WIRE_UNCOMPRESSED,

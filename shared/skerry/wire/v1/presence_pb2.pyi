@@ -163,6 +163,8 @@ class Pulse(_message.Message):
     REPLAY_S_FIELD_NUMBER: _builtins.int
     F32_BYTES_UP_FIELD_NUMBER: _builtins.int
     F32_BYTES_DOWN_FIELD_NUMBER: _builtins.int
+    ENCODE_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
@@ -189,6 +191,9 @@ class Pulse(_message.Message):
     f32_bytes_up: _builtins.int
     """What bytes_up and bytes_down are in float32."""
     f32_bytes_down: _builtins.int
+    encode_s: _builtins.float
+    """Seconds since the process started in which vectors were encoded and decoded, beside the steps."""
+    decode_s: _builtins.float
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -219,10 +224,12 @@ class Pulse(_message.Message):
         replay_s: _builtins.float = ...,
         f32_bytes_up: _builtins.int = ...,
         f32_bytes_down: _builtins.int = ...,
+        encode_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive_s", b"alive_s", "busy_s", b"busy_s", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compile_s", b"compile_s", "contributions", b"contributions", "cursor", b"cursor", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "max_staleness", b"max_staleness", "phase", b"phase", "recover_s", b"recover_s", "replay_s", b"replay_s", "run", b"run", "sent_ns", b"sent_ns", "step", b"step", "step_time_s", b"step_time_s", "steps", b"steps", "syncs_skipped", b"syncs_skipped", "tokens", b"tokens", "versions", b"versions", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive_s", b"alive_s", "busy_s", b"busy_s", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compile_s", b"compile_s", "contributions", b"contributions", "cursor", b"cursor", "decode_s", b"decode_s", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "max_staleness", b"max_staleness", "phase", b"phase", "recover_s", b"recover_s", "replay_s", b"replay_s", "run", b"run", "sent_ns", b"sent_ns", "step", b"step", "step_time_s", b"step_time_s", "steps", b"steps", "syncs_skipped", b"syncs_skipped", "tokens", b"tokens", "versions", b"versions", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -242,6 +242,7 @@ class Commit(_message.Message):
     MASTER_DIGEST_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    MERGE_S_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     plan_digest: _builtins.int
     fragment: _builtins.int
@@ -259,6 +260,8 @@ class Commit(_message.Message):
     master_digest: _builtins.int
     final: _builtins.bool
     trace_id: _builtins.str
+    merge_s: _builtins.float
+    """The merge and the outer step."""
     @_builtins.property
     def consumed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumed]: ...
     @_builtins.property
@@ -288,10 +291,11 @@ class Commit(_message.Message):
         master_digest: _builtins.int = ...,
         final: _builtins.bool = ...,
         trace_id: _builtins.str = ...,
+        merge_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_ns", b"closed_ns", "consumed", b"consumed", "contrib_floor", b"contrib_floor", "fence", b"fence", "final", b"final", "fragment", b"fragment", "grace_s", b"grace_s", "master_digest", b"master_digest", "opened_ns", b"opened_ns", "params_digest", b"params_digest", "plan_digest", b"plan_digest", "progress", b"progress", "quorum_s", b"quorum_s", "reason", b"reason", "refused", b"refused", "run", b"run", "step", b"step", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_ns", b"closed_ns", "consumed", b"consumed", "contrib_floor", b"contrib_floor", "fence", b"fence", "final", b"final", "fragment", b"fragment", "grace_s", b"grace_s", "master_digest", b"master_digest", "merge_s", b"merge_s", "opened_ns", b"opened_ns", "params_digest", b"params_digest", "plan_digest", b"plan_digest", "progress", b"progress", "quorum_s", b"quorum_s", "reason", b"reason", "refused", b"refused", "run", b"run", "step", b"step", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
