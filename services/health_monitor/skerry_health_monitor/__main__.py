@@ -31,12 +31,12 @@ def run(
     from skerry import settings
     from skerry.runtime.connect import bus_from
     from skerry.runtime.entry import exit_on_error, run_service
+    from skerry.runtime.link import Link
     from skerry.runtime.logs import configure
     from skerry.runtime.telemetry import telemetry
     from skerry.wire.subjects import checked_token
     from skerry_health_monitor.metrics.sinks import outlets
     from skerry_health_monitor.service import health_monitor
-    from skerry_health_monitor.watching.link import Link
     from skerry_health_monitor.web.server import listen
 
     holder = name or f"health-monitor-{socket.gethostname()}-{os.getpid()}"

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from skerry.bus import ledger
+from skerry.bus.alerts import Situation, Store, alerts
 from skerry.bus.recent import RECENT_S
 from skerry.bus.report import report
 from skerry.chaos.ground import Ground
 from skerry.errors import BrokerUnavailable, first_cause
+from skerry.runtime.link import Link
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
 from skerry.tasks import TaskGroup
@@ -25,10 +27,9 @@ from skerry_health_monitor.metrics.exporting import Exporting
 from skerry_health_monitor.metrics.figures import Known
 from skerry_health_monitor.metrics.prometheus import metrics_route
 from skerry_health_monitor.metrics.telling import Telling
-from skerry_health_monitor.watching.alerts import Situation, Store, alerts
 from skerry_health_monitor.watching.book import Book
-from skerry_health_monitor.watching.link import Link
 from skerry_health_monitor.watching.sources import Sources, Tally
+from skerry_health_monitor.watching.timeline import interval_s
 from skerry_health_monitor.watching.watch import Watch
 from skerry_health_monitor.web.page import routes
 from skerry_health_monitor.web.picture import Drawn, Scene, marks, picture
@@ -165,7 +166,8 @@ class Monitor:
             seen = Situation(
                 now_s,
                 watch.told,
-                watch.history,
+                watch.history.lately,
+                interval_s(watch.history.timeline.rounds),
                 watch.config.checkpoint.every_s,
                 watch.config.sync.quorum,
                 watch.config.sync.h_steps,

@@ -5,15 +5,17 @@ A ten-day run hides in its totals whatever has happened in the last hour.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+from skerry.bus.view import GENESIS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from skerry.bus.report import LearnerRow
-    from skerry.wire.messages import Pulse
+    from skerry.wire.messages import Commit, MemberRecord, Pulse
 
 WINDOW_S = 900.0
 """Goodput of late is that of this time,"""
@@ -33,6 +35,8 @@ FIRST_S = 120.0
 MOST_INTERVALS = 64
 RECENT_S = 600.0
 """Refusals and restarts are told of for this long."""
+MOST_TROUBLES = 400
+"""So many of either are kept."""
 
 
 class Counted(NamedTuple):
@@ -54,10 +58,11 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Recent:
-    """Goodput of late, as Prometheus' rule has it: from what the learners' processes count.
+    """What learners did of late: goodput, starts, refused contributions.
 
-    Down time is not in it: whoever is gone is told of by name. A pulse counts by its difference to
-    the one before, so that what a learner did before anybody watched is not taken for recent.
+    Goodput is as Prometheus' rule has it, from what the learners' processes count. Down time is not
+    in it: whoever is gone is told of by name. A pulse counts by its difference to the one before,
+    so that what a learner did before anybody watched is not taken for recent.
     """
 
     train_s: float = 0.0
@@ -66,9 +71,18 @@ class Recent:
     marks: deque[Mark] = field(
         default_factory=lambda: deque[Mark](maxlen=round(WINDOW_S / MARK_S) + 1)
     )
+    incarnations: dict[str, int] = field(default_factory=dict[str, int])
+    _started: deque[tuple[float, str]] = field(
+        default_factory=lambda: deque[tuple[float, str]](maxlen=MOST_TROUBLES)
+    )
+    _refused: deque[tuple[float, Counter[str]]] = field(
+        default_factory=lambda: deque[tuple[float, Counter[str]]](maxlen=MOST_TROUBLES)
+    )
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
         """Take in a pulse that came at ``now_s``; an older or a known one changes nothing."""
+        known = self.incarnations.setdefault(pulse.learner, pulse.incarnation)
+        self._incarnation(pulse.learner, known, pulse.incarnation, now_s)
         before = self.counted.get(pulse.learner)
         if before is not None and pulse.incarnation < before.incarnation:
             return
@@ -80,6 +94,36 @@ class Recent:
             self.marks.clear()
         if not self.marks or now_s - self.marks[-1].at_s >= MARK_S:
             self.marks.append(Mark(now_s, self.train_s, self.alive_s))
+
+    def joined(self, member: MemberRecord) -> None:
+        """Take in who has joined; incarnation 0 is a name that was kept for later."""
+        known = self.incarnations.setdefault(member.learner, min(1, member.incarnation))
+        self._incarnation(member.learner, known, member.incarnation, member.joined_ns / 1e9)
+
+    def committed(self, commit: Commit) -> None:
+        """Take in a commit, once; a second offer of initial parameters is nobody's trouble."""
+        causes = Counter(r.cause for r in commit.refused if r.cause != GENESIS)
+        if causes:
+            self._refused.append((commit.closed_ns / 1e9, causes))
+
+    def starts(self, now_s: float) -> Counter[str]:
+        """Return how often each learner was started again in the last RECENT_S."""
+        return Counter(name for at_s, name in self._started if at_s >= now_s - RECENT_S)
+
+    def refused(self, now_s: float) -> Counter[str]:
+        """Return how many contributions were refused in the last RECENT_S, by cause."""
+        found = Counter[str]()
+        for at_s, causes in self._refused:
+            if at_s >= now_s - RECENT_S:
+                found += causes
+        return found
+
+    def _incarnation(self, learner: str, known: int, incarnation: int, at_s: float) -> None:
+        """Note that a learner was started again; its first start is no trouble."""
+        if incarnation > known:
+            self.incarnations[learner] = incarnation
+            if known:
+                self._started.append((at_s, learner))
 
     def _count(self, before: Counted, now: Counted) -> None:
         """Add what lies between two pulses, as much of it as can be recent.

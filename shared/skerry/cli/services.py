@@ -125,12 +125,12 @@ def _command(place: Place, reach: Reach, service: str, name: str, team: Team) ->
     from skerry.cli.supervise import Command
 
     given = ("--nats", reach.url, "--run", place.run, "--name", name)
-    given += ("--config", str(place.settings))
+    config = ("--config", str(place.settings))
     end = _for_monitor(place, team) if service == "health-monitor" else ()
     moved: Mapping[str, str] = clock.environment(place.folder, name) if team.clocks else {}
     return Command(
         name=name,
-        argv=(*reach.entering, *argv(service, *given, *end)),
+        argv=(*reach.entering, *argv(service, *given, *config, *end)),
         log=place.logs / f"{name}.log",
         env={**environment(place), **moved},
         essential=service not in SIDELINES,

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -15,24 +16,31 @@ from rich.live import Live
 
 from skerry import settings
 from skerry.bus import ledger
+from skerry.bus.alerts import Situation, Store, alerts
 from skerry.bus.report import report, to_json
 from skerry.cli.follow import Feed, snapshot
 from skerry.cli.status import log_of, newest_run, resting_report
 from skerry.cli.top_board import Scene, board
 from skerry.cli.top_past import Past
 from skerry.cli.traffic import parameters
+from skerry.errors import BrokerUnavailable
 from skerry.runtime.connect import bus_from
+from skerry.runtime.link import Link
 from skerry.settings import run_config_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
+    from skerry.bus.alerts import Alert
+    from skerry.bus.base import Bus, Room
+    from skerry.bus.report import Report
     from skerry.bus.view import RunView
     from skerry.wire.messages import RunRecord
 
 FRAME_S = 0.5
 LINE_S = 1.0
+MEASURE_S = 15.0
 MOST_TOLD = 20
 
 
@@ -57,33 +65,66 @@ async def _top(
     given: settings.Settings, run: str | None, *, named: bool, once: bool, as_json: bool
 ) -> None:
     console = Console(highlight=False)
-    async with log_of(given, run, named=named) as log, bus_from(log.nats, "top") as bus:
+    past, link = Past(), Link(tell=lambda _event, _fields: None)
+    async with (
+        log_of(given, run, named=named) as log,
+        bus_from(log.nats, "top", on_event=link.heard) as bus,
+    ):
         name = log.run or await newest_run(bus)
-        past = Past()
         if once or log.at_rest or not (as_json or console.is_terminal):
             view = await snapshot(bus, name, on_message=past.take)
+            record = await ledger.read_run(bus, name)
+            known = Known(past, link, await bus.rooms(), at_rest=log.at_rest)
             if as_json:
-                print(json.dumps(_json(view, past), indent=2))
+                print(json.dumps(_json(view, record, known), indent=2))
             else:
-                record = await ledger.read_run(bus, name)
-                scene = _scene(view, record, past, at_rest=log.at_rest)
-                console.print(board(scene, console.width))
+                console.print(board(_scene(view, record, known), console.width))
             return
-        await _follow(Feed(bus, name, on_message=past.take), past, None if as_json else console)
+        feed = Feed(bus, name, on_message=past.take)
+        await _follow(feed, Known(past, link), None if as_json else console)
 
 
-def _scene(view: RunView, record: RunRecord, past: Past, *, at_rest: bool = False) -> Scene:
+@dataclass(slots=True)
+class Known:
+    """What is shown beside the view; ``rooms`` is how full the account's stores are."""
+
+    past: Past
+    link: Link
+    rooms: Sequence[Room] = ()
+    at_rest: bool = False
+
+
+def _scene(view: RunView, record: RunRecord, known: Known) -> Scene:
     now_s = time.time()
     now = report(view, now_s)
+    now = resting_report(now) if known.at_rest else now
+    told = alerts_of(now, record, known, now_s)
+    return Scene(now, known.past, parameters(record), now_s, told)
+
+
+def alerts_of(now: Report, record: RunRecord, known: Known, now_s: float) -> list[Alert]:
+    """Return what is wrong now; nothing is expected of a run that nobody keeps running."""
+    if known.at_rest:
+        return []
     config = run_config_from_json(record.config_json)
-    now = resting_report(now) if at_rest else now
-    every_s, h_steps = config.checkpoint.every_s, config.sync.h_steps
-    return Scene(now, past, parameters(record), every_s, h_steps, now_s)
+    return alerts(
+        Situation(
+            now_s,
+            now,
+            known.past.lately,
+            known.past.interval_s(),
+            config.checkpoint.every_s,
+            config.sync.quorum,
+            config.sync.h_steps,
+            [*map(Store, known.rooms)],
+            known.link.away_s(now_s),
+        )
+    )
 
 
-def _json(view: RunView, past: Past) -> dict[str, object]:
-    """Return what ``skerry status --json`` says, and the newest rounds and fragments' ages."""
-    now_s = time.time()
+def _json(view: RunView, record: RunRecord, known: Known) -> dict[str, object]:
+    """Return what ``skerry status --json`` says, the newest rounds, fragments' ages, and alerts."""
+    now_s, past = time.time(), known.past
     rounds = [
         {
             "fragment": commit.fragment,
@@ -103,15 +144,26 @@ def _json(view: RunView, past: Past) -> dict[str, object]:
         max(0.0, now_s - past.closed_s[f]) if f in past.closed_s else None
         for f in range(view.frame.fragments)
     ]
-    return {"time_s": now_s, **to_json(view, now_s), "rounds": rounds, "fragment_age_s": ages}
+    told = [asdict(alert) for alert in alerts_of(report(view, now_s), record, known, now_s)]
+    more = {"rounds": rounds, "fragment_age_s": ages, "alerts": told}
+    return {"time_s": now_s, **to_json(view, now_s), **more}
 
 
-async def _follow(feed: Feed, past: Past, console: Console | None) -> None:
+async def _measure(bus: Bus, known: Known) -> None:
+    """Look now and then at how full the account's stores are."""
+    while True:
+        with contextlib.suppress(BrokerUnavailable):
+            known.rooms = await bus.rooms()
+        await asyncio.sleep(MEASURE_S)
+
+
+async def _follow(feed: Feed, known: Known, console: Console | None) -> None:
     """Follow until the run is finished or somebody has seen enough; then show it once more."""
     enough = asyncio.Event()
     following = asyncio.create_task(feed.run(), name="feed")
-    showing = asyncio.create_task(_show(feed, past, console, enough), name="screen")
-    tasks = {following, showing}
+    showing = asyncio.create_task(_show(feed, known, console, enough), name="screen")
+    measuring = asyncio.create_task(_measure(feed.bus, known), name="stores")
+    tasks = {following, showing, measuring}
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -121,20 +173,20 @@ async def _follow(feed: Feed, past: Past, console: Console | None) -> None:
     for task in done:
         task.result()
     if feed.view is not None and feed.record is not None and console is not None:
-        console.print(board(_scene(feed.view, feed.record, past), console.width))
+        console.print(board(_scene(feed.view, feed.record, known), console.width))
 
 
-async def _show(feed: Feed, past: Past, console: Console | None, enough: asyncio.Event) -> None:
+async def _show(feed: Feed, known: Known, console: Console | None, enough: asyncio.Event) -> None:
     if console is None:
         while not feed.finished.is_set():
             await _pause(feed.finished, LINE_S)
-            if feed.view is not None:
-                print(json.dumps(_json(feed.view, past)), flush=True)
+            if feed.view is not None and feed.record is not None:
+                print(json.dumps(_json(feed.view, feed.record, known)), flush=True)
         return
     with Live(console=console, screen=True, auto_refresh=False) as live, keys(enough):
         while not (enough.is_set() or feed.finished.is_set()):
             if feed.view is not None and feed.record is not None:
-                scene = _scene(feed.view, feed.record, past)
+                scene = _scene(feed.view, feed.record, known)
                 live.update(board(scene, console.width, console.height - 1), refresh=True)
             await _pause(enough, FRAME_S)
 

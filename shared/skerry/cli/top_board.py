@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skerry.bus.recent import LEAST_GOODPUT, diverged, late_after_s
+from skerry.bus.alerts import Severity
 from skerry.cli.live import AT_REST, COLOURS, clock, plain, size
 from skerry.core.goodput import TRAIN, Cause
 from skerry.core.liveness import Liveness
@@ -20,6 +20,7 @@ from skerry.wire.messages import LearnerPhase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from skerry.bus.alerts import Alert
     from skerry.bus.report import LearnerRow, Report
     from skerry.cli.top_past import Past
     from skerry.wire.messages import Commit
@@ -34,22 +35,23 @@ USE_COLOURS = {
     Cause.IDLE: "bright_black",
     Cause.DOWN: "red",
 }
-LATE_CHECKPOINTS = 5.0
+ALERT_COLOURS = {Severity.CRITICAL: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
+MOST_ALERTS = 6
+"""Lines; the last one counts those that have none."""
+MOST_SENTENCE = 400
 FEWEST_ROWS = 3
-MOST_NAMES = 4
 MOST_SAMPLE = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is shown: rows, what came before, how large the model is, and the time."""
+    """What is shown: rows, what came before, how large the model is, what is wrong, the time."""
 
     now: Report
     past: Past
     params: int
-    checkpoint_every_s: float
-    h_steps: int
     now_s: float
+    alerts: Sequence[Alert] = ()
 
 
 def board(scene: Scene, width: int, height: int | None = None) -> RenderableType:
@@ -57,7 +59,7 @@ def board(scene: Scene, width: int, height: int | None = None) -> RenderableType
 
     Then learners that need attention come first, and what does not fit is counted.
     """
-    head = [_title(scene, width), *_facts(scene, width), *warnings(scene)]
+    head = [_title(scene, width), *_facts(scene, width), *warnings(scene.alerts)]
     learners, rounds = len(scene.now.learners), min(10, len(scene.past.rounds))
     written = scene.past.written
     if written is not None and (height is None or height - len(head) - 6 >= 2 * FEWEST_ROWS):
@@ -170,38 +172,17 @@ def split_bar(shares: dict[str, float], width: int) -> str:
     return cells + " " * (width - drawn)
 
 
-def warnings(scene: Scene) -> list[Text]:
-    """Return what an operator must know now, one line each."""
-    run, rows = scene.now.run, scene.now.learners
-    if run.finished:
-        return []
-    told: list[str] = []
-    gone = [r.name for r in rows if r.liveness is Liveness.GONE and r.phase not in AT_REST]
-    if gone:
-        told.append(f"gone: {_names(gone)}")
-    late_s = late_after_s(scene.past.interval_s(), scene.h_steps, rows)
-    working = any(row.at_work for row in rows)
-    if run.last_round_s_ago is not None and working and run.last_round_s_ago > late_s:
-        told.append(f"no round for {clock(run.last_round_s_ago)}: see the syncer's log")
-    if nan := diverged(rows):
-        told.append(f"loss is not finite: {_names([row.name for row in nan])}")
-    goodput = scene.past.lately.goodput(scene.now_s)
-    if goodput is not None and goodput < LEAST_GOODPUT:
-        told.append(f"goodput of the last 15 minutes is {goodput:.0%}")
-    if refused := scene.past.refused(scene.now_s):
-        causes = ", ".join(f"{n} {plain(cause)}" for cause, n in refused.most_common(MOST_NAMES))
-        told.append(f"refused within 10 minutes: {causes}")
-    age_s = run.wall_s if run.checkpoint_s_ago is None else run.checkpoint_s_ago
-    if any(run.versions) and age_s > max(120.0, LATE_CHECKPOINTS * scene.checkpoint_every_s):
-        told.append(f"no checkpoint for {clock(age_s)}: see the checkpointer's log")
-    if run.held_out_texts > 1:
-        told.append(f"evaluators read {run.held_out_texts} different texts")
-    return [_line(f"[yellow]! {sentence}[/]") for sentence in told]
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return ", ".join(map(plain, names[:MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
+def warnings(alerts: Sequence[Alert]) -> list[Text]:
+    """Return what an operator must know now, and what to do, one line each."""
+    room = MOST_ALERTS if len(alerts) <= MOST_ALERTS else MOST_ALERTS - 1
+    told = [
+        f"[{ALERT_COLOURS[alert.severity]}]! {plain(alert.text, MOST_SENTENCE)}[/] "
+        f"[dim]{plain(alert.fix, MOST_SENTENCE)}[/]"
+        for alert in alerts[:room]
+    ]
+    if len(alerts) > room:
+        told.append(f"! and {len(alerts) - room} more")
+    return list(map(_line, told))
 
 
 def _attention(row: LearnerRow) -> tuple[int, int, str]:

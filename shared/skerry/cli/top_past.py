@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from skerry.bus.recent import RECENT_S, Recent, interval_s
+from skerry.bus.recent import Recent, interval_s
 from skerry.bus.view import GENESIS
-from skerry.wire.messages import Commit, Evaluation, Pulse
+from skerry.wire.messages import Commit, Evaluation, MemberRecord, Pulse
 
 if TYPE_CHECKING:
     from skerry.bus.view import Message
@@ -30,9 +30,6 @@ class Past:
     lately: Recent = field(default_factory=Recent)
     written: Evaluation | None = None
     """The newest evaluation for which the model has written something."""
-    _refused: deque[tuple[float, Counter[str]]] = field(
-        default_factory=lambda: deque[tuple[float, Counter[str]]](maxlen=MOST_ROUNDS)
-    )
     _seen: dict[int, int] = field(default_factory=dict[int, int])
     _every: int = 1
     _waiting: list[float] = field(default_factory=list[float])
@@ -42,6 +39,8 @@ class Past:
         if isinstance(message, Pulse):
             self.steps[message.learner, message.incarnation] = message.steps
             self.lately.pulsed(message, at_s)
+        elif isinstance(message, MemberRecord):
+            self.lately.joined(message)
         elif isinstance(message, Evaluation):
             newest = 0 if self.written is None else self.written.evaluated_ns
             if message.sample and message.evaluated_ns > newest:
@@ -49,9 +48,7 @@ class Past:
         elif isinstance(message, Commit) and message.version > self._seen.get(message.fragment, 0):
             self._seen[message.fragment] = message.version
             self.closed_s[message.fragment] = message.closed_ns / 1e9
-            causes = Counter(r.cause for r in message.refused if r.cause != GENESIS)
-            if causes:
-                self._refused.append((message.closed_ns / 1e9, causes))
+            self.lately.committed(message)
             if message.reason != GENESIS:
                 self.rounds.append(message)
                 self._note(message)
@@ -59,14 +56,6 @@ class Past:
     def interval_s(self) -> float | None:
         """Return how often rounds of late were committed; None for too few of them."""
         return interval_s(commit.closed_ns / 1e9 for commit in self.rounds)
-
-    def refused(self, now_s: float) -> Counter[str]:
-        """Return how many contributions were refused of late, by cause."""
-        found = Counter[str]()
-        for closed_s, causes in self._refused:
-            if closed_s >= now_s - RECENT_S:
-                found += causes
-        return found
 
     def steps_by_learner(self) -> dict[str, int]:
         """Return the steps that each learner has told of, all its incarnations together."""

@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from skerry.bus.recent import MARK_S, WATCHED_S, WINDOW_S, Recent, interval_s, late_after_s
-from skerry.wire.messages import LearnerPhase, Pulse
+from skerry.wire.messages import LearnerPhase, MemberRecord, Pulse
 
 DAY_S = 86_400.0
 NOW_S = 1_700_000_000.0
@@ -132,3 +132,26 @@ def test_a_round_is_late_by_how_often_rounds_come() -> None:
     assert late_after_s(0.5, 24, []) == 20.0
     assert interval_s([1.0, 2.0]) is None
     assert late_after_s(None, 24, []) == 120.0
+
+
+def member(learner: str, incarnation: int, joined_s: float) -> MemberRecord:
+    return MemberRecord("r", learner, incarnation, "host", round(joined_s * 1e9), 0)
+
+
+def test_the_first_start_is_none_and_a_name_kept_for_later_has_not_begun() -> None:
+    recent = Recent()
+    for told in (member("a", 1, NOW_S), member("b", 0, NOW_S), member("b", 1, NOW_S)):
+        recent.joined(told)
+    assert recent.starts(NOW_S) == {}
+    recent.joined(member("a", 2, NOW_S))
+    recent.joined(member("a", 2, NOW_S))
+    assert recent.starts(NOW_S) == {"a": 1}
+
+
+def test_a_pulse_tells_of_a_start_only_where_the_one_before_is_known() -> None:
+    recent = Recent()
+    recent.pulsed(pulse(1.0, 1.0, 5), NOW_S)
+    assert recent.starts(NOW_S) == {}, "whoever begins to watch has seen nothing start"
+    recent.pulsed(pulse(1.0, 1.0, 6), NOW_S)
+    recent.joined(member("a", 6, NOW_S))
+    assert recent.starts(NOW_S) == {"a": 1}

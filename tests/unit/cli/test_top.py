@@ -14,16 +14,23 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from skerry.bus import presence
+from skerry.bus import ledger, presence
+from skerry.bus.alerts import Alert, Severity
+from skerry.bus.base import Room, Storage
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.report import report
 from skerry.bus.view import Frame, RunView, fold
 from skerry.cli import top
 from skerry.cli.follow import Feed, snapshot
+from skerry.cli.top import Known, alerts_of
 from skerry.cli.top_board import Scene, board, sparkline, split_bar
 from skerry.cli.top_past import MOST_LOSSES, Past
+from skerry.core.fragments import LeafSpec, plan
 from skerry.core.goodput import USES
 from skerry.core.liveness import Policy
+from skerry.runtime.link import Link
+from skerry.settings import RunConfig
+from skerry.testing.puppet import run_record
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import (
     CheckpointRecord,
@@ -103,7 +110,12 @@ def scene(messages: Sequence[Message], *, later_s: float = 0.0) -> Scene:
         past.take(message, at_s)
         view = fold(view, message, at_s)
     now_s = NOW_S + later_s
-    return Scene(report(view, now_s), past, 1_000_000, 30.0, 24, now_s)
+    now, known = report(view, now_s), Known(past, Link())
+    return Scene(now, past, 1_000_000, now_s, alerts_of(now, RECORD, known, now_s))
+
+
+CONFIG = RunConfig.model_validate({"checkpoint": {"every_s": 30.0}, "sync": {"h_steps": 24}})
+RECORD = run_record("r", plan((LeafSpec("w", (8, 8)),), 1), CONFIG.model_dump_json())
 
 
 def drawn(seen: Scene, width: int = 120, height: int | None = None) -> list[str]:
@@ -180,8 +192,8 @@ def test_of_many_learners_those_in_trouble_come_first_and_the_rest_is_counted() 
 
 def test_a_learner_that_is_gone_is_a_warning() -> None:
     lines = drawn(scene(LIVE, later_s=60.0))
-    assert any(line.startswith("! gone: a, b") for line in lines)
-    assert not any("! gone" in line for line in drawn(scene(LIVE)))
+    assert any(line.startswith("! a, b are gone: 0 of the 1 that a round needs") for line in lines)
+    assert not any("gone" in line for line in drawn(scene(LIVE)))
 
 
 def warned(seen: Scene) -> list[str]:
@@ -193,13 +205,15 @@ def test_a_round_is_late_by_how_often_rounds_come() -> None:
     here = [pulse("a", 40 + later_s, NOW_S + later_s) for later_s in range(302)]
     for later_s, late in ((60, False), (299, False), (301, True)):
         told = warned(scene([*rounds, *here[: later_s + 1]], later_s=later_s))
-        assert any(line.startswith("! no round for 5:01") for line in told) is late
-        assert any("no round" in line for line in told) is late
+        expected = "! No round has been committed for 5 min, one is expected each 30 s."
+        assert any(line.startswith(expected) for line in told) is late
+        assert any("No round" in line for line in told) is late
 
 
 def test_a_refusal_is_a_warning_for_ten_minutes() -> None:
     seen = [commit(2), commit(3)]
-    assert "! refused within 10 minutes: 2 too_stale" in warned(scene(seen, later_s=590))
+    refused = "! Contributions were refused within 10 min: 2 too_stale."
+    assert any(line.startswith(refused) for line in warned(scene(seen, later_s=590)))
     assert not any("refused" in line for line in warned(scene(seen, later_s=610)))
     offers = replace(commit(2), refused=(Refused("genesis", "b"),))
     assert not any("refused" in line for line in warned(scene([offers])))
@@ -211,13 +225,36 @@ def test_low_goodput_of_late_is_a_warning_whatever_the_days_before_were_like() -
         replace(pulse("a", at_s=NOW_S - ago_s), busy_s=0.9 * day_s, alive_s=day_s - ago_s)
         for ago_s in range(600, -1, -10)
     ]
-    assert "! goodput of the last 15 minutes is 0%" in warned(scene([*LIVE, *watched]))
-    assert not any("goodput" in line for line in warned(scene(LIVE)))
+    low = "! Goodput of the last 15 min is 0%."
+    assert any(line.startswith(low) for line in warned(scene([*LIVE, *watched])))
+    assert not any("Goodput" in line for line in warned(scene(LIVE)))
 
 
 def test_a_loss_that_is_not_finite_is_a_warning() -> None:
     sick = replace(pulse("b"), loss=float("nan"))
-    assert "! loss is not finite: b" in warned(scene([pulse("a"), sick]))
+    told = warned(scene([pulse("a"), sick]))
+    assert any(line.startswith("! The loss of b is not finite. Such steps") for line in told)
+
+
+def test_what_costs_training_comes_first_and_of_many_alerts_the_rest_is_counted() -> None:
+    many = [Alert(f"k{n}", Severity.WARNING, f"Text {n}.", "Do.") for n in range(8)]
+    seen = replace(scene(LIVE), alerts=many)
+    assert warned(seen)[-1] == "! and 3 more"
+    assert len(warned(seen)) == 6
+
+
+def test_an_alert_is_shown_as_it_is_whatever_a_learner_is_called() -> None:
+    odd = replace(scene(LIVE), alerts=[Alert("k", Severity.INFO, "[red]a[/] is gone.", "[b]")])
+    assert warned(odd) == ["! [red]a[/] is gone. [b]"]
+
+
+def test_a_broker_that_is_away_and_a_full_account_are_alerts() -> None:
+    past, link = Past(), Link(clock_s=lambda: NOW_S - 30, tell=lambda _event, _fields: None)
+    link.heard("disconnected", {})
+    known = Known(past, link, [Room(Storage.FILE, 95, 100)])
+    keys = {a.key for a in alerts_of(scene(LIVE).now, RECORD, known, NOW_S)}
+    assert {"broker", "store-file-"} <= keys
+    assert not alerts_of(scene(LIVE).now, RECORD, replace(known, at_rest=True), NOW_S)
 
 
 def test_what_the_model_wrote_last_is_one_harmless_line() -> None:
@@ -241,7 +278,10 @@ def test_warnings_of_every_kind_at_once_leave_room_for_learners() -> None:
     ]
     texts = replace(EVALUATION, evaluator="f", text_digest=8, evaluated_ns=9)
     seen = scene([*LIVE[:-1], texts, pulse("gone", at_s=NOW_S - 500), *sick])
-    seen = replace(seen, now=replace(seen.now, run=replace(seen.now.run, wall_s=1e6)))
+    now = replace(seen.now, run=replace(seen.now.run, wall_s=1e6, checkpoint_s_ago=1e6))
+    wrong = alerts_of(now, RECORD, Known(seen.past, Link()), NOW_S)
+    assert {a.key for a in wrong} == {"gone", "loss", "goodput", "refused", "texts", "checkpoint"}
+    seen = replace(seen, now=now, alerts=wrong)
     lines = drawn(seen, 80, 20)
     assert sum(line.startswith("! ") for line in lines) == 6
     assert len(lines) <= 20
@@ -297,21 +337,24 @@ async def test_json_holds_the_state_and_the_newest_rounds() -> None:
     for step in range(3):
         await scripted.commit_all(step=step)
     await presence.publish_pulse(scripted.bus, replace(pulse("a"), run="run"))
-    past = Past()
-    view = await snapshot(scripted.bus, "run", on_message=past.take)
-    told = json.loads(json.dumps(top._json(view, past)))
+    known = Known(Past(), Link(), await scripted.bus.rooms())
+    view = await snapshot(scripted.bus, "run", on_message=known.past.take)
+    record = await ledger.read_run(scripted.bus, "run")
+    told = json.loads(json.dumps(top._json(view, record, known)))
     assert [row["version"] for row in told["rounds"]] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert all(age >= 0 for age in told["fragment_age_s"][:3])
     assert told["learners"][0]["time"]["train"] >= 0
+    (alert,) = told["alerts"]
+    assert (alert["key"], alert["severity"]) == ("gone", "critical")
 
 
 async def test_it_draws_until_the_run_is_finished_and_once_more_at_the_end() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all()
-    out, past = io.StringIO(), Past()
+    out, known = io.StringIO(), Known(Past(), Link())
     console = Console(file=out, width=80, height=24, force_terminal=True)
-    feed = Feed(scripted.bus, "run", on_message=past.take)
-    following = asyncio.create_task(top._follow(feed, past, console))
+    feed = Feed(scripted.bus, "run", on_message=known.past.take)
+    following = asyncio.create_task(top._follow(feed, known, console))
     await scripted.finish()
     await asyncio.wait_for(following, DEADLINE_S)
     assert "finished" in out.getvalue()

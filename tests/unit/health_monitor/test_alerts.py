@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skerry.bus.base import Room, Storage
-from skerry.bus.report import LearnerRow, Report
-from skerry.core.fragments import LeafSpec, plan
-from skerry.core.liveness import Liveness
-from skerry.settings import RunConfig
-from skerry.testing.puppet import run_record
-from skerry.wire.messages import LearnerPhase, Pulse
-from skerry_health_monitor.watching.alerts import (
+from skerry.bus.alerts import (
     Alert,
     Severity,
     Situation,
@@ -21,9 +14,15 @@ from skerry_health_monitor.watching.alerts import (
     clip,
     duration,
 )
+from skerry.bus.base import Room, Storage
+from skerry.bus.report import LearnerRow, Report
+from skerry.core.fragments import LeafSpec, plan
+from skerry.core.liveness import Liveness
+from skerry.settings import RunConfig
+from skerry.testing.puppet import run_record
+from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse, Refused
 from skerry_health_monitor.watching.book import MOST_PAST, Book
-from skerry_health_monitor.watching.history import Trouble
-from skerry_health_monitor.watching.timeline import Past
+from skerry_health_monitor.watching.timeline import Past, interval_s
 from skerry_health_monitor.watching.watch import Watch
 
 NOW_S = 1_000_000.0
@@ -46,6 +45,16 @@ def pulse(busy_s: float, alive_s: float) -> Pulse:
     )
 
 
+def member(incarnation: int, joined_s: float) -> MemberRecord:
+    return MemberRecord("run", "a", incarnation, "host", round(joined_s * 1e9), 0)
+
+
+def refusing(causes: tuple[str, ...]) -> Commit:
+    times = (round((NOW_S - 6) * 1e9), round((NOW_S - 5) * 1e9), 0.0, 0.0)
+    refused = tuple(Refused(cause, "a") for cause in causes)
+    return Commit("run", 1, 0, 2, 8, "quorum", "s", 1, *times, (), refused, 0, (), 0, 0)
+
+
 def round_at(closed_s: float) -> Past:
     return Past(
         *(0, 1, 1, 1, "grace_over", "syncer", False, closed_s, 0.0, 0.0, closed_s, closed_s),
@@ -60,7 +69,8 @@ class Scene:
     learners: tuple[LearnerRow, ...] = (learner("a"), learner("b"))
     run: dict[str, Any] = field(default_factory=dict[str, Any])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
-    troubles: tuple[Trouble, ...] = ()
+    started_s: tuple[float, ...] = ()
+    refused: tuple[str, ...] = ()
     rounds_every_s: float | None = None
     trained: float = 0.9
     watched_s: float = 1000.0
@@ -71,13 +81,16 @@ class Scene:
     def alerts(self) -> list[Alert]:
         record = run_record("run", plan((LeafSpec("w", (8, 8)),), 1), "{}")
         watch = Watch(record, RunConfig(), lambda: NOW_S)
-        watch.history.troubles.extend(self.troubles)
+        lately = watch.history.lately
+        for number, at_s in enumerate(self.started_s):
+            lately.joined(member(number + 2, at_s))
+        lately.committed(refusing(self.refused))
         for version in range(4) if self.rounds_every_s else ():
             closed_s = version * (self.rounds_every_s or 0.0)
             watch.history.timeline.rounds[0, version] = round_at(closed_s)
         for ago_s in range(int(self.watched_s), -1, -5):
             alive_s = DAYS_S - ago_s
-            watch.history.lately.pulsed(pulse(self.trained * alive_s, alive_s), NOW_S - ago_s)
+            lately.pulsed(pulse(self.trained * alive_s, alive_s), NOW_S - ago_s)
         quiet = {
             "wall_s": 1000.0,
             "learners": len(self.learners),
@@ -88,7 +101,9 @@ class Scene:
             "checkpoint_s_ago": 10.0,
         }
         told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
-        seen = Situation(NOW_S, told, watch.history, 30.0, 1, 24)
+        seen = Situation(
+            NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24
+        )
         return alerts(replace(seen, **self.more))
 
 
@@ -136,13 +151,12 @@ def test_many_that_are_gone_are_named_in_one_sentence() -> None:
 
 
 def test_three_starts_within_ten_minutes_are_flapping() -> None:
-    starts = tuple(Trouble(NOW_S - ago, "started", "a") for ago in (10, 100, 500))
-    assert Scene(troubles=starts).keys() == {"flapping-a"}
-    assert Scene(troubles=(*starts[:2], Trouble(NOW_S - 900, "started", "a"))).keys() == set()
+    assert Scene(started_s=(NOW_S - 500, NOW_S - 100, NOW_S - 10)).keys() == {"flapping-a"}
+    assert Scene(started_s=(NOW_S - 900, NOW_S - 100, NOW_S - 10)).keys() == set()
 
 
 def test_refusals_of_late_are_told_by_cause() -> None:
-    (alert,) = Scene(troubles=(Trouble(NOW_S - 5, "refused too_stale", "a"),) * 2).alerts()
+    (alert,) = Scene(refused=("too_stale", "too_stale", "genesis")).alerts()
     assert (alert.key, "2 too_stale" in alert.text) == ("refused", True)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from skerry.bus.recent import RECENT_S
 from skerry.bus.report import LearnerRow
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import (
@@ -92,12 +93,13 @@ def test_genesis_is_no_training() -> None:
     assert (0, 1) in history.timeline.rounds
 
 
-def test_refusals_are_troubles_of_who_sent_them() -> None:
+def test_refusals_are_troubles_for_a_while_and_counted_once() -> None:
     history = History(fragments=1)
     refused = (Refused("too_stale", "b"), Refused("genesis", "c"))
     history.committed(commit(2, refused=refused), 1, 100.0, 100.0)
-    assert [(t.what, t.who) for t in history.recent(101.0, 10.0)] == [("refused too_stale", "b")]
-    assert history.recent(200.0, 10.0) == []
+    history.committed(commit(2, refused=refused), 1, 100.0, 100.0)
+    assert history.lately.refused(101.0) == {"too_stale": 1}
+    assert history.lately.refused(100.0 + 2 * RECENT_S) == {}
 
 
 def test_steps_of_earlier_incarnations_count() -> None:
@@ -111,7 +113,8 @@ def test_a_first_start_is_no_trouble_and_a_second_one_is() -> None:
     history = History(fragments=1)
     for incarnation in (1, 1, 2):
         history.take(MemberRecord("run", "a", incarnation, "host", 5 * 10**9, 0), 5.0)
-    assert [t.what for t in history.troubles] == ["started"]
+    assert history.lately.starts(6.0) == {"a": 1}
+    assert history.lately.starts(6.0 + RECENT_S) == {}
     assert history.lanes["a"].host == "host"
 
 

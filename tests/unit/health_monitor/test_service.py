@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from skerry.bus import ledger, presence
+from skerry.bus.alerts import Store
 from skerry.bus.base import Record, Room, Storage
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import ConfigError
@@ -21,7 +22,6 @@ from skerry.testing.scripted_run import STARTS, ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
-from skerry_health_monitor.watching.alerts import Store
 from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.web.server import application, listen
 

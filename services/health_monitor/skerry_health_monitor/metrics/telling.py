@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from skerry.bus.alerts import Store
 from skerry.bus.base import Room, Storage
 from skerry.telemetry.points import flat
 from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.figures import figures
 from skerry_health_monitor.metrics.sinks import Row
-from skerry_health_monitor.watching.alerts import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry_health_monitor.watching.alerts import Severity
+from skerry.bus.alerts import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry_health_monitor.watching.alerts import Alert
+    from skerry.bus.alerts import Alert
 
 log = structlog.get_logger()
 

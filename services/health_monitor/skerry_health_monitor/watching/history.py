@@ -41,7 +41,6 @@ MARK_EVERY_S = 1.0
 """of each learner at most one in this time."""
 MOST_CHECKPOINTS = 24
 MOST_SAMPLES = 24
-MOST_TROUBLES = 400
 MOST_NOTES = 80
 
 
@@ -63,21 +62,11 @@ class Mark:
     late: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Something that is counted over the last minutes: ``what`` happened to whom, and when."""
-
-    at_s: float
-    what: str
-    who: str
-
-
 @dataclass(slots=True)
 class Lane:
     """What is known of one learner beyond its newest pulse."""
 
     host: str = ""
-    incarnation: int = 0
     turns: deque[Turn] = field(default_factory=lambda: deque[Turn](maxlen=MOST_TURNS))
     marked_s: float = float("-inf")
     last: tuple[int, int, float] | None = None
@@ -118,7 +107,6 @@ class History:
     numbered: int = 0
     checkpoints: dict[str, CheckpointRecord] = field(default_factory=dict[str, "CheckpointRecord"])
     samples: list[Evaluation] = field(default_factory=list[Evaluation])
-    troubles: deque[Trouble] = field(default_factory=lambda: deque[Trouble](maxlen=MOST_TROUBLES))
 
     def take(self, message: Message, now_s: float) -> None:
         """Fold in any message but a commit, which comes with its place in the ledger."""
@@ -141,6 +129,7 @@ class History:
             return
         row = past(commit, sequence, stored_s)
         self.timeline.committed(row, now_s)
+        self.lately.committed(commit)
         if commit.reason == GENESIS:
             return
         self.curves.add(row.closed_s, self._bin(row))
@@ -150,11 +139,6 @@ class History:
             lane = self._lane(consumed.learner)
             lane.last = (commit.fragment, commit.version, row.closed_s)
             self._mark(consumed.learner, lane, row.closed_s, late=consumed.staleness > 0)
-        for refused in commit.refused:
-            if refused.cause != GENESIS:
-                self.troubles.append(
-                    Trouble(row.closed_s, f"refused {refused.cause}", refused.learner)
-                )
 
     def judged(self, rows: tuple[LearnerRow, ...], now_s: float) -> None:
         """Note who has changed state since the last time."""
@@ -163,13 +147,7 @@ class History:
             state = state_of(row)
             if lane.turns and lane.turns[-1].state == state:
                 continue
-            if state == Liveness.GONE and row.reason != "stopped":
-                self.troubles.append(Trouble(now_s, "gone", row.name))
             lane.turns.append(Turn(now_s, state))
-
-    def recent(self, now_s: float, within_s: float) -> list[Trouble]:
-        """Return the troubles of the last ``within_s`` seconds."""
-        return [t for t in self.troubles if t.at_s >= now_s - within_s]
 
     def steps_by_learner(self) -> dict[str, int]:
         """Return the steps that each learner has told of."""
@@ -188,22 +166,13 @@ class History:
         if work is None:
             work = self.work[pulse.learner] = Work()
         work.pulsed(pulse)
-        self._incarnation(pulse.learner, pulse.incarnation, now_s)
+        self._lane(pulse.learner)
 
     def _joined(self, member: MemberRecord) -> None:
         if member.incarnation == 0:
             return
-        lane = self._lane(member.learner)
-        lane.host = member.host
-        self._incarnation(member.learner, member.incarnation, member.joined_ns / 1e9)
-
-    def _incarnation(self, learner: str, incarnation: int, at_s: float) -> None:
-        """Note that a learner was started again; its first start is no trouble."""
-        lane = self._lane(learner)
-        if incarnation > lane.incarnation:
-            if lane.incarnation or incarnation > 1:
-                self.troubles.append(Trouble(at_s, "started", learner))
-            lane.incarnation = incarnation
+        self._lane(member.learner).host = member.host
+        self.lately.joined(member)
 
     def _mark(self, learner: str, lane: Lane, at_s: float, *, late: bool) -> None:
         if at_s - lane.marked_s < MARK_EVERY_S and not late:

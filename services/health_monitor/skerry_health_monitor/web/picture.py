@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from skerry.bus.alerts import clip
 from skerry.core.traffic import data_parallel_bytes
-from skerry_health_monitor.watching.alerts import clip
 from skerry_health_monitor.watching.timeline import interval_s
 
 if TYPE_CHECKING:

@@ -1,11 +1,10 @@
-"""What an operator must know now: the page's alerts, as a pure function of what is known.
+"""What an operator must know now, as the page and ``skerry top`` say it: a pure function.
 
 The same conditions are Prometheus rules in infra/prometheus/rules.yml, for whoever is not looking.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING
 from skerry.bus.recent import LEAST_GOODPUT, RECENT_S, WINDOW_S, diverged, late_after_s
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
-from skerry_health_monitor.watching.timeline import interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from skerry.bus.base import Room
+    from skerry.bus.recent import Recent
     from skerry.bus.report import LearnerRow, Report
-    from skerry_health_monitor.watching.history import History
 
 FLAPS = 3
 LATE_CHECKPOINTS = 5.0
@@ -61,14 +59,17 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What alerts are made from; ``broker_away_s`` and ``malformed`` are the monitor's own.
+    """What alerts are made from.
 
-    ``malformed`` counts the messages of the last ``RECENT_S`` that were left out.
+    ``gap_s`` is the interval of the commits of late, None for too few of them; ``broker_away_s``
+    for how long whoever watches has had no broker; ``malformed`` counts the messages of the last
+    ``RECENT_S`` that were left out.
     """
 
     now_s: float
     told: Report
-    history: History
+    lately: Recent
+    gap_s: float | None
     checkpoint_every_s: float
     quorum: int
     h_steps: int
@@ -92,14 +93,14 @@ def _broker(seen: Situation) -> Iterator[Alert]:
         yield Alert(
             "broker",
             Severity.CRITICAL,
-            f"The broker has not answered for {duration(seen.broker_away_s)}: this page stands "
-            "still, learners go on training.",
+            f"The broker has not answered for {duration(seen.broker_away_s)}: what is shown "
+            "here stands still, learners go on training.",
             "Start it again; everybody catches up by themselves.",
         )
 
 
 def _rounds(seen: Situation) -> Iterator[Alert]:
-    ago_s, gap_s = seen.told.run.last_round_s_ago, interval_s(seen.history.timeline.rounds)
+    ago_s, gap_s = seen.told.run.last_round_s_ago, seen.gap_s
     if ago_s is None or not any(row.at_work for row in seen.told.learners):
         return
     if ago_s > late_after_s(gap_s, seen.h_steps, seen.told.learners):
@@ -136,9 +137,7 @@ def _learners(seen: Situation) -> Iterator[Alert]:
             "still for longer than usual.",
             "Nothing yet: rounds do not wait for them.",
         )
-    recent = seen.history.recent(seen.now_s, RECENT_S)
-    starts = Counter(t.who for t in recent if t.what == "started")
-    for name, count in starts.most_common(MOST_NAMES):
+    for name, count in seen.lately.starts(seen.now_s).most_common(MOST_NAMES):
         if count >= FLAPS:
             yield Alert(
                 f"flapping-{name}",
@@ -146,8 +145,7 @@ def _learners(seen: Situation) -> Iterator[Alert]:
                 f"{clip(name)} was started {count} times within {duration(RECENT_S)}.",
                 "Read the end of its log: it dies of the same thing each time.",
             )
-    refused = Counter(t.what.removeprefix("refused ") for t in recent if t.what[:8] == "refused ")
-    if refused:
+    if refused := seen.lately.refused(seen.now_s):
         causes = ", ".join(f"{n} {clip(cause)}" for cause, n in refused.most_common(MOST_NAMES))
         yield Alert(
             "refused",
@@ -160,7 +158,7 @@ def _learners(seen: Situation) -> Iterator[Alert]:
 
 def _quality(seen: Situation) -> Iterator[Alert]:
     run = seen.told.run
-    goodput = seen.history.lately.goodput(seen.now_s)
+    goodput = seen.lately.goodput(seen.now_s)
     if goodput is not None and goodput < LEAST_GOODPUT:
         yield Alert(
             "goodput",

@@ -14,18 +14,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Link:
-    """Hears what becomes of the connection; ``away_since_s`` is None while the broker answers."""
+    """Hears what becomes of the connection; ``away_since_s`` is None while the broker answers.
+
+    ``tell`` hears of every event too.
+    """
 
     away_since_s: float | None = None
     clock_s: Callable[[], float] = time.time
+    tell: Callable[[str, Mapping[str, str]], None] = broker_event
 
     def heard(self, event: str, fields: Mapping[str, str]) -> None:
-        """Take an event of the bus, and log it."""
+        """Take an event of the bus."""
         if event == "disconnected" and self.away_since_s is None:
             self.away_since_s = self.clock_s()
         elif event == "reconnected":
             self.away_since_s = None
-        broker_event(event, fields)
+        self.tell(event, fields)
 
     def away_s(self, now_s: float) -> float | None:
         """Return for how long the broker has been away; None while it is not."""
