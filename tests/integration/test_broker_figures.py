@@ -113,3 +113,20 @@ async def test_an_address_that_answers_something_else_is_a_broker_that_is_down(
     brokers = Brokers([local.monitor_url + "/healthz?", local.url.replace("nats", "http")])
     await brokers.poll()
     assert [server.up for server in brokers.servers()] == [False, False]
+
+
+async def test_a_broker_knows_at_once_whose_connection_is_gone(local: LocalBroker) -> None:
+    brokers = Brokers([local.monitor_url])
+    names = {"here", "away", "never"}
+    async with NatsBus(local.url, name="here"):
+        async with NatsBus(local.url, name="away"):
+            assert await brokers.lost(names) == {}
+        found: dict[str, float] = {}
+        async with asyncio.timeout(DEADLINE_S):
+            while not found:
+                found = await brokers.lost(names)
+        assert found.keys() == {"away"}
+        assert 0 <= found["away"] < DEADLINE_S
+        async with NatsBus(local.url, name="away"):
+            assert await brokers.lost(names) == {}
+        assert await Brokers([local.monitor_url, "http://127.0.0.1:9"]).lost(names) == {}

@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 
 from skerry.bus.base import Bus
 from skerry.bus.nats_bus import NatsBus
+from skerry.runtime.broker import LocalBroker
 from skerry.settings import RunConfig
 from skerry.testing.nats_server import NatsServer
 from skerry.testing.puppet import Puppet
@@ -56,7 +58,9 @@ class Running:
 
 
 @asynccontextmanager
-async def monitor(nats: NatsServer, run: str, *options: str) -> AsyncGenerator[Running]:
+async def monitor(
+    nats: NatsServer | LocalBroker, run: str, *options: str
+) -> AsyncGenerator[Running]:
     where = ("--nats", nats.url, "--run", run, "--set", "health.port=0")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "skerry_health_monitor", *where, *options, stderr=PIPE
@@ -88,6 +92,10 @@ def alive(answer: dict[str, Any]) -> bool:
     return bool(answer["run"]["alive"])
 
 
+def heard(answer: dict[str, Any]) -> bool:
+    return alive(answer) and bool(answer["learners"][0]["heard"])
+
+
 async def test_it_tells_of_a_learner_that_falls_silent_and_comes_back(
     shared_nats: NatsServer, run_id: str
 ) -> None:
@@ -100,6 +108,24 @@ async def test_it_tells_of_a_learner_that_falls_silent_and_comes_back(
         assert (await running.line("learner_gone"))["learner"] == "a"
         async with puppet(bus, scripted):
             assert (await running.line("learner_back"))["incarnation"] == STARTS + 2
+
+
+async def test_of_a_dead_process_the_broker_knows_before_its_silence_tells(tmp_path: Path) -> None:
+    broker = LocalBroker(tmp_path / "broker", monitored=True)
+    broker.start()
+    told = ("--set", f'metrics.broker="{broker.monitor_url}"')
+    try:
+        async with NatsBus(broker.url) as bus, monitor(broker, "r", *told) as running:
+            scripted = await ScriptedRun.begin(bus, "r", config=RunConfig())
+            await scripted.commit_all()
+            async with NatsBus(broker.url, name="a") as own, puppet(own, scripted):
+                await running.until("/api/run", heard)
+            gone = await running.line("learner_gone")
+            while gone["reason"] != "disconnected":  # before its first pulse it was missed too
+                gone = await running.line("learner_gone")
+    finally:
+        broker.stop()
+    assert gone["learner"] == "a"
 
 
 async def test_killed_and_started_again_it_knows_the_run(

@@ -39,7 +39,15 @@ from skerry_health_monitor.web.strikes import Strikes, read_token, strike_route
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Collection,
+        Coroutine,
+        Mapping,
+        Sequence,
+    )
 
     from starlette.routing import BaseRoute
 
@@ -81,6 +89,7 @@ class Monitor:
         self.streams: list[StreamInfo] = []
         self.rooms: tuple[Room, ...] = ()
         self.brokers_stores: Callable[[], Sequence[Store]] = tuple
+        self.lost: Callable[[Collection[str]], Awaitable[Mapping[str, float]]] = nobody
         self.facts: dict[str, object] = {}
         self.may_strike = False
         self._drawn: Drawn = {}
@@ -141,6 +150,7 @@ class Monitor:
             "pulses": self._fold(sources.pulses(), watch.take),
             "rounds": self._fold(sources.rounds(), watch.opened),
             "judge": self._judge(watch),
+            "doubts": self._doubts(watch),
             "streams": self._measure(),
         }
 
@@ -161,23 +171,36 @@ class Monitor:
     async def _judge(self, watch: Watch) -> None:
         """Look at everything once per expected pulse: silence sends no message."""
         while True:
-            changed = watch.judge()
-            now_s = self.clock_s()
-            seen = Situation(
-                now_s,
-                watch.told,
-                watch.history.lately,
-                interval_s(watch.history.timeline.rounds),
-                watch.config.checkpoint.every_s,
-                watch.config.sync.quorum,
-                watch.config.sync.h_steps,
-                [*map(Store, self.rooms), *self.brokers_stores()],
-                self.link.away_s(now_s),
-                self.tally.since(now_s - RECENT_S),
-            )
-            if self.book.update(alerts(seen), now_s) or changed:
-                self.changed.set()
+            self._look(watch)
             await asyncio.sleep(watch.config.liveness.pulse_s)
+
+    async def _doubts(self, watch: Watch) -> None:
+        """Ask the broker about whoever is silent: of a dead process it knows at once."""
+        while True:
+            await asyncio.sleep(watch.config.liveness.pulse_s / 2)
+            names = watch.doubted()
+            if names and (found := await self.lost(names)):
+                watch.closed(found)
+                self._look(watch)
+
+    def _look(self, watch: Watch) -> None:
+        """Judge everybody, and see what is wrong now."""
+        changed = watch.judge()
+        now_s = self.clock_s()
+        seen = Situation(
+            now_s,
+            watch.told,
+            watch.history.lately,
+            interval_s(watch.history.timeline.rounds),
+            watch.config.checkpoint.every_s,
+            watch.config.sync.quorum,
+            watch.config.sync.h_steps,
+            [*map(Store, self.rooms), *self.brokers_stores()],
+            self.link.away_s(now_s),
+            self.tally.since(now_s - RECENT_S),
+        )
+        if self.book.update(alerts(seen), now_s) or changed:
+            self.changed.set()
 
     async def _measure(self) -> None:
         """Look now and then at how much the run's streams hold, and the account altogether."""
@@ -224,6 +247,11 @@ class Monitor:
         return Frame(watch, picture(scene, self._drawn), lambda after: marks(scene, after), head)
 
 
+async def nobody(names: Collection[str]) -> Mapping[str, float]:  # noqa: ARG001 - asked for all
+    """Return what a broker without a monitoring port tells of lost connections: nothing."""
+    return {}
+
+
 def page_of(
     monitor: Monitor,
     connections: Connections,
@@ -263,6 +291,7 @@ async def health_monitor(
     hub, page = page_of(monitor, connections, local.health, strikes)
     telling = Telling(monitor.known, local.metrics.broker_urls)
     monitor.brokers_stores = telling.stores
+    monitor.lost = telling.lost
     app = application(monitor.view, run, [*page, metrics_route(telling.figures)])
     loops = {
         "follow": monitor.follow,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -157,6 +157,30 @@ def to_json(view: RunView, now_s: float) -> dict[str, object]:
     return {"run": run, "learners": learners, "evaluations": [asdict(e) for e in told.evaluations]}
 
 
+def doubted(view: RunView, now_s: float) -> list[str]:
+    """Return who is not gone yet, but would be without a connection: worth asking a broker for."""
+    return [
+        held.name
+        for held in view.learners.values()
+        if held.pulse is not None
+        and held.ended_s is None
+        and _judged(held, view, now_s)[0] is not Liveness.GONE
+        and _judged(replace(held, closed_s=now_s), view, now_s)[0] is Liveness.GONE
+    ]
+
+
+def _judged(learner: LearnerView, view: RunView, now_s: float) -> tuple[Liveness, str]:
+    phase = LearnerPhase.STARTING if learner.pulse is None else learner.pulse.phase
+    return liveness.judge(
+        learner.heartbeat,
+        now_s,
+        view.frame.liveness,
+        activity=phase.activity,
+        progress=learner.progress,
+        closed=learner.closed_s is not None,
+    )
+
+
 def _learner_row(
     view: RunView, learner: LearnerView, now_s: float
 ) -> tuple[LearnerRow, dict[str, float]]:
@@ -165,13 +189,7 @@ def _learner_row(
     phase = LearnerPhase.STARTING if pulse is None else pulse.phase
     accepted = view.accepted.get(learner.name, 0)
     sums = earlier if pulse is None else earlier.and_then(pulse)
-    state, reason = liveness.judge(
-        learner.heartbeat,
-        now_s,
-        view.frame.liveness,
-        activity=phase.activity,
-        progress=learner.progress,
-    )
+    state, reason = _judged(learner, view, now_s)
     seconds = _split(view, learner, state, now_s)
     time = ratios([seconds])
     row = LearnerRow(

@@ -86,12 +86,16 @@ def spent_in(pulse: Pulse) -> Spent:
     )
 
 
+ON_ITS_WAY_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class LearnerView:
     """One learner by name, at its newest incarnation; times in seconds since the epoch.
 
     ``joined_s`` is when the time allocated to it began: its first start of which the view knows
-    what became of it. ``ended_s`` is when it had finished or stopped.
+    what became of it. ``ended_s`` is when it had finished or stopped, ``closed_s`` when it lost its
+    connection without a pulse since.
     """
 
     name: str
@@ -102,6 +106,7 @@ class LearnerView:
     progress: liveness.Progress | None = None
     earlier: Totals = Totals()
     ended_s: float | None = None
+    closed_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +205,7 @@ def _started(
         pulse=None,
         progress=None,
         ended_s=None,
+        closed_s=None,
         earlier=held.earlier.and_then(held.pulse),
     )
 
@@ -236,7 +242,22 @@ def _pulsed(view: RunView, pulse: Pulse, at_s: float) -> LearnerView | None:
             else liveness.advance(held.progress, pulse.step, seen_s, pulse.step_time_s)
         ),
         ended_s=(held.ended_s or seen_s) if pulse.phase in ENDED else None,
+        closed_s=None,
     )
+
+
+def disconnected(view: RunView, closed_s: Mapping[str, float]) -> RunView:
+    """Return the view that knows when connections of learners, by name, were closed.
+
+    One that has pulsed after that has another connection; a pulse takes a moment to arrive.
+    """
+    told = {
+        name: replace(held, closed_s=at_s)
+        for name, at_s in closed_s.items()
+        if (held := view.learners.get(name)) is not None
+        and at_s >= held.heartbeat.last_s - ON_ITS_WAY_S
+    }
+    return replace(view, learners={**view.learners, **told}) if told else view
 
 
 def peek(view: RunView, commit: Commit) -> RunView:

@@ -7,7 +7,8 @@ intervals so far. phi = 3 is thus wrong once in a thousand pauses, phi = 8 once 
 
 What we add: the variance is never taken to be below that of a memoryless sender, whose standard
 deviation is its mean, the least one may assume of an interval of which only the mean is known;
-and a learner whose pulses go on while its steps do not is judged by its steps.
+a learner whose pulses go on while its steps do not is judged by its steps; and of one that is known
+to have no connection any more, a silence is believed sooner.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ WINDOW = 100
 
 OUTAGE_SIGMAS = 6.0
 """An interval this far out has a chance below 1e-9: an outage, learnt from only up to here."""
+
+
+CLOSED_PHI = 1.0
+"""Without a connection, a silence that one in ten pauses reaches is enough."""
 
 
 class Liveness(StrEnum):
@@ -148,11 +153,13 @@ def judge(
     *,
     activity: Activity = Activity.WAITING,
     progress: Progress | None = None,
+    closed: bool = False,
 ) -> tuple[Liveness, str]:
-    """Say whether a learner is alive, and why.
+    """Say whether a learner is alive, and why; ``closed``: it has lost its connection since.
 
-    Reasons: ``pulsing``; ``silent`` for pulses that stay away, ``stalled`` for steps that do
-    although it says that it trains, ``stopped`` for one that said goodbye. One that has finished
+    Reasons: ``pulsing``; ``silent`` for pulses that stay away, ``disconnected`` where that is why,
+    ``stalled`` for steps that do although it says that it trains, ``stopped`` for one that said
+    goodbye. One that has finished
     training need not step, but must pulse, and so need one that a blocking mode may hold up: its
     trainer itself pulses meanwhile.
     """
@@ -165,6 +172,8 @@ def judge(
         if progress is not None and activity is Activity.TRAINING and not policy.blocking
         else 0.0
     )
+    if closed and silent >= CLOSED_PHI:
+        return Liveness.GONE, "disconnected"
     for level, state in ((policy.gone_phi, Liveness.GONE), (policy.suspect_phi, Liveness.SUSPECT)):
         if silent >= level:
             return state, "silent"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.bus.report import Report, report, to_json
-from skerry.bus.view import MOST_EVALUATIONS, Frame, RunView, fold, peek
+from skerry.bus.report import Report, doubted, report, to_json
+from skerry.bus.view import MOST_EVALUATIONS, Frame, RunView, disconnected, fold, peek
 from skerry.core.liveness import Liveness, Policy
 from skerry.wire.messages import (
     CheckpointRecord,
@@ -139,6 +139,32 @@ def test_a_learner_that_fell_silent_is_suspect_and_then_gone() -> None:
     view = seen((0, member()), *training(10))
     states = [report(view, T0 + at_s).learners[0].liveness for at_s in (12.6, 15.0)]
     assert states == [Liveness.SUSPECT, Liveness.GONE]
+
+
+def test_whoever_lost_its_connection_is_gone_sooner_until_it_pulses_again() -> None:
+    view = seen((0, member()), *training(10))
+    now_s = T0 + 11.3
+    assert doubted(view, T0 + 10.4) == []
+    assert doubted(view, now_s) == ["a"]
+    lost = disconnected(view, {"a": T0 + 10.1, "b": T0 + 10.1})
+    (row,) = report(lost, now_s).learners
+    assert (row.liveness, row.reason) == (Liveness.GONE, "disconnected")
+    assert doubted(lost, now_s) == [], "it is gone: nothing more to ask"
+    (back,) = report(fold(lost, pulse(11.4, 110), T0 + 11.4), T0 + 12.6).learners
+    assert back.liveness is Liveness.ALIVE
+
+
+def test_a_connection_that_ended_before_the_last_pulse_says_nothing() -> None:
+    view = seen((0, member()), *training(10))
+    earlier = disconnected(view, {"a": T0 + 8.0})
+    assert report(earlier, T0 + 11.3).learners[0].liveness is Liveness.ALIVE
+
+
+def test_whoever_stopped_or_is_gone_is_not_asked_for() -> None:
+    view = seen((0, member()), *training(10))
+    assert doubted(view, T0 + 60) == []
+    goodbye = replace(pulse(10.5, 100), phase=LearnerPhase.STOPPED)
+    assert doubted(fold(view, goodbye, T0 + 10.5), T0 + 11.9) == []
 
 
 def test_pulses_without_steps_give_a_dead_trainer_away() -> None:

@@ -168,3 +168,20 @@ def test_only_a_higher_step_is_an_advance() -> None:
 
 def test_the_policy_is_what_the_settings_say() -> None:
     assert policy_from(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0) == POLICY
+
+
+@pytest.mark.parametrize(("silence_s", "gone"), [(0.9, False), (1.2, True)])
+def test_of_one_that_lost_its_connection_a_short_silence_is_enough(
+    silence_s: float, *, gone: bool
+) -> None:
+    heartbeat = rhythm([0.5] * 20)
+    now_s = heartbeat.last_s + silence_s
+    expected = (Liveness.GONE, "disconnected") if gone else (Liveness.ALIVE, "pulsing")
+    assert judge(heartbeat, now_s, POLICY, closed=True) == expected
+    assert judge(heartbeat, now_s, POLICY) == (Liveness.ALIVE, "pulsing")
+
+
+def test_whoever_said_goodbye_has_not_lost_its_connection() -> None:
+    heartbeat = rhythm([0.5] * 20)
+    verdict = judge(heartbeat, heartbeat.last_s, POLICY, activity=Activity.STOPPED, closed=True)
+    assert verdict == (Liveness.GONE, "stopped")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from datetime import datetime
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -13,13 +14,16 @@ from urllib.request import ProxyHandler, Request, build_opener
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 log = structlog.get_logger()
 
 DEADLINE_S = 2.0
 MOST_BYTES = 16 * 1024**2
 JETSTREAM = "jsz?streams=true&consumers=true"
+OPEN = "connz?state=open&limit=10000"
+CLOSED = "connz?state=closed&sort=stop&limit=1000"
+"""The newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,27 @@ def _lags(jsz: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
+def lost(
+    answers: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], names: Collection[str]
+) -> dict[str, float]:
+    """Return how many seconds ago the last connection of each of these clients was closed.
+
+    ``answers`` are the closed and the open connections of each server; who has an open one to any
+    of them has lost nothing. KeyError, TypeError, ValueError if the answers lie.
+    """
+    told = list(answers)
+    there = {str(held.get("name")) for _, opened in told for held in opened["connections"]}
+    found: dict[str, float] = {}
+    for closed, _ in told:
+        now = datetime.fromisoformat(closed["now"])
+        for held in closed["connections"]:
+            name = str(held.get("name"))
+            if name in names and name not in there:
+                ago_s = (now - datetime.fromisoformat(held["stop"])).total_seconds()
+                found[name] = min(ago_s, found.get(name, ago_s))
+    return found
+
+
 class Brokers:
     """Polls every broker; one that does not answer is down, and nothing else happens."""
 
@@ -106,10 +131,27 @@ class Brokers:
             else:
                 raise answer
 
+    async def lost(self, names: Collection[str]) -> dict[str, float]:
+        """Return how many seconds ago each of these clients lost its last connection.
+
+        Nobody has, as far as is known, while one of the brokers does not answer.
+        """
+        asked = (asyncio.to_thread(_connections, url) for url in self._urls)
+        try:
+            return lost(await asyncio.gather(*asked), names)
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            return {}  # that the broker's figures are missing is said already
+
     def _say(self, url: str, error: Exception) -> None:
         if url not in self._said:
             self._said.add(url)
             log.warning("broker_figures_missing", url=url, error=str(error))
+
+
+def _connections(url: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the closed connections, and then the open ones: one made anew between is in both."""
+    closed = _get(f"{url}/{CLOSED}")
+    return closed, _get(f"{url}/{OPEN}")
 
 
 def _ask(url: str, name: str) -> Server:

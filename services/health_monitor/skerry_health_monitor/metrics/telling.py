@@ -14,7 +14,7 @@ from skerry_health_monitor.metrics.figures import figures
 from skerry_health_monitor.metrics.sinks import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from skerry.telemetry.points import Figure
     from skerry_health_monitor.metrics.figures import Known
@@ -56,6 +56,10 @@ class Telling:
             )
             if server.up
         ]
+
+    async def lost(self, names: Collection[str]) -> dict[str, float]:
+        """Return how many seconds ago each of these clients lost its connection to the brokers."""
+        return await self._brokers.lost(names)
 
     async def poll(self) -> None:
         """Keep the figures of the brokers new, for ever."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus.report import report
-from skerry.bus.view import Frame, RunView, fold, peek
+from skerry.bus.report import doubted, report
+from skerry.bus.view import Frame, RunView, disconnected, fold, peek
 from skerry.core.fragments import plan
 from skerry.core.liveness import Liveness, policy_from
 from skerry.wire.messages import MemberRecord
@@ -17,7 +17,7 @@ from skerry_health_monitor.watching.sums import Sums
 from skerry_health_monitor.watching.timeline import set_right
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from skerry.bus.report import LearnerRow
     from skerry.bus.view import Message
@@ -90,6 +90,15 @@ class Watch:
     def know(self, newest: Commit, stored_ns: int) -> None:
         """Take note of a fragment's newest commit ahead of the history that leads to it."""
         self.view = peek(self.view, set_right(newest, stored_ns, self.record.created_ns))
+
+    def closed(self, ago_s: Mapping[str, float]) -> None:
+        """Take note of whose connection was closed how long ago."""
+        now_s = self._clock_s()
+        self.view = disconnected(self.view, {name: now_s - s for name, s in ago_s.items()})
+
+    def doubted(self) -> list[str]:
+        """Return the learners whose silence the broker may be able to explain."""
+        return [] if self.view.finished else doubted(self.view, self._clock_s())
 
     def judge(self) -> list[tuple[str, str]]:
         """Log each learner that has become suspect, gone or alive again; return event and name.
