@@ -200,7 +200,8 @@ class LivenessConfig(Table):
     suspect_phi: float = Field(default=3.0, gt=0)
     """Suspicion level (-log10 of the chance that it is alive) above which a learner is suspect,"""
     gone_phi: float = Field(default=8.0, gt=0)
-    """and above which it is gone."""
+    """and above which it is gone. Where the broker tells that its connection is closed, the health
+    monitor calls it gone sooner."""
 
 
 class ChaosConfig(Table):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,7 +13,7 @@ from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
 from skerry.runtime.broker import LocalBroker
 from skerry.wire.subjects import Subjects
-from skerry_health_monitor.metrics.broker import Brokers
+from skerry_health_monitor.metrics.broker import LIES, Brokers, lost
 from skerry_health_monitor.metrics.telling import Telling
 
 if TYPE_CHECKING:
@@ -129,4 +129,23 @@ async def test_a_broker_knows_at_once_whose_connection_is_gone(local: LocalBroke
         assert 0 <= found["away"] < DEADLINE_S
         async with NatsBus(local.url, name="away"):
             assert await brokers.lost(names) == {}
-        assert await Brokers([local.monitor_url, "http://127.0.0.1:9"]).lost(names) == {}
+        deaf = Brokers([local.monitor_url, "http://127.0.0.1:9"])
+        assert await deaf.lost(names) == {}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"connections": ["x"], "now": "2026-11-22T10:00:00Z"},
+        {"connections": [{"name": "a", "stop": "yesterday"}], "now": "2026-11-22T10:00:00Z"},
+        {"connections": [{"name": "a", "stop": "2026-11-22T10:00:00"}], "now": 3},
+        {"connections": 7},
+        {},
+    ],
+)
+def test_a_broker_that_lies_about_connections_raises_what_is_expected(told: dict[str, Any]) -> None:
+    with pytest.raises(LIES):
+        lost([(told, {"connections": []})], {"a"})
+    if told.get("connections") in (["x"], 7, None):
+        with pytest.raises(LIES):
+            lost([({"connections": [], "now": "2026-11-22T10:00:00Z"}, told)], {"a"})

@@ -125,9 +125,11 @@ def _learners(seen: Situation) -> Iterator[Alert]:
             Severity.CRITICAL if short else Severity.WARNING,
             f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone"
             + (f": {working} of the {seen.quorum} that a round needs are left." if short else "."),
-            "Start it again under the same name: it goes on from the log."
+            "It comes back by itself if its process still runs. If not, start it again under the "
+            "same name: it goes on from the log."
             if len(gone) == 1
-            else "Start them again under the same names: they go on from the log.",
+            else "They come back by themselves if their processes still run. If not, start them "
+            "again under the same names: they go on from the log.",
         )
     if suspect:
         yield Alert(

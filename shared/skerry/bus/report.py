@@ -162,7 +162,8 @@ def doubted(view: RunView, now_s: float) -> list[str]:
     return [
         held.name
         for held in view.learners.values()
-        if held.pulse is not None
+        if now_s - held.heartbeat.last_s > view.frame.liveness.pulse_s  # spares the rest, mostly
+        and held.pulse is not None
         and held.ended_s is None
         and _judged(held, view, now_s)[0] is not Liveness.GONE
         and _judged(replace(held, closed_s=now_s), view, now_s)[0] is Liveness.GONE

@@ -87,6 +87,7 @@ def spent_in(pulse: Pulse) -> Spent:
 
 
 ON_ITS_WAY_S = 1.0
+"""A pulse arrives here so much later, at most, than its sender's connection could end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,20 +126,18 @@ class Unplug:
 
     ground: Ground
     target: str
-    _wire: wires.Wire | None = None
+    wire: wires.Wire
 
     async def begin(self) -> None:
         self.ground.entry(self.target)
-        self._wire = self.ground.wires()[self.target]
-        await wires.cut(self._wire)
+        await wires.cut(self.wire)
 
     async def proof(self) -> str:
-        lost = await wires.lost(self._wire) if self._wire else 0
+        lost = await wires.lost(self.wire)
         return f"{lost} packets lost" if lost else ""
 
     async def end(self) -> None:
-        if self._wire is not None:
-            await wires.mend(self._wire)
+        await wires.mend(self.wire)
 
 
 @dataclass(slots=True)
@@ -189,8 +187,9 @@ class ClockJump:
 
 def silence(ground: Ground, target: str) -> Action:
     """Return the partition of which neither end is told."""
-    if target in ground.wires():
-        return Unplug(ground, target)
+    wire = ground.wires().get(target)
+    if wire is not None:
+        return Unplug(ground, target, wire)
     return Cable(ground, target, {"cut": "blackhole"})
 
 

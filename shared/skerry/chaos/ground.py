@@ -79,16 +79,23 @@ class Ground:
 
     async def open_route(self, name: str) -> None:
         """Let a service's route pass everything again."""
+        wire = self.wires().get(name)
+        if wire is not None:
+            await wires.mend(wire)
         await self.shape(name)
-        if name in self.wires():
-            await wires.mend(self.wires()[name])
 
     async def open_routes(self) -> None:
-        """Let every route pass everything again."""
+        """Let every route pass everything again; SkerryError with what did not work, all tried."""
+        wrong: list[str] = []
         for wire in self.wires().values():
-            await wires.mend(wire)
+            try:
+                await wires.mend(wire)
+            except SkerryError as error:
+                wrong.append(str(error))
         if (self.folder / PROXY).exists():
             await ask(self.folder / PROXY, {"op": "heal"})
+        if wrong:
+            raise SkerryError(" ".join(wrong))
 
 
 def unable(ground: Ground) -> dict[Kind, str]:

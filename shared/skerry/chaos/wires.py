@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Network, ip_address
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from skerry.errors import ConfigError, SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import Generator, Iterable
 
 WIRES = "wires.json"
 """In the run's folder, while a cluster has namespaces: the cable of every service."""
@@ -34,6 +35,9 @@ BLOCK = 256
 FAR_END = "eth0"
 SPACES = Path("/run/netns")
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+NEEDED = 1 << 12 | 1 << 21
+"""CAP_NET_ADMIN and CAP_SYS_ADMIN."""
+PATIENCE_S = 15.0
 LOSS = "blackhole"
 """The kernel's queue that takes every packet and sends none."""
 
@@ -64,7 +68,9 @@ def unable() -> str:
     missing = {package for tool, package in TOOLS.items() if shutil.which(tool) is None}
     if missing:
         return f"it needs {' and '.join(sorted(missing))}, not installed here"
-    return "only root may make network namespaces" if os.geteuid() else ""
+    if os.geteuid() or _capabilities() & NEEDED != NEEDED:
+        return "only root, with CAP_NET_ADMIN and CAP_SYS_ADMIN, may make network namespaces"
+    return ""
 
 
 def lay(tag: str, names: Iterable[str], taken: Iterable[str]) -> dict[str, Wire]:
@@ -100,29 +106,39 @@ def lay(tag: str, names: Iterable[str], taken: Iterable[str]) -> dict[str, Wire]
     }
 
 
-@contextlib.asynccontextmanager
-async def wired(folder: Path, names: Iterable[str]) -> AsyncGenerator[dict[str, Wire]]:
+@contextlib.contextmanager
+def wired(folder: Path, names: Iterable[str]) -> Generator[dict[str, Wire]]:
     """Give every name a namespace with a cable to this machine, while the context lasts.
 
     What an earlier cluster of this folder left behind is removed first. Raises ConfigError where
-    this cannot be done, SkerryError with what the kernel said.
+    this cannot be done, SkerryError with what the kernel said. Blocks, a tenth of a second in all:
+    so nobody who is cancelled leaves half of it behind.
     """
     why = unable()
     if why:
-        msg = f"chaos.netns cannot be had: {why}. Leave it out: partitions are then the proxy's."
+        msg = f"chaos.netns cannot be had: {why}. Create a run without it: the proxy partitions it."
         raise ConfigError(msg, path="chaos.netns")
-    tag = _tag(folder)
-    await _remove(tag)
-    wires = lay(tag, names, await _addresses())
-    path = folder / WIRES
+    sweep(folder)
+    wires = lay(_tag(folder), names, _addresses())
     try:
         for wire in wires.values():
-            await _make(wire)
-        path.write_text(json.dumps({name: asdict(wire) for name, wire in wires.items()}) + "\n")
+            _make(wire)
+        told = {name: asdict(wire) for name, wire in wires.items()}
+        (folder / WIRES).write_text(json.dumps(told) + "\n", encoding="utf-8")
         yield wires
     finally:
-        path.unlink(missing_ok=True)
-        await asyncio.shield(_remove(tag))
+        sweep(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Remove every namespace and cable of a folder, also what a cluster that was killed left."""
+    (folder / WIRES).unlink(missing_ok=True)
+    tag = _tag(folder)
+    for space in [path.name for path in SPACES.glob(f"skerry-{tag}-*")]:
+        with contextlib.suppress(SkerryError):
+            _call("ip", "link", "del", f"sk{tag}-{space.rpartition('-')[2]}")
+        with contextlib.suppress(SkerryError):
+            _call("ip", "netns", "del", space)
 
 
 def read(folder: Path) -> dict[str, Wire]:
@@ -150,10 +166,18 @@ async def lost(wire: Wire) -> int:
 
 
 async def mend(wire: Wire) -> None:
-    """Let packets pass again; a cable that is whole, or gone, stays as it is."""
+    """Let packets pass again; a cable that is whole, or gone, stays as it is.
+
+    Raises SkerryError for an end that is cut still.
+    """
     for tc, device in wire.ends:
-        if await _dropped(tc, device) is not None:
+        if await _dropped(tc, device) is None:
+            continue
+        try:
             await _run(*tc, "qdisc", "del", "dev", device, "root")
+        except SkerryError:  # somebody else may have mended it meanwhile
+            if await _dropped(tc, device) is not None:
+                raise
 
 
 async def must_reach(wire: Wire, port: int) -> None:
@@ -163,9 +187,10 @@ async def must_reach(wire: Wire, port: int) -> None:
     try:
         await _run(*wire.entering, *python, wire.outer, str(port))
     except SkerryError as error:
+        last = str(error).splitlines()[-1]
         msg = (
-            f"chaos.netns cannot be had: nothing comes from {wire.inner} to {wire.outer}. Let this "
-            f"machine's firewall pass {NET}, or leave the setting out."
+            f"chaos.netns cannot be had: nothing comes from {wire.inner} to {wire.outer} ({last}). "
+            f"Let this machine's firewall pass {NET}, or create a run without it."
         )
         raise ConfigError(msg, path="chaos.netns") from error
 
@@ -179,66 +204,59 @@ async def _dropped(tc: tuple[str, ...], device: str) -> int | None:
     return next((int(row["drops"]) for row in rows if row.get("kind") == LOSS), None)
 
 
-async def _make(wire: Wire) -> None:
+def _make(wire: Wire) -> None:
     inside = ("ip", "-n", wire.space)
+    peer = ("peer", "name", FAR_END, "netns", wire.space)
     for words in (
         ("ip", "netns", "add", wire.space),
-        (
-            "ip",
-            "link",
-            "add",
-            wire.device,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            FAR_END,
-            "netns",
-            wire.space,
-        ),
+        ("ip", "link", "add", wire.device, "type", "veth", *peer),
         ("ip", "address", "add", f"{wire.outer}/{PAIR_BITS}", "dev", wire.device),
         ("ip", "link", "set", wire.device, "up"),
         (*inside, "address", "add", f"{wire.inner}/{PAIR_BITS}", "dev", FAR_END),
         (*inside, "link", "set", "lo", "up"),
         (*inside, "link", "set", FAR_END, "up"),
     ):
-        await _run(*words)
-
-
-async def _remove(tag: str) -> None:
-    """Remove every namespace of a folder, and its cable."""
-    for space in _spaces(tag):
-        with contextlib.suppress(SkerryError):
-            await _run("ip", "link", "del", f"sk{tag}-{space.rpartition('-')[2]}")
-        with contextlib.suppress(SkerryError):
-            await _run("ip", "netns", "del", space)
-
-
-def _spaces(tag: str) -> list[str]:
-    return [path.name for path in SPACES.glob(f"skerry-{tag}-*")]
+        _call(*words)
 
 
 def _tag(folder: Path) -> str:
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:6]
 
 
-async def _addresses() -> list[str]:
+def _addresses() -> list[str]:
     """Return the IPv4 addresses of this machine."""
-    links = json.loads(await _run("ip", "-j", "-4", "address"))
+    links = json.loads(_call("ip", "-j", "-4", "address"))
     return [held["local"] for link in links for held in link.get("addr_info", ())]
 
 
+def _capabilities() -> int:
+    """Return what this process may do, as the kernel's bits."""
+    try:
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+
+
 async def _run(*words: str) -> str:
+    return await asyncio.to_thread(_call, *words)
+
+
+def _call(*words: str) -> str:
     """Run a program and return what it says; SkerryError with its last words if it fails."""
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    if process.returncode:
-        said = err.decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        msg = f"`{' '.join(words)}` did not run: {error}"
+        raise SkerryError(msg) from error
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
         msg = f"`{' '.join(words)}` failed: {said}"
         raise SkerryError(msg)
-    return out.decode("utf-8", "replace")
+    return done.stdout.decode("utf-8", "replace")

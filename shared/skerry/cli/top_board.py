@@ -59,7 +59,11 @@ def board(scene: Scene, width: int, height: int | None = None) -> RenderableType
 
     Then learners that need attention come first, and what does not fit is counted.
     """
-    head = [_title(scene, width), *_facts(scene, width), *warnings(scene.alerts)]
+    head = [
+        _title(scene, width),
+        *_facts(scene, width),
+        *warnings(scene.alerts, whole=height is None),
+    ]
     learners, rounds = len(scene.now.learners), min(10, len(scene.past.rounds))
     written = scene.past.written
     if written is not None and (height is None or height - len(head) - 6 >= 2 * FEWEST_ROWS):
@@ -172,8 +176,8 @@ def split_bar(shares: dict[str, float], width: int) -> str:
     return cells + " " * (width - drawn)
 
 
-def warnings(alerts: Sequence[Alert]) -> list[Text]:
-    """Return what an operator must know now, and what to do, one line each."""
+def warnings(alerts: Sequence[Alert], *, whole: bool) -> list[Text]:
+    """Return what an operator must know now, and what to do; one line each unless ``whole``."""
     room = MOST_ALERTS if len(alerts) <= MOST_ALERTS else MOST_ALERTS - 1
     told = [
         f"[{ALERT_COLOURS[alert.severity]}]! {plain(alert.text, MOST_SENTENCE)}[/] "
@@ -182,7 +186,7 @@ def warnings(alerts: Sequence[Alert]) -> list[Text]:
     ]
     if len(alerts) > room:
         told.append(f"! and {len(alerts) - room} more")
-    return list(map(_line, told))
+    return [Text.from_markup(text) if whole else _line(text) for text in told]
 
 
 def _attention(row: LearnerRow) -> tuple[int, int, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from skerry import settings
 from skerry.bus import ledger
-from skerry.chaos import clock
+from skerry.chaos import clock, wires
 from skerry.cli.cluster import (
     Cluster,
     Stop,
@@ -116,6 +116,10 @@ async def _up(cluster: Cluster, on: Screen, counts: Counts) -> None:
         clocks=config.chaos.allow and config.chaos.clocks,
         netns=config.chaos.allow and config.chaos.netns,
     )
+    why = wires.unable() if team.netns and record is not None else ""
+    if why:
+        on.say(f"The run's services have no network namespaces here: {why}.")
+        team = replace(team, netns=False)
     async with _open_to_chaos(cluster, team, on) as shaped:
         with place.announced(cluster.url):
             feed = await conduct(shaped, on, team=team)
@@ -139,11 +143,9 @@ async def _open_to_chaos(cluster: Cluster, team: Team, on: Screen) -> AsyncGener
                 raise ConfigError(msg, path="chaos.netns")
             yield cluster
             return
-        async with (
-            namespaces(cluster.place, team, cluster.settings.local) as wires,
-            routes(cluster.place, cluster.url, team.kinds(), wires) as reach,
-        ):
-            yield replace(cluster, reach=reach)
+        with namespaces(cluster.place, team, cluster.settings.local) as cables:
+            async with routes(cluster.place, cluster.url, team.kinds(), cables) as reach:
+                yield replace(cluster, reach=reach)
 
 
 async def conduct(

@@ -159,9 +159,8 @@ def judge(
 
     Reasons: ``pulsing``; ``silent`` for pulses that stay away, ``disconnected`` where that is why,
     ``stalled`` for steps that do although it says that it trains, ``stopped`` for one that said
-    goodbye. One that has finished
-    training need not step, but must pulse, and so need one that a blocking mode may hold up: its
-    trainer itself pulses meanwhile.
+    goodbye. One that has finished training need not step, but must pulse, and so need one that a
+    blocking mode may hold up: its trainer itself pulses meanwhile.
     """
     if activity is Activity.STOPPED:
         return Liveness.GONE, "stopped"

@@ -242,7 +242,7 @@ LEARNER_TIME = _counter(
 CODEC_TIME = _counter(
     "skerry.learner.codec_time",
     "s",
-    "Time in which it encoded or decoded vectors, beside its steps.",
+    "Time in which it encoded what it sent or decoded what it read, beside its steps.",
     LEARNER_NAME,
     OPERATION,
     by=BY_LEARNER,

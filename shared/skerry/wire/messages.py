@@ -111,8 +111,8 @@ class Pulse:
     start and compile, ``recover_s`` to catch up with the log, ``wait_s`` for others in a blocking
     mode, ``replay_s`` for steps on data that an earlier incarnation had seen in vain (not in
     ``busy_s``); releases before these fields leave them 0. ``bytes_up`` and ``bytes_down`` count
-    payloads of this incarnation, ``f32_bytes_...`` the same vectors in float32; ``encode_s`` and
-    ``decode_s`` are what their codec took, beside the steps.
+    payloads of this incarnation, ``f32_bytes_...`` the same vectors in float32; ``encode_s`` is
+    what encoding those that were sent took, ``decode_s`` decoding those that were read.
     """
 
     run: str

@@ -50,14 +50,18 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wires.unable() == "it needs iproute2, not installed here"
 
 
-async def test_who_is_not_root_is_told_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("user", "may"), [(1000, wires.NEEDED), (0, wires.NEEDED - 1)])
+def test_who_may_not_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, may: int
 ) -> None:
     monkeypatch.setattr(wires.shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigError, match=r"only root may .* Leave it out"):
-        async with wires.wired(tmp_path, ["a"]):
-            pass
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(wires, "_capabilities", lambda: may)
+    with (
+        pytest.raises(ConfigError, match=r"only root, .* Create a run without it"),
+        wires.wired(tmp_path, ["a"]),
+    ):
+        pass
 
 
 def test_a_cluster_without_namespaces_has_no_cables(tmp_path: Path) -> None:

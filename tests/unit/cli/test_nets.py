@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from skerry.cli.nets import refuse_loopback
+from skerry.chaos import wires
+from skerry.cli.nets import namespaces, refuse_elsewhere
+from skerry.cli.place import Place
+from skerry.cli.services import Team
 from skerry.errors import ConfigError
 from skerry.settings import LocalSettings
 
-LOCAL = LocalSettings()
 
-
-def local(**tables: dict[str, str]) -> LocalSettings:
+def local(**tables: dict[str, object]) -> LocalSettings:
     return LocalSettings.model_validate(tables)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
-def test_a_collector_on_loopback_is_refused(host: str) -> None:
-    told = local(telemetry={"endpoint": f"http://{host}:4318"})
-    with pytest.raises(ConfigError, match=r"telemetry\.endpoint is .* cannot reach"):
-        refuse_loopback(told, {})
+@pytest.mark.parametrize(
+    "telemetry",
+    [
+        {"endpoint": "http://127.0.0.1:4318"},
+        {"endpoint": "https://otel.example", "traces": False},
+        {"metrics_endpoint": "https://otel.example/v1/metrics"},
+    ],
+)
+def test_a_collector_cannot_be_reached_wherever_it_is(telemetry: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"telemetry\.endpoint is .* nothing but their broker"):
+        refuse_elsewhere(local(telemetry=telemetry))
 
 
-def test_a_bucket_on_loopback_is_refused_wherever_its_address_comes_from() -> None:
-    named = local(store={"url": "s3://b", "endpoint": "http://127.0.0.1:8333"})
-    with pytest.raises(ConfigError, match=r"store\.endpoint"):
-        refuse_loopback(named, {})
-    found = {"AWS_ENDPOINT_URL": "http://localhost:8333"}
-    with pytest.raises(ConfigError, match=r"store\.endpoint"):
-        refuse_loopback(local(store={"url": "s3://b"}), found)
+def test_a_bucket_cannot_be_reached_either() -> None:
+    with pytest.raises(ConfigError, match=r"store\.url is s3://b"):
+        refuse_elsewhere(local(store={"url": "s3://b"}))
 
 
-def test_what_is_elsewhere_or_unused_is_no_reason() -> None:
-    refuse_loopback(LOCAL, {"AWS_ENDPOINT_URL": "http://localhost:8333"})
-    refuse_loopback(local(telemetry={"endpoint": "https://otel.example:4318"}), {})
-    off = local(telemetry={"endpoint": "http://127.0.0.1:4318"})
-    telemetry = off.telemetry.model_copy(update={"traces": False, "metrics": False})
-    refuse_loopback(off.model_copy(update={"telemetry": telemetry}), {})
+def test_what_is_not_used_is_no_reason() -> None:
+    refuse_elsewhere(LocalSettings())
+    off = {"endpoint": "http://127.0.0.1:4318", "traces": False, "metrics": False}
+    refuse_elsewhere(local(telemetry=off, store={"endpoint": "http://127.0.0.1:8333"}))
+
+
+def test_a_cluster_without_namespaces_forgets_those_of_one_that_was_killed(tmp_path: Path) -> None:
+    place = Place("r", tmp_path)
+    place.folder.mkdir()
+    row = {"space": "gone", "device": "d", "outer": "10.213.0.1", "inner": "10.213.0.2"}
+    (place.folder / wires.WIRES).write_text(json.dumps({"learner-1": row}))
+    assert wires.read(place.folder)
+    with namespaces(place, Team(1), LocalSettings()) as held:
+        assert held == wires.read(place.folder) == {}

@@ -24,6 +24,8 @@ JETSTREAM = "jsz?streams=true&consumers=true"
 OPEN = "connz?state=open&limit=10000"
 CLOSED = "connz?state=closed&sort=stop&limit=1000"
 """The newest first."""
+LIES = (*(OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError, OverflowError),)
+"""What comes of a broker that does not answer, or answers what it should not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Server:
 
 
 def parsed(varz: Mapping[str, Any], jsz: Mapping[str, Any], name: str) -> Server:
-    """Return what the two answers of a server say; KeyError, TypeError, ValueError if they lie."""
+    """Return what the two answers of a server say; raises what LIES lists if they do."""
     config = cast("Mapping[str, Any]", jsz.get("config") or {})
     api = cast("Mapping[str, Any]", jsz.get("api") or {})
     told = str(varz.get("server_name", ""))
@@ -90,7 +92,7 @@ def lost(
     """Return how many seconds ago the last connection of each of these clients was closed.
 
     ``answers`` are the closed and the open connections of each server; who has an open one to any
-    of them has lost nothing. KeyError, TypeError, ValueError if the answers lie.
+    of them has lost nothing. Raises what LIES lists if they lie.
     """
     told = list(answers)
     there = {str(held.get("name")) for _, opened in told for held in opened["connections"]}
@@ -125,7 +127,7 @@ class Brokers:
             if isinstance(answer, Server):
                 self._servers[url] = answer
                 self._said.discard(url)
-            elif isinstance(answer, OSError | HTTPException | ValueError | KeyError | TypeError):
+            elif isinstance(answer, LIES):
                 self._servers[url] = Server(self._servers[url].name)
                 self._say(url, answer)
             else:
@@ -139,8 +141,9 @@ class Brokers:
         asked = (asyncio.to_thread(_connections, url) for url in self._urls)
         try:
             return lost(await asyncio.gather(*asked), names)
-        except (OSError, HTTPException, ValueError, KeyError, TypeError):
-            return {}  # that the broker's figures are missing is said already
+        except LIES as error:
+            self._say(", ".join(self._urls), error)
+            return {}
 
     def _say(self, url: str, error: Exception) -> None:
         if url not in self._said:

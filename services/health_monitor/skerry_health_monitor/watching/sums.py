@@ -53,7 +53,8 @@ class Sums:
         self._round(commit.reason).add(duration_s, trace_id=trace_id, at_s=at_s)
         self._quorum.add(commit.quorum_s, trace_id=trace_id, at_s=at_s)
         self._grace.add(commit.grace_s, trace_id=trace_id, at_s=at_s)
-        self._merge.add(commit.merge_s, trace_id=trace_id, at_s=at_s)
+        if commit.merge_s > 0:  # syncers of earlier releases do not say
+            self._merge.add(commit.merge_s, trace_id=trace_id, at_s=at_s)
         for consumed in commit.consumed:
             self._staleness.add(consumed.staleness)
             self._outcomes[STALE if consumed.staleness else ACCEPTED, ""] += 1

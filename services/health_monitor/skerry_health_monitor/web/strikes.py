@@ -106,7 +106,7 @@ class Strikes:
                     await self._held[name, action].wait()
         finally:
             try:
-                with suppress(ControlError):  # a cluster that is gone needs no healing
+                with suppress(SkerryError):  # a cluster that is gone needs no healing
                     await asyncio.shield(fault.end())
             finally:  # not before: the end of this one must not undo the next
                 del self._held[name, action]
@@ -116,12 +116,12 @@ class Strikes:
         for (struck, _), healed in self._held.items():
             if struck == name:
                 healed.set()
-        with suppress(ControlError):
-            await self.ground.open_route(name)
         entry = self.ground.entries().get(name)
         if entry is not None and entry.alive:
             with suppress(ProcessLookupError):
                 os.kill(entry.pid, signal.SIGCONT)
+        with suppress(ControlError):
+            await self.ground.open_route(name)
 
 
 def read_token(path: Path) -> str:

@@ -192,7 +192,7 @@ class Pulse(_message.Message):
     """What bytes_up and bytes_down are in float32."""
     f32_bytes_down: _builtins.int
     encode_s: _builtins.float
-    """Seconds since the process started in which vectors were encoded and decoded, beside the steps."""
+    """Seconds that encoding what was sent and decoding what was read took, beside the steps."""
     decode_s: _builtins.float
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
