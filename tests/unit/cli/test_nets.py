@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from skerry.errors import ConfigError
 from skerry.settings import LocalSettings
 
 
-def local(**tables: dict[str, object]) -> LocalSettings:
+def local(**tables: Mapping[str, object]) -> LocalSettings:
     return LocalSettings.model_validate(tables)
 
 
@@ -27,7 +28,7 @@ def local(**tables: dict[str, object]) -> LocalSettings:
         {"metrics_endpoint": "https://otel.example/v1/metrics"},
     ],
 )
-def test_a_collector_cannot_be_reached_wherever_it_is(telemetry: dict[str, object]) -> None:
+def test_a_collector_cannot_be_reached_wherever_it_is(telemetry: Mapping[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"telemetry\.endpoint is .* nothing but their broker"):
         refuse_elsewhere(local(telemetry=telemetry))
 
