@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One more than there are cores: tests of real processes wait for them most of the time.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: help setup demo test lint format proto simulate bench secrets clean
+.PHONY: help setup demo test lint types-mypy types-pyright format proto simulate bench secrets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -40,9 +40,14 @@ lint: .venv/.ready ## style, types, import contracts, generated code
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/lint-imports
-	$(BIN)/mypy
-	$(BIN)/pyright
+	$(MAKE) --no-print-directory --output-sync -j2 types-mypy types-pyright
 	$(BIN)/python proto/generate.py --check
+
+types-mypy: .venv/.ready
+	$(BIN)/mypy
+
+types-pyright: .venv/.ready
+	$(BIN)/pyright
 
 format: .venv/.ready ## rewrite the sources in the house style
 	$(BIN)/ruff format

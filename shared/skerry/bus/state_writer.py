@@ -137,7 +137,8 @@ class StateWriter:
 
         ``commit`` comes without digests and fence; they are filled in here. On BrokerUnavailable
         it is unknown whether the commit happened: recover before anything else. Raises StateLost,
-        before anything is written, where the ledger lacks the commit before this one.
+        before anything is written, where the ledger lacks the commit before this one. Parts that
+        are one vector in one scheme share their chunks, as params and master do in f32.
         """
         slot = 1 - previous.slot if previous else 0
         attempt = f"{self.token}.{next(self.attempts)}"
@@ -145,6 +146,10 @@ class StateWriter:
         stored: list[Part] = []
         first = 0
         for part in parts:
+            twin = _twin(part, parts, stored)
+            if twin is not None:
+                stored.append(replace(twin, name=part.name))
+                continue
             done = await self._store(commit, part, slot, first, attempt)
             first += len(done.chunks)
             stored.append(done)
@@ -250,6 +255,14 @@ class StateWriter:
     def _compare(self, newest: fences.Held | None) -> None:
         if newest is None or newest.token != self.token:
             raise fences.overtaken(self.run, self.shard, self.holder)
+
+
+def _twin(part: NewPart, parts: Sequence[NewPart], stored: Sequence[Part]) -> Part | None:
+    """Return what is stored of the same vector in the same scheme already, if anything is."""
+    for before, done in zip(parts, stored, strict=False):
+        if before.scheme == part.scheme and before.vector is part.vector:
+            return done
+    return None
 
 
 def _take(chunks: Iterator[Chunk], number: int) -> tuple[list[Chunk], float]:

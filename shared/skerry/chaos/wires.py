@@ -65,12 +65,10 @@ class Wire:
 
 def unable() -> str:
     """Return why namespaces cannot be made here, or an empty string."""
-    missing = {package for tool, package in TOOLS.items() if shutil.which(tool) is None}
-    if missing:
-        return f"it needs {' and '.join(sorted(missing))}, not installed here"
     if os.geteuid() or _capabilities() & NEEDED != NEEDED:
         return "only root, with CAP_NET_ADMIN and CAP_SYS_ADMIN, may make network namespaces"
-    return ""
+    missing = {package for tool, package in TOOLS.items() if shutil.which(tool) is None}
+    return f"it needs {' and '.join(sorted(missing))}, not installed here" if missing else ""
 
 
 def lay(tag: str, names: Iterable[str], taken: Iterable[str]) -> dict[str, Wire]:

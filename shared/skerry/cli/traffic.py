@@ -53,7 +53,8 @@ class Downlink:
     def add(self, cut: Plan, manifest: Manifest) -> None:
         """Count one committed version of a fragment."""
         sizes = {part.name: sum(c.size for c in part.chunks) for part in manifest.parts}
-        self.state_bytes += sum(sizes.values())
+        stored = {c.sequence: c.size for part in manifest.parts for c in part.chunks}
+        self.state_bytes += sum(stored.values())
         if manifest.commit.reason != GENESIS:
             self.params += cut.fragments[manifest.commit.fragment].size
             self.bytes += sizes.get(PARAMS, 0)

@@ -83,8 +83,12 @@ class Workload:
 
     @property
     def state_bytes(self) -> float:
-        """Bytes per parameter that a commit writes: what learners read, master, outer state."""
-        return self.down_bits / 8 + 4 + 4 * self.outer_vectors
+        """Bytes per parameter that a commit writes: what learners read, master, outer state.
+
+        In f32 learners read the master.
+        """
+        read = 0.0 if self.down_scheme == "f32" else self.down_bits / 8
+        return read + 4 + 4 * self.outer_vectors
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,8 @@ class ChunkRef:
 class Part:
     """One vector of a fragment's state, whole.
 
-    ``name`` is ``params`` (what learners read), ``master`` or ``outer.<name>``. ``digest`` is
+    ``name`` is ``params`` (what learners read), ``master`` or ``outer.<name>``; parts that are one
+    vector have the same chunks, which say the name of the first of them. ``digest`` is
     xxh3-64 over the *decoded* f32 padded vector, so that it also checks the decoder.
     """
 

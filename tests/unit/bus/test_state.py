@@ -154,6 +154,41 @@ async def test_foreign_chunk_under_a_manifest_is_corrupt() -> None:
         await state.read_part(bus, RUN, PLAN, swapped, MASTER)
 
 
+async def test_one_vector_under_two_names_is_stored_once() -> None:
+    bus = await connected()
+    mine = await writer(bus)
+    vector = walk(PLAN.fragments[0], 1)
+    both = [NewPart(PARAMS, "f32", vector), NewPart(MASTER, "f32", vector)]
+    more = NewPart("outer.momentum", "f32", vector.copy())
+    manifest = await mine.commit(draft(0, 1), [*both, more], None)
+    params, master, outer = manifest.parts
+    assert params.chunks == master.chunks
+    assert not {c.sequence for c in outer.chunks} & {c.sequence for c in params.chunks}
+    for name in (PARAMS, MASTER, "outer.momentum"):
+        np.testing.assert_array_equal(
+            await state.read_part(bus, RUN, PLAN, manifest, name), vector, strict=True
+        )
+    second = await mine.commit(draft(0, 2), parts(2), manifest)
+    np.testing.assert_array_equal(
+        await state.read_part(bus, RUN, PLAN, second, MASTER), parts(2)[1].vector
+    )
+
+
+async def test_chunks_of_another_part_are_refused() -> None:
+    bus = await connected()
+    first, second, *rest = (await (await writer(bus)).commit(draft(0, 1), parts(1), None)).parts
+    held = await state.read_manifest(bus, RUN, PLAN, 0)
+    assert held is not None
+    swapped = (
+        dataclasses.replace(first, chunks=second.chunks, scheme=second.scheme),
+        dataclasses.replace(second, chunks=first.chunks, scheme=first.scheme),
+    )
+    odd = dataclasses.replace(held, parts=(*swapped, *rest))
+    for name in (PARAMS, MASTER):
+        with pytest.raises(Corrupt, match="another fragment, version or part"):
+            await state.read_part(bus, RUN, PLAN, odd, name)
+
+
 async def test_manifest_names_digests_of_what_is_stored() -> None:
     bus = await connected()
     manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)

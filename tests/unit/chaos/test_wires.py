@@ -46,6 +46,8 @@ def test_a_net_without_room_is_said() -> None:
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(wires, "_capabilities", lambda: wires.NEEDED)
     monkeypatch.setattr(wires.shutil, "which", lambda tool: None if tool != "nsenter" else tool)
     assert wires.unable() == "it needs iproute2, not installed here"
 

@@ -165,12 +165,12 @@ async def test_a_log_without_contributions_sent_nothing() -> None:
 
 
 def test_bits_down_count_what_learners_read_and_not_what_the_syncer_keeps() -> None:
-    def part(name: str, size: int) -> Part:
-        return Part(name, "bf16", 0, (ChunkRef(1, size, 0),))
+    def part(name: str, size: int, sequence: int) -> Part:
+        return Part(name, "bf16", 0, (ChunkRef(sequence, size, 0),))
 
     downlink = Downlink()
     assert downlink.bits_per_param is None
-    parts = (part("params", 1000), part("master", 5000))
+    parts = (part("params", 1000, 1), part("master", 5000, 2))
     downlink.add(PLAN, Manifest(commit(1, "genesis"), 0, parts))
     downlink.add(PLAN, Manifest(commit(2, "quorum"), 0, parts))
     assert downlink.state_bytes == 12_000
