@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +18,7 @@ from skerry.settings import DataConfig
 from skerry_learner.data.corpus import Batch, Corpus, load_corpus, split
 from skerry_learner.data.permutation import Permutation
 from skerry_learner.data.prefetch import Prefetch
+from skerry_learner.data.source import END_OF_FILE
 from skerry_learner.data.stream import Stream
 
 
@@ -108,12 +111,69 @@ def test_sequences_share_one_token_and_cover_the_piece() -> None:
     np.testing.assert_array_equal(rows[:, 1:] - rows[:, :-1], 1)
 
 
-def test_equal_pieces_land_on_the_same_side_wherever_they_are() -> None:
-    text = np.random.default_rng(1).integers(0, 256, 40 * 65536, dtype=np.uint8)
-    moved = np.concatenate([text[65536 * 7 :], text[: 65536 * 7]])
-    one = split([text], DataConfig(seq_len=512, held_out=0.3))
-    two = split([moved], DataConfig(seq_len=512, held_out=0.3))
-    assert _rows(one) == _rows(two)
+def text_files(count: int) -> list[bytes]:
+    """Return files of some hundred lines each; no line is there twice."""
+    return [
+        b"".join(b"line %d of %d: %d\n" % (line, n, (7919 * line + n) ** 3) for line in range(size))
+        for n, size in enumerate(np.random.default_rng(0).integers(50, 400, count))
+    ]
+
+
+def split_text(files: Sequence[bytes], held_out: float = 0.3) -> tuple[set[bytes], set[bytes]]:
+    """Return the lines that are trained on and those that are held out."""
+    text = np.frombuffer(b"".join(file + END_OF_FILE for file in files), np.uint8)
+    corpus = split([text], DataConfig(seq_len=16, held_out=held_out))
+    train, rest = (
+        {line for stretch in side.stretches for line in re.findall(rb"[^\n\0]+", stretch.tobytes())}
+        for side in (corpus.train, corpus.held_out)
+    )
+    return train, rest
+
+
+@settings(max_examples=20)
+@given(st.permutations(range(24)), st.integers(16, 24))
+def test_text_that_one_machine_holds_out_no_other_trains_on(order: list[int], count: int) -> None:
+    files = text_files(24)
+    train, held_out = split_text(files)
+    other_train, other_held_out = split_text([files[n] for n in order[:count]])
+    assert len(held_out) > 200
+    assert len(other_held_out) > 200
+    assert not held_out & other_train
+    assert not other_held_out & train
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 19), st.integers(0, 2000), st.binary(min_size=1, max_size=40))
+def test_an_edit_changes_the_side_of_no_text_in_other_files(n: int, at: int, new: bytes) -> None:
+    files = text_files(20)
+    before = split_text(files)
+    files[n] = files[n][:at] + new + files[n][at:]
+    after = split_text(files)
+    elsewhere = {line for k, file in enumerate(files) if k != n for line in file.splitlines()}
+    for side, other in zip(before, after, strict=True):
+        assert side & elsewhere == other & elsewhere
+
+
+def test_most_of_an_edited_file_stays_on_its_side() -> None:
+    rest = text_files(19)
+    long = b"\n".join(f"entry {n} {n * n}".encode() for n in range(20_000))
+    before = split_text([long, *rest])[1]
+    after = split_text([long[:150_000] + b"a new line\n" + long[150_000:], *rest])[1]
+    assert len(before & after) > 0.8 * len(before)
+
+
+def test_text_without_lines_is_cut_all_the_same() -> None:
+    corpus = split([np.random.default_rng(2).integers(1, 9, 300_000, np.uint8)], DataConfig())
+    assert len(corpus.held_out.stretches) >= 1
+    assert len(corpus.train) * 128 > 250_000
+
+
+def test_what_is_left_between_held_out_pieces_is_read_without_seams() -> None:
+    files = [b"a short file\n" * 3] * 2000
+    text = np.frombuffer(b"".join(file + END_OF_FILE for file in files), np.uint8)
+    pad = np.frombuffer(b"".join(text_files(8)), np.uint8)
+    corpus = split([np.concatenate([text, pad])], DataConfig(seq_len=128, held_out=0.02))
+    assert sum(len(s) for s in corpus.train.stretches) > 0.7 * (len(text) + len(pad))
 
 
 def _rows(corpus: Corpus) -> set[bytes]:
