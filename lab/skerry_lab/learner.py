@@ -143,6 +143,7 @@ class Learner:
             chunk_bytes=config.sync.chunk_bytes,
             pulse_s=config.liveness.pulse_s,
             wall_ns=ground.wall_ns,
+            clock=ground.clock,
         )
         recalled = self._recalled(place)
         island = self._island(place, mailbox, recalled)

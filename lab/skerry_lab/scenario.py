@@ -56,8 +56,8 @@ class Failures(Table):
     """Mean seconds until it is started again, exponentially distributed."""
     warm: bool = True
     """Whether the inner optimizer's state outlives the kill."""
-    save_every_s: float = Field(default=5.0, gt=0)
-    """How old that state may be: seconds between two saves."""
+    save_every_s: float = Field(default=30.0, gt=0)
+    """How old that state may be: seconds between two saves, a real learner's default."""
 
 
 class Judging(Table):

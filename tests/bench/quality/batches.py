@@ -5,8 +5,8 @@ from __future__ import annotations
 from .cells import BATCH, SEQ_LEN, Cell, Experiment
 
 M = 4
-STEPS = 1024
-RATES = ("3e-3", "6e-3")
+STEPS = 512
+RATES = ("3e-3", "6e-3", "1e-2")
 LOCAL_ADAM = (
     "mode=diloco",
     "sync.h_steps=1",
@@ -19,10 +19,10 @@ LOCAL_ADAM = (
 
 
 def batch() -> Experiment:
-    """Compare decoupled learners with data-parallel at three batches, equal steps, two rates."""
+    """Compare decoupled learners with data-parallel: three batches, equal steps, several rates."""
     cells: list[Cell] = []
     for size in (BATCH, 4 * BATCH, 16 * BATCH):
-        for rate in RATES if size < 16 * BATCH else RATES[1:]:
+        for rate in RATES if size == BATCH else RATES[1:]:
             reference = _cell(size, rate, "data-parallel", ("mode=data-parallel",), "")
             cells.append(reference)
             if size == BATCH:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from skerry.settings import load
 from skerry_lab.scenario import Failures, Island, Judging, Link, Scenario
 
-CODE = 1
+CODE = 2
 """Raised by hand when the code of training, merging or judging changes what a run comes to."""
 SEQ_LEN = 64
 BATCH = 4
@@ -134,7 +134,8 @@ class Experiment:
     """A question, the cells that answer it, and how its table and plot are made.
 
     ``columns`` name what is shown beside the loss (see ``tables.COLUMNS``); ``x`` and ``series``
-    name the labels on the plot's axis and in its legend.
+    name the labels on the plot's axis and in its legend. ``ladder`` are the keys of cells that
+    differ in how many steps they take, for columns that compare at equal steps or equal loss.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Experiment:
     columns: tuple[str, ...] = ()
     x: str = ""
     series: str = ""
+    ladder: tuple[str, ...] = ()
     curves: bool = False
     notes: str = ""
 

@@ -37,7 +37,7 @@ def lateness() -> Experiment:
             " Against no delay."
         ),
         cells=tuple(cells),
-        columns=("tokens", "staleness", "commits"),
+        columns=("tokens", "staleness", "steps", "rounds"),
         x="latency",
         series="late ones",
         notes=(

@@ -173,14 +173,17 @@ def outer() -> Experiment:
         ("direct 1.4", "average"),
         ("direct 1.4", "rda"),
         ("direct 0.7", "rda"),
+        ("direct 0.7", "average"),
+        ("nesterov 0.7/0.5", "rda"),
     ]
-    fewer, fewest, long = (
-        [several[n] for n in picked] for picked in ((0, 1, 2, 4), (0, 1, 4), (0, 1, 3, 5))
+    fewer, fewest, longer, long = (
+        [several[n] for n in picked]
+        for picked in ((0, 1, 2, 4, 10), (0, 1, 4), (0, 1, 3, 4, 10), (0, 1, 3, 5))
     )
     cells = [_outer(24, 4, name, merge, TWO, LESS) for name, merge in several]
     for h in (8, 64):
         cells += [_outer(h, 4, name, merge, TWO, LESS) for name, merge in fewer]
-    cells += [_outer(256, 4, name, merge, ONE, 2 * LESS) for name, merge in fewest]
+    cells += [_outer(256, 4, name, merge, ONE, 2 * LESS) for name, merge in longer]
     cells += [_outer(128, 4, name, merge, ONE, 4 * M_TOKENS) for name, merge in long]
     for m in (2, 8):
         cells += [_outer(24, m, name, merge, ONE, LESS) for name, merge in fewest]

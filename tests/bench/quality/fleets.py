@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from skerry_lab.scenario import Failures, Island
 
 from .cells import M_TOKENS, Cell, Experiment
@@ -13,6 +15,14 @@ M = 4
 STEP_S = 0.1
 SLOW_STEP_S = 0.5
 """Of runs with failures once a minute, so that each of them lasts for several minutes."""
+
+
+EQUAL_STEPS = (
+    "Equal tokens of learners that are slow or away are more steps with fewer learners in each,"
+    " which is better by itself: the difference `at equal steps` is from a fleet of equal learners"
+    " that never fail, with as many steps and tokens, between fleets of 4, 3 and 2 by the logarithm"
+    " of steps."
+)
 
 
 def fleet(step_s: float, spread: float = 1.0, jitter: float = 0.0) -> tuple[Island, ...]:
@@ -29,6 +39,23 @@ def pace(islands: tuple[Island, ...]) -> float:
     return sum(fastest / island.step_s for island in islands) / len(islands)
 
 
+def ladder(key: str, step_s: float, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
+    """Return equal learners that never fail, fewer of them in more steps with as many tokens."""
+    return tuple(
+        Cell(
+            key=key if m == M else f"{key}-M{m}",
+            labels=(("fleet", f"M = {m}"),),
+            sets=sets,
+            learners=m,
+            tokens=LESS,
+            seeds=THREE,
+            islands=fleet(step_s)[:m],
+            plotted=False,
+        )
+        for m in (4, 3, 2)
+    )
+
+
 def speeds() -> Experiment:
     """Compare quorums where learners have different speeds, at equal tokens."""
     quorums = {
@@ -42,6 +69,7 @@ def speeds() -> Experiment:
         "2x": (2.0, 0.0),
         "4x": (4.0, 0.0),
     }
+    rungs = ladder("1x-K=1+grace", STEP_S, quorums["K = 1 + grace"])
     cells: list[Cell] = []
     for spread, (ratio, jitter) in spreads.items():
         islands = fleet(STEP_S, ratio, jitter)
@@ -60,6 +88,10 @@ def speeds() -> Experiment:
                     islands=islands,
                 )
             )
+    for rung in rungs[1:]:
+        (_, fewer), *_ = rung.labels
+        labels = (("speeds", f"1x, {fewer}"), ("quorum", "K = 1 + grace"))
+        cells.append(replace(rung, labels=labels, against=rungs[0].key))
     return Experiment(
         name="speeds",
         title="Mixed speeds",
@@ -69,13 +101,15 @@ def speeds() -> Experiment:
             " with the default quorum."
         ),
         cells=tuple(cells),
-        columns=("tokens", "time", "staleness"),
+        columns=("tokens", "time", "steps", "equal steps", "staleness"),
         x="speeds",
         series="quorum",
+        ladder=tuple(rung.key for rung in rungs),
         notes=(
             "The global clock is the K-th fastest learner's: under K = M the fast ones wait for the"
             " slowest at the end, under K = 1 the run ends with the fastest. Steps are chosen so"
             " that the tokens are nearly equal; the column says how many were merged."
+            f" {EQUAL_STEPS}"
         ),
     )
 
@@ -89,17 +123,14 @@ def failures() -> Experiment:
         "half of them": (names[M // 2 :], half_down_s, 1 - 0.5 * half_down_s / (60 + half_down_s)),
         "27 % down": (names, all_down_s, 0.73),
     }
-    cells = [
-        Cell(
-            key="none",
-            labels=(("failing", "none"), ("inner", "-")),
-            sets=(),
-            learners=M,
-            tokens=LESS,
-            seeds=THREE,
-            islands=islands,
-        )
-    ]
+    rungs = ladder("none", SLOW_STEP_S)
+    cells: list[Cell] = []
+    for rung in rungs:
+        (_, fleet_of), *_ = rung.labels
+        name = "none" if rung is rungs[0] else f"none, {fleet_of}"
+        labels = (("failing", name), ("inner", "-"))
+        against = "" if rung is rungs[0] else rungs[0].key
+        cells.append(replace(rung, labels=labels, against=against))
     for regime, (failing, down_s, share) in regimes.items():
         for warm in (True, False):
             inner = "warm" if warm else "cold"
@@ -123,14 +154,18 @@ def failures() -> Experiment:
         question=(
             "What do failures cost? M = 4, steps of 0.5 s; learners are killed once a minute in the"
             " mean: two of them, each away for 10 s, or all, each away for 22 s, so that 27 % of"
-            " the fleet is down at any time. `warm`: the inner optimizer's state, saved every 5 s,"
-            " outlives the kill."
+            " the fleet is down at any time. `warm`: the inner optimizer's state, saved every"
+            f" {Failures().save_every_s:g} s as by default, outlives the kill."
         ),
         cells=tuple(cells),
-        columns=("tokens", "time", "kills", "staleness"),
+        columns=("tokens", "time", "kills", "steps", "equal steps", "staleness"),
         x="failing",
         series="inner",
-        notes="Steps are chosen so that the tokens trained are equal to those without failures.",
+        ladder=tuple(rung.key for rung in rungs),
+        notes=(
+            "Steps are chosen so that the tokens trained are equal to those without failures."
+            f" {EQUAL_STEPS}"
+        ),
     )
 
 

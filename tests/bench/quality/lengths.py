@@ -19,12 +19,14 @@ def length() -> Experiment:
         question=(
             "Does what it costs to meet seldom stay as runs become longer?"
             f" M = {M}, H = 24, {BATCH} sequences a learner, the same rate; against data-parallel"
-            " with as many steps."
+            " with as many steps. The last column says after how many steps a run of data-parallel"
+            " would have been as good, between its runs of other lengths by the logarithm of steps."
         ),
         cells=tuple(_cell(steps, mode) for steps in STEPS for mode in MODES),
-        columns=("tokens", "rounds"),
+        columns=("tokens", "rounds", "equal loss"),
         x="steps",
         series="mode",
+        ladder=tuple(f"{MODES[0]}-{steps}" for steps in STEPS),
     )
 
 

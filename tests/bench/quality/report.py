@@ -10,6 +10,7 @@ from pathlib import Path
 from .cells import BATCH, SEQ_LEN, Experiment
 from .plots import plot
 from .pool import clock
+from .samples import excesses, pooled
 from .store import Found
 from .tables import Findings, gather, table
 from .verdicts import verdicts
@@ -116,6 +117,18 @@ def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
         " seed (initial parameters, order of the data). Two or three seeds give wide ones: a mean"
         " whose interval contains zero is no finding."
     )
+    spread = pooled(
+        excesses(findings.losses(cell.key), findings.losses(cell.against))
+        for findings in found
+        for cell in findings.experiment.cells
+        if cell.against and findings.experiment.name != "quantisation"  # at rates that do not drift
+    )
+    if spread is not None:
+        yield (
+            f"- A difference of one seed scatters by {spread[0]:.1f} % (the standard deviation that"
+            f" {spread[1]} lines of several seeds have in common): below twice that it is no"
+            " finding."
+        )
     missing = sum(findings.missing() for findings in found)
     if missing:
         names = ", ".join(f"{f.experiment.name} {f.missing()}" for f in found if f.missing())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 T_95 = (
@@ -62,10 +62,25 @@ def excess(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate |
     Each seed is a pair: its initial parameters and the order of its data are the same in both, so
     that what seeds differ by drops out. None if they share no seed.
     """
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
+    pairs = excesses(ours, theirs)
+    return estimate(pairs) if pairs else None
+
+
+def excesses(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Return by how many per cent our loss exceeds theirs, for each seed that both have."""
+    return [100.0 * (ours[s] / theirs[s] - 1.0) for s in sorted(ours.keys() & theirs.keys())]
+
+
+def pooled(samples: Iterable[Sequence[float]]) -> tuple[float, int] | None:
+    """Return the standard deviation that samples of two values or more have in common.
+
+    With it, how many samples those are; None if there are none.
+    """
+    told = [(len(values) - 1, statistics.variance(values)) for values in samples if len(values) > 1]
+    degrees = sum(n for n, _ in told)
+    if not degrees:
         return None
-    return estimate([100.0 * (ours[seed] / theirs[seed] - 1.0) for seed in seeds])
+    return math.sqrt(sum(n * variance for n, variance in told) / degrees), len(told)
 
 
 def first_below(xs: Sequence[float], ys: Sequence[float], target: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -39,6 +40,27 @@ class Findings:
     def excess(self, cell: Cell) -> Estimate | None:
         """Return by how many per cent a cell is worse than what it is compared with."""
         return excess(self.losses(cell.key), self.losses(cell.against)) if cell.against else None
+
+    def rungs(self, seed: int) -> tuple[list[float], list[float]]:
+        """Return log2 of steps, ascending, and losses of one seed's runs of the ladder."""
+        runs = [self.runs.get(key, {}).get(seed) for key in self.experiment.ladder]
+        pairs = sorted((math.log2(run.number("steps")), run.loss) for run in runs if run)
+        return [steps for steps, _ in pairs], [loss for _, loss in pairs]
+
+    def excess_at_equal_steps(self, cell: Cell) -> Estimate | None:
+        """Return by how many per cent a cell is worse than the ladder with as many steps.
+
+        Equal tokens in more steps are smaller batches, which is worth something by itself. Beyond
+        the ladder's ends its nearest one counts.
+        """
+        ours: dict[int, float] = {}
+        theirs: dict[int, float] = {}
+        for seed, run in self.of(cell).items():
+            steps, losses = self.rungs(seed)
+            if steps and cell.key not in self.experiment.ladder:
+                ours[seed] = run.loss
+                theirs[seed] = at(steps, losses, math.log2(run.number("steps")))
+        return excess(ours, theirs)
 
     def missing(self) -> int:
         """Return how many runs have not been made."""
@@ -124,6 +146,23 @@ def _speed_up(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
     return estimate([theirs / ours for ours, theirs in found]).text(2) if found else "-"
 
 
+def _equal_steps(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
+    more = findings.excess_at_equal_steps(cell)
+    return "-" if more is None else more.text(2, sign=True)
+
+
+def _equal_loss(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
+    """Return the steps that the ladder takes to a cell's loss, as a share of the cell's own."""
+    shares: list[float] = []
+    for seed, run in findings.of(cell).items():
+        steps, losses = findings.rungs(seed)
+        reached = first_below(steps, losses, run.loss)
+        if reached is not None and losses and run.loss <= losses[0]:
+            shares.append(2**reached / run.number("steps"))
+    mine = cell.key in findings.experiment.ladder
+    return "-" if mine or not shares else estimate(shares).text(2)
+
+
 COLUMNS: dict[str, Column] = {
     "steps": _mean("steps", 0),
     "commits": _mean("commits", 0),
@@ -136,8 +175,16 @@ COLUMNS: dict[str, Column] = {
     "time": _mean("virtual_s", 1),
     "time to target": _target,
     "speed-up": _speed_up,
+    "equal steps": _equal_steps,
+    "equal loss": _equal_loss,
 }
-UNITS = {"tokens": "tokens merged, M", "time": "virtual s", "rounds": "rounds per fragment"}
+UNITS = {
+    "equal steps": "at equal steps, %",
+    "equal loss": "steps of data-parallel to this loss, share",
+    "tokens": "tokens merged, M",
+    "time": "virtual s",
+    "rounds": "rounds per fragment",
+}
 
 
 def table(findings: Findings) -> str:

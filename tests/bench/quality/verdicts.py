@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from .samples import Estimate
 from .tables import Findings, effective_step
@@ -51,18 +51,32 @@ def _modes(findings: Findings) -> Iterator[str]:
 
 
 def _batch(findings: Findings) -> Iterator[str]:
-    """Compare the modes at each one's best rate, for every batch."""
-    best: dict[str, dict[str, float]] = {}
+    """Compare the modes at each one's best rate, for every batch; say where it may lie beyond."""
+    tried: dict[str, dict[str, dict[float, float]]] = {}
     for cell in findings.experiment.cells:
         labels, loss = dict(cell.labels), findings.loss(cell.key)
         if loss is not None:
-            modes = best.setdefault(labels["batch"], {})
-            modes[labels["mode"]] = min(loss.mean, modes.get(labels["mode"], loss.mean))
-    for size, modes in best.items():
+            modes = tried.setdefault(labels["batch"], {})
+            modes.setdefault(labels["mode"], {})[float(labels["lr"])] = loss.mean
+    for size, modes in tried.items():
         reference = modes.pop("data-parallel", None)
         if reference is not None and modes:
-            said = ", ".join(f"{m} {100 * (x / reference - 1):+.1f} %" for m, x in modes.items())
-            yield f"Batch {size}, each at its best rate, against data-parallel: {said}."
+            base = min(reference.values())
+            said = ", ".join(
+                f"{mode} {100 * (min(rates.values()) / base - 1):+.1f} % {_rate(rates)}"
+                for mode, rates in modes.items()
+            )
+            yield (
+                f"Batch {size}, each at the best rate that was tried, against data-parallel"
+                f" {_rate(reference)}: {said}."
+            )
+
+
+def _rate(tried: Mapping[float, float]) -> str:
+    """Name the best of several rates, and say if it is the last one that was tried."""
+    best = min(tried, key=lambda rate: tried[rate])
+    edge = ", the only one" if len(tried) == 1 else ", the highest" if best == max(tried) else ""
+    return f"(at {best:g}{edge})"
 
 
 def _quantisation(findings: Findings) -> Iterator[str]:
@@ -83,11 +97,11 @@ def _within_a_further(findings: Findings) -> Iterator[str]:
     name, value = default[findings.experiment.name]
     for cell in findings.experiment.cells:
         labels = dict(cell.labels)
-        difference = findings.excess(cell)
+        difference = findings.excess_at_equal_steps(cell)
         if labels[name] != value or difference is None or labels.get("speeds") == "4x":
             continue
         said = ", ".join(f"{key} {text}" for key, text in cell.labels)
-        yield f"By the defaults ({said}): {judged(difference, 0.3)}."
+        yield f"By the defaults ({said}), at equal steps: {judged(difference, 0.3)}."
 
 
 def _outer(findings: Findings) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from skerry.bus import ledger
 from skerry.errors import ConfigError, LabError
-from skerry.settings import RunConfig
+from skerry.settings import LearnerSettings, RunConfig
 from skerry.wire.messages import Commit, MemberRecord
 from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects
@@ -234,3 +234,7 @@ def test_an_interrupted_run_ends_in_order(config: RunConfig, judging: Judging) -
         lab.run()
     assert lab.loop.is_closed()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_failing_learner_saves_its_state_as_often_as_a_real_one() -> None:
+    assert Failures().save_every_s == LearnerSettings().save_every_s

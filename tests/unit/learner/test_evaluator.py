@@ -344,4 +344,4 @@ async def test_eval_takes_as_many_batches_as_the_evaluator_unless_told(
     assert written is not None
     for batches, tokens in ((None, 3 * 2 * 16), (1, 2 * 16)):
         print_verdicts([store.where(written.name)], batches=batches, as_json=False)
-        assert f"({tokens} tokens)" in capsys.readouterr().out
+        assert f"({tokens} tokens of text " in capsys.readouterr().out

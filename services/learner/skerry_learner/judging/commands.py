@@ -41,7 +41,8 @@ def sentence(verdict: Verdict) -> str:
     per_byte = "" if bits is None else f", {bits:.4f} bits per byte"
     return (
         f"{verdict.checkpoint}: step {verdict.step}, held-out loss {verdict.loss:.4f} nats per"
-        f" token{per_byte}, perplexity {verdict.perplexity:.3f} ({verdict.evaluated_tokens} tokens)"
+        f" token{per_byte}, perplexity {verdict.perplexity:.3f} ({verdict.evaluated_tokens} tokens"
+        f" of text {verdict.text})"
     )
 
 
