@@ -11,8 +11,10 @@ import pytest
 from skerry.bus import ledger
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
 from skerry.settings import RunConfig, SyncConfig
 from skerry.testing.nats_server import NatsServer
+from skerry.testing.puppet import Puppet, run_record
 from skerry.testing.scripted_run import WINDOW_BYTES, ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Manifest
 from skerry.wire.subjects import Subjects
@@ -74,6 +76,27 @@ async def test_purged_state_is_named_and_never_begun_anew(
         assert said.startswith(f"error: Run {run_id!r} has lost fragment 0 at version 2: ")
         assert "saved/step-00000010 at step 10, holds version 1" in said
         assert await bus.last_each(Subjects(run_id).manifests()) == []
+
+
+async def test_state_that_is_purged_under_a_running_syncer_is_named_all_the_same(
+    shared_nats: NatsServer, run_id: str
+) -> None:
+    settings = CONFIG.model_copy(update={"sync": SyncConfig(fragments=1, h_steps=8, lease_s=0.5)})
+    cut = plan([LeafSpec("w", (60, 64))], 1)
+    async with NatsBus(shared_nats.url, name="test") as bus:
+        await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
+        await ledger.create_run(bus, run_record(run_id, cut, settings.model_dump_json()))
+        training = asyncio.ensure_future(Puppet(bus, run_id, cut, "l", step_s=0.02).train())
+        saying = asyncio.ensure_future(syncer_says(shared_nats, run_id))
+        async for _, commit in ledger.follow_commits(bus, run_id):
+            if commit.version == 3:
+                break
+        await purge(bus, run_id)
+        code, said = await saying
+        training.cancel()
+    assert code == 4
+    assert f"Run {run_id!r} has lost fragment 0 at version" in said
+    assert "its manifest is not in the log" in said
 
 
 async def test_deleted_manifest_is_named_by_fragment_and_version(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import fences, ledger, presence
+from skerry.bus import fences, ledger, presence, recovery
 from skerry.core import succession
 from skerry.errors import BrokerUnavailable, BusError
 from skerry.tasks import TaskGroup
@@ -79,7 +79,7 @@ class Candidate:
                 group.create_task(self._pulse(), name="pulse"),
                 group.create_task(self._govern(group), name="govern"),
             ]
-            await ledger.wait_finished(bus, run)
+            await ledger.wait_finished(bus, run, created_ns=self.work.record.created_ns)
             log.info("run_is_finished", run=run)
             for task in (*loops, *self.tasks.values()):
                 task.cancel()
@@ -106,7 +106,42 @@ class Candidate:
     async def _follow_fences(self) -> None:
         shards = range(self.policy.shards)
         async for held in fences.follow_fences(self.work.bus, self.work.record.run, shards):
+            known = self.view.fences.get(held.shard)
+            if known is None or held.token >= known.token:
+                self._saw(held)
+                continue
+            with suppress(BrokerUnavailable):
+                newest = await self._look_again(held.shard, known.token)
+                self._end_under(held.shard, known.token, fences.token_of(newest))
+
+    async def _look_again(self, shard: int, known: int) -> fences.Held | None:
+        """Return a shard's fence as the log has it, and forget ``known`` if the log has lost it.
+
+        Raises StateLost where the whole run is lost, or another one has its place: nothing of this
+        one must be written there.
+        """
+        held = await fences.settled(self.work.bus, self.work.record.run, shard, known)
+        if fences.token_of(held) < known:
+            log.error(
+                "fence_lost",
+                shard=shard,
+                fence=known,
+                cause=f"The log has lost the fence of shard {shard} of run"
+                f" {self.work.record.run!r}: its state was purged or replaced;"
+                f" {self.work.name!r} takes the shard anew and looks what is left of it.",
+            )
+            await recovery.still_there(self.work.bus, self.work.record)
+            self.view = succession.unfenced(self.view, shard)
+        if held is not None:
             self._saw(held)
+        return held
+
+    def _end_under(self, shard: int, known: int, newest: int) -> None:
+        """End a tenure whose fence is lost: it can write nothing, and might not try for long."""
+        tenure = self.tenures.get(shard)
+        if tenure is not None and tenure.taken and newest < tenure.token <= known:
+            self.tasks[shard].cancel()
+            self._drop(tenure)
 
     async def _follow_syncers(self) -> None:
         async for pulse in presence.follow_syncer_pulses(self.work.bus, self.work.record.run):
@@ -184,7 +219,10 @@ class Candidate:
         self.tasks[shard] = group.create_task(self._serve(tenure), name=f"shard-{shard}")
 
     async def _serve(self, tenure: Tenure) -> None:
-        """Serve a shard to the end of its tenure, and say at once that it is not held any more."""
+        """Serve a shard to the end of its tenure, and say at once that it is not held any more.
+
+        Without its fence it may have been overtaken, or the log may have lost it: see which.
+        """
         ending = await tenure.serve()
         if ending is Ending.FINISHED:
             return
@@ -192,10 +230,17 @@ class Candidate:
             log.info("shard_handed_over", shard=tenure.shard, fence=tenure.token)
         if ending in {Ending.NOT_TAKEN, Ending.OVERTAKEN}:
             with suppress(BrokerUnavailable):
-                newest = await fences.newest(self.work.bus, self.work.record.run, tenure.shard)
-                if newest is not None:
-                    self._saw(newest)
+                held = await self._look_again(tenure.shard, tenure.token)
+                if ending is Ending.OVERTAKEN and held is not None and held.token > tenure.token:
+                    self._say_overtaken(tenure)
         self._drop(tenure)
+
+    def _say_overtaken(self, tenure: Tenure) -> None:
+        taken = (
+            f"Another syncer has taken shard {tenure.shard} of run {self.work.record.run!r}: "
+            f"{self.work.name!r} steps down and stands by; nothing is lost."
+        )
+        log.warning("stepped_down", shard=tenure.shard, fence=tenure.token, cause=taken)
 
     def _drop(self, tenure: Tenure) -> None:
         if self.tenures.get(tenure.shard) is tenure:

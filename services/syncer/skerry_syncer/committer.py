@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -18,7 +19,7 @@ from skerry.core.backend import cpu
 from skerry.core.fold import Contribution as Merged
 from skerry.core.merge import largest
 from skerry.core.outer import merge_and_apply
-from skerry.core.quantise import finite
+from skerry.core.quantise import peak
 from skerry.errors import Diverged
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
 from skerry_syncer.loading import OUTER
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+ABSURD = 100.0
+"""A step that is longer than that, and than so many times the fragment's largest parameter, is none
+that training took: a device that computes nonsense can still send finite numbers.
+"""
 NOTHING_COUNTS = "nothing_counts"
 """Why a version equals the one before: every contribution to its round was refused."""
 
@@ -171,7 +176,7 @@ class Committer:
     def _weigh(self, batch: Batch, state: FragmentState) -> list[Weighed]:
         """Return what counts, in an order that depends on nothing but the contributions.
 
-        What became too stale while it waited and what is not finite is refused and named.
+        What became too stale while it waited and what has diverged is refused and named.
         """
         kept: list[tuple[Contribution, float]] = []
         for contribution in sorted(batch.pending, key=_order):
@@ -179,7 +184,7 @@ class Committer:
             discount, reason = judge(contribution, state.version, self.config)
             if discount is None:
                 state.refuse(refusal(reason, told.learner, told))
-            elif not finite(contribution.scheme, contribution.planes):
+            elif not self._sound(contribution, state):
                 state.refuse(refusal("diverged", told.learner, told))
             else:
                 kept.append((contribution, discount))
@@ -190,6 +195,18 @@ class Committer:
             Weighed(c, state.version - c.header.base_version, share)
             for (c, _), share in zip(kept, shares, strict=True)
         ]
+
+    def _sound(self, contribution: Contribution, state: FragmentState) -> bool:
+        """Tell whether a contribution can come of training that has not diverged.
+
+        Bare gradients have no scale of their own, and the outer optimizer that takes them clips.
+        """
+        top = peak(contribution.scheme, contribution.planes)
+        if not math.isfinite(top):
+            return False
+        if top <= ABSURD or state.master is None or self.outer.name == "adamw":
+            return True
+        return top <= ABSURD * float(np.abs(state.master).max())
 
     async def _write(
         self,

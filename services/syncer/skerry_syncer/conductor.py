@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,10 +17,11 @@ from skerry.errors import BrokerUnavailable
 from skerry.wire.messages import Round
 from skerry.wire.subjects import Subjects, contributor
 from skerry_syncer.committer import Closing
+from skerry_syncer.ending import Tail, may_end
 from skerry_syncer.telling import Teller, mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from skerry.bus.base import Bus, Record
     from skerry.core.fragments import Plan
@@ -33,6 +35,9 @@ log = structlog.get_logger()
 
 REPUBLISH_S = 2.0
 EMA_FACTOR = 0.2
+MOST_LAST_ROUNDS = 8
+"""Last rounds of a fragment that refusals alone ask for: who goes on sending what is refused does
+not keep a run from ending."""
 
 
 def now_s() -> float:
@@ -54,7 +59,7 @@ class Conductor:
     """One session over one shard: decides by the core, does by the ports.
 
     ``closed`` is, by fragment, which version the newest round that closed made, and when its K-th
-    contribution was there.
+    contribution was there. ``held_up_s`` is since when contributions hold up the end of the run.
     ``turns`` counts how often it has looked at everything: whoever watches sees that it lives.
     """
 
@@ -71,6 +76,8 @@ class Conductor:
     timings: rounds.Timings = field(default_factory=rounds.Timings)
     open: dict[int, Open] = field(default_factory=dict[int, Open])
     finals: set[int] = field(default_factory=set[int])
+    last_rounds: Counter[int] = field(default_factory=Counter[int])
+    held_up_s: float | None = None
     launched_s: float | None = None
     short_since_s: float | None = None
     closed: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
@@ -79,8 +86,10 @@ class Conductor:
     turns: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     teller: Teller = field(init=False)
+    tail: Tail = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tail = Tail(self.bus, self.run.run)
         self.teller = Teller(self.run, self.config.sync.merge)
 
     async def follow_contributions(self) -> None:
@@ -292,35 +301,77 @@ class Conductor:
         steps since, which only a round of its own collects.
         """
         if not self.fleet.finished(now_s()):
+            self.held_up_s = None
             return False
-        left = [
-            index
-            for index, state in self.shard.fragments.items()
-            if index not in self.finals or any(c.header.steps for c in state.pending)
-        ]
+        left = self._left()
         if not left:
             return await self._finish_run()
         for index in left[: schedule.max_in_flight(self.timetable)]:
             if index not in self.open:
+                self.last_rounds[index] += 1
                 await self._launch(index, final=True)
         return False
+
+    def _left(self) -> list[int]:
+        """Return the fragments of which a last round has something to merge or to refuse."""
+        return [
+            index
+            for index, state in self.shard.fragments.items()
+            if index not in self.finals
+            or any(c.header.steps for c in state.pending)
+            or (state.refused.contributions and self.last_rounds[index] < MOST_LAST_ROUNDS)
+        ]
 
     async def _finish_run(self) -> bool:
         """Close the run if the other shards are done too; whoever sees that first does it."""
         now = now_s()
         if self.looked_s is not None and now - self.looked_s < REPUBLISH_S:
             return False
+        self.looked_s = now
+        others: dict[int, int] = {}
         if len(self.shard.fragments) < len(self.plan.fragments):
-            self.looked_s = now
             # By the ledger: a manifest may be ahead of it, and nobody mends a finished run.
             commits = await ledger.last_commits(self.bus, self.run.run)
             finals = {index for index, c in commits.items() if c.final} | self.finals
-            if len(finals) < len(self.plan.fragments) or not self.fleet.finished(now_s()):
+            if len(finals) < len(self.plan.fragments):
                 return False
+            others = {
+                i: c.contrib_floor for i, c in commits.items() if i not in self.shard.fragments
+            }
+        if not await self._resolved(others):
+            return False
         await self.committer.writer.check()  # rounds that stayed empty have met no fence
+        if self._left() or not self.fleet.finished(now_s()):  # not any more, by now
+            return False
         await ledger.finish_run(self.bus, self.run)
         log.info("run_finished", run=self.run.run)
         return True
+
+    async def _resolved(self, others: Mapping[int, int]) -> bool:
+        """Tell whether nothing that the log holds is still to be merged or refused.
+
+        What is acknowledged need not have been read, and chunks may lack the rest of their
+        contribution: that of a learner that is gone, or takes too long, a last commit refuses.
+        ``others`` are the other shards' fragments, with the floors of their newest commits.
+        """
+        shard, now = self.shard, now_s()
+        own = {i: max(shard.seen_sequence, state.floor) for i, state in shard.fragments.items()}
+        beyond = await self.tail.beyond({**others, **own})
+        senders = {name for fragment, name in shard.inbox.open if fragment in own}
+        unread, late = bool(senders or beyond & own.keys()), bool(beyond & others.keys())
+        began_s = now if self.held_up_s is None else self.held_up_s
+        self.held_up_s = began_s if unread or late else None
+        waited_s = now - began_s
+        patience_s = self.config.sync.round_timeout_s
+        shard.give_up(
+            senders if waited_s >= patience_s else senders - self.fleet.working(now).keys()
+        )
+        ends, reason = may_end(waited_s, patience_s, unread=unread, late=late)
+        if reason != "resolved":
+            log.info(
+                "end_held_up", reason=reason, waited_s=round(waited_s, 1), senders=sorted(senders)
+            )
+        return ends
 
     def _clock(self, now: float) -> int:
         """Return the clock that rounds are opened by; a little ahead of what is on record.

@@ -12,7 +12,7 @@ from skerry.wire.messages import ContributionKind, LearnerProgress, Refused
 from skerry.wire.subjects import contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -205,6 +205,14 @@ class Shard:
         oldest_base = staleness.oldest_base(state.version, self.config.max_staleness)
         for refused in self.inbox.expire(state.fragment.index, oldest_base):
             if not state.accounted(refused, self.seen_sequence):
+                state.refuse(refused)
+
+    def give_up(self, learners: Collection[str]) -> None:
+        """Refuse what these learners have begun to send and not finished: the run is at its end."""
+        for fragment, learner in [key for key in self.inbox.open if key[1] in learners]:
+            refused = self.inbox.open.pop((fragment, learner)).refused("incomplete", learner)
+            state = self.fragments.get(fragment)
+            if state is not None and not state.accounted(refused, self.seen_sequence):
                 state.refuse(refused)
 
     def _refuse(self, got: Refusal) -> Refusal | None:

@@ -11,6 +11,7 @@ import structlog
 
 from skerry.bus.view import GENESIS
 from skerry.core import tracing
+from skerry.core.rounds import WITHOUT_QUORUM
 from skerry.telemetry import instruments, metrics, spans, tracer
 from skerry.telemetry.spans import Event, Kind, Link, Span, messaging, messaging_name
 from skerry.wire.subjects import Subjects, contributor
@@ -75,10 +76,12 @@ class Teller:
 
     def received(self, whole: Contribution, subject: str, now_ns: int) -> None:
         """Tell that a contribution has come: a span of the round that it was made for."""
+        if not tracer.on():
+            return
         root = self.root(whole.header.fragment, whole.header.round_version)
-        began_ns = self.arriving.get(subject, now_ns)
         if not root.sampled:
             return
+        began_ns = self.arriving.get(subject, now_ns)
         mark = mark_of(whole)
         link = [Link(whole.origin, _about(whole))] if whole.origin is not None else []
         tracer.tell(
@@ -155,9 +158,10 @@ class Teller:
         if opened is not None:  # nobody asked for genesis, or waited for it
             lasted_s = _seconds(commit.opened_ns, commit.closed_ns)
             record(metrics.ROUND_DURATION, lasted_s, {**run, metrics.REASON: commit.reason})
-            record(metrics.QUORUM_WAIT, commit.quorum_s, run)
-            record(metrics.GRACE_WAIT, commit.grace_s, run)
-        record(metrics.MERGE_DURATION, spent.merge_s, run)
+            if commit.reason not in WITHOUT_QUORUM:
+                record(metrics.QUORUM_WAIT, commit.quorum_s, run)
+                record(metrics.GRACE_WAIT, commit.grace_s, run)
+            record(metrics.MERGE_DURATION, spent.merge_s, run)
         record(metrics.COMMIT_DURATION, spent.commit_s, run)
         fragment = {**run, metrics.FRAGMENT: str(commit.fragment)}
         record(metrics.FRAGMENT_VERSION, commit.version, fragment)
@@ -184,7 +188,6 @@ class Teller:
             spans.VERSION: commit.version,
         }
         tracer.tell(_round(commit, opened, root, about, spent))
-        subject = Subjects(commit.run).contributions(commit.fragment)
         tracer.tell(
             Span(
                 name=messaging_name(spans.PROCESS, spans.CONTRIBUTION),
@@ -194,7 +197,7 @@ class Teller:
                 start_ns=spent.began_ns,
                 end_ns=spent.written_ns,
                 attributes={
-                    **messaging(spans.PROCESS, subject, spans.CONTRIBUTION),
+                    **messaging(spans.PROCESS, "", spans.CONTRIBUTION),
                     spans.MESSAGING_BATCH_MESSAGE_COUNT: len(commit.consumed),
                     **about,
                 },
@@ -257,8 +260,9 @@ def _round(
     spent: Spent,
 ) -> Span:
     quorum_ns = commit.opened_ns + round(commit.quorum_s * 1e9)
+    reached = Event("quorum_reached", min(quorum_ns, commit.closed_ns))
     events = (
-        Event("quorum_reached", min(quorum_ns, commit.closed_ns)),
+        *([] if commit.reason in WITHOUT_QUORUM else [reached]),
         Event("closed", commit.closed_ns),
     )
     return Span(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from skerry.bus import fences
 from skerry.bus.state_writer import StateWriter
 from skerry.errors import BrokerUnavailable, Conflict, Fenced, Overtaken, StorageFull, first_cause
 from skerry_syncer.work import conduct
@@ -41,8 +42,8 @@ class Tenure:
 
     ``token`` is the fence that it takes over, then the one it holds; ``taken`` says which. All it
     knows can be rebuilt from the log, so every trouble begins it anew under a new fence: behind
-    that, nothing can arrive any more of what it had under way. ``changed`` is called when ``taken``
-    has changed.
+    that, nothing can arrive any more of what it had under way. ``asked_ns`` is what it has written
+    into the newest fence that it asked for. ``changed`` is called when ``taken`` has changed.
     """
 
     work: Work
@@ -55,9 +56,10 @@ class Tenure:
     writer: StateWriter | None = None
     loaded_bytes: int = 0
     sessions: int = 0
+    asked_ns: int = 0
 
     async def serve(self) -> Ending:
-        """Serve the shard until the run is finished, it is left, or another syncer has it.
+        """Serve the shard until the run is finished, it is left, or its fence is another one.
 
         Raises what a person must mend.
         """
@@ -66,8 +68,10 @@ class Tenure:
                 return await self._session()
             except (*PASSING, Conflict, Fenced, BaseExceptionGroup) as error:
                 cause = first_cause(error)
+                if isinstance(cause, Conflict) and await self._stored():
+                    continue
                 if isinstance(cause, Conflict | Fenced):
-                    return self._overtaken(cause)
+                    return await self._overtaken(cause)
                 if not isinstance(cause, PASSING):
                     raise cause from error
                 log.warning("session_restarts", shard=self.shard, cause=str(cause))
@@ -102,12 +106,13 @@ class Tenure:
         work = self.work
         self.sessions += 1
         await work.declare()
+        self.asked_ns = work.wall_ns()
         self.writer = await StateWriter.acquire(
             work.bus,
             work.record.run,
             work.plan,
             holder=work.name,
-            now_ns=work.wall_ns(),
+            now_ns=self.asked_ns,
             shard=self.shard,
             shards=work.config.sync.shards,
             over=self.token,
@@ -125,13 +130,21 @@ class Tenure:
     def _on_bytes(self, number: int) -> None:
         self.loaded_bytes += number
 
-    def _overtaken(self, cause: BaseException) -> Ending:
-        if not self.taken:
-            log.info("shard_not_taken", shard=self.shard, cause=str(cause))
-            return Ending.NOT_TAKEN
-        taken = (
-            f"Another syncer has taken shard {self.shard} of run {self.work.record.run!r}: "
-            f"{self.work.name!r} steps down and stands by; nothing is lost."
-        )
-        log.warning("stepped_down", shard=self.shard, fence=self.token, cause=taken)
-        return Ending.OVERTAKEN
+    async def _stored(self) -> bool:
+        """Tell whether a fence that was refused is our own, whose acknowledgement was lost."""
+        try:
+            held = await fences.newest(self.work.bus, self.work.record.run, self.shard)
+        except BrokerUnavailable:
+            return False
+        asked = self.work.name, self.asked_ns
+        if held is None or held.token <= self.token or (held.holder, held.taken_ns) != asked:
+            return False
+        self.token = held.token
+        return True
+
+    async def _overtaken(self, cause: BaseException) -> Ending:
+        if self.taken:
+            return Ending.OVERTAKEN
+        log.info("shard_not_taken", shard=self.shard, cause=str(cause))
+        await asyncio.sleep(RETRY_S)
+        return Ending.NOT_TAKEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,14 +18,21 @@ if TYPE_CHECKING:
     from skerry.bus.base import Bus, Record
 
 TAKEOVER_ATTEMPTS = 20
+LOOKS, LOOK_PAUSE_S = 8, 0.25
+"""How often, and at which interval, the log is asked before a fence that it lacks counts as lost: a
+replica that lags behind, or a leader that was deposed, does not have the newest."""
 
 
 class Held(NamedTuple):
-    """The newest fence of a shard: its token, and who took it (empty where that is unreadable)."""
+    """The newest fence of a shard: its token, who took it and when, by that syncer's clock.
+
+    The latter are empty where the record is unreadable.
+    """
 
     shard: int
     token: int
     holder: str
+    taken_ns: int = 0
 
 
 async def take(
@@ -64,6 +72,25 @@ async def newest(bus: Bus, run: str, shard: int) -> Held | None:
     return _held(record, run) if record else None
 
 
+async def settled(bus: Bus, run: str, shard: int, known: int) -> Held | None:
+    """Return the newest fence of a shard, asked for again for a while where it is below ``known``.
+
+    What is below it, or None, after that is so because the log has lost the fence ``known``.
+    """
+    held = await newest(bus, run, shard)
+    for _ in range(LOOKS - 1):
+        if token_of(held) >= known:
+            break
+        await asyncio.sleep(LOOK_PAUSE_S)
+        held = await newest(bus, run, shard)
+    return held
+
+
+def token_of(held: Held | None) -> int:
+    """Return the token of a fence; 0 where there is none."""
+    return held.token if held is not None else 0
+
+
 async def follow_fences(bus: Bus, run: str, shards: Sequence[int]) -> AsyncGenerator[Held]:
     """Yield the newest fence of each shard, then each new one."""
     patterns = [Subjects(run).fence(shard) for shard in shards]
@@ -74,17 +101,20 @@ async def follow_fences(bus: Bus, run: str, shards: Sequence[int]) -> AsyncGener
 
 
 def overtaken(run: str, shard: int, holder: str) -> Fenced:
-    """Return the error of a writer whose fence is no longer the newest."""
+    """Return the error of a writer whose fence is no longer the newest.
+
+    Whether another one is, or none since the log has lost it, its writer has to look for.
+    """
     return Fenced(
-        f"Another syncer has taken shard {shard} of run {run!r}: "
-        f"{holder!r} steps down; nothing is lost."
+        f"Shard {shard} of run {run!r} has another fence than that of {holder!r}, or none:"
+        f" {holder!r} steps down."
     )
 
 
 def _held(record: Record, run: str) -> Held:
     shard = int(record.subject.rpartition(".")[2])
     try:
-        holder = decode(Fence, record.payload, run=run).holder
+        fence = decode(Fence, record.payload, run=run)
     except WireError:
-        holder = ""
-    return Held(shard, record.sequence, holder)
+        return Held(shard, record.sequence, "")
+    return Held(shard, record.sequence, fence.holder, fence.taken_ns)

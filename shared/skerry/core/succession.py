@@ -131,6 +131,25 @@ def fenced(
     return replace(view, fences={**view.fences, shard: Fence(token, holder, now, found)})
 
 
+def unfenced(view: View, shard: int) -> View:
+    """Forget the fence of a shard that the log does not hold any more, and who claimed it by that.
+
+    Its state was purged or replaced: what the log holds now has another fence, with any token, or
+    none, and a claim by the lost one says nothing.
+    """
+    peers = {
+        key: replace(peer, claims={s: t for s, t in peer.claims.items() if s != shard})
+        for key, peer in view.peers.items()
+    }
+    return replace(
+        view,
+        peers=peers,
+        fences={s: fence for s, fence in view.fences.items() if s != shard},
+        holds={s: token for s, token in view.holds.items() if s != shard},
+        claimed_s={s: at_s for s, at_s in view.claimed_s.items() if s != shard},
+    )
+
+
 def decide(now: float, view: View, policy: Policy) -> tuple[Moves, str]:
     """Say which shards this syncer should take and which it should hand over, and why.
 

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.core import succession
-from skerry.core.succession import Moves, Policy, View, decide, fenced, heard, next_wake_s
+from skerry.core.succession import (
+    Moves,
+    Policy,
+    View,
+    decide,
+    fenced,
+    heard,
+    next_wake_s,
+    unfenced,
+)
 
 LEASE_S = 2.0
 TICK_S = 0.1
@@ -204,6 +213,19 @@ def test_claim_by_an_overtaken_fence_counts_for_nothing() -> None:
     view = fenced(View("b", "b1"), 0.0, 0, 9, "b")
     view = heard(replace(view, holds={0: 9}), 1.0, policy, "a zombie", "z1", {0: 3})
     assert decide(1.0, view, policy) == (Moves(), "served")
+
+
+def test_shard_whose_fence_the_log_has_lost_is_begun_again_by_whatever_fence_comes() -> None:
+    policy = Policy(1, LEASE_S)
+    view = fenced(View("a", "a1"), 0.0, 0, 90, "b")
+    view = heard(view, 0.0, policy, "b", "b1", {0: 90})
+    assert decide(0.1, view, policy)[0] == Moves()
+    assert fenced(view, 0.1, 0, 2, "b") == view, "an older one alone says nothing"
+    view = unfenced(view, 0)
+    assert decide(0.1, view, policy)[0] == Moves(take=(0,))
+    view = fenced(view, 0.2, 0, 2, "b")
+    view = heard(view, 0.2, policy, "b", "b1", {0: 2})
+    assert decide(0.2, view, policy) == (Moves(), "served")
 
 
 def test_newcomer_is_given_its_share_once_it_has_settled() -> None:

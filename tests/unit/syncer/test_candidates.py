@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, TypeVar
 
 import pytest
 from structlog.testing import capture_logs
 
 from skerry.bus import fences, ledger, presence, state
-from skerry.bus.base import Expect, Receipt
+from skerry.bus.base import Expect, Receipt, Record, Start
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.core import succession
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.outer import make_outer
-from skerry.errors import ConfigError, StateLost, first_cause
+from skerry.errors import BrokerUnavailable, ConfigError, Conflict, StateLost, first_cause
 from skerry.runtime.virtual import OWNER, VirtualLoop
 from skerry.settings import OuterConfig, RunConfig, SyncConfig
 from skerry.testing.history import read_history
 from skerry.testing.puppet import Puppet, run_record
 from skerry.wire.messages import Commit, Round, RunState
-from skerry.wire.subjects import Subjects
+from skerry.wire.subjects import StreamKind, Subjects
 from skerry_syncer import candidate as candidate_module
 from skerry_syncer.committer import Committer
 from skerry_syncer.service import candidate
@@ -387,6 +388,169 @@ def test_final_round_to_which_nobody_comes_still_tells_the_other_shards() -> Non
     virtual(play)
 
 
+class SlowBus(MutedBus):
+    """A client to which contributions do not get through as long as it is told so."""
+
+    held = False
+
+    def follow(
+        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        source = super().follow(pattern, start=start, after=after)
+        return self._slow(source) if ".contrib." in str(pattern) else source
+
+    async def _slow(self, source: AsyncGenerator[Record]) -> AsyncGenerator[Record]:
+        async with aclosing(source):
+            async for record in source:
+                while self.held:  # noqa: ASYNC110  it has no event
+                    await asyncio.sleep(0.1)
+                yield record
+
+
+async def history(bus: MemoryBus) -> list[Commit]:
+    """Return all commits by now."""
+    found: list[Commit] = []
+    newest = (await bus.last_each(Subjects(RUN).commits()))[-1].sequence
+    async with aclosing(ledger.follow_commits(bus, RUN)) as commits:
+        async for sequence, commit in commits:
+            found.append(commit)
+            if sequence >= newest:
+                break
+    return found
+
+
+async def say(learner: Puppet) -> None:
+    """Pulse for ever, as one that has finished."""
+    while True:
+        await learner.pulse(learner.steps)
+        await asyncio.sleep(0.2)
+
+
+async def begun(world: World, owners: str) -> None:
+    """Return once every fragment has a version, and each shard has the owner named for it."""
+    while True:
+        await asyncio.sleep(0.1)
+        held = [await fences.newest(world.bus, RUN, shard) for shard in range(len(owners))]
+        whole = len(await state.read_manifests(world.bus, RUN, PLAN)) == len(PLAN.fragments)
+        if whole and [fence and fence.holder for fence in held] == list(owners):
+            return
+
+
+async def all_final(world: World) -> None:
+    """Return once every fragment has had its last round."""
+    final: set[int] = set()
+    async with aclosing(state.follow_manifests(world.bus, RUN, PLAN)) as manifests:
+        async for manifest in manifests:
+            final |= {manifest.commit.fragment} if manifest.commit.final else set()
+            if len(final) == len(PLAN.fragments):
+                return
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_contribution_that_is_acknowledged_at_the_end_is_merged_before_the_run_is_finished(
+    shards: int,
+) -> None:
+    """Its shard's syncer hears of it only after every last round; others may not end the run."""
+
+    async def play(world: World) -> None:
+        await world.begin(config(shards=shards, round_timeout_s=3.0), learners=0)
+        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
+        await learner.offer_genesis()
+        slow = {name: SlowBus(world.broker) for name in "ab"[:shards]}
+        for name, bus in slow.items():
+            world.start(name, candidate(bus, RUN, name))
+        await begun(world, "ab"[:shards])
+        for bus in slow.values():
+            bus.held = True
+        learner.versions = dict.fromkeys(range(4), 1)
+        await learner.send_gradient(1, 2)
+        world.start("pulse", say(learner))
+        await all_final(world)
+        await asyncio.sleep(5)
+        assert (await ledger.read_run(world.bus, RUN)).state is RunState.OPEN
+        for bus in slow.values():
+            bus.held = False
+        for name in slow:
+            await world.tasks[name]
+        merged = [c for c in await history(world.bus) if c.version > 1 and c.consumed]
+        assert [(c.fragment, c.final, c.consumed[0].steps > 0) for c in merged] == [(1, True, True)]
+
+    virtual(play)
+
+
+class CutBus(MutedBus):
+    """A client that lets one chunk of a contribution through."""
+
+    chunks = 0
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        self.chunks += ".contrib." in subject
+        if self.chunks > 1:
+            msg = "It is away."
+            raise BrokerUnavailable(msg)
+        return await super().publish(
+            subject, payload, msg_id=msg_id, expect=expect, headers=headers
+        )
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_contribution_that_never_came_whole_is_refused_before_the_run_is_finished(
+    *, alive: bool
+) -> None:
+    async def play(world: World) -> None:
+        await world.begin(config(round_timeout_s=3.0), learners=0)
+        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
+        cut = CutBus(world.broker)
+        gone = Puppet(cut, RUN, PLAN, "gone", steps=10, incarnation=1, chunk_blocks=1)
+        await learner.offer_genesis()
+        world.syncer("a")
+        await begun(world, "a")
+        gone.versions = dict.fromkeys(range(4), 1)
+        with pytest.raises(BrokerUnavailable):
+            await gone.send_gradient(1, 2)
+        world.start("pulse", say(learner))
+        if alive:
+            cut.chunks = 0
+            world.start("its pulse", say(gone))
+        await world.tasks["a"]
+        told = [(c.fragment, c.final, r) for c in await history(world.bus) for r in c.refused]
+        ((fragment, final, refused),) = told
+        assert (fragment, final) == (1, True)
+        assert (refused.learner, refused.cause) == ("gone", "incomplete")
+        assert world.loop.time() < 60
+
+    virtual(play)
+
+
+def test_answer_without_steps_that_another_shard_leaves_does_not_hold_up_the_end_for_ever() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config(shards=2, round_timeout_s=3.0), learners=0)
+        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
+        await learner.offer_genesis()
+        for name in "ab":
+            world.syncer(name)
+        await begun(world, "ab")
+        world.start("pulse", say(learner))
+        await all_final(world)
+        learner.versions = dict.fromkeys(range(4), 2)
+        for fragment in (0, 1):
+            learner.held[fragment].origin = 10**6
+            await learner.send_gradient(fragment, 2)
+        for name in "ab":
+            await world.tasks[name]
+        assert (await ledger.read_run(world.bus, RUN)).state is RunState.FINISHED
+
+    virtual(play)
+
+
 class Idle:
     """Stands for a tenure that makes no progress."""
 
@@ -446,6 +610,176 @@ def test_state_that_is_lost_ends_a_syncer_with_what_is_missing() -> None:
         cause = first_cause(raised.value)
         assert isinstance(cause, StateLost)
         assert "fragment 2 at version" in str(cause)
+
+    virtual(play)
+
+
+def lose(world: World, *kinds: StreamKind) -> None:
+    """Begin streams of the run anew, as a hand would, or a broker that has lost its disk."""
+    for kind in kinds:
+        stream = world.broker.streams.pop(Subjects(RUN).stream(kind))
+        world.broker.declare(stream.spec)
+        stream.lost = True
+        stream.wake()
+
+
+async def ended(world: World, name: str) -> BaseException:
+    """Return what a syncer ends with."""
+    with pytest.raises(BaseException) as raised:  # noqa: PT011  a group or the error itself
+        await world.tasks[name]
+    return first_cause(raised.value)
+
+
+@pytest.mark.parametrize("emptied", ["purged", "begun anew"])
+@pytest.mark.parametrize("standing_by", [False, True])
+def test_running_syncer_whose_state_is_taken_from_it_ends_with_what_is_missing(
+    emptied: str, *, standing_by: bool
+) -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.fragment == 2 and c.version == 3)
+        if standing_by:
+            world.syncer("b")
+            await asyncio.sleep(10)
+        with capture_logs() as said:
+            if emptied == "purged":
+                stream = world.broker.streams[Subjects(RUN).stream("STATE")]
+                for sequence in list(stream.records):
+                    stream.drop(sequence)
+            else:
+                lose(world, "STATE")
+            causes = [await ended(world, name) for name in ("a", "b")[: 1 + standing_by]]
+        for cause in causes:
+            assert isinstance(cause, StateLost)
+            assert "fragment 0 at version" in str(cause)
+        events = [line["event"] for line in said]
+        assert "fence_lost" in events
+        assert standing_by or "stepped_down" not in events  # the other one may well come before it
+        assert events.count("shard_not_taken") < 5
+
+    virtual(play)
+
+
+def empty(world: World) -> None:
+    """Do what a broker does that has lost its disk and begins with an empty one."""
+    lose(world, "STATE", "LEDGER", "CONTRIB", "PULSE")
+
+
+def test_run_that_was_begun_anew_ends_the_syncers_of_the_one_before() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.version == 3)
+        world.syncer("b")
+        await asyncio.sleep(10)
+        record = await ledger.read_run(world.bus, RUN)
+        empty(world)
+        await ledger.create_run(world.bus, replace(record, created_ns=record.created_ns + 1))
+        for name in "ab":
+            cause = await ended(world, name)
+            assert isinstance(cause, StateLost)
+            assert "was begun anew in this log" in str(cause)
+
+    virtual(play)
+
+
+def test_syncer_writes_nothing_more_where_the_whole_run_is_lost() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        world.syncer("a")
+        await world.commits(lambda c: c.version == 3)
+        empty(world)
+        cause = await ended(world, "a")
+        assert isinstance(cause, StateLost)
+        assert "The log has lost run 't' whole" in str(cause)
+        assert world.broker.streams[Subjects(RUN).stream("STATE")].last_seq == 0
+        assert world.broker.streams[Subjects(RUN).stream("LEDGER")].last_seq == 0
+
+    virtual(play)
+
+
+class RefusingBus(MutedBus):
+    """A client whose writes of fences are all refused, whatever it has read."""
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        if ".fence." in subject:
+            msg = "The newest is another one."
+            raise Conflict(msg, subject=subject)
+        return await super().publish(
+            subject, payload, msg_id=msg_id, expect=expect, headers=headers
+        )
+
+
+def test_shard_that_cannot_be_taken_is_tried_for_once_a_second() -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        with capture_logs() as said:
+            world.start("a", candidate(RefusingBus(world.broker), RUN, "a"))
+            await asyncio.sleep(60)
+        tried = sum(line["event"] == "shard_not_taken" for line in said)
+        assert 10 < tried <= 61
+
+    virtual(play)
+
+
+class DeafBus(MutedBus):
+    """A client that hears no acknowledgement of the fence that it takes next, once it is told so.
+
+    ``cut``: it loses its broker for a moment before that, at the next commit.
+    """
+
+    deaf = False
+    cut = False
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        if self.cut and ".manifest" in subject:
+            self.cut, self.deaf = False, True
+            msg = "It is away."
+            raise BrokerUnavailable(msg)
+        receipt = await super().publish(
+            subject, payload, msg_id=msg_id, expect=expect, headers=headers
+        )
+        if self.deaf and ".fence." in subject:
+            self.deaf = False
+            msg = "Sent again, it meets itself."
+            raise Conflict(msg, subject=subject)
+        return receipt
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_own_fence_whose_acknowledgement_got_lost_is_nobody_elses(*, again: bool) -> None:
+    async def play(world: World) -> None:
+        await world.begin(config())
+        bus = DeafBus(world.broker)
+        bus.deaf = not again
+        with capture_logs() as said:
+            world.start("a", candidate(bus, RUN, "a", wall_ns=count(1).__next__))
+            reached = await world.commits(lambda c: c.version == 3)
+            if again:
+                bus.cut, began_s = True, world.loop.time()
+                await world.commits(lambda c: c.fence > reached.fence)
+                assert world.loop.time() - began_s < LEASE_S + 1
+        events = [line["event"] for line in said]
+        assert "stepped_down" not in events
+        assert "shard_not_taken" not in events
+        await world.whole()
 
     virtual(play)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
@@ -164,7 +165,8 @@ async def test_flood_of_bad_bytes_neither_hides_a_refusal_nor_goes_unsaid() -> N
     assert (said["fragment"], said["version"], said["unnamed"]) == (0, 1, {"corrupt": 8})
 
 
-async def test_non_finite_contribution_is_refused_by_name() -> None:
+@pytest.mark.parametrize("poison", [math.inf, math.nan, 1e20, -1e4])
+async def test_contribution_that_no_training_could_make_is_refused_by_name(poison: float) -> None:
     bus = await connected()
     async with background(session(bus, RUN, "s")):
         sick = puppet(bus, "sick")
@@ -172,7 +174,7 @@ async def test_non_finite_contribution_is_refused_by_name() -> None:
             commits = await commits_until(bus, 2)
             sick.incarnation = 1
             sick.versions[0] = commits[-1].version
-            await sick.send_gradient(0, commits[-1].version + 1, poison=True)
+            await sick.send_gradient(0, commits[-1].version + 1, poison=poison)
             commits = await commits_until(bus, 6)
     assert [(r.cause, r.learner) for c in commits for r in c.refused] == [("diverged", "sick")]
     assert await violations(bus) == ()

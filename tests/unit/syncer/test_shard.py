@@ -106,7 +106,7 @@ async def test_damaged_chunk_is_refused_and_named_to_the_next_commit() -> None:
     held = shard()
     damaged = dataclasses.replace(record, payload=record.payload[:-1] + b"?")
     assert isinstance(held.take(damaged, 1.0), Refusal)
-    assert held.fragments[0].refused.named == (Refused("corrupt", "a"),)
+    assert held.fragments[0].refused.named == (Refused("corrupt", "a", sequence=record.sequence),)
 
 
 async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:

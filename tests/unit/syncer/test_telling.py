@@ -142,10 +142,23 @@ def test_a_round_is_counted_by_reason_and_its_contributions_by_what_became_of_th
     assert outcomes == [(2, "accepted", ""), (1, "stale", ""), (1, "refused", "too_stale")]
 
 
+@pytest.mark.parametrize("reason", ["short_handed", "timeout", "final_empty"])
+def test_a_round_that_never_had_its_quorum_tells_of_no_wait_for_it(
+    taken: Taken, reason: str
+) -> None:
+    commit = replace(committed(consumed(8, 0)), reason=reason)
+    Teller(RECORD, "rda").committed(commit, OPENED, {}, SPENT)
+    assert [event.name for event in taken.named(spans.ROUND).events] == ["closed"]
+    names = {name for name, _, _ in taken.recorded}
+    assert not names & {metrics.QUORUM_WAIT.name, metrics.GRACE_WAIT.name}
+    assert metrics.ROUND_DURATION.name in names
+
+
 def test_genesis_is_no_round_that_anybody_waited_for(taken: Taken) -> None:
     Teller(RECORD, "rda").committed(committed(consumed(8, 0)), None, {}, SPENT)
     told = {name for name, _, _ in taken.recorded}
-    assert not told & {metrics.ROUND_DURATION.name, metrics.CONTRIBUTIONS.name}
+    rounds = {metrics.ROUND_DURATION, metrics.MERGE_DURATION, metrics.CONTRIBUTIONS}
+    assert not told & {metric.name for metric in rounds}
     assert metrics.FRAGMENT_VERSION.name in told
 
 
