@@ -30,7 +30,7 @@ from skerry.settings import OuterConfig, RunConfig, SyncConfig
 from skerry.store.local import LocalStore
 from skerry.testing.puppet import Puppet, run_record
 from skerry.wire.codec import vector_digest
-from skerry.wire.messages import Commit, Refused
+from skerry.wire.messages import Commit, Manifest, Refused
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
 from skerry_checkpointer.service import Checkpointer
@@ -215,6 +215,47 @@ async def test_chunk_that_is_gone_is_found() -> None:
     assert [(v.what, v.fragment) for v in report.violations] == [(What.STATE, 0)]
 
 
+async def retell(bus: MemoryBus, manifest: Manifest) -> None:
+    """Make the log say otherwise what a fragment's newest version is: manifest and ledger alike."""
+    fragment = manifest.commit.fragment
+    sequence, _ = commits_of(bus, fragment)[-1]
+    tamper(bus, sequence, encode(manifest.commit))
+    await bus.publish(SUBJECTS.manifest(fragment), encode(manifest))
+
+
+@pytest.mark.parametrize("part", ["params", "master"])
+async def test_state_that_is_another_vector_than_its_commit_tells_of_is_found(part: str) -> None:
+    bus = await trained()
+    held = (await state.read_manifests(bus, RUN, PLAN))[0]
+    told = replace(held.commit, **{f"{part}_digest": 7})  # type: ignore[arg-type]
+    await retell(bus, replace(held, commit=told))
+    report = await verified(bus, with_replay=False)
+    assert [(v.what, v.fragment) for v in report.violations] == [(What.STATE, 0)]
+    assert f"its part '{part}' is another vector" in report.violations[0].sentence
+
+
+@pytest.mark.parametrize("part", ["params", "master", "outer.momentum"])
+async def test_part_that_the_manifest_lacks_or_has_short_is_found(part: str) -> None:
+    bus = await trained()
+    held = (await state.read_manifests(bus, RUN, PLAN))[0]
+    await retell(bus, replace(held, parts=tuple(p for p in held.parts if p.name != part)))
+    report = await verified(bus, with_replay=False)
+    assert [(v.what, v.fragment) for v in report.violations] == [(What.STATE, 0)]
+    assert f"lacks its part '{part}'" in report.violations[0].sentence
+    short = [replace(p, blocks=p.blocks - 1) if p.name == part else p for p in held.parts]
+    await retell(bus, replace(held, parts=tuple(short)))
+    report = await verified(bus, with_replay=False)
+    assert f"its part '{part}' has" in report.violations[0].sentence
+
+
+async def test_part_that_the_manifest_names_twice_is_found() -> None:
+    bus = await trained()
+    held = (await state.read_manifests(bus, RUN, PLAN))[0]
+    await retell(bus, replace(held, parts=(*held.parts, held.parts[0])))
+    report = await verified(bus, with_replay=False)
+    assert "names a part twice" in report.violations[0].sentence
+
+
 async def test_contribution_below_the_floor_that_nobody_resolved_is_found() -> None:
     bus = await trained()
     sequence, commit = next((s, c) for s, c in commits_of(bus, 0)[1:-1] if len(c.consumed) == 2)
@@ -323,6 +364,43 @@ async def test_larger_quorum_takes_early_what_was_merged_late_and_the_rest_still
     replayed = await replay(await log_of(await trained(6, config=few)), policy=Policy(quorum=2))
     assert replayed.whole
     assert replayed.wrong == ()
+
+
+def set_syncers_clock(bus: MemoryBus, by_ns: int) -> None:
+    """Make every commit tell its times as a syncer would whose clock is that far off."""
+    for fragment in (0, 1):
+        for sequence, commit in commits_of(bus, fragment):
+            rows = tuple(
+                replace(c, arrived_ns=c.arrived_ns + by_ns if c.arrived_ns else 0)
+                for c in commit.consumed
+            )
+            told = replace(
+                commit,
+                opened_ns=commit.opened_ns + by_ns,
+                closed_ns=commit.closed_ns + by_ns,
+                consumed=rows,
+            )
+            tamper(bus, sequence, encode(told))
+
+
+@pytest.mark.parametrize("off_s", [-300, 300])
+@pytest.mark.parametrize("dated", [True, False])
+async def test_quorum_does_not_take_a_syncers_clock_for_the_brokers(
+    off_s: int, *, dated: bool
+) -> None:
+    bus = await trained(6)
+    if not dated:  # as releases before that field
+        for fragment in (0, 1):
+            for sequence, commit in commits_of(bus, fragment):
+                rows = tuple(replace(c, arrived_ns=0) for c in commit.consumed)
+                tamper(bus, sequence, encode(replace(commit, consumed=rows)))
+    policy = Policy(quorum=1)
+    right = await replay(await log_of(bus), policy=policy)
+    set_syncers_clock(bus, off_s * 1_000_000_000)
+    wrong = await replay(await log_of(bus), policy=policy)
+    assert [f.curve for f in wrong.fragments] == [f.curve for f in right.fragments]
+    merged = [p.merged for f in wrong.fragments if f.curve for p in f.curve.points]
+    assert sum(merged) > 0
 
 
 async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(

@@ -9,8 +9,9 @@ Another quorum K closes each round again: at the arrival of the K-th answer to i
 time of its last chunk) plus the grace that was recorded, never later than the timeout and never
 later than the next round of the fragment was opened, since what came then was made from the
 version that this round had become. All that has arrived by then and was not merged earlier is
-judged for staleness and merged; the rest waits for the next round. Times of broker and syncer are
-compared as they are.
+judged for staleness and merged; the rest waits for the next round. A syncer tells of rounds by its
+own clock and arrivals are timed by the broker's: how far the two are apart is taken from when the
+syncer had, by its clock, what the broker had just stored.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -48,6 +49,13 @@ if TYPE_CHECKING:
 
 NANOSECONDS = 1_000_000_000
 TOO_STALE = "too_stale"
+
+
+class Stored(NamedTuple):
+    """A commit, and when the broker took its record into the ledger."""
+
+    commit: Commit
+    time_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +150,19 @@ class Branch:
 
     async def round(
         self,
-        commit: Commit,
-        following: Commit | None,
+        stored: Stored,
+        following: Stored | None,
         inputs: Sequence[Arrived],
         source: Payloads,
         committed: Vector,
     ) -> None:
         """Fold one round of the history again, and measure how far it is from ``committed``."""
+        commit = stored.commit
         if self.policy.quorum is None:
             taken = [*inputs, *await self._stale(commit, source)]
             source.forget(commit.contrib_floor)
         else:
-            taken = await self._closed_again(commit, following, source)
+            taken = await self._closed_again(stored, following, inputs, source)
             source.forget(commit.contrib_floor, self.used)
         merged, refused = await asyncio.to_thread(self._merge, commit, taken)
         await asyncio.to_thread(self._measure, commit.version, committed, merged, refused)
@@ -171,14 +180,21 @@ class Branch:
         return [item for item in found if item is not None]
 
     async def _closed_again(
-        self, commit: Commit, following: Commit | None, source: Payloads
+        self,
+        stored: Stored,
+        following: Stored | None,
+        inputs: Sequence[Arrived],
+        source: Payloads,
     ) -> list[Arrived]:
         """Return what has arrived when the round closes under the other quorum."""
-        timeout_ns = int(self.config.sync.round_timeout_s * NANOSECONDS)
-        latest = commit.opened_ns + timeout_ns
+        commit, ahead_ns = stored.commit, clocks_apart_ns(stored, inputs)
+        opened_ns = commit.opened_ns + ahead_ns
+        latest = opened_ns + int(self.config.sync.round_timeout_s * NANOSECONDS)
         if following is not None:
-            latest = min(latest, following.opened_ns)
-        latest = max(latest, commit.opened_ns)
+            same = following.commit.syncer == commit.syncer
+            apart_ns = ahead_ns if same else clocks_apart_ns(following, ())
+            latest = min(latest, following.commit.opened_ns + apart_ns)
+        latest = max(latest, opened_ns)
         await source.until(latest)
         answers = sorted(
             item.time_ns
@@ -189,7 +205,7 @@ class Branch:
         close = latest
         if len(answers) >= quorum:
             close = min(latest, answers[quorum - 1] + int(commit.grace_s * NANOSECONDS))
-        refused = _refused_keys(commit) | _refused_keys(following)
+        refused = _refused_keys(commit) | _refused_keys(following.commit if following else None)
         taken = [
             item
             for key, item in source.held.items()
@@ -258,6 +274,24 @@ class Branch:
                 refused,
             )
         )
+
+
+def clocks_apart_ns(stored: Stored, inputs: Sequence[Arrived]) -> int:
+    """Return by how much the broker's clock was ahead of the syncer's at a commit.
+
+    ``inputs`` are what it consumed: the syncer had each of them no sooner than the broker, so the
+    one that came quickest tells most. Without one that is dated, what the merge took counts in.
+    """
+    commit = stored.commit
+    dated = {
+        (c.learner, c.incarnation, c.identity): c.arrived_ns
+        for c in commit.consumed
+        if c.arrived_ns > commit.opened_ns  # what was there before the round came at no known time
+    }
+    most = stored.time_ns - commit.closed_ns
+    seen = ((item.time_ns, dated.get(key_of(item.contribution))) for item in inputs)
+    told = [time_ns - arrived_ns for time_ns, arrived_ns in seen if arrived_ns is not None]
+    return min(max(told), most) if told else most
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from skerry.audit.account import Account, named
 from skerry.audit.offers import Waiting
 from skerry.audit.starts import Starts
 from skerry.audit.violations import Violation, What
+from skerry.bus.loss import RESTORED, begun_by_restore
 from skerry.core import weights
 from skerry.wire.messages import Consumed, ContributionKind
 
@@ -26,13 +27,21 @@ if TYPE_CHECKING:
     from skerry.wire.messages import Commit, MemberRecord, Refused
 
 GENESIS = "genesis"
-RESTORED = "restored from "
 WEIGHT_TOLERANCE = 1e-6
 
 
 def restored(commit: Commit) -> bool:
-    """Tell whether a commit is where a restored run begins: it consumed nothing and has a past."""
+    """Tell whether a commit says that a checkpoint wrote it: what came before is not needed."""
     return commit.reason.startswith(RESTORED)
+
+
+def put_back(commit: Commit) -> bool:
+    """Tell whether a commit put a checkpoint back behind what the log already had.
+
+    One that consumes anything did not, whatever it says: it is held to all that holds for others.
+    """
+    nothing = not commit.consumed and not commit.refused
+    return restored(commit) and not begun_by_restore(commit) and nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +91,10 @@ class Rules:
 
 @dataclass(slots=True)
 class FragmentBook:
-    """One fragment up to its newest commit; ``began`` is the version that its history begins at."""
+    """One fragment up to its newest commit."""
 
     version: int = 0
     floor: int = 0
-    began: int = 0
     accounts: dict[str, Account] = field(default_factory=dict[str, Account])
     waiting: Waiting = field(default_factory=Waiting)
 
@@ -120,17 +128,20 @@ class Checks:
     def commit(self, commit: Commit, sequence: int, at_ns: int) -> list[Violation]:
         """Take a commit that the broker stored at ``at_ns``, and return what is wrong with it."""
         book = self.book(commit.fragment)
-        torn = commit.version != book.version + 1 and not restored(commit)
-        found = [*self._sequel(book, commit)]
-        if restored(commit):
+        begins = not book.version and begun_by_restore(commit)
+        torn = not begins and commit.version != book.version + 1
+        found = [*self._claims(book, commit, begins=begins)]
+        found += [] if begins else self._sequel(book, commit)
+        self._next(book, commit)
+        if begins:
             self._begin(book, commit)
-        else:
+        elif not put_back(commit):
             found += [*self._resolved(book, commit), *_merge(commit, self.rules)]
         dropped = book.waiting.dropped(commit.contrib_floor, at_ns)
         if torn:
             _go_on(book, commit)
-        elif not restored(commit):
-            found += _table(book, commit)
+        elif not begins:
+            found += self._put_back(book, commit) if put_back(commit) else _table(book, commit)
             found += (_below(offer, commit) for offer in dropped)
         return [
             Violation(what, _sentence(commit, who, text), *_place(commit), who, sequence)
@@ -143,7 +154,7 @@ class Checks:
             for (learner, mark), offer in book.waiting.unresolved.items():
                 self._know(learner, mark[0], offer.header.cursor_to)
                 if learner in book.accounts and offer.last > book.floor:
-                    book.accounts[learner].holes.discard(mark)
+                    book.accounts[learner].holes.pop(mark, None)
         gaps = [gap for starts in self.starts.values() for gap in starts.gaps()]
         return gaps + (self._left_out() if self.rules.counted else [])
 
@@ -163,39 +174,79 @@ class Checks:
     def _starts(self, learner: str) -> Starts:
         return self.starts.setdefault(learner, Starts(learner))
 
-    def _sequel(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
-        """Check that a commit continues its fragment and that its writer held the fence."""
+    def _claims(
+        self, book: FragmentBook, commit: Commit, *, begins: bool
+    ) -> Iterator[tuple[What, str, str]]:
+        """Check what a commit says of itself that was written from a checkpoint."""
         if not restored(commit):
-            if commit.version != book.version + 1:
-                wanted = book.version + 1
-                gone = "" if wanted > commit.version else f": {_range(wanted, commit.version - 1)}"
-                yield (What.VERSIONS, "", f"came behind version {book.version}{gone}")
-            if commit.contrib_floor < book.floor:
-                text = (
-                    f"has the floor {commit.contrib_floor} behind {book.floor}: CONTRIB was begun"
-                    " anew, and what waited in it is lost"
-                )
-                yield What.FLOOR, "", text
-            fence = self.fences.get(commit.fragment % self.rules.shards, 0)
-            if commit.fence < fence:
-                yield (
-                    What.FENCE,
-                    "",
-                    (
-                        f"was written by {commit.syncer!r} under the fence {commit.fence} after the"
-                        f" shard had gone over to {fence}"
-                    ),
-                )
+            return
+        if number := len(commit.consumed) + len(commit.refused):
+            text = (
+                f"was {commit.reason!r}, which resolves nothing, and names {number} contributions"
+            )
+            yield What.PROGRESS, "", text
+        if begun_by_restore(commit) and not begins and commit.version == book.version + 1:
+            text = f"was {commit.reason!r} as if nothing were before it, behind {book.version}"
+            yield What.VERSIONS, "", text
+
+    def _sequel(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+        """Check that a commit continues its fragment and that its writer held the fence.
+
+        Fences are numbered by the stream that holds the state: one that was lost counts anew, and
+        what puts it back is the first to be written under its numbers.
+        """
+        if commit.version != book.version + 1:
+            wanted = book.version + 1
+            gone = "" if wanted > commit.version else f": {_range(wanted, commit.version - 1)}"
+            yield (What.VERSIONS, "", f"came behind version {book.version}{gone}")
+        if commit.contrib_floor < book.floor:
+            text = (
+                f"has the floor {commit.contrib_floor} behind {book.floor}: CONTRIB was begun"
+                " anew, and what waited in it is lost"
+            )
+            yield What.FLOOR, "", text
+        fence = self.fences.get(commit.fragment % self.rules.shards, 0)
+        if commit.fence < fence and not put_back(commit):
+            yield (
+                What.FENCE,
+                "",
+                (
+                    f"was written by {commit.syncer!r} under the fence {commit.fence} after the"
+                    f" shard had gone over to {fence}"
+                ),
+            )
+
+    def _next(self, book: FragmentBook, commit: Commit) -> None:
         self.fences[commit.fragment % self.rules.shards] = commit.fence
         book.version, book.floor = commit.version, commit.contrib_floor
-        book.began = book.began or commit.version
 
     def _begin(self, book: FragmentBook, commit: Commit) -> None:
         """Take the commit of a restored run as it stands: the log behind it is another one's."""
-        book.began = commit.version
         book.accounts = {row.learner: Account.of(row) for row in commit.progress}
         for row in commit.progress:
             self._know(row.learner, row.incarnation, row.cursor)
+
+    def _put_back(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+        """Take the table of a checkpoint that was put back: it may go ahead, and never back.
+
+        A row that is ahead tells of what a store that was rolled back has lost; one that is not
+        forgives nothing.
+        """
+        rows = {row.learner: row for row in commit.progress}
+        for learner, account in book.accounts.items():
+            row = rows.get(learner)
+            if account.last != (0, 0) and (row is None or account.ahead(row)):
+                told = "nothing" if row is None else f"{row.tokens} tokens up to {row.cursor}"
+                text = (
+                    f"the table went back to {told}, though {account.tokens} up to"
+                    f" {account.cursor} were counted with {named(account.last)} as the newest"
+                )
+                yield What.PROGRESS, learner, text
+        for row in commit.progress:
+            self._know(row.learner, row.incarnation, row.cursor)
+            account = book.accounts.setdefault(row.learner, Account())
+            if not account.agrees(row):
+                account.put(row)
 
     def _resolved(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
         """Take what a commit consumed and refused, in the order in which it was numbered."""

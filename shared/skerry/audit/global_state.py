@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skerry.audit import parts
 from skerry.audit.violations import Violation, What
 from skerry.bus.state import read_manifest, read_part
 from skerry.errors import Overtaken, StateLost, WireError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.audit.log import Log
+    from skerry.core.fragments import Fragment
 
 ATTEMPTS = 50
 
@@ -76,38 +78,44 @@ class Ends:
 async def check_parts(
     log: Log, versions: dict[int, int], *, on_bytes: Callable[[int], None] | None = None
 ) -> list[Violation]:
-    """Read all of the global state, part by part; it must be no older than ``versions``."""
+    """Read all of the global state, part by part; it must be no older than ``versions``.
+
+    Its parts must be those that the run's settings need, and the vectors that its commits tell of.
+    """
     found: list[Violation] = []
     for fragment in log.plan.fragments:
         wanted = versions.get(fragment.index, 0)
-        if problem := await _check_fragment(log, fragment.index, wanted, on_bytes):
+        if problem := await _check_fragment(log, fragment, wanted, on_bytes):
             found.append(problem)
     return found
 
 
 async def _check_fragment(
-    log: Log, fragment: int, wanted: int, on_bytes: Callable[[int], None] | None
+    log: Log, fragment: Fragment, wanted: int, on_bytes: Callable[[int], None] | None
 ) -> Violation | None:
-    seen, held = -1, 0
+    index, seen, held = fragment.index, -1, 0
+    blocks = parts.wanted(log.config, log.plan, fragment)
     for _ in range(ATTEMPTS):
         try:
-            manifest = await read_manifest(log.bus, log.run, log.plan, fragment)
+            manifest = await read_manifest(log.bus, log.run, log.plan, index)
             held = manifest.commit.version if manifest else 0
             if held < wanted:
                 there = f"is at version {held}" if held else "is not there at all"
-                return _state(fragment, wanted, f"the state {there}, the ledger at {wanted}")
-            if held == seen:
-                return _state(fragment, held, "a chunk that its manifest names is gone")
-            if manifest is not None:
-                await _read_parts(log, manifest, on_bytes)
+                return _state(index, wanted, f"the state {there}, the ledger at {wanted}")
+            if manifest is None:
+                return None
+            gone = "a chunk that its manifest names is gone" if held == seen else ""
+            if text := gone or parts.contradiction(manifest, blocks):
+                return _state(index, held, text)
+            await _read_parts(log, manifest, on_bytes)
         except Overtaken:
             seen = held
         except StateLost as error:
-            return Violation(What.STATE, str(error), fragment, held)
+            return Violation(What.STATE, str(error), index, held)
         except WireError as error:
-            return _state(fragment, wanted, f"the state cannot be read ({error})")
+            return _state(index, wanted, f"the state cannot be read ({error})")
         else:
-            return None
+            break
     return None
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.audit.branch import Branch, Policy
+from skerry.audit.branch import Branch, Policy, Stored
 from skerry.audit.checks import restored
 from skerry.audit.log import newest, read
 from skerry.audit.payloads import payloads
@@ -191,13 +191,13 @@ class _Worker:
         index = self.fragment.index
         commits = _commits(self.log, index, self.survey.sequence)
         async with payloads(self.log, index) as source, aclosing(commits):
-            held: Commit | None = None
-            async for commit in commits:
+            held: Stored | None = None
+            async for stored in commits:
                 if held is not None:
-                    stop = await self._step(track, branch, held, commit, source, begun)
+                    stop = await self._step(track, branch, held, stored, source, begun)
                     if stop:
                         return stop
-                held = commit if commit.version <= wanted else None
+                held = stored if stored.commit.version <= wanted else None
                 if held is None:
                     break
             if held is not None:
@@ -208,16 +208,17 @@ class _Worker:
         self,
         track: _Track,
         branch: Branch | None,
-        commit: Commit,
-        following: Commit | None,
+        stored: Stored,
+        following: Stored | None,
         source: Payloads,
         begun: int,
     ) -> str:
         """Replay one commit and compare; ``following`` is the next one, where there is one."""
+        commit = stored.commit
         if commit.version < begun:
             return ""
         if commit.version > begun and (
-            stop := await self._redo(track, branch, commit, following, source)
+            stop := await self._redo(track, branch, stored, following, source)
         ):
             return stop
         if branch is None:
@@ -228,10 +229,11 @@ class _Worker:
         self,
         track: _Track,
         branch: Branch | None,
-        commit: Commit,
-        following: Commit | None,
+        stored: Stored,
+        following: Stored | None,
         source: Payloads,
     ) -> str:
+        commit = stored.commit
         inputs: list[Arrived] = []
         for item in commit.consumed:
             key = (item.learner, item.incarnation, item.identity)
@@ -256,7 +258,7 @@ class _Worker:
                 return f"Fragment {commit.fragment}, version {commit.version}: {error}."
         track.version = commit.version
         if branch is not None:
-            await branch.round(commit, following, inputs, source, track.master)
+            await branch.round(stored, following, inputs, source, track.master)
         return ""
 
     def _compare(self, track: _Track, commit: Commit, begun: int) -> str:
@@ -312,7 +314,7 @@ def _genesis(track: _Track, item: Arrived) -> None:
     track.begin(np.float32(0) - negated, None, 1)
 
 
-async def _commits(log: Log, fragment: int, through: int) -> AsyncGenerator[Commit]:
+async def _commits(log: Log, fragment: int, through: int) -> AsyncGenerator[Stored]:
     """Yield the commits of one fragment, one more than ``through`` so that a next one is known."""
     pattern = log.subjects.commit(fragment)
     records = read(log.bus, pattern, await newest(log.bus, pattern))
@@ -320,6 +322,6 @@ async def _commits(log: Log, fragment: int, through: int) -> AsyncGenerator[Comm
         async for record in records:
             entry: Entry = log.entry(record)
             if isinstance(entry.value, Commit):
-                yield entry.value
+                yield Stored(entry.value, record.time_ns)
             if record.sequence > through:
                 return

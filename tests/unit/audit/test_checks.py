@@ -193,6 +193,44 @@ def test_refusal_without_numbers_accounts_for_one_that_is_missing() -> None:
     assert violations(tabled([_member(), *commits])) == []
 
 
+@pytest.mark.parametrize(
+    ("places", "missing"),
+    [
+        *(((2,), 1), ((3,), 1), ((2, 3), 0), ((2, 2), 1), ((2, 3, 3), 0)),
+        *(((1,), 2), ((4,), 2), ((9,), 2), ((1, 4, 5, 6, 7, 8, 9), 2), ((), 2)),
+    ],
+)
+@pytest.mark.parametrize("told_at", [2, 3])
+def test_bytes_that_nobody_could_read_account_for_what_is_missing_where_they_lie(
+    places: tuple[int, ...], missing: int, told_at: int
+) -> None:
+    """Contributions 1 and 4 were consumed at 1 and 4 of CONTRIB; 2 and 3 never came."""
+    damaged = tuple(Refused("corrupt", "a", sequence=place) for place in places)
+    told = {2: ((), damaged), 3: (damaged, ())}[told_at]
+    commits = [
+        _commit(1, (_consumed(1, 0, 4),)),
+        _commit(2, (_consumed(4, 12, 16),), told[1]),
+        _commit(3, (), told[0]),
+    ]
+    found = violations(tabled([_member(), *commits]))
+    assert [v.what for v in found] == [What.UNRESOLVED] * min(1, missing)
+    assert [("contribution 3" in v.sentence, "1 more" in v.sentence) for v in found] == [
+        (missing == 1, missing == 2)
+    ] * min(1, missing)
+
+
+def test_bytes_that_nobody_could_read_account_for_one_that_is_missing_once() -> None:
+    """Contribution 2 lay at 2 and is damaged; 4 at 4 is nowhere."""
+    commits = [
+        _commit(1, (_consumed(1, 0, 4),)),
+        _commit(2, (_consumed(3, 8, 12),), (Refused("corrupt", "a", sequence=2),) * 3),
+        _commit(3, (_consumed(5, 16, 20),)),
+    ]
+    (found,) = violations(tabled([_member(), *commits]))
+    assert found.what is What.UNRESOLVED
+    assert "contribution 4" in found.sentence
+
+
 def test_offer_of_initial_parameters_that_lost_is_accounted_for() -> None:
     genesis = replace(_commit(1, ()), reason="genesis")
     assert violations(tabled([_member(), genesis, _commit(2, (_consumed(2, 0, 4),))])) == []
@@ -336,6 +374,80 @@ def test_restored_run_begins_where_its_checkpoint_was() -> None:
     after = replace(_commit(8, (item,)), progress=(LearnerProgress("a", 1, 1, 8 * TOKENS, 8),))
     begun = replace(_member(), cursor=4, inner="cold")
     assert violations([base, replace(_member(), incarnation=0), _member(), begun, after]) == []
+
+
+class TestACheckpointThatWasPutBack:
+    """Version 1 took four sequences of ``a``; version 2 says that it was restored."""
+
+    ROW = LearnerProgress("a", 1, 1, 4 * TOKENS, 4)
+    AHEAD = LearnerProgress("a", 1, 3, 12 * TOKENS, 12)
+
+    def history(self, reason: str, row: LearnerProgress, **changes: object) -> list[Record]:
+        before = tabled([_member(), _commit(1, (_consumed(1, 0, 4),), floor=5)])
+        put = replace(_commit(2, (), floor=5), reason=reason, progress=(row,))
+        return [*before, replace(put, **changes)]  # type: ignore[arg-type]
+
+    def put(self, row: LearnerProgress, **changes: object) -> list[What]:
+        records = self.history("restored from /x at version 9", row, **changes)
+        return [v.what for v in violations(records)]
+
+    @pytest.mark.parametrize("row", [ROW, AHEAD], ids=["lost", "rolled_back"])
+    def test_it_may_be_ahead_of_the_log(self, row: LearnerProgress) -> None:
+        assert self.put(row) == []
+
+    def test_what_comes_behind_it_is_counted_from_its_table(self) -> None:
+        after = replace(
+            _commit(3, (_consumed(4, 12, 16),), floor=6),
+            progress=(LearnerProgress("a", 1, 4, 16 * TOKENS, 16),),
+        )
+        records = self.history("restored from /x at version 9", self.AHEAD)
+        assert violations([*records, after]) == []
+
+    def test_it_may_be_written_under_the_fence_of_a_state_that_was_begun_anew(self) -> None:
+        assert self.put(self.ROW, fence=0) == []
+
+    @pytest.mark.parametrize("version", [1, 3, 40])
+    def test_its_version_is_the_next_one(self, version: int) -> None:
+        assert self.put(self.ROW, version=version) == [What.VERSIONS]
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            replace(ROW, identity=0),
+            replace(ROW, incarnation=0),
+            replace(ROW, tokens=3 * TOKENS),
+            replace(ROW, cursor=3),
+            replace(ROW, learner="b"),
+        ],
+    )
+    def test_its_table_does_not_go_back(self, row: LearnerProgress) -> None:
+        assert self.put(row) == [What.PROGRESS]
+
+    def test_its_floor_does_not_go_back(self) -> None:
+        assert self.put(self.ROW, contrib_floor=4) == [What.FLOOR]
+
+    def test_it_consumes_nothing(self) -> None:
+        item = replace(_consumed(2, 4, 8), base_version=1)
+        row = replace(self.ROW, identity=2, tokens=8 * TOKENS, cursor=8)
+        assert self.put(row, consumed=(item,)) == [What.PROGRESS]
+        assert What.OVERLAP in self.put(row, consumed=(replace(item, cursor_from=0),))
+
+    def test_what_was_left_out_before_it_stays_left_out(self) -> None:
+        left = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(3, 8, 12),))]
+        before = tabled([_member(), *left])
+        row = LearnerProgress("a", 1, 3, 8 * TOKENS, 12)
+        put = replace(_commit(3, ()), reason="restored from /x at version 2", progress=(row,))
+        assert [v.what for v in violations([*before, put])] == [What.UNRESOLVED]
+
+    @pytest.mark.parametrize("version", [1, 2, 40])
+    def test_a_history_does_not_begin_in_its_middle(self, version: int) -> None:
+        records = self.history("restored from /x", self.ROW, version=version)
+        assert [v.what for v in violations(records)] == [What.VERSIONS]
+
+    def test_an_empty_log_is_put_back_as_version_one(self) -> None:
+        put = replace(_commit(1, ()), reason="restored from /x at version 9", progress=(self.ROW,))
+        assert violations([_member(), put]) == []
+        assert [v.what for v in violations([_member(), replace(put, version=9)])] == [What.VERSIONS]
 
 
 def test_rules_of_a_config_take_its_own_numbers() -> None:
