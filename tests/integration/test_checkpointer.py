@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from skerry.bus import ledger, state
 from skerry.bus.base import Bus
 from skerry.bus.nats_bus import NatsBus
+from skerry.errors import BusError, RunMismatch
 from skerry.settings import RunConfig
 from skerry.store.base import Store
 from skerry.store.checkpoint import fragments, plan_of, verify
@@ -25,6 +27,11 @@ from skerry.store.s3 import S3Store
 from skerry.testing.nats_server import NatsServer
 from skerry.testing.s3_server import BUCKET, S3Server
 from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import SyncerPulse
+from skerry.wire.records import encode
+from skerry.wire.subjects import Subjects
+from skerry_checkpointer.restore import restore
+from skerry_checkpointer.service import Checkpointer
 
 pytestmark = pytest.mark.nats
 
@@ -229,3 +236,32 @@ async def _restored(nats: NatsServer, store: LocalStore) -> None:
         assert refused.returncode == 2
         assert "already has state" in err.decode()
         assert "Traceback" not in err.decode()
+
+
+async def test_restore_under_a_run_that_outlived_its_brokers_disk_is_refused(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path / RUN)
+    async with NatsBus(nats_server.url, name="run") as bus, NatsBus(nats_server.url) as empty:
+        scripted = await ScriptedRun.begin(bus, RUN)
+        await scripted.commit_all(step=3)
+        written = await Checkpointer.of(bus, scripted.record, store).save()
+        assert written is not None
+        nats_server.kill9()
+        shutil.rmtree(nats_server.store)
+        nats_server.restart()
+        living = asyncio.create_task(_pulses(bus))
+        with pytest.raises(RunMismatch, match="alive: syncer s just said so"):
+            await restore(empty, store.where(written.name), RUN)
+        living.cancel()
+        await asyncio.wait([living])
+        await restore(empty, store.where(written.name), RUN)
+        assert (await ledger.read_run(empty, RUN)).restored_from == store.where(written.name)
+
+
+async def _pulses(bus: Bus) -> None:
+    pulse = encode(SyncerPulse(run=RUN, syncer="s", instance="i", sent_ns=1))
+    while True:
+        with suppress(BusError):
+            await bus.publish(Subjects(RUN).syncer("s"), pulse)
+        await asyncio.sleep(0.1)

@@ -53,7 +53,8 @@ def restore(
 ) -> None:
     """Start a run from a checkpoint, in a broker without it, or put a run's state back.
 
-    Into a log without the run: its versions go on where the checkpoint's end. ``--set
+    Into a log without the run: its versions go on where the checkpoint's end. Whoever still works
+    on a run of that name, although its log is gone, has to be stopped first. ``--set
     train.steps=…`` and ``--set train.duration_s=…`` say how long it goes on; all else is as the
     checkpoint has it.
 

@@ -69,13 +69,13 @@ async def restore(
 
     Raises:
         CheckpointCorrupt: a file is damaged; nothing has been written.
-        RunMismatch: the log already holds this run; who works on it is named.
+        RunMismatch: the log already holds this run, or somebody works on it; who does is named.
         ConfigError: ``sets`` changes what a checkpoint fixes.
     """
     store, name = await asyncio.to_thread(locate, where, access)
     checkpoint = await asyncio.to_thread(verify, store, name, on_bytes=on_bytes)
     config = extended(checkpoint, sets)
-    await _refuse_existing(bus, run, checkpoint)
+    await _refuse_existing(bus, run, checkpoint, config)
     await bus.declare(
         specs(
             run,
@@ -120,17 +120,28 @@ def extended(checkpoint: Checkpoint, sets: Sequence[str]) -> RunConfig:
     return run_config_from_json(json.dumps(values))
 
 
-async def _refuse_existing(bus: Bus, run: str, checkpoint: Checkpoint) -> None:
-    """Raise RunMismatch if there is such a run, naming who works on it and what it holds."""
-    try:
-        record = await ledger.read_run(bus, run)
-    except RunNotFound:
-        return
-    if names := await living(bus, run, run_config_from_json(record.config_json)):
+async def _refuse_existing(bus: Bus, run: str, checkpoint: Checkpoint, config: RunConfig) -> None:
+    """Raise RunMismatch if there is such a run, naming who works on it and what it holds.
+
+    Whoever works on a run whose log is gone goes on for a while, and says so at once in a broker
+    that is empty: from a newer state than the checkpoint's, a history that this log will not have.
+    """
+    record = await _existing(bus, run)
+    known = run_config_from_json(record.config_json) if record else config
+    if names := await living(bus, run, known):
         raise at_work(run, names)
+    if record is None:
+        return
     commits = await ledger.last_commits(bus, run)
     versions = [commits[f].version if f in commits else 0 for f in range(record.fragments)]
     raise _exists(run, versions, checkpoint.versions)
+
+
+async def _existing(bus: Bus, run: str) -> RunRecord | None:
+    try:
+        return await ledger.read_run(bus, run)
+    except RunNotFound:
+        return None
 
 
 def _exists(run: str, held: Sequence[int], saved: Sequence[int]) -> RunMismatch:
@@ -169,30 +180,50 @@ async def all_fences(bus: Bus, run: str, plan: Plan, config: RunConfig) -> list[
 
 
 async def _write_state(bus: Bus, store: Store, name: str, run: str, config: RunConfig) -> None:
-    plan = plan_of(read_manifest(store, name), store.where(name))
-    found = await _found(bus, run, plan)
+    checkpoint = await asyncio.to_thread(read_manifest, store, name)
+    plan = plan_of(checkpoint, store.where(name))
+    await _refuse_others(bus, run, plan, checkpoint)  # before anybody is fenced off
     writers = await all_fences(bus, run, plan, config)
+    found = await _found(run, checkpoint, writers)
     saved = fragments(store, name)
     while (item := await asyncio.to_thread(next, saved, None)) is not None:
         fragment, vectors = item
         index = fragment.commit.fragment
-        held = found.get(index)
-        if held is None:
-            draft = fresh_commit(fragment.commit, run, store.where(name))
-            parts = parts_of(vectors, config.sync.global_scheme)
-            await writers[index % len(writers)].commit(draft, parts, None)
-        elif not _same(held, fragment):
-            raise _exists(run, (), ())
-    for writer in writers:
-        await writer.recover()
+        if index in found:
+            continue
+        draft = fresh_commit(fragment.commit, run, store.where(name))
+        parts = parts_of(vectors, config.sync.global_scheme)
+        await writers[index % len(writers)].commit(draft, parts, None)
 
 
-async def _found(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
-    """Return what an interrupted restore has already written."""
+async def _refuse_others(bus: Bus, run: str, plan: Plan, checkpoint: Checkpoint) -> None:
+    """Raise RunMismatch where the log has state that is not the checkpoint's."""
     try:
-        return await read_manifests(bus, run, plan)
+        manifests = await read_manifests(bus, run, plan)
     except WrongPlan as error:
         raise _exists(run, (), ()) from error
+    _refuse_unlike(run, manifests, checkpoint)
+
+
+async def _found(
+    run: str, checkpoint: Checkpoint, writers: Sequence[StateWriter]
+) -> Mapping[int, Manifest]:
+    """Return what a restore that was interrupted, or that we overtook, has already written.
+
+    Read behind our own fences: whoever wrote before them can write no more, and what it wrote is
+    not written over. Its ledger is mended, too.
+    """
+    found: dict[int, Manifest] = {}
+    for writer in writers:
+        found |= await writer.recover()
+    _refuse_unlike(run, found, checkpoint)
+    return found
+
+
+def _refuse_unlike(run: str, held: Mapping[int, Manifest], checkpoint: Checkpoint) -> None:
+    saved = {one.commit.fragment: one for one in checkpoint.state}
+    if any(not _same(manifest, saved[index]) for index, manifest in held.items()):
+        raise _exists(run, (), ())
 
 
 def _same(held: Manifest, saved: SavedFragment) -> bool:

@@ -97,10 +97,10 @@ class Checkpointer:
             return await self._save(turn)
 
     async def _save(self, turn: Turn) -> Written | None:
+        await in_thread(self._look)  # before the cut: a higher index is never of an older one
         cut = await take_cut(self.bus, self.record.run, self.plan)
         if cut is None:
             return None
-        await in_thread(self._look)
         commits = [cut.manifests[f.index].commit for f in self.plan.fragments]
         content = tuple((commit.version, commit.master_digest) for commit in commits)
         if content in {checkpoint.content for checkpoint in self.known.values()}:
@@ -174,9 +174,11 @@ class Checkpointer:
         await in_thread(self._look)
         if not self.known:
             return
-        name, newest = max(self.known.items(), key=lambda item: item[1].created_ns)
+        name, newest = max(self.known.items(), key=lambda item: item[1].age)
         noted = await ledger.last_checkpoint(self.bus, self.record.run)
-        if noted is None or noted.written_ns < newest.created_ns:
+        # The step is for checkpoints of format 1, which tell of no sequence.
+        mine = newest.ledger_sequence, newest.step
+        if noted is None or (noted.ledger_sequence, noted.step) < mine:
             await self._record(name, newest)
 
     def _look(self) -> None:

@@ -37,6 +37,7 @@ class Summary:
     size_bytes: int = 0
     versions: tuple[int, ...] = ()
     ledger_sequence: int = 0
+    run_created_ns: int = 0
     error: str = ""
 
 
@@ -48,7 +49,10 @@ def summaries(folder: str | Path, access: S3Access = FROM_ENVIRONMENT) -> list[S
 def all_summaries(
     root: str | Path, run: str | None = None, access: S3Access = FROM_ENVIRONMENT
 ) -> list[Summary]:
-    """Return the checkpoints below ``store.path``, of one run or of all, oldest first."""
+    """Return the checkpoints below ``store.path``, of one run or of all, oldest first.
+
+    Those of a run that was created later come behind.
+    """
     if run is not None:
         return summaries(f"{normal(root)}/{run}", access)
     found = [s for folder in folders(root, access) for s in summaries(folder, access)]
@@ -96,8 +100,10 @@ def _summary(store: Store, name: str, run: str) -> Summary:
         size_bytes=found.size_bytes,
         versions=found.versions,
         ledger_sequence=found.ledger_sequence,
+        run_created_ns=found.run_created_ns,
     )
 
 
-def _age(summary: Summary) -> tuple[int, int, str]:
-    return summary.created_ns, summary.index, summary.name
+def _age(summary: Summary) -> tuple[int, int, int, str]:
+    """Order by ``Checkpoint.age``; what cannot be read comes first and is never the newest."""
+    return summary.run_created_ns, summary.index, summary.ledger_sequence, summary.name

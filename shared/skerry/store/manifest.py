@@ -88,6 +88,15 @@ class Checkpoint:
         return tuple(saved.commit.version for saved in self.state)
 
     @property
+    def age(self) -> tuple[int, int, int]:
+        """What orders checkpoints, oldest first, whatever clocks their writers had: run and index.
+
+        The ledger decides where two checkpointers wrote at once. It is no better than the index: a
+        broker whose store was rolled back counts sequences again, and a checkpointer does not.
+        """
+        return self.run_created_ns, self.index, self.ledger_sequence
+
+    @property
     def size_bytes(self) -> int:
         """Length of all files but the manifest."""
         return sum(file.size for file in self.files)

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from skerry.bus.memory import MemoryBroker
+from skerry.settings import RunConfig
 from skerry.store.local import LocalStore
 from skerry.testing.scripted_run import ScriptedRun
 from skerry_checkpointer.service import Checkpointer
+
+QUICK = RunConfig.model_validate({"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}})
+"""A lease that is over soon: a restore listens that long for who works on the run."""
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 async def saved(store: LocalStore) -> Path:
     """The folder of one checkpoint at step 7 with 70 tokens."""
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    scripted = await ScriptedRun.begin(MemoryBroker().connect(), config=QUICK)
     await scripted.commit_all(step=7, tokens=70)
     written = await Checkpointer.of(scripted.bus, scripted.record, store).save()
     assert written is not None

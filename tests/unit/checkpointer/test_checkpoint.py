@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,30 @@ def test_a_checkpoint_or_its_runs_folder_can_be_named(saved: Path) -> None:
         store, name = locate(path)
         with closing(store.open(name, MANIFEST)) as file:
             assert file.read() == (saved / MANIFEST).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ({"index": 3, "created_ns": 9}, {"index": 4, "created_ns": 8}),
+        ({"index": 3, "ledger_sequence": 90}, {"index": 4, "ledger_sequence": 60}),
+        ({"index": 4, "ledger_sequence": 90}, {"index": 4, "ledger_sequence": 91}),
+        ({"run_created_ns": 1, "index": 9, "created_ns": 9}, {"run_created_ns": 2, "index": 0}),
+    ],
+    ids=["clocks", "rolled_back", "at_once", "next_run"],
+)
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_the_newest_is_what_its_run_wrote_last(
+    saved: Path, names: tuple[str, str], older: dict[str, int], newer: dict[str, int]
+) -> None:
+    told = read_manifest(LocalStore(saved.parent), saved.name)
+    for name, changes in zip(names, (older, newer), strict=True):
+        folder = saved.parent / name
+        folder.mkdir()
+        (folder / MANIFEST).write_bytes(dump(replace(told, **changes))[0])  # type: ignore[arg-type]
+    shutil.rmtree(saved)
+    assert [s.name for s in summaries(saved.parent)] == list(names)
+    assert locate(saved.parent)[1] == names[1]
 
 
 def test_a_folder_without_checkpoint_says_so(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ class TestALiveRun:
 
 
 async def test_every_shard_of_a_new_run_is_written_under_its_own_fence(store: LocalStore) -> None:
-    scripted = await begun(sync={"shards": 2, "fragments": 3})
+    scripted = await begun(sync={**QUICK["sync"], "shards": 2, "fragments": 3})
     await scripted.commit_all()
     saved = await checkpoint(scripted, store)
     bus = MemoryBroker().connect()

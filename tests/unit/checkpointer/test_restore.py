@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from skerry.audit.verify import verify as audit
 from skerry.bus import ledger, state
-from skerry.bus.memory import MemoryBroker
+from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.state_writer import NewPart, StateWriter
+from skerry.bus.streams import specs
 from skerry.errors import BrokerUnavailable, CheckpointCorrupt, ConfigError, RunMismatch
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import fragments
 from skerry.store.local import LocalStore
 from skerry.store.manifest import PARAMS_FILE
 from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import Commit, LearnerProgress, Manifest, RunState
+from skerry.wire.messages import Commit, LearnerProgress, Manifest, RunState, SyncerPulse
+from skerry.wire.records import encode
+from skerry.wire.subjects import Subjects
+from skerry_checkpointer.replace import put_back
 from skerry_checkpointer.restore import restore
 from skerry_checkpointer.service import Checkpointer
+
+QUICK = RunConfig.model_validate({"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}})
+"""A lease that is over soon: a restore listens that long for who works on the run."""
 
 
 async def test_every_vector_and_version_is_in_the_new_log(saved: Path) -> None:
@@ -34,6 +45,31 @@ async def test_every_vector_and_version_is_in_the_new_log(saved: Path) -> None:
         assert manifest.commit.version == kept.commit.version
         for name, vector in vectors.items():
             np.testing.assert_array_equal(found[name], vector)
+
+
+@pytest.mark.parametrize("way", [restore, put_back])
+async def test_who_still_works_on_a_run_whose_log_is_gone_is_named(
+    saved: Path, way: Callable[[MemoryBus, Path, str], Awaitable[object]]
+) -> None:
+    """The broker lost its disk and all else goes on: in the empty one it pulses at once."""
+    bus = MemoryBroker().connect()
+    subjects = Subjects("again")
+    await bus.declare([s for s in specs("again") if s.name == subjects.stream("PULSE")])
+    pulse = encode(SyncerPulse(run="again", syncer="s", instance="i", sent_ns=1))
+
+    async def syncer() -> None:
+        while True:
+            await bus.publish(subjects.syncer("s"), pulse)
+            await asyncio.sleep(0.01)
+
+    beating = asyncio.create_task(syncer())
+    try:
+        with pytest.raises(RunMismatch, match=r"'again' is alive: syncer s .*Stop all of it first"):
+            await way(bus, saved, "again")
+    finally:
+        beating.cancel()
+    assert [info.name for info in await bus.streams()] == [subjects.stream("PULSE")]
+    assert await way(bus, saved, "again") is not None
 
 
 async def test_learners_read_what_they_would_have_read_before(saved: Path) -> None:
@@ -65,7 +101,7 @@ async def test_data_cursors_stay_and_contribution_numbers_start_anew(saved: Path
 
 
 async def test_a_learner_keeps_its_data_shard(tmp_path: Path) -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    scripted = await ScriptedRun.begin(MemoryBroker().connect(), config=QUICK)
     for name in ("a", "b"):
         await ledger.join(scripted.bus, "run", name, "host", time.time_ns())
     await scripted.commit_all()
@@ -89,7 +125,7 @@ async def test_the_next_commit_goes_on_from_the_restored_version(saved: Path) ->
 
 async def test_a_run_that_exists_is_refused_with_the_fix(saved: Path) -> None:
     bus = MemoryBroker().connect()
-    scripted = await ScriptedRun.begin(bus)
+    scripted = await ScriptedRun.begin(bus, config=QUICK)
     with pytest.raises(RunMismatch, match="restore under another --run"):
         await restore(bus, saved, "run")
     assert await state.read_manifests(bus, "run", scripted.plan) == {}
@@ -129,6 +165,40 @@ async def test_an_interrupted_restore_is_started_again(
     assert len(await ledger.last_commits(bus, "again")) == 1
     await restore(bus, saved, "again")
     assert len(await ledger.last_commits(bus, "again")) == 3
+
+
+async def test_what_another_restore_wrote_meanwhile_is_not_written_over(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one commits fragment 0 when we have looked and not taken the fence yet."""
+    bus = MemoryBroker().connect()
+    acquire, whole = StateWriter.acquire, StateWriter.commit
+    others: list[Manifest] = []
+
+    async def dies_at_the_second(
+        self: StateWriter, commit: Commit, parts: list[NewPart], held: Manifest | None
+    ) -> Manifest:
+        if commit.fragment == 1:
+            msg = "The other one was killed."
+            raise BrokerUnavailable(msg)
+        others.append(await whole(self, commit, parts, held))
+        return others[0]
+
+    async def behind_the_other(*given: Any, **named: Any) -> StateWriter:
+        with monkeypatch.context() as patch:
+            patch.setattr(StateWriter, "acquire", acquire)
+            patch.setattr(StateWriter, "commit", dies_at_the_second)
+            if not others:
+                with pytest.raises(BrokerUnavailable):
+                    await restore(bus, saved, "again")
+        return await acquire(*given, **named)
+
+    monkeypatch.setattr(StateWriter, "acquire", behind_the_other)
+    record = await restore(bus, saved, "again")
+    cut = Checkpointer.of(bus, record, LocalStore(saved)).plan
+    assert (await state.read_manifests(bus, "again", cut))[0] == others[0]
+    assert len(await ledger.last_commits(bus, "again")) == 3
+    assert (await audit(bus, "again")).violations == ()
 
 
 async def test_state_of_another_checkpoint_is_not_overwritten(saved: Path) -> None:

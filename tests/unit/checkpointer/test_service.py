@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, StoreErro
 from skerry.runtime import turns
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest, verify
+from skerry.store.listing import locate, summaries
 from skerry.store.local import LocalDraft, LocalStore
 from skerry.tasks import TaskGroup
 from skerry.testing.scripted_run import ScriptedRun
@@ -235,12 +237,8 @@ async def test_a_checkpoint_that_its_writer_could_not_note_is_noted_later(
     scripted = await begun()
     await scripted.commit_all()
 
-    async def unheard(*_: object) -> None:
-        msg = "The broker went away."
-        raise BrokerUnavailable(msg)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "_record", unheard)
+        patch.setattr(Checkpointer, "_record", _unheard)
         with pytest.raises(BrokerUnavailable):
             await of(scripted, store).save()
     assert await ledger.last_checkpoint(scripted.bus, "run") is None
@@ -249,6 +247,37 @@ async def test_a_checkpoint_that_its_writer_could_not_note_is_noted_later(
     record = await ledger.last_checkpoint(scripted.bus, "run")
     assert record is not None
     assert [record.path] == [store.where(name) for name in store.names()]
+
+
+@pytest.mark.parametrize("hour", [-1, 1])
+async def test_no_clock_says_which_checkpoint_is_the_newest(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, hour: int
+) -> None:
+    """The second is written by a machine whose clock is an hour off, and dies before it says so."""
+    scripted = await begun()
+    await scripted.commit_all(step=1)
+    first = await of(scripted, store).save()
+    assert first is not None
+    await scripted.commit(0, step=2)
+    with monkeypatch.context() as patch:
+        off_ns = hour * 3600 * 1_000_000_000
+        patch.setattr(time, "time_ns", lambda: first.checkpoint.created_ns + off_ns)
+        patch.setattr(ledger, "record_checkpoint", _unheard)
+        with pytest.raises(BrokerUnavailable):
+            await of(scripted, store).save()
+    names = [summary.name for summary in summaries(store.root)]
+    assert names[0] == first.name
+    assert locate(store.root)[1] == names[1]
+    await scripted.finish()
+    await of(scripted, store).run()
+    record = await ledger.last_checkpoint(scripted.bus, "run")
+    assert record is not None
+    assert record.path == store.where(names[1])
+
+
+async def _unheard(*_: object) -> None:
+    msg = "The broker went away."
+    raise BrokerUnavailable(msg)
 
 
 async def test_a_run_cut_by_another_release_is_refused(store: LocalStore) -> None:
