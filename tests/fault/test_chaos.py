@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from skerry.testing.local_cluster import chaos, cluster
+from skerry.chaos import clock
+from skerry.chaos.healing import BACK_S
+from skerry.runtime.processes import read
+from skerry.testing.local_cluster import SKERRY, chaos, cluster, pids
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(1200)]
 
-PLAN = Path(__file__).parents[2] / "infra" / "chaos" / "short.json"
+PLANS = Path(__file__).parents[2] / "infra" / "chaos"
+PLAN = PLANS / "short.json"
 
 
 def test_a_cluster_survives_a_drill_with_everything_in_it(
@@ -37,3 +47,111 @@ def test_a_cluster_survives_a_drill_with_everything_in_it(
         "everything is healed",
         "every kind of fault fired",
     }
+
+
+@pytest.mark.skipif(clock.library() is None, reason="libfaketime is not installed")
+def test_clocks_that_jump_break_no_promise(
+    tmp_path: Path, tiny_config: Path, jax_cache: Path
+) -> None:
+    """A drill of its own: with libfaketime every process is slower, all through a longer drill."""
+    few = ("--learners", "1", "--no-evaluator", "--set", "chaos.clocks=true")
+    with cluster(tmp_path, "clocks", tiny_config, jax_cache, *few):
+        plan = str(PLANS / "clocks.json")
+        told, said = chaos(tmp_path, "clocks", "--plan", plan, "--quiet-s", "1")
+    story = f"{json.dumps(told, indent=1)}\n{said}"
+    assert {fault["target"] for fault in told["faults"]} == {"learner-1", "syncer"}
+    assert all(fault["fired"] for fault in told["faults"]), story
+    assert all("off by" in fault["proof"] for fault in told["faults"]), story
+    assert all(check["ok"] for check in told["checks"]), story
+
+
+LASTING = {
+    "format": 1,
+    "seed": 1,
+    "heal_s": 600.0,
+    "faults": [
+        {"at_s": 0.0, "kind": "slow", "target": "learner:1", "duration_s": 600.0, "amount": 0.1},
+        {"at_s": 0.1, "kind": "pause", "target": "learner:0", "duration_s": 600.0, "amount": 0.0},
+    ],
+}
+RUN = "left"
+COMMAND = (*SKERRY, "chaos", "--run", RUN)
+
+
+def test_what_a_killed_drill_has_left_is_healed_by_command_and_by_the_next_drill(
+    tmp_path: Path, tiny_config: Path, jax_cache: Path
+) -> None:
+    plan = tmp_path / "lasting.json"
+    plan.write_text(json.dumps(LASTING))
+    drill = (*COMMAND, "--plan", str(plan), "--quiet-s", "0")
+
+    def paused() -> bool:
+        held = read(tmp_path / ".skerry" / RUN).get("learner-1")
+        return held is not None and held.paused
+
+    with cluster(tmp_path, RUN, tiny_config, jax_cache):
+        process = subprocess.Popen([*drill, "--json"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        try:
+            until(paused, "pausing the learner")
+        finally:
+            process.kill()
+            process.wait()
+        assert paused()
+        assert healed(tmp_path) == [
+            {"fault": "network", "target": "learner-2"},
+            {"fault": "pause", "target": "learner-1"},
+        ]
+        before = steps(tmp_path)
+        until(lambda: steps(tmp_path) > before, "training on")
+        assert healed(tmp_path) == []
+
+        os.kill(pids(tmp_path, RUN)["broker"], signal.SIGSTOP)  # it cannot even be asked any more
+        terminal, hung_up = terminal_of(drill, tmp_path)
+        try:
+            until(paused, "pausing the learner again")
+            said = os.read(terminal, 1 << 20).decode()
+            assert "Left by an earlier drill: broker was stopped, and goes on." in said
+            os.close(terminal)  # a session that is gone: its kernel sends SIGHUP
+            # It heals first, and waits for processes that are just being started again.
+            assert hung_up.wait(60 + BACK_S) == 130
+        finally:
+            hung_up.kill()
+            hung_up.wait()
+        assert not paused()
+        assert healed(tmp_path) == []
+
+
+def healed(folder: Path) -> list[dict[str, str]]:
+    """Heal the run by command, and return what that says it has undone."""
+    done = subprocess.run(
+        [*COMMAND, "--heal", "--json"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    told = json.loads(done.stdout)
+    assert told["wrong"] == []
+    return list(told["healed"])
+
+
+def steps(folder: Path) -> int:
+    """Return how far the learner that was paused has come."""
+    command = [*SKERRY, "status", "--run", RUN, "--json"]
+    told = json.loads(
+        subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    )
+    return next(int(row["step"]) for row in told["learners"] if row["name"] == "learner-1")
+
+
+def terminal_of(command: tuple[str, ...], folder: Path) -> tuple[int, subprocess.Popen[bytes]]:
+    """Start a command in a terminal of its own; return the other end of that, and the process."""
+    ours, its = pty.openpty()
+    inner = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    become = (SKERRY[0], "-c", f"{inner} os.execv(sys.argv[1], sys.argv[1:])", *command)
+    process = subprocess.Popen(become, cwd=folder, stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    return ours, process
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120.0
+    while not true():
+        assert time.monotonic() < deadline, f"{what} takes too long"
+        time.sleep(0.05)  # others' processes send us no event

@@ -16,6 +16,7 @@ from skerry.bus.memory import MemoryBroker
 from skerry.chaos import plan as plans
 from skerry.chaos import wires
 from skerry.chaos.ground import Ground
+from skerry.chaos.healing import Healing, Undone, undo
 from skerry.chaos.plan import Fault, FaultPlan, Kind
 from skerry.runtime.processes import TABLE, Processes
 from skerry.testing.local_cluster import chaos, cluster, pids
@@ -61,6 +62,14 @@ async def test_a_cut_cable_loses_packets_and_a_mended_one_delivers_what_was_sent
             writer.close()
             assert await talker.wait() == 0
             server.close()
+
+
+async def test_a_cable_that_a_killed_drill_left_cut_is_healed_and_told(tmp_path: Path) -> None:
+    with wires.wired(tmp_path, ["a", "b"]) as held:
+        assert await undo(tmp_path) == Healing()
+        await wires.cut(held["a"])
+        assert (await undo(tmp_path)).undone == [Undone("network", "a")]
+        assert await undo(tmp_path) == Healing()
 
 
 async def test_nothing_is_left_of_a_namespace(tmp_path: Path) -> None:

@@ -215,6 +215,13 @@ def action_of(fault: Fault, target: str, ground: Ground, seed: str) -> Action:
     return Messages(ground, target, fault.kind, fault.amount, chance)
 
 
+def limited(pid: int) -> bool:
+    """Say whether no file of a process may grow; always False where that cannot be done."""
+    if not hasattr(resource, "prlimit"):
+        return False
+    return resource.prlimit(pid, resource.RLIMIT_FSIZE)[0] == 0
+
+
 def lift(pid: int) -> None:
     """Let a process's files grow again."""
     _limit(pid, None)

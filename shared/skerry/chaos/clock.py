@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CLOCKS = "clocks"
 """Folder below the run's folder; one file per service says how far off its clock is."""
+DRAFT = ".draft"
 LIBRARIES = ("faketime/libfaketimeMT.so.1", "faketime/libfaketime.so.1")
 FIX = (
     "create the run with chaos.clocks = true, on a machine with libfaketime (on Debian: apt install"
@@ -55,9 +56,22 @@ def move(folder: Path, name: str, seconds: float) -> None:
     """Set a service's clock this far off; it follows within a second."""
     path = file_of(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
+    draft = path.with_name(path.name + DRAFT)
     draft.write_text(f"{seconds:+f}\n", encoding="utf-8")
     draft.replace(path)
+
+
+def names(folder: Path) -> list[str]:
+    """Return the services whose clock can be set."""
+    return sorted(path.name for path in (folder / CLOCKS).glob("*") if path.suffix != DRAFT)
+
+
+def is_off(folder: Path, name: str) -> bool:
+    """Say whether a service's clock has been moved and not set right again."""
+    try:
+        return float(file_of(folder, name).read_text("utf-8")) != 0.0
+    except ValueError:
+        return True
 
 
 def was_read(folder: Path, name: str) -> bool:

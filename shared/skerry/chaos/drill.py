@@ -17,7 +17,8 @@ from skerry.audit.log import Log
 from skerry.audit.verify import verify
 from skerry.bus import ledger, presence
 from skerry.chaos.convergence import Check, Convergence
-from skerry.chaos.engine import Engine, Firing, heal
+from skerry.chaos.engine import Engine, Firing
+from skerry.chaos.healing import heal
 from skerry.chaos.meter import Goodput, Meter, Phase
 from skerry.chaos.survivors import Survivors
 from skerry.chaos.witness import Witness
@@ -164,8 +165,10 @@ class Drill:
                 self.checks.append(ran)
         finally:
             self.meter.enter(Phase.OTHER)
-            self.say("Healing: everything is resumed, reconnected and started again.")
-            await asyncio.shield(self._heal())
+            try:
+                self.say("Healing: everything is resumed, reconnected and started again.")
+            finally:  # whoever listens may be gone
+                await asyncio.shield(self._heal())
 
     async def _faults(self) -> str:
         await self.engine.run()

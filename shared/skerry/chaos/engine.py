@@ -1,20 +1,16 @@
-"""Do to a cluster what a fault plan says, note what came of each fault, and heal everything."""
+"""Do to a cluster what a fault plan says, and note what came of each fault."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.chaos import clock
-from skerry.chaos.actions import action_of, lift
+from skerry.chaos.actions import action_of
 from skerry.chaos.ground import NETWORK, Absent
 from skerry.chaos.plan import choose
 from skerry.errors import SkerryError
-from skerry.runtime.processes import BROKER
 from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
@@ -29,8 +25,6 @@ PROOF_S = 6.0
 """A fault without a sign of its effect lasts up to this much longer than planned: an idle service
 says something to its broker every five seconds."""
 UNSEEN = "nothing of it could be seen"
-BACK_S = 60.0
-"""How long healing waits for processes that are being started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,67 +125,3 @@ class Engine:
                 await asyncio.sleep(LOOK_S)
         finally:
             await asyncio.shield(action.end())
-
-
-async def heal(ground: Ground, names: set[str]) -> None:
-    """Undo every fault there is, known or not, and wait until every process runs again.
-
-    Each step is tried whatever became of the others. Raises SkerryError with what went wrong,
-    naming the processes that do not come back.
-    """
-    wrong = [*await _opened(ground), *_righted(ground), *_resumed(ground)]
-    wrong += await _returned(ground, names)
-    if wrong:
-        raise SkerryError(" ".join(wrong))
-
-
-async def _opened(ground: Ground) -> list[str]:
-    try:
-        await ground.open_routes()
-    except (SkerryError, OSError) as error:
-        return [f"The routes to the broker are not open: {error}"]
-    return []
-
-
-def _righted(ground: Ground) -> list[str]:
-    wrong: list[str] = []
-    for path in (ground.folder / clock.CLOCKS).glob("*"):
-        try:
-            clock.move(ground.folder, path.name, 0.0)
-        except OSError as error:
-            wrong.append(f"The clock of {path.name} is not right again: {error}.")
-    return wrong
-
-
-def _resumed(ground: Ground) -> list[str]:
-    wrong: list[str] = []
-    for entry in ground.entries().values():
-        if not entry.alive:
-            continue
-        try:
-            os.kill(entry.pid, signal.SIGCONT)
-            if entry.kind == BROKER:
-                lift(entry.pid)
-        except ProcessLookupError:
-            continue
-        except OSError as error:
-            wrong.append(f"{entry.name} (pid {entry.pid}) could not be resumed: {error}.")
-    return wrong
-
-
-async def _returned(ground: Ground, names: set[str]) -> list[str]:
-    try:
-        async with asyncio.timeout(BACK_S):
-            while _missing(ground, names):  # noqa: ASYNC110 - others' processes send no event
-                await asyncio.sleep(LOOK_S)
-    except TimeoutError:
-        late = ", ".join(sorted(_missing(ground, names)))
-        logs = ground.folder / "logs"
-        return [
-            f"{late} did not come back within {BACK_S:.0f} s of healing: see the logs in {logs}."
-        ]
-    return []
-
-
-def _missing(ground: Ground, names: set[str]) -> set[str]:
-    return names - {name for name, entry in ground.entries().items() if entry.alive}

@@ -80,22 +80,11 @@ class Ground:
     async def open_route(self, name: str) -> None:
         """Let a service's route pass everything again."""
         wire = self.wires().get(name)
-        if wire is not None:
-            await wires.mend(wire)
-        await self.shape(name)
-
-    async def open_routes(self) -> None:
-        """Let every route pass everything again; SkerryError with what did not work, all tried."""
-        wrong: list[str] = []
-        for wire in self.wires().values():
-            try:
+        try:
+            if wire is not None:
                 await wires.mend(wire)
-            except SkerryError as error:
-                wrong.append(str(error))
-        if (self.folder / PROXY).exists():
-            await ask(self.folder / PROXY, {"op": "heal"})
-        if wrong:
-            raise SkerryError(" ".join(wrong))
+        finally:
+            await self.shape(name)
 
 
 def unable(ground: Ground) -> dict[Kind, str]:
@@ -113,7 +102,7 @@ def unable(ground: Ground) -> dict[Kind, str]:
         reasons |= dict.fromkeys(BROKER_KINDS - SIMULATED, why)
     if not hasattr(resource, "prlimit"):
         reasons[Kind.DISK_FULL] = "it needs Linux (prlimit): leave it out"
-    if not any((ground.folder / clock.CLOCKS).glob("*")):
+    if not clock.names(ground.folder):
         reasons[Kind.CLOCK_JUMP] = clock.FIX
     if not all(_ours(entry) for entry in ground.entries().values()):
         why = "its processes are another user's: run this command as that user"

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from skerry.chaos.hearsay import Hearsay
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -99,6 +101,7 @@ class Link:
         self.service = End(self, Way.DOWN)
         self.broker = End(self, Way.UP)
         self.dialled = False
+        self.hearsay = Hearsay()
         self._dial = dial
         route.links.add(self)
 
@@ -168,7 +171,10 @@ class End(asyncio.Protocol):
             other.release()
 
     def data_received(self, data: bytes) -> None:
-        self.link.other(self).send(data)
+        if self is self.link.broker:
+            data = self.link.hearsay.without(data)
+        if data:
+            self.link.other(self).send(data)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -181,6 +187,8 @@ class End(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio calls it so
         if self._timer is not None:
             self._timer.cancel()
+        if self is self.link.broker and (rest := self.link.hearsay.rest()):
+            self.link.service.send(rest)
         self.link.other(self).close()
         if self.link.other(self).transport is None:
             self.link.gone()

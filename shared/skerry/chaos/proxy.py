@@ -4,7 +4,8 @@ Run as a child of ``skerry up``: ``python -m skerry.chaos.proxy BROKER SOCKET
 NAME=HOST:PORT...``. It prints the port of every service as one line of JSON once it listens (port
 0: any that is free), and then obeys the socket: ``{"op": "set", "route": NAME, "cut":
 "none|reset|blackhole", "delay_s": S, "rate_bytes_s": R, "ways": ["up", "down"]}``,
-``{"op": "show"}`` and ``{"op": "heal"}``. It starts open, and it knows nothing of NATS.
+``{"op": "show"}`` and ``{"op": "heal"}``. It starts open, and all it knows of NATS is how to keep
+from a service where else it might go.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ class Proxy:
                 route.set(shape_from(request))
                 return shown(route)
             case "heal":
-                for route in self.routes.values():
-                    if not route.shape.free:
-                        route.set(OPEN)
-                return {}
+                shaped = {n: route for n, route in self.routes.items() if not route.shape.free}
+                for route in shaped.values():
+                    route.set(OPEN)
+                return {"opened": sorted(shaped)}
             case "show":
                 return {"routes": {name: shown(route) for name, route in self.routes.items()}}
             case op:

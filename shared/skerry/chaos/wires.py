@@ -163,19 +163,22 @@ async def lost(wire: Wire) -> int:
     return sum([await _dropped(tc, device) or 0 for tc, device in wire.ends])
 
 
-async def mend(wire: Wire) -> None:
-    """Let packets pass again; a cable that is whole, or gone, stays as it is.
+async def mend(wire: Wire) -> bool:
+    """Let packets pass again and say whether it was cut; a cable that is whole, or gone, stays so.
 
     Raises SkerryError for an end that is cut still.
     """
+    was_cut = False
     for tc, device in wire.ends:
         if await _dropped(tc, device) is None:
             continue
+        was_cut = True
         try:
             await _run(*tc, "qdisc", "del", "dev", device, "root")
         except SkerryError:  # somebody else may have mended it meanwhile
             if await _dropped(tc, device) is not None:
                 raise
+    return was_cut
 
 
 async def must_reach(wire: Wire, port: int) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
+import stat
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ from skerry.chaos.drill import Drill, Result
 from skerry.chaos.ground import Ground, able, refuse, refuse_targets, unable
 from skerry.chaos.plan import FaultPlan, Kind
 from skerry.cli.follow import Feed
+from skerry.cli.heal import heal_first, run_heal
 from skerry.cli.live import Lines, Screen, keep_showing, screen
 from skerry.cli.place import ROOT, Place, running
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
@@ -62,6 +65,7 @@ class Wanted:
     goodput: float = 0.0
     as_json: bool = False
     dry_run: bool = False
+    heal: bool = False
 
 
 def run_chaos(wanted: Wanted) -> None:
@@ -70,6 +74,9 @@ def run_chaos(wanted: Wanted) -> None:
     Once faults may have begun the report is written and the verdict printed however it ended.
     """
     cluster = _cluster(wanted.run)
+    if wanted.heal:
+        run_heal(cluster, as_json=wanted.as_json)
+        return
     results: list[Result] = []
     try:
         asyncio.run(_stoppable(wanted, cluster, results.append))
@@ -169,20 +176,38 @@ def _cluster(run: str | None) -> Announced:
 async def _stoppable(
     wanted: Wanted, cluster: Announced, on_result: Callable[[Result], None]
 ) -> None:
-    """Run it; SIGINT and SIGTERM heal first, and then end it with KeyboardInterrupt."""
+    """Run it; SIGINT, SIGTERM and SIGHUP heal first, and then end it with KeyboardInterrupt."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        loop.add_signal_handler(signal.SIGHUP, _hung_up, task)
     try:
         await _chaos(wanted, cluster, on_result)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
+def _hung_up(task: asyncio.Task[None]) -> None:
+    """End the drill although nobody listens any more: whatever is still said must not fail.
+
+    A shell sends it again after the kernel did; twice would interrupt the healing.
+    """
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode):
+                os.dup2(nowhere, number)
+    os.close(nowhere)
+    task.cancel()
+
+
 async def _chaos(wanted: Wanted, cluster: Announced, on_result: Callable[[Result], None]) -> None:
     """Run it; ``on_result`` gets what came of it once it has begun, however it ends."""
     place = Place(cluster.run)
+    left = [] if wanted.dry_run else await heal_first(cluster.run)
     nats = settings.NatsSettings(url=cluster.url)
     async with bus_from(nats, "chaos") as bus:
         record = await _created(bus, cluster.run)
@@ -200,6 +225,8 @@ async def _chaos(wanted: Wanted, cluster: Announced, on_result: Callable[[Result
             print(plans.dumps(plan), end="")
             return
         async with _shown(Feed(bus, cluster.run), quiet=wanted.as_json) as on:
+            for what in left:
+                on.say(what)
             access = access_of(settings.load(place.settings).local.store)
             drill = _drill(wanted, ground, plan, on, access)
             if wanted.report is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -18,7 +20,7 @@ from skerry.bus import ledger, presence
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.chaos import drill as drills
-from skerry.chaos import engine
+from skerry.chaos import engine, healing
 from skerry.chaos.drill import Drill, Result
 from skerry.chaos.engine import Firing
 from skerry.chaos.ground import Ground
@@ -115,7 +117,7 @@ async def test_a_drill_tells_every_check(tmp_path: Path) -> None:
 async def test_a_process_that_stays_dead_fails_a_check_and_the_log_is_verified_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "BACK_S", 0.1)
+    monkeypatch.setattr(healing, "BACK_S", 0.1)
     monkeypatch.setattr(drills, "HEARD_S", 0.1)
     async with site(tmp_path) as held:
         result = await held.drill(Fault(0.0, Kind.KILL, "syncer")).run()
@@ -197,6 +199,19 @@ async def test_an_interrupted_drill_heals_and_still_tells_its_history(tmp_path: 
     assert [(firing.kind, firing.fired) for firing in result.history] == [("pause", True)]
     assert result.planned == 2
     assert json.loads(json.dumps(result.to_json()))["ok"] is False
+
+
+async def test_a_drill_heals_also_where_nobody_listens_any_more(tmp_path: Path) -> None:
+    def gone(_text: str) -> None:
+        raise BrokenPipeError
+
+    async with site(tmp_path) as held:
+        drill = held.drill(PAUSE)
+        drill.say = gone
+        os.kill(held.process.pid, signal.SIGSTOP)
+        with pytest.raises(BaseExceptionGroup):
+            await drill.run()
+        assert not held.ground.entry("syncer").paused
 
 
 FIRING = Firing(0, "pause", "syncer", 0.0, 0.0, 1.0, 0, fired=True, proof="it is stopped")

@@ -18,10 +18,11 @@ import pytest
 
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
-from skerry.chaos import clock, engine, messages
+from skerry.chaos import clock, healing, messages
 from skerry.chaos.actions import action_of
-from skerry.chaos.engine import Engine, Firing, heal
+from skerry.chaos.engine import Engine, Firing
 from skerry.chaos.ground import Ground, NotFired, able, refuse, refuse_targets
+from skerry.chaos.healing import Healing, Undone, heal, undo
 from skerry.chaos.plan import Fault, FaultPlan, Kind
 from skerry.chaos.proxy import Proxy
 from skerry.errors import ConfigError, SkerryError
@@ -42,6 +43,12 @@ while True:
         pass
 """
 KINDS = {"learner-1": "learner", "learner-2": "learner", "syncer": "syncer", "broker": "broker"}
+
+
+def stop(pid: int) -> None:
+    """Stop a child, and return when its kernel says that it has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 @dataclass(slots=True)
@@ -181,7 +188,7 @@ async def test_an_interrupted_drill_resumes_what_it_has_paused(tmp_path: Path) -
 
 async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None:
     async with site(tmp_path) as held:
-        os.kill(held.processes["syncer"].pid, signal.SIGSTOP)
+        stop(held.processes["syncer"].pid)
         resource.prlimit(
             held.processes["broker"].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)
         )
@@ -193,10 +200,53 @@ async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None
         assert float(clock.file_of(tmp_path, "learner-1").read_text()) == 0.0
 
 
+async def test_healing_tells_what_it_undid_and_nothing_where_there_is_nothing(
+    tmp_path: Path,
+) -> None:
+    proxy = Proxy("127.0.0.1", 1)
+    async with (
+        site(tmp_path) as held,
+        proxy.serving({"learner-1": ("127.0.0.1", 0), "learner-2": ("127.0.0.1", 0)}),
+        listening(tmp_path / PROXY, proxy.answer),
+    ):
+        clock.move(tmp_path, "learner-1", 0.0)
+        written_ns = clock.file_of(tmp_path, "learner-1").stat().st_mtime_ns
+        assert (await undo(tmp_path)).undone == []
+        assert clock.file_of(tmp_path, "learner-1").stat().st_mtime_ns == written_ns
+        stop(held.processes["syncer"].pid)
+        broker = held.processes["broker"].pid
+        resource.prlimit(broker, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        clock.move(tmp_path, "learner-1", 99.0)
+        await held.ground.shape("learner-2", cut="blackhole")
+        told = await undo(tmp_path)
+        assert set(told.undone) == {
+            Undone("network", "learner-2"),
+            Undone("clock_jump", "learner-1"),
+            Undone("pause", "syncer"),
+            Undone("disk_full", "broker"),
+        }
+        assert (await held.ground.route("learner-2"))["cut"] == "none"
+        assert await undo(tmp_path) == Healing()
+
+
+async def test_another_users_process_that_cannot_be_resumed_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    async with site(tmp_path):
+        monkeypatch.setattr("skerry.chaos.healing.os.kill", forbidden)
+        told = await undo(tmp_path)
+        monkeypatch.undo()
+    assert len(told.wrong) == len(KINDS)
+    assert all("is another user's: run this command as that user." in one for one in told.wrong)
+
+
 async def test_healing_names_who_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "BACK_S", 0.1)
+    monkeypatch.setattr(healing, "BACK_S", 0.1)
     async with site(tmp_path) as held:
         with pytest.raises(SkerryError, match=r"^ghost did not come back"):
             await heal(held.ground, {*KINDS, "ghost"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from skerry.chaos.ground import Ground
 from skerry.chaos.meter import Meter
 from skerry.cli import chaos as cli
 from skerry.cli.chaos import Wanted, make_plan, run_chaos, sentence, verdict
+from skerry.cli.place import Announced
 from skerry.errors import BrokerUnavailable, ConfigError, HistoryBroken, RunNotFound
 from skerry.runtime.processes import TABLE, Processes
 
@@ -123,6 +126,22 @@ def test_the_report_is_written_however_the_drill_ended(
     told = json.loads((tmp_path / "report.json").read_text())
     assert (told["ok"], told["fired"], told["planned"]) == (False, 1, 2)
     assert told["faults"][0]["proof"] == FIRING.proof
+
+
+def test_a_hangup_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``nohup`` has it: a drill may be left to itself."""
+    seen: list[object] = []
+
+    async def drill(*_: object) -> None:
+        seen.append(signal.getsignal(signal.SIGHUP))
+
+    monkeypatch.setattr(cli, "_chaos", drill)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        asyncio.run(cli._stoppable(Wanted(), Announced("r", "nats://x", 1), lambda _: None))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIG_IGN]
 
 
 def test_a_report_that_cannot_be_written_fails_a_drill_and_its_verdict_is_still_printed(
