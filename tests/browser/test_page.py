@@ -10,8 +10,10 @@ import pytest
 from browser.stage import RUN, Stage
 from playwright.sync_api import expect
 
+from skerry.bus.loss import RESTORED
 from skerry.settings import HealthSettings
 from skerry.wire.messages import LearnerPhase
+from skerry_health_monitor.watching.timeline import MOST_ROUNDS
 
 if TYPE_CHECKING:
     from browser.conftest import Show
@@ -74,10 +76,51 @@ def test_a_learner_that_dies_is_shown_gone_and_alerted(show: Show, page: Page) -
     theatre.stage.actors["learner-2"].silent = True
     page.wait_for_selector("#lanes [data-state='gone']:has-text('learner-2')")
     page.wait_for_selector("#alerts-now li:has-text('learner-2 is gone')")
+    expect(page.locator("#alerts-told")).to_contain_text("learner-2 is gone")
     assert page.title().startswith("(1) ")
     theatre.stage.actors["learner-2"].silent = False
     page.wait_for_selector("#alerts-past summary:has-text('1 earlier alert')")
     expect(page.locator("#alerts-now li")).to_have_count(0)
+    expect(page.locator("#alerts-told")).to_have_text(re.compile("over: .*learner-2 is gone"))
+
+
+def test_an_alert_that_gets_worse_is_told_again(show: Show, page: Page) -> None:
+    config = {**QUICK, "sync": {"learners": 3, "fragments": 8, "quorum": 2}}
+    theatre = show(Stage(learners=3, config=config))
+    theatre.run(theatre.stage.past(30, 1))
+    theatre.play()
+    page.goto(theatre.url)
+    page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
+    told = page.locator("#alerts-told")
+    theatre.stage.actors["learner-2"].silent = True
+    expect(told).to_contain_text("warning: learner-2 is gone")
+    theatre.stage.actors["learner-3"].phase = LearnerPhase.CATCHING_UP
+    expect(told).to_contain_text("critical: learner-2 is gone: 1 of the 2")
+
+
+def test_alerts_of_a_monitor_that_numbers_anew_are_told(show: Show, page: Page) -> None:
+    stage = Stage()
+    first = show(stage)
+    first.call(first.monitor.link.heard, "disconnected", {})  # its first alert
+    first.run(stage.past(30, 1))
+    page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
+    page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
+    page.add_init_script(HIDING)
+    page.goto(first.url)
+    told = page.locator("#alerts-told")
+    expect(told).to_contain_text("critical: The broker")
+    first.close()
+    page.wait_for_selector("#link:not([data-state='live'])")
+    page.evaluate("hide(true)")  # so that the page shows the one alert after the other
+    before, title = told.inner_text(), page.title()
+    second = show(stage, port=first.port)
+    second.call(second.monitor.link.heard, "disconnected", {})
+    second.play()
+    expect(page).not_to_have_title(title, timeout=20_000)
+    expect(page).to_have_title(re.compile(r"^\(1\) "))
+    page.evaluate("hide(false)")
+    expect(told).not_to_have_text(before)
+    expect(told).to_contain_text("critical: The broker")
 
 
 def test_a_learner_that_catches_up_is_told_from_one_that_trains(show: Show, page: Page) -> None:
@@ -116,6 +159,16 @@ def test_the_record_is_shown_to_the_last_digit(show: Show, page: Page) -> None:
     assert page.inner_text("#trace-hint") == "set health.trace_url to open it from here"
     page.click("#round summary")
     assert '"opened_ns": 1700000000123456789,' in page.inner_text("#round pre")
+
+
+def test_a_version_from_a_checkpoint_says_why_it_has_no_trace(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    restored = theatre.run(
+        theatre.stage.commit(3, reason=f"{RESTORED}stage/step-00000300", trace_id="", consumed=())
+    )
+    page.goto(f"{theatre.url}#round=3.{restored.version}")
+    page.wait_for_selector("#trace-id:has-text('none: this version came from a checkpoint')")
 
 
 def test_a_round_in_the_air_tells_its_trace_and_becomes_its_record(show: Show, page: Page) -> None:
@@ -157,14 +210,61 @@ def test_where_nothing_happens_for_long_the_page_stays_live(show: Show, page: Pa
     assert page.evaluate("window.seen") == []
 
 
-def beats(page: Page, count: int) -> None:
-    """Wait until the monitor has said so often that nothing has changed."""
+HIDING = """
+    const later = [], frame = window.requestAnimationFrame;
+    window.requestAnimationFrame = f => frame(at => document.hidden ? later.push(f) : f(at));
+    window.hide = hidden => {
+        Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+        document.dispatchEvent(new Event("visibilitychange"));
+        if (!hidden) for (const f of later.splice(0)) frame(f);
+    };
+"""
+"""What a browser does to the page of a tab that another is shown before: headless, none ever is."""
+
+
+def test_a_tab_in_the_background_tells_of_an_alert_in_its_title(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=3, config=QUICK))
+    theatre.run(theatre.stage.past(30, 1))
+    theatre.play()
+    page.add_init_script(HIDING)
+    page.goto(theatre.url)
+    page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
+    page.evaluate(  # a frame has been asked for, and does not come
+        "document.getElementById('filter').dispatchEvent(new Event('input')), hide(true)"
+    )
+    theatre.stage.actors["learner-2"].silent = True
+    expect(page).to_have_title(re.compile(r"^\(1\) "), timeout=20_000)
+    assert page.locator("#alerts-now li").count() == 0
+    page.evaluate("hide(false)")
+    page.wait_for_selector("#alerts-now li:has-text('learner-2 is gone')")
+
+
+def test_charts_show_what_came_while_nobody_looked(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    page.add_init_script(HIDING)
+    page.goto(theatre.url)
+    page.wait_for_selector("#loss-chart canvas")
+    drawn = "document.querySelector('#loss-chart canvas').toDataURL()"
+    page.evaluate("hide(true)")
+    before = page.evaluate(drawn)
+    theatre.play()
+    beats(page, 8, "change")
+    theatre.rest()
+    beats(page, 1)
+    assert page.evaluate(drawn) == before
+    page.evaluate("hide(false)")
+    page.wait_for_function(f"before => {drawn} !== before", arg=before)
+
+
+def beats(page: Page, count: int, kind: str = "beat") -> None:
+    """Wait until the monitor has said so often that nothing has changed, or another kind."""
     page.evaluate(
-        """count => new Promise(done => {
+        """([kind, count]) => new Promise(done => {
             const source = new EventSource("/api/stream");
-            source.addEventListener("beat", () => { if (!--count) { source.close(); done(); } });
+            source.addEventListener(kind, () => { if (!--count) { source.close(); done(); } });
         })""",
-        count,
+        [kind, count],
     )
 
 
@@ -210,6 +310,37 @@ def test_rows_stay_where_they_are_while_somebody_points_at_them(show: Show, page
     page.wait_for_selector(f"#round-rows [data-round='4.{theatre.stage.versions[4]}']")
 
 
+def test_rows_outlast_the_rounds_that_the_page_is_told_of(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    stage = theatre.stage
+    theatre.run(stage.past(60, 1))
+    page.goto(theatre.url)
+    page.focus("#round-rows button >> nth=2")
+    before = round_rows(page)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#round[open] #trace-id")
+    many = MOST_ROUNDS + 10
+    for number in range(many):
+        theatre.run(stage.commit(number % stage.fragments, closed_ns=time.time_ns()))
+    page.wait_for_selector(f"#newer:has-text('{MOST_ROUNDS}+ newer')", state="attached")
+    assert round_rows(page) == before
+    expect(page.locator("#rounds-none")).to_be_hidden()
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#round:not([open])", state="attached")
+    assert page.evaluate("document.activeElement.dataset.round") == before[2]
+    page.click("#newer")
+    last = (many - 1) % stage.fragments
+    newest = (last, stage.versions[last])
+    page.wait_for_selector("#round-rows [data-round='{}.{}']".format(*newest))
+    assert not set(before) & set(round_rows(page))
+
+
+def round_rows(page: Page) -> list[str]:
+    """Return which rounds are listed, from top to bottom."""
+    keys = "[...document.querySelectorAll('#round-rows [data-round]')].map(e => e.dataset.round)"
+    return list(page.evaluate(keys))
+
+
 def test_everything_can_be_reached_by_keyboard(show: Show, page: Page) -> None:
     theatre = show(Stage(learners=3))
     theatre.run(theatre.stage.past(60, 1))
@@ -240,6 +371,20 @@ def test_everything_can_be_reached_by_keyboard(show: Show, page: Page) -> None:
     page.wait_for_selector("#help[open]")
 
 
+def test_keys_go_to_parts_that_are_empty_yet(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=1))
+    theatre.run(theatre.stage.begin())
+    page.goto(theatre.url)
+    page.wait_for_selector("#lanes button")
+    for key, part in (("w", "writes"), ("r", "rounds"), ("f", "fragments"), ("w", "writes")):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.id") == part
+    theatre.run(theatre.stage.evaluate())
+    page.wait_for_selector("#sample:not([hidden])")
+    page.keyboard.press("w")
+    assert page.evaluate("document.activeElement.id") == "sample"
+
+
 def focused(page: Page) -> str:
     """Return the text of what has the focus; nothing where that is the page as a whole."""
     text = "document.activeElement === document.body ? '' : document.activeElement.textContent"
@@ -260,6 +405,27 @@ def test_it_fits_a_phone(show: Show, page: Page) -> None:
     assert wide == []
     page.click("#lanes button >> nth=0")
     page.wait_for_selector("#learner[open]")
+
+
+def test_headings_stand_over_their_columns(show: Show, page: Page) -> None:
+    theatre = show(Stage(learners=3))
+    theatre.run(theatre.stage.past(60, 1))
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(theatre.url)
+        page.wait_for_selector("#round-rows button")
+        assert page.evaluate(LEFTS, [".head-row", "#round-rows button"])
+        assert page.eval_on_selector(".scale", "e => e.scrollWidth <= e.clientWidth")
+    assert page.evaluate(LEFTS, [".lane-head", "#lanes button"])
+
+
+LEFTS = """([head, row]) => {
+    const shown = of => [...document.querySelector(of).children]
+        .map(e => e.getBoundingClientRect()).filter(box => box.width).map(box => box.left);
+    const [heads, cells] = [shown(head), shown(row)];
+    return heads.length === cells.length && heads.every((at, i) => Math.abs(at - cells[i]) < 1);
+}"""
+"""Whether each cell of a row begins where its heading does."""
 
 
 def test_two_hundred_learners_are_sorted_by_trouble_and_filtered(show: Show, page: Page) -> None:
@@ -358,6 +524,86 @@ def test_a_monitor_that_is_started_again_is_found_again(show: Show, page: Page) 
     version = stage.versions[2] + 1
     second.run(stage.commit(2))
     page.wait_for_selector(f"[data-round='2.{version}']")
+
+
+PLOTS = """
+    window.plots = [];
+    let found;
+    Object.defineProperty(window, "uPlot", {get: () => found, set: made => {
+        found = new Proxy(made, {construct: (of, given) => {
+            plots.push(new of(...given));
+            return plots.at(-1);
+        }});
+    }});
+    window.shown = () => {
+        const plot = plots.findLast(plot => plot.root.closest("#loss-chart"));
+        if (!plot) return {};
+        const {min, max} = plot.scales.x, xs = plot.data[0];
+        return {whole: min <= xs[0] && max >= xs.at(-1), last: xs.at(-1)};
+    };
+"""
+"""Lets a test see which stretch of its data the loss chart shows."""
+
+
+def test_a_run_after_another_keeps_nothing_of_it(show: Show, page: Page) -> None:
+    first = show(Stage(fragments=2))
+    first.run(first.stage.past(200, 1))
+    page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
+    page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
+    page.add_init_script(PLOTS)
+    page.goto(first.url)
+    page.wait_for_function("() => plots.length > 1 && shown().whole")
+    page.wait_for_function(f"() => ({BARRED})(0) > 50")
+    zoom(page)
+    page.wait_for_function("() => !shown().whole")
+    page.click("#round-rows button >> nth=2")
+    page.wait_for_selector("#round[open] #trace-id")
+    first.close()
+    page.wait_for_selector("#link:not([data-state='live'])")
+    second = show(Stage(fragments=2), port=first.port)
+    second.run(second.stage.past(20, 5))
+    page.wait_for_function("() => shown().last < 100 && shown().whole")
+    assert 0 < page.evaluate(f"({BARRED})(0)") < 10
+    expect(page.locator("#round-rows [data-round]")).to_have_count(6)
+
+
+BARRED = """fragment => {
+    const strip = document.querySelectorAll("#fragment-rows canvas")[fragment];
+    const { data } = strip.getContext("2d").getImageData(0, strip.height * 0.2, strip.width, 1);
+    return data.filter((value, i) => i % 4 === 3 && value > 0).length;
+}"""
+"""How many pixels of a fragment's strip are within a round."""
+
+
+def test_strips_show_the_rounds_that_came_while_nobody_looked(show: Show, page: Page) -> None:
+    theatre = show(Stage(fragments=2))
+    stage = theatre.stage
+    theatre.run(stage.past(200, 10))
+    page.add_init_script(HIDING)
+    page.goto(theatre.url)
+    page.wait_for_function(f"() => ({BARRED})(1) > 0")
+    before = page.evaluate(f"({BARRED})(1)")
+    page.evaluate("hide(true)")
+    for number in range(20):
+        moment_ns = stage.ns - (200 - 10 * number) * 10**9
+        theatre.run(stage.commit(1, opened_ns=moment_ns, closed_ns=moment_ns + 3 * 10**9))
+    beats(page, 1)
+    for _ in range(MOST_ROUNDS):
+        theatre.run(stage.commit(0))
+    beats(page, 1)
+    page.evaluate("hide(false)")
+    page.wait_for_function(f"before => ({BARRED})(1) > before + 20", arg=before)
+
+
+def zoom(page: Page) -> None:
+    """Draw a frame around the middle of the loss chart."""
+    page.locator("#loss-chart").scroll_into_view_if_needed()
+    box = page.locator("#loss-chart .u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 60)
+    page.mouse.up()
 
 
 def test_a_finished_run_says_so(show: Show, page: Page) -> None:

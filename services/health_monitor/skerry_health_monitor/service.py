@@ -1,7 +1,7 @@
 """The health monitor: follows a run's log, tells who falls silent, and answers over HTTP.
 
-It keeps nothing: started again, it reads the newest commits, members and pulses and answers at
-once; then it reads the ledger from its beginning, and knows the same as before.
+It keeps nothing: started again, it reads what is newest of each kind and answers at once; then it
+reads the ledger from its beginning, and knows the same as before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skerry.bus.alerts import Situation, Store, alerts
 from skerry.bus.recent import RECENT_S
 from skerry.bus.report import report
 from skerry.chaos.ground import Ground
-from skerry.errors import BrokerUnavailable, first_cause
+from skerry.errors import BrokerUnavailable, BusError, first_cause
 from skerry.runtime.link import Link
 from skerry.runtime.service import serve
 from skerry.settings import RunConfig
@@ -108,41 +108,74 @@ class Monitor:
         """Follow the run for ever, or until it is finished where that was asked for."""
         while True:
             try:
-                await self._session()
+                over = await self._session()
             except (BrokerUnavailable, BaseExceptionGroup) as error:
                 cause = first_cause(error)
                 if not isinstance(cause, BrokerUnavailable):
                     raise cause from error
             else:
-                return
+                if over:
+                    return
+                log.warning("run_begins_anew", run=self.run)
+                self.book.update([], self.clock_s())  # what held was said of another log
+                continue
             log.warning("session_restarts", cause=str(cause))
             await asyncio.sleep(RETRY_S)
 
-    async def _session(self) -> None:
+    async def _session(self) -> bool:
+        """Follow one log of the run; True once it is over, False where another log took its place.
+
+        All that is known of a log ends with it: another one counts versions and starts from 1
+        again, and would look as if it had been read already.
+        """
         record = await ledger.wait_run(self.bus, self.run)
         config = RunConfig.model_validate_json(record.config_json)
         watch = Watch(record, config, self.clock_s)
         sources = Sources(self.bus, self.run, self.tally, record.fragments)
-        for known in await sources.newest_members():
-            watch.take(known)
-        for pulse in await sources.newest_pulses():
+        members, pulses, commits, checkpoint, evaluation = await asyncio.gather(
+            sources.newest_members(),
+            sources.newest_pulses(),
+            sources.newest_commits(),
+            sources.newest_checkpoint(),
+            sources.newest_evaluation(),
+        )
+        for member in members:
+            watch.take(member)
+        for pulse in pulses:
             watch.take(pulse)
-        for stored, newest in await sources.newest_commits():
-            watch.know(newest, stored.time_ns)
+        if checkpoint is not None:
+            watch.take(checkpoint)
+        for stored, newest in commits:
+            watch.know(newest, stored.sequence, stored.time_ns)
+        if evaluation is not None:
+            watch.know_evaluation(evaluation)
         self.watch = watch
         async with TaskGroup() as group:
             followers = [
                 group.create_task(loop, name=name)
                 for name, loop in self._loops(sources, watch).items()
             ]
-            if self.until_finished:
-                await ledger.wait_finished(self.bus, self.run)
-                for task in followers:
-                    task.cancel()
+            over = await self._until_over(sources, watch)
+            for task in followers:
+                task.cancel()
+        return over
+
+    async def _until_over(self, sources: Sources, watch: Watch) -> bool:
+        """Follow the run's own record; see ``_session`` for what is returned, and when."""
+        runs = sources.runs()
+        async with aclosing(runs):
+            async for _, record in runs:
+                if record.created_ns != watch.record.created_ns:
+                    return False
+                watch.take(record)
+                self.changed.set()
+                if self.until_finished and watch.view.finished:
+                    return True
+        msg = "The log ended while it was followed."
+        raise BusError(msg)
 
     def _loops(self, sources: Sources, watch: Watch) -> dict[str, Coroutine[None, None, None]]:
         return {
-            "run": self._fold(sources.runs(), watch.take),
             "members": self._fold(sources.members(), watch.take),
             "commits": self._commits(sources.commits(), watch),
             "checkpoints": self._fold(sources.checkpoints(), watch.take),
@@ -191,13 +224,14 @@ class Monitor:
             now_s,
             watch.told,
             watch.history.lately,
-            interval_s(watch.history.timeline.rounds),
+            None if watch.view.counting else interval_s(watch.history.timeline.rounds),
             watch.config.checkpoint.every_s,
             watch.config.sync.quorum,
             watch.config.sync.h_steps,
             [*map(Store, self.rooms), *self.brokers_stores()],
             self.link.away_s(now_s),
             self.tally.since(now_s - RECENT_S),
+            judging=watch.view.judging,
         )
         if self.book.update(alerts(seen), now_s) or changed:
             self.changed.set()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from skerry.bus.alerts import (
     Alert,
     Severity,
@@ -15,13 +17,14 @@ from skerry.bus.alerts import (
     duration,
 )
 from skerry.bus.base import Room, Storage
+from skerry.bus.recent import WAITED_S
 from skerry.bus.report import LearnerRow, Report
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.liveness import Liveness
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record
 from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse, Refused
-from skerry_health_monitor.watching.book import MOST_PAST, Book
+from skerry_health_monitor.watching.book import MOST_PAST, Book, Held
 from skerry_health_monitor.watching.timeline import Past, interval_s
 from skerry_health_monitor.watching.watch import Watch
 
@@ -117,6 +120,24 @@ def test_no_commit_for_long_is_told_only_while_somebody_trains() -> None:
     assert Scene(idle, run={"last_round_s_ago": 130.0}).keys() == set()
     still = (learner("a", tokens_per_s=0.0),)
     assert Scene(still, run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}
+
+
+def test_learners_that_wait_for_a_first_commit_are_told_of_with_the_syncer() -> None:
+    waiting = learner("a", phase=LearnerPhase.CATCHING_UP, waited_s=WAITED_S + 1)
+    none = {"last_round_s_ago": None, "wall_s": 400.0, "versions": (0,)}
+    (found,) = Scene((waiting,), run=none).alerts()
+    assert (found.key, found.severity) == ("no-commit", Severity.CRITICAL)
+    assert found.text == "Nothing has been committed since the run was created 7 min ago."
+    assert "syncer" in found.fix
+    assert Scene((waiting,), run={"last_round_s_ago": 400.0}).keys() == {"no-commit"}
+
+
+def test_catching_up_for_a_while_is_nobodys_trouble() -> None:
+    short = learner("a", phase=LearnerPhase.CATCHING_UP, waited_s=WAITED_S - 1)
+    compiling = learner("b", phase=LearnerPhase.STARTING)
+    for last in (None, 8 * 3600.0):
+        run = {"last_round_s_ago": last, "wall_s": 9 * 3600.0, "versions": (0,)}
+        assert Scene((short, compiling), run=run).keys() == set()
 
 
 def test_the_first_rounds_may_take_as_long_as_compiling_and_long_steps_do() -> None:
@@ -235,6 +256,27 @@ def test_an_alert_keeps_its_beginning_and_is_remembered_when_it_is_over() -> Non
     assert book.active["x"].since_s == 10.0
     assert book.update([], 15.0)
     assert [(held.since_s, held.until_s) for held in book.past] == [(10.0, 15.0)]
+
+
+def test_an_alert_that_becomes_worse_is_told_again_under_its_number() -> None:
+    book = Book()
+    severities = (Severity.WARNING, Severity.CRITICAL, Severity.CRITICAL, Severity.WARNING)
+    with capture_logs() as logs:
+        changed = [book.update([alert("x", told)], 10.0 + n) for n, told in enumerate(severities)]
+    assert changed == [True, True, False, True]
+    assert [(line["event"], line["severity"]) for line in logs] == [
+        ("alert", "warning"),
+        ("alert_worse", "critical"),
+    ]
+    assert book.active["x"] == Held(10_000, alert("x"), 10.0)
+
+
+def test_no_two_alerts_have_one_number_though_the_monitor_was_started_again() -> None:
+    books = Book(), Book()
+    for book, now_s in zip(books, (NOW_S, NOW_S + 1), strict=True):
+        book.update([alert("x"), alert("y")], now_s)
+    numbers = [held.number for book in books for held in book.active.values()]
+    assert numbers == sorted(set(numbers))
 
 
 def test_what_only_explains_is_not_remembered() -> None:

@@ -225,6 +225,11 @@ def test_what_has_not_happened_yet_is_told_of_as_0_so_that_its_first_time_is_see
     assert values(found, metrics.MONITOR_MALFORMED) == {("r", "pulse"): 0}
 
 
+def test_a_run_without_a_commit_has_waited_for_one_since_it_was_created() -> None:
+    found = figures(known(view(PULSE)), [], NOW_S)
+    assert values(found, metrics.COMMIT_AGE) == {("r",): 60.0}
+
+
 def test_a_second_offer_of_initial_parameters_is_no_refusal() -> None:
     sums = Sums("r")
     sums.take(commit(refused=(Refused("genesis", "b"),)))
@@ -232,8 +237,22 @@ def test_a_second_offer_of_initial_parameters_is_no_refusal() -> None:
     assert sum(f.value for f in refused) == 0
 
 
+def test_restored_parameters_are_no_round_of_no_time_with_a_path_for_a_reason() -> None:
+    sums = Sums("r")
+    sums.take(commit(40, "restored from /checkpoints/40"))
+    assert [f for f in sums.figures() if isinstance(f, Spread) and f.count] == []
+
+
+def test_a_round_that_never_had_its_quorum_counts_in_no_wait_for_it() -> None:
+    sums = Sums("r")
+    sums.take(commit(2, "timeout"))
+    counted = {f.metric for f in sums.figures() if isinstance(f, Spread) and f.count}
+    assert metrics.ROUND_DURATION in counted
+    assert not counted & {metrics.QUORUM_WAIT, metrics.GRACE_WAIT}
+
+
 def test_sums_of_the_ledger_are_left_out_while_its_history_is_still_read() -> None:
-    half = known(peek(view(PULSE), commit(9)))
+    half = known(peek(view(PULSE), commit(9), NOW_S))
     told = {f.metric for f in figures(half, [], NOW_S)}
     assert metrics.ROUND_DURATION not in told
     assert metrics.CONTRIBUTIONS not in told

@@ -15,6 +15,7 @@ from skerry.wire.messages import (
     Consumed,
     Evaluation,
     LearnerPhase,
+    LearnerProgress,
     MemberRecord,
     Pulse,
     Refused,
@@ -91,6 +92,19 @@ def test_genesis_is_no_training() -> None:
     history.committed(commit(1, reason="genesis"), 1, 1.0, 1.0)
     assert not history.curves.run.bins
     assert (0, 1) in history.timeline.rounds
+
+
+def test_a_restored_run_goes_on_with_the_tokens_that_it_comes_with() -> None:
+    """Evaluations tell those of the whole run: both are drawn on one axis."""
+    history = History(fragments=2)
+    for fragment in range(2):
+        rows = (LearnerProgress("a", 0, 0, 5000, 9), LearnerProgress("b", 0, 0, 3000, 9))
+        restored = commit(40, reason="restored from /c/40", consumed=(), progress=rows)
+        history.committed(replace(restored, fragment=fragment), 1 + fragment, 99.0, 99.0)
+    assert not history.curves.run.bins
+    history.committed(commit(41), 3, 100.0, 100.0)
+    (held,) = history.curves.run.bins.values()
+    assert (held.total, held.tokens) == (8500.0, 500.0)
 
 
 def test_refusals_are_troubles_for_a_while_and_counted_once() -> None:

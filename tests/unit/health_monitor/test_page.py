@@ -11,12 +11,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from skerry.bus import ledger
+from skerry.bus.base import Record
 from skerry.bus.memory import MemoryBroker
 from skerry.chaos.ground import NotFired
 from skerry.errors import ConfigError
 from skerry.settings import HealthSettings, RunConfig
 from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.messages import Commit
 from skerry_health_monitor.service import Monitor, page_of
+from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.web.page import FILES
 from skerry_health_monitor.web.server import Connections, application
 from skerry_health_monitor.web.strikes import LONGEST_S, read_token
@@ -115,6 +119,25 @@ async def test_a_round_leads_to_its_ledger_record() -> None:
         record = await scripted.bus.get("SKERRY_run_LEDGER", told["ledger_sequence"])
         assert record is not None
         assert record.subject == "skerry.run.ledger.commit.2"
+
+
+async def test_a_round_that_is_known_but_not_read_yet_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted = await begun()
+    for _ in range(3):
+        await scripted.commit_all()
+
+    async def the_first(_: Sources) -> AsyncGenerator[tuple[Record, Commit]]:
+        async for sequence, commit in ledger.follow_commits(scripted.bus, "run"):
+            yield Record("", sequence, 1, b""), commit
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(Sources, "commits", the_first)
+    async with served(scripted) as client:
+        answers = [await client.get(f"/api/rounds/{path}") for path in ("0/1", "1/3", "1/5", "7/1")]
+    assert [answer.status_code for answer in answers] == [200, 503, 404, 404]
+    assert "Still reading the history" in answers[1].json()["error"]
 
 
 @pytest.mark.parametrize("path", ["0/99", "7/1", "0/0"])

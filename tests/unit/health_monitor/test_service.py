@@ -19,7 +19,14 @@ from skerry.bus.base import Record, Room, Storage
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import ConfigError
 from skerry.testing.scripted_run import STARTS, ScriptedRun
-from skerry.wire.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
+from skerry.wire.messages import (
+    CheckpointRecord,
+    Commit,
+    Evaluation,
+    LearnerPhase,
+    Pulse,
+    RunRecord,
+)
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.watching.sources import Sources
@@ -138,6 +145,52 @@ async def test_it_answers_with_the_newest_versions_before_it_has_read_the_histor
     assert told["rounds"] == 9
 
 
+async def test_a_long_history_raises_no_alert_of_what_is_only_not_read_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    now_ns = time.time_ns()
+    checkpoint = CheckpointRecord("run", "/there", "d", (1, 1, 1), 4, 40, now_ns, 100)
+    await ledger.record_checkpoint(scripted.bus, checkpoint)
+    losses = (2.0, 5.0, 5.0, 5.0, 1.9)
+    for version, loss in enumerate(losses, 1):
+        said = Evaluation("run", "e", version, 9, (version,) * 3, loss, 7.0, 8.0, 64, 7, now_ns)
+        await ledger.record_evaluation(scripted.bus, said)
+    began_ns = now_ns - 3600 * 10**9
+    wait_run = ledger.wait_run
+
+    async def old(*of: Any) -> RunRecord:
+        return replace(await wait_run(*of), created_ns=began_ns)
+
+    async def no_checkpoint(_: Sources) -> AsyncGenerator[tuple[Record, CheckpointRecord]]:
+        await asyncio.Event().wait()
+        yield Record("", 0, 0, b""), checkpoint
+
+    async def all_but_the_last(_: Sources) -> AsyncGenerator[tuple[Record, Evaluation]]:
+        for version, loss in enumerate(losses[:-1], 1):
+            yield (
+                Record("", version, 0, b""),
+                Evaluation("run", "e", version, 9, (version,) * 3, loss, 7.0, 8.0, 64, 7, now_ns),
+            )
+        await asyncio.Event().wait()
+
+    async def same(_: Sources) -> AsyncGenerator[tuple[Record, RunRecord]]:
+        yield Record("", 1, 0, b""), await old(scripted.bus, "run")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ledger, "wait_run", old)
+    monkeypatch.setattr(Sources, "runs", same)
+    monkeypatch.setattr(Sources, "checkpoints", no_checkpoint)
+    monkeypatch.setattr(Sources, "evaluations", all_but_the_last)
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    told = await seen(monitor, lambda answer: len(answer["evaluations"]) == len(losses) - 1)
+    assert monitor.watch is not None
+    monitor._look(monitor.watch)
+    assert not {"checkpoint", "held-out"} & set(monitor.book.active)
+    assert (told["run"]["checkpoint"], told["run"]["held_out"]["loss"]) == ("/there", 1.9)
+
+
 async def test_a_newest_commit_that_cannot_be_read_does_not_end_it() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all()
@@ -161,6 +214,58 @@ async def test_a_monitor_that_is_started_again_knows_the_same() -> None:
     for changing in ("wall_s", "eta_s", "goodput", "last_round_s_ago"):
         del first["run"][changing], second["run"][changing]
     assert first["run"] == second["run"]
+
+
+async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_beginning() -> None:
+    broker = MemoryBroker()
+    first = await ScriptedRun.begin(broker.connect())
+    for step in range(3):
+        await first.commit_all(step=step)
+    await presence.publish_pulse(first.bus, replace(pulse(90), incarnation=7))
+    await first.finish()
+    monitor = Monitor(broker.connect(), "run", until_finished=False)
+    following = asyncio.create_task(monitor.follow())
+
+    async def until(holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                told: dict[str, Any] = (await asked(monitor, "/api/run")).json()
+                if holds(told):
+                    return told
+                await asyncio.sleep(0)
+
+    try:
+        await until(lambda answer: "run" in answer and bool(answer["run"]["finished"]))
+        before = monitor.frame().epoch
+        for name in tuple(broker.streams):
+            stream = broker.streams.pop(name)
+            stream.lost = True
+            stream.wake()
+        second = await ScriptedRun.begin(broker.connect())
+        await second.commit_all(step=5)
+        await presence.publish_pulse(second.bus, replace(pulse(6), incarnation=STARTS))
+        told = await until(
+            lambda answer: answer["run"]["versions"] == [1, 1, 1] and answer["run"]["rounds"] == 3
+        )
+        told = await until(lambda answer: [r["step"] for r in answer["learners"]] == [6])
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    assert (told["run"]["finished"], told["run"]["step"]) == (False, 6)
+    assert [row["incarnation"] for row in told["learners"]] == [STARTS]
+    assert monitor.frame().epoch is not before
+
+
+async def test_who_was_started_again_and_again_is_told_of_by_a_monitor_that_starts_later() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    for _ in range(3):
+        await ledger.join(scripted.bus, "run", "flaps", "host", time.time_ns())
+    joins = [await ledger.join(scripted.bus, "run", "flaps", "host", time.time_ns())]
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    await seen(monitor, lambda _: monitor.tally.read["member"] >= STARTS + joins[0].incarnation)
+    assert monitor.watch is not None
+    monitor._look(monitor.watch)
+    assert "flapping-flaps" in monitor.book.active
 
 
 async def test_it_ends_with_the_run_where_asked() -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from skerry.wire.messages import Commit, Consumed, LearnerPhase, Pulse, Round
 from skerry_health_monitor.watching.timeline import (
-    CLOCK_OFF_S,
+    AHEAD_S,
+    SPARSE,
+    WRITTEN_S,
+    Places,
     Timeline,
     arrivals,
     interval_s,
@@ -35,9 +40,10 @@ def commit(version: int, fragment: int = 0, *merged: Consumed) -> Commit:
     )
 
 
-def pulse(learner: str, *versions: int) -> Pulse:
+def pulse(learner: str, *versions: int, alive_s: float = 100.0) -> Pulse:
     return Pulse(
-        *("run", learner, 1, LearnerPhase.TRAINING, 1, 1, 1, 1, 1, 2.0, 0.1, 1.0, 1.0, 0, 0, 0),
+        *("run", learner, 1, LearnerPhase.TRAINING, 1, 1, 1, 1, 1, 2.0, 0.1, 1.0, alive_s),
+        *(0, 0, 0),
         versions=versions,
     )
 
@@ -49,7 +55,7 @@ def opened(version: int) -> Round:
 def filled(most: int, versions: int) -> Timeline:
     timeline = Timeline(most)
     for version in range(1, versions + 1):
-        timeline.committed(past(commit(version), 100 + version, 1.0), 1.0)
+        timeline.committed(past(commit(version), 100 + version, float(version)), 1.0)
     return timeline
 
 
@@ -82,19 +88,41 @@ def test_a_version_that_jumps_takes_no_more_room_than_another() -> None:
     timeline.committed(past(commit(2**62), 106, 1.0), 1.0)
     assert timeline.place(0, 2**62) == 106
     assert timeline.place(0, 5) == 101
-    assert sum(map(len, timeline.places.values())) == 2
+    assert len(timeline.places[0].firsts) == 2
+
+
+def test_places_are_bounded_and_lead_to_every_version_all_the_same() -> None:
+    places, first, last = Places(most=8), 1000, 9000
+    for version in range(first, last + 1):
+        places.add(version, 10 * version)
+        assert len(places.firsts) <= 8
+    assert places.firsts[0] == (first, 10 * first)
+    for version in (first, first + 1, 4095, 4096, 5000, last):
+        at = places.at_or_before(version)
+        assert at is not None
+        assert 10 * (version - places.span) < at <= 10 * version
+
+
+@pytest.mark.parametrize("jump", [1, 2**40])
+def test_places_of_versions_that_jump_are_bounded_too(jump: int) -> None:
+    places = Places(most=4)
+    for version in range(1, 100):
+        places.add(SPARSE * version * jump, version)
+    assert len(places.firsts) <= 4
+    assert places.at_or_before(SPARSE * jump) == 1
 
 
 def test_a_syncer_whose_clock_is_off_closes_no_round_before_the_run_or_in_the_future() -> None:
     created_ns, stored_ns = 1000 * 10**9, 2000 * 10**9
     answer = consumed("a", 9000 * 10**9 + 250_000_000)
     early, late, right = (
-        set_right(commit(version, 0, answer), stored_ns, created_ns) for version in (5, 9000, 1900)
+        set_right(commit(version, 0, answer), stored_ns, created_ns) for version in (5, 9000, 1960)
     )
-    assert early.closed_ns == created_ns
-    assert late.closed_ns == stored_ns + int(CLOCK_OFF_S * 1e9)
+    assert early.closed_ns == stored_ns - int(WRITTEN_S * 1e9)
+    assert set_right(commit(5), created_ns + 10**9, created_ns).closed_ns == created_ns
+    assert late.closed_ns == stored_ns + int(AHEAD_S * 1e9)
     assert arrivals(late) == (0.25,)
-    assert right == commit(1900, 0, answer)
+    assert right == commit(1960, 0, answer)
     assert {told.closed_ns - told.opened_ns for told in (early, late, right)} == {5 * 10**8}
 
 
@@ -107,6 +135,26 @@ def test_adoption_counts_each_learner_once_whenever_its_pulse_comes() -> None:
     row = timeline.rounds[0, 1]
     assert (row.adopted, row.adopted_s) == (2, 3.0)
     assert timeline.holders(0) == 2
+
+
+def test_a_learner_that_starts_again_adopts_no_version_a_second_time() -> None:
+    timeline = filled(10, 3)
+    timeline.pulsed(pulse("a", 2), 5.0)
+    timeline.pulsed(pulse("b", 3), 6.0)
+    for at_s, version in ((7.0, 0), (8.0, 2), (9.0, 3)):
+        timeline.pulsed(pulse("a", version, alive_s=at_s - 6.5), at_s)
+    told = [(timeline.rounds[0, v].adopted, timeline.rounds[0, v].adopted_s) for v in (1, 2, 3)]
+    assert told == [(2, 6.0), (2, 6.0), (2, 6.0)]
+    assert timeline.holders(0) == 2
+
+
+def test_a_learner_that_joins_late_does_not_move_when_old_rounds_were_adopted() -> None:
+    timeline = filled(10, 3)
+    timeline.pulsed(pulse("a", 3), 6.0)
+    timeline.committed(past(commit(4), 104, 50.0), 50.0)
+    timeline.pulsed(pulse("late", 4, alive_s=20.0), 60.0)
+    assert [timeline.rounds[0, v].adopted for v in (3, 4)] == [2, 1]
+    assert [timeline.rounds[0, v].adopted_s for v in (3, 4)] == [6.0, 60.0]
 
 
 def test_a_version_that_a_learner_skipped_is_behind_it_too() -> None:
@@ -134,6 +182,15 @@ def test_arrivals_are_told_from_the_opening_and_only_where_they_were_noted() -> 
 def test_a_loss_that_is_no_number_leaves_the_mean_alone() -> None:
     row = past(commit(2, 0, consumed("a", loss=float("nan")), consumed("b", loss=3.0)), 1, 1.0)
     assert (row.loss, row.tokens) == (3.0, 1000)
+
+
+def test_restored_fragments_say_nothing_of_how_often_rounds_come() -> None:
+    """A restore writes one after the other: a round would be late after some milliseconds."""
+    timeline = Timeline()
+    for fragment in range(8):
+        written = replace(commit(40, fragment), reason="restored from /checkpoints/40")
+        timeline.committed(past(written, fragment, 1.0), 1.0)
+    assert interval_s(timeline.rounds) is None
 
 
 def test_the_expected_round_is_a_mean_over_those_of_late() -> None:

@@ -12,7 +12,7 @@ from skerry.core.fragments import LeafSpec, plan
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record
 from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse, RunRecord, RunState
-from skerry_health_monitor.watching.timeline import CLOCK_OFF_S
+from skerry_health_monitor.watching.timeline import AHEAD_S, interval_s
 from skerry_health_monitor.watching.watch import Watch
 
 PULSE_S = 0.5
@@ -121,17 +121,51 @@ def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(
     assert [row.name for row in report(watch.view, clock.now_s).learners] == ["a"]
 
 
-def test_a_commit_of_the_far_future_is_not_the_newest_for_ever(watch: Watch, clock: Clock) -> None:
-    """No round would be late for as long as such a clock is believed."""
-    stored_ns = int(clock.now_s * 1e9)
-    commit = Commit(
-        *("run", 1, 0, 1, 1, "grace", "syncer", 1, 2 * stored_ns, 3 * stored_ns, 0.2, 0.3),
+def commit(version: int, closed_s: float, fragment: int = 0) -> Commit:
+    times = (round((closed_s - 1) * 1e9), round(closed_s * 1e9))
+    return Commit(
+        *("run", 1, fragment, version, version, "grace", "syncer", 1, *times, 0.2, 0.3),
         *((), (), 1, (), 0, 0),
     )
-    watch.know(commit, stored_ns)
-    watch.committed(commit, 1, stored_ns)
-    clock.now_s += 2 * CLOCK_OFF_S
+
+
+def test_a_commit_of_the_far_future_is_not_the_newest_for_ever(watch: Watch, clock: Clock) -> None:
+    """No round would be late for as long as such a clock is believed."""
+    stored_ns, odd = int(clock.now_s * 1e9), commit(1, 3 * clock.now_s)
+    watch.know(odd, 1, stored_ns)
+    watch.committed(odd, 1, stored_ns)
+    clock.now_s += 120.0
     watch.judge()
-    assert watch.told.run.last_round_s_ago == pytest.approx(CLOCK_OFF_S)
+    assert watch.told.run.last_round_s_ago == pytest.approx(120.0)
     (row,) = watch.history.timeline.rounds.values()
-    assert row.closed_s == pytest.approx(stored_ns / 1e9 + CLOCK_OFF_S)
+    assert row.closed_s == pytest.approx(stored_ns / 1e9 + AHEAD_S)
+
+
+@pytest.mark.parametrize("off_s", [-30.0, -3600.0, 0.0, 30.0])
+def test_a_round_is_as_old_as_its_arrival_whatever_its_syncers_clock_says(
+    watch: Watch, clock: Clock, off_s: float
+) -> None:
+    for version in range(1, 20):
+        clock.now_s += 2.0
+        off = off_s if version > 10 else 0.0
+        watch.committed(commit(version, clock.now_s + off), version, int(clock.now_s * 1e9))
+        watch.judge()
+        assert watch.told.run.last_round_s_ago == pytest.approx(0.0)
+    assert watch.view.last_commit is not None
+    assert watch.view.last_commit.version == 19
+    clock.now_s += 5.0
+    watch.judge()
+    assert watch.told.run.last_round_s_ago == pytest.approx(5.0)
+    assert interval_s(watch.history.timeline.rounds) == pytest.approx(2.0)
+
+
+def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(
+    watch: Watch, clock: Clock
+) -> None:
+    stored_s = clock.now_s - 100.0
+    watch.know(commit(7, stored_s - 3600.0), 9, int(stored_s * 1e9))
+    for version in range(1, 8):
+        at_s = stored_s - 7 + version
+        watch.committed(commit(version, at_s), 2 + version, int(at_s * 1e9))
+    watch.judge()
+    assert watch.told.run.last_round_s_ago == pytest.approx(100.0)

@@ -139,11 +139,14 @@ class Brokers:
         Nobody has, as far as is known, while one of the brokers does not answer.
         """
         asked = (asyncio.to_thread(_connections, url) for url in self._urls)
+        what = f"connections of {', '.join(self._urls)}"
         try:
-            return lost(await asyncio.gather(*asked), names)
+            found = lost(await asyncio.gather(*asked), names)
         except LIES as error:
-            self._say(", ".join(self._urls), error)
+            self._say(what, error)
             return {}
+        self._said.discard(what)
+        return found
 
     def _say(self, url: str, error: Exception) -> None:
         if url not in self._said:

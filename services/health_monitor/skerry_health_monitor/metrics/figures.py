@@ -75,10 +75,11 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     yield Point(metrics.CHECKPOINT_AGE, age_s, (run,))
     yield Point(metrics.CHECKPOINT_INTERVAL, config.checkpoint.every_s, (run,))
     checkpoint = known.view.checkpoint
+    since_s = row.wall_s if row.last_round_s_ago is None else row.last_round_s_ago
+    yield Point(metrics.COMMIT_AGE, since_s, (run,))
     told_if_known: dict[Metric, float | None] = {
         metrics.RUN_TIME_LEFT: row.eta_s,
         metrics.RUN_LOSS: row.loss,
-        metrics.COMMIT_AGE: row.last_round_s_ago,
         metrics.ROUND_INTERVAL: interval_s(config, told.learners),
         metrics.CHECKPOINT_SIZE: None if checkpoint is None else checkpoint.size_bytes,
     }
@@ -87,7 +88,7 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
             yield Point(metric, value, (run,))
     for fragment, version in enumerate(row.versions):
         yield Point(metrics.FRAGMENT_VERSION, version, (run, str(fragment)))
-    newest = {e.evaluator: e.loss for e in told.evaluations}
+    newest = {e.evaluator: e.loss for e in told.evaluations if not known.view.judging}
     for evaluator, loss in newest.items():
         if loss is not None:
             yield Point(metrics.HELD_OUT_LOSS, loss, (run, evaluator[:MOST_NAME]))

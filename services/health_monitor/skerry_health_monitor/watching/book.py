@@ -22,7 +22,11 @@ MOST_PAST = 60
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An alert and when it began; ``until_s`` is None while it holds. Seconds since the epoch."""
+    """An alert and when it began; ``until_s`` is None while it holds. Seconds since the epoch.
+
+    No other alert has its ``number``, none of an earlier start of the monitor either: a page that
+    is connected again would take one for the other.
+    """
 
     number: int
     alert: Alert
@@ -32,28 +36,34 @@ class Held:
 
 @dataclass(slots=True)
 class Book:
-    """The alerts of one run, as long as this monitor lives."""
+    """The alerts of one run, as long as this monitor lives; ``numbered`` is the newest number."""
 
     active: dict[str, Held] = field(default_factory=dict[str, Held])
     past: deque[Held] = field(default_factory=lambda: deque[Held](maxlen=MOST_PAST))
     numbered: int = 0
 
     def update(self, now: Iterable[Alert], now_s: float) -> bool:
-        """Take what holds now; say whether any began, ended or reads differently."""
+        """Take what holds now; say whether any began, ended or has another severity."""
         before, self.active = self.active, {}
+        changed = False
         for alert in now:
             held = before.pop(alert.key, None)
             if held is None:
-                self.numbered += 1
+                # By the clock, so that a monitor that is started again goes on above.
+                self.numbered = max(self.numbered + 1, int(now_s * 1000))
+                self.active[alert.key] = Held(self.numbered, alert, now_s)
+            else:
+                self.active[alert.key] = Held(held.number, alert, held.since_s)
+            changed |= held is None or held.alert.severity is not alert.severity
+            if held is None or alert.severity.rank > held.alert.severity.rank:
                 (log.info if alert.severity is Severity.INFO else log.warning)(
-                    "alert", key=alert.key, severity=alert.severity.value, text=alert.text
+                    "alert" if held is None else "alert_worse",
+                    key=alert.key,
+                    severity=alert.severity.value,
+                    text=alert.text,
                 )
-            number, since_s = (
-                (self.numbered, now_s) if held is None else (held.number, held.since_s)
-            )
-            self.active[alert.key] = Held(number, alert, since_s)
         for over in before.values():
             log.info("alert_over", key=over.alert.key, lasted_s=round(now_s - over.since_s, 1))
             if over.alert.severity is not Severity.INFO:
                 self.past.append(Held(over.number, over.alert, over.since_s, now_s))
-        return bool(before) or any(held.since_s == now_s for held in self.active.values())
+        return changed or bool(before)

@@ -86,6 +86,10 @@ class Curves:
     hour: Curve = field(default_factory=lambda: Curve(5.0, 720, rolling=True))
     total: float = 0.0
 
+    def begin(self, tokens: float) -> None:
+        """Count what was merged before this log: the tokens that a restored fragment comes with."""
+        self.total += tokens
+
     def add(self, at_s: float, what: Bin) -> None:
         """Count one commit."""
         self.total += what.tokens

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from skerry.bus.loss import begun_by_restore
 from skerry.bus.recent import Recent
-from skerry.bus.view import GENESIS
+from skerry.bus.view import is_round
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import (
     CheckpointRecord,
@@ -130,7 +131,9 @@ class History:
         row = past(commit, sequence, stored_s)
         self.timeline.committed(row, now_s)
         self.lately.committed(commit)
-        if commit.reason == GENESIS:
+        if not is_round(commit):
+            if begun_by_restore(commit):
+                self.curves.begin(sum(p.tokens for p in commit.progress) / self.fragments)
             return
         self.curves.add(row.closed_s, self._bin(row))
         for consumed in commit.consumed:

@@ -109,7 +109,8 @@ class Sources:
         return self._follow(RunRecord, Subjects(self.run).run_record(), Start.LAST_PER_SUBJECT)
 
     def members(self) -> AsyncGenerator[tuple[Record, MemberRecord]]:
-        return self._follow(MemberRecord, Subjects(self.run).members(), Start.LAST_PER_SUBJECT)
+        """Yield every start that the ledger has, old ones too: who flaps did so before."""
+        return self._follow(MemberRecord, Subjects(self.run).members(), Start.ALL)
 
     def commits(self) -> AsyncGenerator[tuple[Record, Commit]]:
         return self._follow(Commit, Subjects(self.run).commits(), Start.ALL)
@@ -132,6 +133,12 @@ class Sources:
     async def newest_pulses(self) -> list[Pulse]:
         return [m for _, m in await self._newest(Pulse, Subjects(self.run).pulses())]
 
+    async def newest_checkpoint(self) -> CheckpointRecord | None:
+        return await self._newest_of(CheckpointRecord, Subjects(self.run).checkpoint())
+
+    async def newest_evaluation(self) -> Evaluation | None:
+        return await self._newest_of(Evaluation, Subjects(self.run).evaluation())
+
     async def newest_commits(self) -> list[tuple[Record, Commit]]:
         return await self._newest(Commit, Subjects(self.run).commits())
 
@@ -139,6 +146,10 @@ class Sources:
         """Return what is newest of each subject; following counts what is left out."""
         records = [(r, self._read(kind, r)) for r in await self.bus.last_each(pattern)]
         return [(record, message) for record, message in records if message is not None]
+
+    async def _newest_of(self, kind: type[T], subject: str) -> T | None:
+        record = await self.bus.last(subject)
+        return None if record is None else self._read(kind, record)
 
     async def _follow(
         self, kind: type[T], pattern: str, start: Start

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.bus.view import GENESIS
+from skerry.bus.view import GENESIS, is_round
+from skerry.core.rounds import WITHOUT_QUORUM
 from skerry.telemetry import metrics
 from skerry.telemetry.points import Point, Spread
 
@@ -42,17 +43,18 @@ class Sums:
         self._outcomes = dict.fromkeys(begun, 0)
 
     def take(self, commit: Commit) -> None:
-        """Count one commit; the first one of a fragment is no round."""
+        """Count one commit; initial and restored parameters are no round."""
         if commit.version <= self._counted.get(commit.fragment, 0):
             return
         self._counted[commit.fragment] = commit.version
-        if commit.reason == GENESIS:
+        if not is_round(commit):
             return
         at_s, trace_id = commit.closed_ns / 1e9, commit.trace_id
         duration_s = max(0.0, (commit.closed_ns - commit.opened_ns) / 1e9)
         self._round(commit.reason).add(duration_s, trace_id=trace_id, at_s=at_s)
-        self._quorum.add(commit.quorum_s, trace_id=trace_id, at_s=at_s)
-        self._grace.add(commit.grace_s, trace_id=trace_id, at_s=at_s)
+        if commit.reason not in WITHOUT_QUORUM:
+            self._quorum.add(commit.quorum_s, trace_id=trace_id, at_s=at_s)
+            self._grace.add(commit.grace_s, trace_id=trace_id, at_s=at_s)
         if commit.merge_s > 0:  # syncers of earlier releases do not say
             self._merge.add(commit.merge_s, trace_id=trace_id, at_s=at_s)
         for consumed in commit.consumed:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from skerry.bus import recent
-from skerry.bus.view import GENESIS
+from skerry.bus.view import GENESIS, is_round
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from skerry.wire.messages import Commit, Pulse, Round
 
 MOST_ROUNDS = 160
 SPARSE = 64
-"""Of each fragment, the place in the ledger of the first of so many versions is remembered."""
-CLOCK_OFF_S = 60.0
-"""A syncer's clock may be so far ahead of the broker's."""
+"""Of each fragment, the place in the ledger of the first of so many versions is remembered,"""
+MOST_PLACES = 1024
+"""at most so many of them: beyond, of twice as many versions."""
+AHEAD_S = 1.0
+"""A syncer's clock may be so far ahead of the broker's,"""
+WRITTEN_S = 60.0
+"""and a round may have closed so long, and its merge, before the broker has its record."""
 
 Key = tuple[int, int]
 """Fragment and version."""
@@ -31,8 +34,10 @@ class Past:
     """One committed round; times in seconds since the epoch, ``loss`` in nats per token.
 
     ``stored_s`` is when the broker had its ledger record. ``arrived_s`` are seconds from opening
-    to each contribution, where the syncer noted them. ``adopted`` counts the learners whose pulses
-    have shown this version or a newer one; ``adopted_s`` is when the last of them did.
+    to each contribution, where the syncer noted them. ``merged`` is False for initial and restored
+    parameters, which nobody was asked for. ``adopted`` counts the learners whose pulses
+    have shown this version or a newer one; ``adopted_s`` is when the last of them did that was
+    there when it was stored: whoever starts later has not kept it waiting.
     """
 
     fragment: int
@@ -54,6 +59,7 @@ class Past:
     tokens: int
     loss: float | None
     trace_id: str
+    merged: bool = True
     adopted: int = 0
     adopted_s: float | None = None
 
@@ -61,12 +67,15 @@ class Past:
 def set_right(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
     """Return the commit by a clock that can be right.
 
-    A syncer's may say that it closed a round before the run was created, at ``since_ns``, or after
-    the broker had its record, at ``stored_ns``: one such round would stretch the curves over
-    decades, or be the newest for ever. All its times are moved by what that is off.
+    A syncer's may say that it closed a round before the run was created, at ``since_ns``, after the
+    broker had its record, at ``stored_ns``, or longer before that than merging and writing take:
+    such rounds would stretch the curves over decades, or lie an hour back for as long as the clock
+    is off. All times of a round are moved by what that is off.
     """
-    latest_ns = stored_ns + int(CLOCK_OFF_S * 1e9)
-    off_ns = min(max(commit.closed_ns, min(since_ns, stored_ns)), latest_ns) - commit.closed_ns
+    earliest_ns = stored_ns - int((WRITTEN_S + min(max(commit.merge_s, 0.0), WRITTEN_S)) * 1e9)
+    earliest_ns = max(earliest_ns, min(since_ns, stored_ns))
+    latest_ns = stored_ns + int(AHEAD_S * 1e9)
+    off_ns = min(max(commit.closed_ns, earliest_ns), latest_ns) - commit.closed_ns
     if not off_ns:
         return commit
     return replace(
@@ -104,6 +113,7 @@ def past(commit: Commit, sequence: int, stored_s: float) -> Past:
         tokens=sum(c.tokens for c in commit.consumed),
         loss=sum(loss * tokens for loss, tokens in told) / weight if weight else None,
         trace_id=commit.trace_id,
+        merged=is_round(commit),
     )
 
 
@@ -117,17 +127,53 @@ def arrivals(commit: Commit) -> tuple[float, ...]:
 
 
 @dataclass(slots=True)
+class Places:
+    """Where one fragment's versions lie in the ledger: the first of each ``span`` of them."""
+
+    most: int = MOST_PLACES
+    span: int = SPARSE
+    firsts: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Version and sequence."""
+
+    def add(self, version: int, sequence: int) -> None:
+        """Note where the next version lies; one in the span of the last one is near enough."""
+        if self.firsts and version // self.span <= self.firsts[-1][0] // self.span:
+            return
+        self.firsts.append((version, sequence))
+        while len(self.firsts) > self.most:
+            self._thin_out()
+
+    def at_or_before(self, version: int) -> int | None:
+        """Return a sequence at or before a version's; None where nothing is known."""
+        if not self.firsts:
+            return None
+        behind = bisect_right(self.firsts, version // self.span, key=self._number)
+        return self.firsts[max(0, behind - 1)][1]  # a restored run's ledger begins anywhere
+
+    def _number(self, first: tuple[int, int]) -> int:
+        return first[0] // self.span
+
+    def _thin_out(self) -> None:
+        self.span *= 2
+        numbered = {self._number(first): first for first in reversed(self.firsts)}
+        self.firsts = list(numbered.values())[::-1]
+
+
+@dataclass(slots=True)
 class Timeline:
-    """The newest rounds by fragment and version, those in the air, and where older ones lie."""
+    """The newest rounds by fragment and version, those in the air, and where older ones lie.
+
+    ``said`` are the versions that each learner's last pulse named, ``held`` the highest that any of
+    its pulses did: one that starts again names 0 first. ``ahead`` is the highest of everybody's.
+    """
 
     most: int = MOST_ROUNDS
     rounds: dict[Key, Past] = field(default_factory=dict[Key, Past])
     open: dict[int, Round] = field(default_factory=dict[int, "Round"])
     newest: dict[int, Past] = field(default_factory=dict[int, Past])
-    places: dict[int, list[tuple[int, int]]] = field(
-        default_factory=dict[int, list[tuple[int, int]]]
-    )
-    held: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    places: dict[int, Places] = field(default_factory=dict[int, Places])
+    said: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    held: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     ahead: dict[int, int] = field(default_factory=dict[int, int])
 
     def committed(self, row: Past, now_s: float) -> None:
@@ -135,10 +181,10 @@ class Timeline:
         before = self.newest.get(row.fragment)
         if before is not None and row.version <= before.version:
             return
-        places = self.places.setdefault(row.fragment, [])
-        span = row.version // SPARSE
-        if not places or places[-1][0] < span:
-            places.append((span, row.sequence))
+        places = self.places.get(row.fragment)
+        if places is None:
+            places = self.places[row.fragment] = Places()
+        places.add(row.version, row.sequence)
         if self.ahead.get(row.fragment, 0) >= row.version:  # pulses came before the ledger
             early = sum(_at(held, row.fragment) >= row.version for held in self.held.values())
             row.adopted, row.adopted_s = early, now_s
@@ -157,13 +203,18 @@ class Timeline:
             self.open[told.fragment] = told
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
-        """Note which versions a learner says it has adopted since its last pulse."""
-        before = self.held.get(pulse.learner, ())
-        if pulse.versions == before:
+        """Note which versions a learner says it has adopted that it had never held before."""
+        if pulse.versions == self.said.get(pulse.learner):
             return
-        self.held[pulse.learner] = pulse.versions
-        both = zip_longest(pulse.versions, before, fillvalue=0)
-        for fragment, (version, held) in enumerate(both):
+        self.said[pulse.learner] = pulse.versions
+        highest = self.held.setdefault(pulse.learner, [])
+        highest.extend([0] * (len(pulse.versions) - len(highest)))
+        began_s = now_s - pulse.alive_s
+        for fragment, version in enumerate(pulse.versions):
+            held = highest[fragment]
+            if version <= held:
+                continue
+            highest[fragment] = version
             if version > self.ahead.get(fragment, 0):
                 self.ahead[fragment] = version
             # Ten thousand of these a second, of 200 learners and 50 rounds a second: in place.
@@ -171,7 +222,8 @@ class Timeline:
                 row = self.rounds.get((fragment, seen))
                 if row is not None:
                     row.adopted += 1
-                    row.adopted_s = now_s
+                    if row.stored_s >= began_s:
+                        row.adopted_s = now_s
 
     def holders(self, fragment: int) -> int:
         """Return how many learners have the newest version of a fragment."""
@@ -180,17 +232,19 @@ class Timeline:
 
     def place(self, fragment: int, version: int) -> int | None:
         """Return a ledger sequence at or before a commit's, None for a commit nobody has seen."""
-        newest, places = self.newest.get(fragment), self.places.get(fragment, [])
-        if newest is None or not 0 < version <= newest.version or not places:
+        newest, places = self.newest.get(fragment), self.places.get(fragment)
+        if newest is None or places is None or not 0 < version <= newest.version:
             return None
-        behind = bisect_right(places, version // SPARSE, key=lambda place: place[0])
-        return places[max(0, behind - 1)][1]  # a restored run's ledger begins anywhere
+        return places.at_or_before(version)
 
 
-def _at(versions: tuple[int, ...], fragment: int) -> int:
+def _at(versions: Sequence[int], fragment: int) -> int:
     return versions[fragment] if fragment < len(versions) else 0
 
 
 def interval_s(rounds: Mapping[Key, Past]) -> float | None:
-    """Return the mean seconds between the commits of late, None for fewer than three of them."""
-    return recent.interval_s(row.closed_s for row in rounds.values() if row.reason != GENESIS)
+    """Return the mean seconds between the commits of late, None for fewer than three of them.
+
+    By the broker's clock, which is one: those of syncers may differ, or be set meanwhile.
+    """
+    return recent.interval_s(row.stored_s for row in rounds.values() if row.merged)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.bus.report import doubted, report
-from skerry.bus.view import Frame, RunView, disconnected, fold, peek
+from skerry.bus.view import (
+    Frame,
+    RunView,
+    committed,
+    disconnected,
+    fold,
+    peek,
+    peek_evaluation,
+)
 from skerry.core.fragments import plan
 from skerry.core.liveness import Liveness, policy_from
 from skerry.wire.messages import MemberRecord
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from skerry.bus.report import LearnerRow
     from skerry.bus.view import Message
     from skerry.settings import RunConfig
-    from skerry.wire.messages import Commit, Round, RunRecord
+    from skerry.wire.messages import Commit, Evaluation, Round, RunRecord
 
 log = structlog.get_logger()
 
@@ -56,6 +64,7 @@ class Watch:
         )
         self._clock_s = clock_s
         self._told: dict[str, Liveness] = {}
+        self._known_to = 0
         self.record = record
         self.config = config
         self.history = History(record.fragments)
@@ -76,10 +85,15 @@ class Watch:
         self.history.take(message, now_s)
 
     def committed(self, commit: Commit, sequence: int, stored_ns: int) -> None:
-        """Fold a commit in, with its place in the ledger and when the broker had it."""
+        """Fold a commit in, with its place in the ledger and when the broker had it.
+
+        One that comes while we watch is as old as its arrival, as silence is everywhere here: no
+        two clocks need to agree. Of an older one only the broker can say how old it is.
+        """
         now_s = self._clock_s()
+        seen_s = now_s if sequence > self._known_to else min(now_s, stored_ns / 1e9)
         commit = set_right(commit, stored_ns, self.record.created_ns)
-        self.view = fold(self.view, commit, now_s)
+        self.view = committed(self.view, commit, seen_s)
         self.history.committed(commit, sequence, stored_ns / 1e9, now_s)
         self.sums.take(commit)
 
@@ -87,9 +101,15 @@ class Watch:
         """Take note of a round that is in the air."""
         self.history.timeline.opened(told)
 
-    def know(self, newest: Commit, stored_ns: int) -> None:
+    def know(self, newest: Commit, sequence: int, stored_ns: int) -> None:
         """Take note of a fragment's newest commit ahead of the history that leads to it."""
-        self.view = peek(self.view, set_right(newest, stored_ns, self.record.created_ns))
+        self._known_to = max(self._known_to, sequence)
+        commit = set_right(newest, stored_ns, self.record.created_ns)
+        self.view = peek(self.view, commit, min(self._clock_s(), stored_ns / 1e9))
+
+    def know_evaluation(self, newest: Evaluation) -> None:
+        """Take note of the newest evaluation ahead of those before it."""
+        self.view = peek_evaluation(self.view, newest)
 
     def closed(self, ago_s: Mapping[str, float]) -> None:
         """Take note of whose connection was closed how long ago."""

@@ -58,9 +58,11 @@ def routes(hub: Hub, watch: Callable[[], Watch | None], bus: Bus, cut: Cut) -> l
     async def one_round(request: Request) -> Response:
         held = watch()
         fragment, version = (int(request.path_params[name]) for name in ("fragment", "version"))
-        place = None if held is None else held.history.timeline.place(fragment, version)
-        if held is None or place is None:
-            return _missing(fragment, version)
+        if held is None:
+            return JSONResponse({"error": "The log is not read yet: try again."}, 503)
+        place = held.history.timeline.place(fragment, version)
+        if place is None:
+            return _unread() if _to_come(held, fragment, version) else _missing(fragment, version)
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 found = await _look_up(bus, held, fragment, version, place - 1)
@@ -79,6 +81,16 @@ def routes(hub: Hub, watch: Callable[[], Watch | None], bus: Bus, cut: Cut) -> l
         Route("/api/stream", EventStream(hub, cut)),
         Route("/api/rounds/{fragment:int}/{version:int}", one_round),
     ]
+
+
+def _to_come(watch: Watch, fragment: int, version: int) -> bool:
+    """Say whether a commit is known to be there, though the ledger is not read that far."""
+    return watch.view.counting and 0 < version <= watch.view.versions.get(fragment, 0)
+
+
+def _unread() -> Response:
+    error = "Still reading the history, which has not come to this round: try again."
+    return JSONResponse({"error": error}, 503)
 
 
 def _missing(fragment: int, version: int) -> Response:

@@ -106,8 +106,11 @@ class Strikes:
                     await self._held[name, action].wait()
         finally:
             try:
-                with suppress(SkerryError):  # a cluster that is gone needs no healing
-                    await asyncio.shield(fault.end())
+                await asyncio.shield(fault.end())
+            except ControlError:
+                pass  # a cluster that is gone needs no healing
+            except SkerryError as error:
+                log.warning("strike_not_ended", learner=name, action=action, error=str(error))
             finally:  # not before: the end of this one must not undo the next
                 del self._held[name, action]
 

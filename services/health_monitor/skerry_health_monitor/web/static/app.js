@@ -29,11 +29,12 @@ function turn() {
   repaint();
 }
 
-function go(id, inside) {
+// Never into a field of text: it would take the next key for a letter.
+function go(id, inside = id) {
   $(id).scrollIntoView({ block: "start" });
-  const stop = inside ? $(inside).querySelector('[tabindex="0"]') : null;
-  const target = stop ?? $(id).querySelector("button, a, pre, input") ?? $(id);
-  if (target === $(id)) target.tabIndex = -1; // a part without controls: from here on Tab goes on
+  const stops = [...$(inside).querySelectorAll('[tabindex="0"]')];
+  const target = stops.find((stop) => stop.checkVisibility()) ?? $(id);
+  if (target === $(id)) target.tabIndex = -1; // nothing to stop at: from here on Tab goes on
   target.focus({ preventScroll: true });
 }
 
@@ -69,9 +70,12 @@ listen(["facts"], () => {
 });
 addEventListener("hashchange", openAddressed);
 
-setInterval(() => {
+function tick() {
   if (document.hidden) return;
   for (const part of [glance, lanes, fragments, rounds, side]) part.tick();
-}, TICK_MS);
+}
+
+setInterval(tick, TICK_MS);
+document.addEventListener("visibilitychange", tick);
 repaint();
 connect();

@@ -1,7 +1,7 @@
 // Loss and throughput, drawn by uPlot; redrawn at most twice a second, and not while out of sight.
 import { $, colour, say } from "./dom.js";
 import { bytes, count, duration, loss } from "./format.js";
-import { listen, now, store } from "./store.js";
+import { leave, listen, now, store } from "./store.js";
 
 const DRAW_MS = 500;
 const chosen = { axis: "step", range: "run", log: false };
@@ -70,7 +70,7 @@ const shown = (value, format) => (value === null || value === undefined ? "–" 
 function lossOptions(width, height) {
   const x = chosen.axis === "at_s" ? "time" : chosen.axis === "step" ? "step" : "tokens";
   return {
-    width, height, padding: [8, 10, 0, 0],
+    width, height, padding: [8, 24, 0, 0],
     scales: { x: { time: chosen.axis === "at_s" }, y: chosen.log ? { distr: 3 } : { range: (_, lo, hi) => [lo === null ? 0 : lo - 0.05 * Math.max(1e-3, hi - lo), hi === null ? 1 : hi + 0.05 * Math.max(1e-3, hi - lo)] } },
     axes: [xAxis(chosen.axis), yAxis((v) => (v < 10 ? v.toFixed(2) : v.toFixed(0)))],
     cursor: { points: { size: 6 }, drag: { x: true, y: false } },
@@ -84,7 +84,7 @@ function lossOptions(width, height) {
 
 function speedOptions(width, height) {
   return {
-    width, height, padding: [8, 10, 0, 0],
+    width, height, padding: [8, 24, 0, 0],
     scales: { y: { range: (_, lo, hi) => [0, Math.max(1, (hi ?? 1) * 1.1)] } },
     axes: [xAxis("at_s"), yAxis(count)],
     cursor: { points: { size: 6 }, drag: { x: true, y: false } },
@@ -120,14 +120,18 @@ class Chart {
     if (this.plot && (this.plot.width !== width || this.plot.height !== height)) this.plot.setSize({ width, height });
   }
 
-  again() {
+  clear() {
     this.plot?.destroy();
     this.plot = null;
+  }
+
+  again() {
+    this.clear();
     this.now();
   }
 
   draw() {
-    if (this.waiting || !this.seen || document.hidden) return;
+    if (this.waiting || !this.seen) return;
     this.waiting = true;
     setTimeout(() => { this.waiting = false; this.now(); }, Math.max(0, DRAW_MS - (performance.now() - this.drawn_ms)));
   }
@@ -176,5 +180,6 @@ $("log-y").addEventListener("click", () => {
   $("log-y").setAttribute("aria-pressed", String(chosen.log));
   redraw();
 });
+leave(() => { lossChart.clear(); speedChart.clear(); }); // with what somebody had zoomed in to
 listen(["curve_run", "curve_day", "curve_hour", "evaluations"], () => { lossChart.draw(); speedChart.draw(); });
 listen(["run"], tell);

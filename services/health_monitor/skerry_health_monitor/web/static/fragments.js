@@ -2,7 +2,7 @@
 import { $, canvas, colour, el, Rows, say } from "./dom.js";
 import { age, count, duration } from "./format.js";
 import { reach } from "./lanes.js";
-import { listen, now, store } from "./store.js";
+import { leave, listen, now, store } from "./store.js";
 
 const KEPT_S = 900;
 const FLASH_S = 4; // more often, and it would always shine
@@ -88,5 +88,6 @@ export function paint() {
   tick();
 }
 
-listen(["rounds"], remember);
+leave(() => past.clear());
+listen(["rounds"], remember, true); // the store lets rounds go before a hidden page is seen
 listen(["fragments", "open", "rounds", "facts"], tick);

@@ -139,4 +139,4 @@ export function tick() {
 listen(["run", "facts", "state", "checkpoints", "evaluations"], tick);
 listen(["run"], split);
 listen(["facts"], facts);
-listen(["run", "alerts", "facts"], title);
+listen(["run", "alerts", "facts"], title, true);

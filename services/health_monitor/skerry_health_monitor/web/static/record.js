@@ -1,7 +1,7 @@
 // One round: its trace, its ledger record, and who was in it.
 import { $, el, say } from "./dom.js";
 import { age, count, duration, loss, moment, percent, whole, words } from "./format.js";
-import { listen, now, store } from "./store.js";
+import { leave, listen, now, store } from "./store.js";
 
 const WHY = {
   all_arrived: "everybody who is alive had answered",
@@ -12,6 +12,8 @@ const WHY = {
   genesis: "the first parameters of the fragment",
   nothing_counts: "nothing that arrived could be merged: the version equals the one before",
 };
+const SHORT = new Set(["short_handed", "timeout", "final_empty"]); // as skerry.core.rounds has them: never had their quorum
+const RESTORED = "restored from "; // as skerry.bus.loss has it
 let asked = 0;
 let air = null; // the round in the air that is shown
 
@@ -32,18 +34,22 @@ function copier(text) {
   return button;
 }
 
-function traceLine(trace) {
+function traceLine(trace, reason = "") {
   const template = store.facts.trace_url;
   const open = template ? el("a", { href: template.replace("{trace_id}", encodeURIComponent(trace)), target: "_blank", rel: "noopener noreferrer", id: "trace-open" }, "open trace")
     : el("small", { id: "trace-hint" }, "set health.trace_url to open it from here");
-  return [el("dt", {}, "trace id"), el("dd", { class: "mono", id: "trace-id" }, trace || "none: the syncer is of an earlier release"),
+  return [el("dt", {}, "trace id"), el("dd", { class: "mono", id: "trace-id" }, trace || (reason.startsWith(RESTORED) ? "none: this version came from a checkpoint" : "none: the syncer is of an earlier release")),
     el("span", { class: "do" }, ...(trace ? [copier(trace), open] : []))];
 }
 
 function traceBox(c) {
   const address = `/api/rounds/${c.fragment}/${c.version}`;
-  return el("dl", { class: "trace-box" }, ...traceLine(c.trace_id),
+  return el("dl", { class: "trace-box" }, ...traceLine(c.trace_id, c.reason),
     el("dt", {}, "ledger record"), el("dd", { class: "mono", id: "ledger-sequence" }, `sequence ${c.ledger_sequence}`), el("span", { class: "do" }, el("a", { href: address, target: "_blank", rel: "noopener", id: "record-open" }, "as JSON")));
+}
+
+export function toQuorum(r) {
+  return SHORT.has(r.reason) ? "never had it" : duration(r.quorum_s);
 }
 
 function facts(c) {
@@ -51,10 +57,10 @@ function facts(c) {
   const opened = c.opened_ns / 1e9, closed = c.closed_ns / 1e9;
   return el("dl", { class: "pairs" },
     pair("opened", moment(opened)),
-    pair("to quorum", duration(c.quorum_s)), pair("grace", duration(c.grace_s)),
+    pair("to quorum", toQuorum(c)), pair("grace", duration(c.grace_s)),
     pair("closed by", words(c.reason), WHY[c.reason] ?? ""),
     pair("in the log", row ? `${duration(Math.max(0, row.stored_s - closed))} after closing` : moment(closed)),
-    pair("adopted", row?.adopted ? `by ${row.adopted}, the last ${duration(Math.max(0, row.adopted_s - opened))} after opening` : row ? "by nobody yet" : "too long ago to tell"),
+    pair("adopted", row?.adopted ? `by ${row.adopted}${row.adopted_s === null ? "" : `, the last ${duration(Math.max(0, row.adopted_s - opened))} after opening`}` : row ? "by nobody yet" : "too long ago to tell"),
     pair("step", whole(c.step)), pair("age", age(now() - closed)),
     pair("syncer", `${c.syncer || "–"}, fence ${c.fence}`), pair("parameters' digest", c.params_digest));
 }
@@ -133,4 +139,5 @@ export function openAddressed() {
   if (found) openRound(Number(found[1]), Number(found[2]));
 }
 
+leave(() => { air = null; });
 listen(["fragments"], landed);

@@ -1,15 +1,16 @@
 // The timeline of rounds: each as a bar from its opening, all on one scale, newest first.
 import { $, el, firstStop, roving, Rows, say, svg } from "./dom.js";
 import { age, clock, duration, loss, words } from "./format.js";
-import { openAir, openRound } from "./record.js";
-import { listen, now, store, touch } from "./store.js";
+import { openAir, openRound, toQuorum } from "./record.js";
+import { leave, listen, now, store, touch } from "./store.js";
 
 const MOST = 80;
 const list = $("round-rows");
 const head = el("div", { class: "round head-row", "aria-hidden": "true" });
 for (const [text, kind] of [["committed", ""], ["fragment", ""], ["", "scale"], ["closed by", "reason"], ["in", "number"], ["stale", "number"], ["loss", "loss number"], ["trace", "trace"]]) head.append(el("span", { class: kind }, text));
 list.before(head);
-const scaleNote = head.children[2];
+const scaleNote = el("span");
+head.children[2].append(el("span", {}, "opened"), scaleNote);
 let scale_s = 1;
 
 // Seconds from the opening: to quorum, to the end of grace, to the commit in the log, to adoption.
@@ -27,7 +28,7 @@ export function bar(r, whole_s, label = true) {
   rect(p.grace, p.commit, "commit");
   const ticks = r.arrived_s.map((s) => `M${x(s).toFixed(1)} 2v14`).join("");
   if (ticks) picture.append(svg("path", { d: ticks, class: r.arrived_s.length > 12 ? "g-arrive crowd" : "g-arrive", "vector-effect": "non-scaling-stroke" }));
-  if (p.adopted !== null) picture.append(svg("rect", { x: Math.min(994, x(p.adopted)).toFixed(1), y: 3, width: 6, height: 12, class: "g-adopt" }));
+  if (p.adopted !== null) picture.append(svg("path", { d: `M${x(p.adopted).toFixed(1)} 3v12`, class: "g-adopt", "vector-effect": "non-scaling-stroke" }));
   return picture;
 }
 
@@ -63,12 +64,12 @@ class Row {
     say(this.trace, r.trace_id ? r.trace_id.slice(0, 12) : "–");
     const p = phases(r);
     this.bar.replaceChildren(bar(r, scale_s));
-    this.button.setAttribute("aria-label", `Fragment ${r.fragment} version ${r.version}, step ${r.step}: ${words(r.reason)} with ${r.learners} contributions, quorum after ${duration(p.wait)}, grace ${duration(r.grace_s)}, committed after ${duration(p.commit)}, adopted by ${r.adopted}${r.refused ? `, ${r.refused} refused` : ""}`);
+    this.button.setAttribute("aria-label", `Fragment ${r.fragment} version ${r.version}, step ${r.step}: ${words(r.reason)} with ${r.learners} contributions, time to quorum ${toQuorum(r)}, grace ${duration(r.grace_s)}, committed after ${duration(p.commit)}, adopted by ${r.adopted}${r.refused ? `, ${r.refused} refused` : ""}`);
   }
 }
 
 const rows = new Rows(list, (key) => new Row(key));
-let held = null; // what is shown while somebody points at it or has the focus in it
+let held = []; // what is shown while somebody points at it or has the focus in it: keys, and rounds that the store may have let go
 
 function busy() {
   return list.matches(":hover") || list.contains(document.activeElement) || $("round").open;
@@ -76,26 +77,25 @@ function busy() {
 
 function render() {
   const all = [...store.rounds.entries()].sort((a, b) => b[1].closed_s - a[1].closed_s || b[1].sequence - a[1].sequence);
-  let shown = all.slice(0, MOST).map(([key]) => key);
-  if (held && busy()) {
-    const still = held.filter((key) => store.rounds.has(key));
-    const newer = shown.filter((key) => !still.includes(key) && store.rounds.get(key).closed_s >= (store.rounds.get(still[0])?.closed_s ?? 0)).length;
-    say($("newer"), `${newer} newer`);
+  if (held.length && busy()) {
+    held = held.map(([key, r]) => [key, store.rounds.get(key) ?? r]);
+    const still = new Set(held.map(([key]) => key));
+    const newer = all.filter(([key, r]) => !still.has(key) && r.closed_s >= held[0][1].closed_s).length;
+    say($("newer"), `${newer}${newer === all.length ? "+" : ""} newer`);
     $("newer").hidden = newer === 0;
-    shown = still;
   } else {
     $("newer").hidden = true;
-    const lengths = shown.map((key) => phases(store.rounds.get(key))).map((p) => Math.max(p.commit, Math.min(p.adopted ?? 0, 2 * p.commit + 0.5))).sort((a, b) => a - b);
+    held = all.slice(0, MOST);
+    const lengths = held.map(([, r]) => phases(r)).map((p) => Math.max(p.commit, Math.min(p.adopted ?? 0, 2 * p.commit + 0.5))).sort((a, b) => a - b);
     const wanted = Math.max(0.02, (lengths[Math.floor(0.9 * (lengths.length - 1))] ?? 1) * 1.15);
     if (wanted > scale_s || wanted < 0.6 * scale_s) scale_s = wanted;
-    held = shown;
   }
-  say(scaleNote, shown.length ? `opened ${"·".repeat(3)} ${duration(scale_s)} later` : "");
-  head.hidden = shown.length === 0;
-  rows.show(shown);
-  for (const key of shown) rows.rows.get(key).show(store.rounds.get(key));
+  say(scaleNote, `+${duration(scale_s)}`);
+  head.hidden = held.length === 0;
+  rows.show(held.map(([key]) => key));
+  for (const [key, r] of held) rows.rows.get(key).show(r);
   firstStop(list);
-  $("rounds-none").hidden = shown.length > 0;
+  $("rounds-none").hidden = store.rounds.size > 0;
 }
 
 class Open {
@@ -135,7 +135,7 @@ export function tick() {
   firstStop($("open-rows"));
 }
 
-$("newer").addEventListener("click", () => { held = null; document.activeElement.blur(); list.scrollTop = 0; render(); });
+$("newer").addEventListener("click", () => { held = []; document.activeElement.blur(); list.scrollTop = 0; render(); });
 list.addEventListener("mouseleave", () => touch("rounds"));
 list.addEventListener("focusout", () => setTimeout(() => touch("rounds"), 0));
 $("find").addEventListener("submit", (e) => {
@@ -146,5 +146,6 @@ $("find").addEventListener("submit", (e) => {
 });
 roving(list);
 roving($("open-rows"));
+leave(() => { held = []; });
 listen(["rounds"], render);
 listen(["open", "run"], tick);

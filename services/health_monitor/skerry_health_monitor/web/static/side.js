@@ -1,7 +1,7 @@
 // Alerts, samples, checkpoints and the log's streams.
 import { $, el, mark, Rows, say } from "./dom.js";
 import { age, ago, bytes, clock, count, duration, loss, whole } from "./format.js";
-import { listen, now, store } from "./store.js";
+import { leave, listen, now, store } from "./store.js";
 
 class Alert {
   constructor(key) {
@@ -25,12 +25,27 @@ class Alert {
 const alerts = new Rows($("alerts-now"), (key) => new Alert(key));
 const WORST = { critical: 0, warning: 1, info: 2 };
 
+let told = new Map();
+
+// Who listens hears what begins, what gets worse and what is over, not each second how long it has
+// lasted. A monitor that is started again numbers anew: under one number is one alert only since one time.
+function tellAlerts(active) {
+  const held = new Map(active);
+  const same = (a, b) => a !== undefined && b !== undefined && a.since_s === b.since_s;
+  const begun = active.filter(([key, a]) => !same(a, told.get(key)) || WORST[a.severity] < WORST[told.get(key).severity]);
+  const again = new Set(begun.map(([, a]) => a.text));
+  const over = [...told].filter(([key, a]) => !same(a, held.get(key)) && !again.has(a.text));
+  if (begun.length + over.length) say($("alerts-told"), [...begun.map(([, a]) => `${a.severity}: ${a.text}`), ...over.map(([, a]) => `over: ${a.text}`)].join(" "));
+  told = held;
+}
+
 function showAlerts() {
   const all = [...store.alerts.entries()];
   const active = all.filter(([, a]) => a.until_s === null).sort((a, b) => WORST[a[1].severity] - WORST[b[1].severity] || b[1].since_s - a[1].since_s);
   const past = all.filter(([, a]) => a.until_s !== null).sort((a, b) => b[1].until_s - a[1].until_s);
   alerts.show(active.map(([key]) => key));
   for (const [key, a] of active) alerts.rows.get(key).show(a);
+  tellAlerts(active);
   $("alerts").classList.toggle("some", all.length > 0);
   const details = $("alerts-past");
   details.hidden = past.length === 0;
@@ -118,6 +133,7 @@ export function tick() {
   showAlerts();
   showCheckpoints();
 }
+leave(() => { told = new Map(); picker.last = true; });
 listen(["alerts"], showAlerts);
 listen(["samples"], showSample);
 listen(["checkpoints", "facts"], showCheckpoints);

@@ -3,6 +3,7 @@
 const KEYED = ["learners", "lanes", "rounds", "open", "fragments", "checkpoints", "evaluations",
   "samples", "alerts", "streams", "curve_run", "curve_day", "curve_hour"];
 const MARKS_S = 900;
+const HIDDEN_MS = 1000;
 const AGAIN_MS = 1500;
 const SILENT_MS = 6000; // three beats: a connection may be dead without a word
 const FIRST_MS = 30000; // the whole picture may take longer on its way
@@ -19,24 +20,40 @@ const listeners = new Set();
 let dirty = new Set();
 let asked = false;
 
-export function listen(sections, render) {
-  listeners.add({ sections: new Set(sections), render });
+// ``unseen`` is called while the page is hidden, too: its title is read in the row of tabs.
+export function listen(sections, render, unseen = false) {
+  listeners.add({ sections: new Set(sections), render, unseen });
 }
 
-// One render for all that came since the last frame; none while nobody looks.
+function render() {
+  const changed = dirty, { hidden } = document;
+  asked = false;
+  if (!hidden) dirty = new Set(); // what a hidden page has left out is due once it is seen
+  for (const { sections, render: part, unseen } of listeners) {
+    if ((unseen || !hidden) && (changed.has("all") || [...sections].some((s) => changed.has(s)))) part(changed);
+  }
+}
+
+const leavers = [];
+
+// What a part keeps for itself of one run means nothing in the next, which counts from one again.
+export function leave(forget) {
+  leavers.push(forget);
+}
+
+// One render for all that came since the last frame. A hidden page gets no frames.
 function ask() {
   if (asked) return;
   asked = true;
-  const later = document.hidden ? (f) => setTimeout(f, 1000) : requestAnimationFrame;
-  later(() => {
-    asked = false;
-    const changed = dirty;
-    dirty = new Set();
-    for (const { sections, render } of listeners) {
-      if (changed.has("all") || [...sections].some((s) => changed.has(s))) render(changed);
-    }
-  });
+  if (document.hidden) setTimeout(render, HIDDEN_MS);
+  else requestAnimationFrame(render);
 }
+
+// A frame that was asked for just before hiding comes only when the page is seen again.
+document.addEventListener("visibilitychange", () => {
+  asked = false;
+  if (dirty.size) ask();
+});
 
 export function touch(...sections) {
   for (const section of sections) dirty.add(section);
@@ -92,10 +109,12 @@ function state(to) {
 
 function whole(data) {
   heard(data);
+  const another = store.facts.created_s !== data.sections.facts.created_s;
   store.run = {};
   store.facts = data.sections.facts;
   for (const name of KEYED) store[name].clear();
   store.marks.clear();
+  if (another) for (const forget of leavers) forget();
   for (const [section, rows] of Object.entries(data.sections)) {
     if (section !== "facts") put(section, { set: rows });
   }
