@@ -77,6 +77,7 @@ def _hop(told: Mapping[str, Any]) -> Span | None:
         # The server refuses a message that it has already: that is an answer, and no failure.
         error="" if "duplicate" in error else error,
         service=SERVICE,
+        instance=name,
     )
 
 

@@ -166,6 +166,10 @@ def grace_s(policy: Policy, timings: Timings) -> float:
     return min(patience_s(timings), most_grace_s(policy, timings))
 
 
+WITHOUT_QUORUM = frozenset({"short_handed", "timeout", "final_empty"})
+"""Why a round closed that never had its K-th contribution: there was no wait for it to tell of."""
+
+
 def decide(now: float, view: View, policy: Policy, timings: Timings) -> tuple[Decision, str]:
     """Say what becomes of a round now, and why.
 

@@ -139,7 +139,11 @@ GRACE_WAIT = _histogram(
     "What a round waited beyond its quorum, for contributions that cost nothing.",
     by=BY_SYNCER,
 )
-COMMIT_AGE = _gauge("skerry.round.commit_age", "s", "Time since the newest commit.")
+COMMIT_AGE = _gauge(
+    "skerry.round.commit_age",
+    "s",
+    "Time since the newest commit; since the run was created before there is one.",
+)
 ROUND_INTERVAL = _gauge("skerry.round.interval", "s", "Expected time between two commits.")
 FRAGMENT_VERSION = _gauge(
     "skerry.fragment.version", "{version}", "Newest version of a fragment.", FRAGMENT, by=BY_SYNCER

@@ -33,13 +33,22 @@ class Identity:
     name: str
     version: str
 
-    def resource(self, service: str = "") -> dict[str, str]:
-        """Return the resource's attributes; ``service`` in place of our own."""
+    def resource(self) -> dict[str, str]:
+        """Return the resource's attributes."""
         return {
             "service.namespace": "skerry",
-            "service.name": service or f"skerry-{self.service}",
+            "service.name": f"skerry-{self.service}",
             "service.instance.id": f"{self.run}/{self.name}",
             "service.version": self.version,
+            spans.RUN: self.run,
+        }
+
+    def resource_of(self, service: str, instance: str) -> dict[str, str]:
+        """Return those of another service that we tell of; its version is not known."""
+        return {
+            "service.namespace": "skerry",
+            "service.name": service,
+            "service.instance.id": instance,
             spans.RUN: self.run,
         }
 

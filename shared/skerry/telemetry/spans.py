@@ -50,7 +50,7 @@ class Span:
     """One span, told when it is over; times in ns since the epoch.
 
     ``error`` is what went wrong, in a word; empty: nothing did. ``service`` is whose it is, where
-    that is not the process that tells of it.
+    that is not the process that tells of it, and ``instance`` which one of those.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Span:
     events: tuple[Event, ...] = ()
     error: str = ""
     service: str = ""
+    instance: str = ""
 
 
 # Names of spans. One round has the first eight; a round of n learners 4 + 6n spans.
@@ -150,9 +151,8 @@ TYPES = {
     RECEIVE: "receive",
     PROCESS: "process",
     ADOPT: "process",
-    DELIVER: "send",
 }
-"""The conventions' type of each messaging operation, by our name for it."""
+"""The conventions' type of each messaging operation, by our name for it; a broker's has none."""
 
 
 def messaging_name(operation: str, template: str) -> str:
@@ -161,14 +161,20 @@ def messaging_name(operation: str, template: str) -> str:
 
 
 def messaging(operation: str, subject: str, template: str) -> dict[str, Value]:
-    """Return the attributes that every messaging span has, in a dict of the caller's own."""
-    return {
+    """Return the attributes that every messaging span has, in a dict of the caller's own.
+
+    ``subject`` is empty for a span about messages of several.
+    """
+    told: dict[str, Value] = {
         MESSAGING_SYSTEM: NATS,
         MESSAGING_OPERATION_NAME: operation,
-        MESSAGING_OPERATION_TYPE: TYPES[operation],
-        MESSAGING_DESTINATION_NAME: subject,
         MESSAGING_DESTINATION_TEMPLATE: template,
     }
+    if operation in TYPES:
+        told[MESSAGING_OPERATION_TYPE] = TYPES[operation]
+    if subject:
+        told[MESSAGING_DESTINATION_NAME] = subject
+    return told
 
 
 def extract(headers: Mapping[str, str]) -> SpanContext | None:

@@ -52,7 +52,7 @@ def test_a_report_becomes_a_span_below_the_one_that_sent_the_message() -> None:
     assert found is not None
     assert (found.name, found.kind) == (f"deliver {spans.CONTRIBUTION}", Kind.SERVER)
     assert (found.parent, found.context.trace_id) == (ORIGIN, ORIGIN.trace_id)
-    assert found.service == "nats-server"
+    assert (found.service, found.instance) == ("nats-server", report()["server"]["name"])
     assert found.end_ns - found.start_ns == 226_734
     assert [event.name for event in found.events] == ["ingress", "stored"]
     assert found.attributes[spans.STREAM] == "SKERRY_r_CONTRIB"

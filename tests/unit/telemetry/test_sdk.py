@@ -107,9 +107,27 @@ def test_a_span_keeps_the_links_of_a_large_fleet(receiver: Receiver) -> None:
 
 def test_the_broker_is_told_of_as_a_service_of_its_own(receiver: Receiver) -> None:
     with begun(receiver.url) as telemetry:
-        tracer.tell(span("deliver", service="nats-server"))
+        for server in ("n1", "n2"):
+            attributes = spans.messaging(spans.DELIVER, "skerry.run.contrib.0.a", "")
+            told = span("deliver", service="nats-server", instance=server, attributes=attributes)
+            tracer.tell(told)
         telemetry.stop()
-    assert [s.service for s in receiver.spans] == ["nats-server"]
+    assert [(s.service, s.instance) for s in receiver.spans] == [
+        ("nats-server", "n1"),
+        ("nats-server", "n2"),
+    ]
+    for got in receiver.spans:  # the address that we connect to may be another server's
+        assert spans.SERVER_ADDRESS not in got.attributes
+        assert spans.MESSAGING_OPERATION_TYPE not in got.attributes
+
+
+def test_invented_servers_fill_no_memory(receiver: Receiver) -> None:
+    with begun(receiver.url) as telemetry:
+        for number in range(200):
+            tracer.tell(span(f"d{number}", service="nats-server", instance=f"n{number}"))
+        telemetry.stop()
+    assert len(receiver.spans) == 200
+    assert len({got.instance for got in receiver.spans}) < 50
 
 
 def test_only_messaging_spans_name_the_broker(receiver: Receiver) -> None:
