@@ -137,16 +137,39 @@ def test_chaos_touches_no_run_that_does_not_allow_it(
 ) -> None:
     _, run = cluster
     before = set(processes(run))
+    stopped = read(tmp_path / ".skerry" / run)["health-monitor"]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    for what in ((), ("--heal",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "skerry.cli.main", "chaos", "--run", run, *what],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: Run '{run}' does not allow faults")
+        assert "nothing was touched" in done.stderr
+    assert before <= set(processes(run))
+    assert stopped.paused
+    os.kill(stopped.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_a_full_disk_is_one_sentence(tmp_path: Path, command: str) -> None:
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+    become = "os.execv(sys.executable, [sys.executable, '-m', 'skerry.cli.main', sys.argv[1]])"
     done = subprocess.run(
-        [sys.executable, "-m", "skerry.cli.main", "chaos", "--run", run],
+        [sys.executable, "-c", f"{limit} {become}", command],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: Run '{run}' does not allow faults, and nothing was")
-    assert before <= set(processes(run))
+    assert done.stderr.startswith(f"error: {tmp_path}/.skerry/")
+    assert "lock cannot be written (File too large): start this command in" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_status_of_a_log_as_json(shared_nats: NatsServer, run_id: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from skerry.cli import child
 from skerry.cli.keeper import Keeper
+from skerry.cli.place import log_file, writing
 from skerry.cli.services import Reach, Team, environment, require, stages
 from skerry.cli.supervise import Supervisor
 from skerry.errors import ConfigError, SkerryError
@@ -130,7 +131,8 @@ async def broker(
     binary = find_server(control_variable("SKERRY_NATS_SERVER"))
     ours = LocalBroker(place.broker, binary=binary, monitored=True)
     keeper = Keeper(ours, table, say)
-    keeper.start()
+    with writing(place.broker):
+        keeper.start()
     keeping = asyncio.create_task(keeper.run(), name="broker")
     try:
         yield Served(ours.url, table, keeper, ours.monitor_url)
@@ -160,15 +162,20 @@ def prepared(settings: Settings, url: str, place: Place, monitor_url: str = "") 
         }
     )
     full = settings.model_copy(update={"local": local})
-    place.folder.mkdir(parents=True, exist_ok=True)
-    place.settings.write_text(to_toml(full), encoding="utf-8")
+    draft = place.settings.with_suffix(".draft")
+    with writing(place.settings):
+        place.folder.mkdir(parents=True, exist_ok=True)
+        draft.write_text(to_toml(full), encoding="utf-8")
+        draft.replace(place.settings)
     return full
 
 
 def supervisor(cluster: Cluster, team: Team, on_event: Callable[[Event], None]) -> Supervisor:
     """Return the supervisor of the cluster's services, bound to its stop."""
+    with writing(cluster.place.folder):  # the services' clocks
+        commands = stages(cluster.place, team, cluster.url, cluster.reach)
     kept = Supervisor(
-        stages(cluster.place, team, cluster.url, cluster.reach),
+        commands,
         on_event,
         grace_s=cluster.settings.local.shutdown_s + 2.0,
     )
@@ -181,9 +188,8 @@ async def call(place: Place, argv: Sequence[str], log_name: str) -> str:
 
     It is bound to this process like a service, and killed when the call is cancelled.
     """
-    place.logs.mkdir(parents=True, exist_ok=True)
     log = place.logs / f"{log_name}.log"
-    with log.open("wb") as errors:
+    with log_file(log, "wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", child.__file__, str(os.getpid())),
             *argv,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from skerry.bus import ledger, presence
 from skerry.bus.report import Report, report
-from skerry.bus.view import Frame, Message, RunView, fold
+from skerry.bus.view import Frame, Message, RunView, committed, fold
 from skerry.core.liveness import policy_from
 from skerry.settings import run_config_from_json
 from skerry.tasks import TaskGroup
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from skerry.bus.base import Bus
     from skerry.settings import RunConfig
-    from skerry.wire.messages import RunRecord
+    from skerry.wire.messages import Commit, RunRecord
 
 
 def frame_of(run: str, config: RunConfig) -> Frame:
@@ -64,10 +64,10 @@ class Feed:
                 "pulses": presence.follow_pulses(self.bus, self.name),
                 "checkpoints": ledger.follow_checkpoints(self.bus, self.name),
                 "evaluations": ledger.follow_evaluations(self.bus, self.name),
-                "commits": _commits(self.bus, self.name),
             }
             for name, messages in streams.items():
                 group.create_task(self._take(messages), name=name)
+            group.create_task(self._take_commits(), name="commits")
 
     def report(self) -> Report | None:
         """Return the rows as of now, or None before there is a run."""
@@ -82,6 +82,14 @@ class Feed:
                     self.finished.set()
             if self._on_message is not None:
                 self._on_message(message, now_s)
+
+    async def _take_commits(self) -> None:
+        async for stored_s, commit in _commits(self.bus, self.name):
+            now_s = time.time()
+            if self.view is not None:
+                self.view = committed(self.view, commit, min(now_s, stored_s))
+            if self._on_message is not None:
+                self._on_message(commit, now_s)
 
 
 async def snapshot(
@@ -110,8 +118,11 @@ async def snapshot(
 
     for message in messages:
         view = take(message)
-    async for commit in _commits(bus, run, until=newest):
-        view = take(commit)
+    async for stored_s, commit in _commits(bus, run, until=newest):
+        now_s = time.time()
+        if on_message is not None:
+            on_message(commit, now_s)
+        view = committed(view, commit, min(now_s, stored_s))
     return view
 
 
@@ -122,13 +133,16 @@ def is_finished(record: RunRecord) -> bool:
 
 async def _commits(
     bus: Bus, run: str, until: dict[int, int] | None = None
-) -> AsyncIterator[Message]:
-    """Yield every commit; with ``until``, only up to these versions of each fragment."""
+) -> AsyncIterator[tuple[float, Commit]]:
+    """Yield every commit, and before it when it was stored (seconds since the epoch).
+
+    With ``until``, only up to these versions of each fragment.
+    """
     missing = None if until is None else set(until)
     if missing is not None and not missing:
         return
-    async for _, commit in ledger.follow_commits(bus, run):
-        yield commit
+    async for record, commit in ledger.follow_stored_commits(bus, run):
+        yield record.time_ns / 1e9, commit
         if until is not None and missing is not None and commit.version >= until[commit.fragment]:
             missing.discard(commit.fragment)
             if not missing:

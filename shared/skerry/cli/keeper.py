@@ -86,8 +86,9 @@ class Keeper:
         while True:
             try:
                 self.start()
-            except BrokerUnavailable as error:
-                self.say(f"{error} It is tried again.")
+            except OSError as error:  # BrokerUnavailable is one, a full disk another
+                why = str(error) if isinstance(error, BrokerUnavailable) else f"{error}."
+                self.say(f"{why} It is tried again.")
                 await asyncio.sleep(AGAIN_S)
             else:
                 return

@@ -324,6 +324,9 @@ def chaos(  # noqa: PLR0913 - one option each
     goodput: Annotated[float, typer.Option(help="Least that is good enough.", metavar="G")] = 0.0,
     json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    heal: Annotated[
+        bool, typer.Option("--heal", help="Only undo what a killed drill has left.")
+    ] = False,
 ) -> None:
     """Break a running cluster on purpose; heal and check it."""
     from skerry.cli.chaos import Wanted, run_chaos
@@ -345,6 +348,7 @@ def chaos(  # noqa: PLR0913 - one option each
                 goodput=goodput,
                 as_json=json,
                 dry_run=dry_run,
+                heal=heal,
             )
         )
 

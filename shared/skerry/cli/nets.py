@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from skerry.chaos.wires import sweep, wired
+from skerry.cli.place import writing
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def namespaces(place: Place, team: Team, local: LocalSettings) -> Generator[dict
         return
     refuse_elsewhere(local)
     named = [name for name, service in team.kinds().items() if service != OUTSIDE]
-    with wired(place.folder, named) as wires:
+    with contextlib.ExitStack() as stack:
+        with writing(place.folder):
+            wires = stack.enter_context(wired(place.folder, named))
         yield wires
 
 

@@ -18,11 +18,14 @@ def orders(kept: Supervisor, keeper: Keeper | None) -> Answer:
     """Return what carries out ``{"op": "kill", "name": ..., "back_after_s": ...}``.
 
     A kill that was asked for is no crash: it is started again after that time, however often.
+    ``{"op": "show"}`` is answered with the services that run, and changes nothing.
     """
 
     async def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("op") == "show":
+            return {"pids": kept.pids()}
         if request.get("op") != "kill":
-            msg = f"There is no order {request.get('op')!r}: use kill."
+            msg = f"There is no order {request.get('op')!r}: use kill or show."
             raise ConfigError(msg, path="op")
         name, back_after_s = str(request["name"]), float(request.get("back_after_s", 0.0))
         try:

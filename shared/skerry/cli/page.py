@@ -8,6 +8,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
+from skerry.cli.place import writing
 from skerry.cli.tail import last_event, size_of
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ class Page:
 @contextlib.contextmanager
 def token_kept(place: Place) -> Generator[None]:
     """Keep a new token in the run's folder, for its owner alone, while the context lasts."""
-    place.token.unlink(missing_ok=True)
-    handle = os.open(place.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(secrets.token_urlsafe(24) + "\n")
     try:
+        with writing(place.token):
+            place.token.unlink(missing_ok=True)
+            handle = os.open(place.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(secrets.token_urlsafe(24) + "\n")
         yield
     finally:
         place.token.unlink(missing_ok=True)

@@ -9,9 +9,9 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, SkerryError
 from skerry.runtime.processes import TABLE
 from skerry.wire.subjects import checked_token
 
@@ -20,6 +20,29 @@ if TYPE_CHECKING:
 
 ROOT = Path(".skerry")
 CACHE = "cache"
+PID_BYTES = 32
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Turn the OSError of a write to the run's folder into a ConfigError that says what to do."""
+    try:
+        yield
+    except SkerryError:  # some are OSErrors, too, and say what to do
+        raise
+    except OSError as error:
+        msg = (
+            f"{path.absolute()} cannot be written ({error.strerror or error}): start this command "
+            "in a folder of your own, where there is room."
+        )
+        raise ConfigError(msg, path="run") from error
+
+
+def log_file(path: Path, mode: Literal["ab", "wb"] = "ab") -> BinaryIO:
+    """Open a log, and make its folder; ConfigError if it cannot be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open(mode)
 
 
 class RunInUse(ConfigError):
@@ -39,6 +62,11 @@ class Place:
     @property
     def folder(self) -> Path:
         return self.root / self.run
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that runs a cluster here; holds its pid."""
+        return self.folder / "lock"
 
     @property
     def broker(self) -> Path:
@@ -105,34 +133,34 @@ class Place:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                lock.seek(0)
+                holder = os.pread(lock, PID_BYTES, 0).decode("utf-8", "replace").strip()
                 msg = (
-                    f"Process {lock.read().strip() or '?'} runs {self.run!r} in {self.folder} "
+                    f"Process {holder or '?'} runs {self.run!r} in {self.folder} "
                     "already: stop it, or take another name with --run."
                 )
                 raise RunInUse(msg, path="run") from error
-            lock.seek(0)
-            lock.truncate()
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+            with writing(self.lock):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             yield
 
-    def _lock(self) -> TextIO:
-        try:
+    @contextlib.contextmanager
+    def _lock(self) -> Generator[int]:
+        with writing(self.lock):
             self.folder.mkdir(parents=True, exist_ok=True)
-            return (self.folder / "lock").open("a+")
-        except OSError as error:
-            msg = (
-                f"{self.folder.absolute()} cannot be written ({error.strerror}): start this "
-                "command in a folder of your own, where there is room."
-            )
-            raise ConfigError(msg, path="run") from error
+            handle = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
 
     @contextlib.contextmanager
     def announced(self, url: str) -> Generator[None]:
         """Tell other commands where the broker listens, for as long as the cluster runs."""
-        self.cluster.write_text(json.dumps({"run": self.run, "url": url, "pid": os.getpid()}))
+        told = {"run": self.run, "url": url, "pid": os.getpid()}
         try:
+            with writing(self.cluster):
+                self.cluster.write_text(json.dumps(told))
             yield
         finally:
             self.cluster.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from skerry.chaos.wires import must_reach
 from skerry.cli import child
+from skerry.cli.place import log_file
 from skerry.cli.services import Reach
 from skerry.errors import SkerryError
 from skerry.runtime.control import PROXY
@@ -84,10 +85,9 @@ async def _keep(
 async def _start(
     place: Place, broker: str, hosts: Mapping[str, str], ports: Mapping[str, int]
 ) -> tuple[Process, dict[str, int]]:
-    place.logs.mkdir(parents=True, exist_ok=True)
     log = place.logs / "proxy.log"
     wanted = [f"{name}={hosts[name]}:{port}" for name, port in ports.items()]
-    with log.open("ab") as errors:
+    with log_file(log) as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", child.__file__, str(os.getpid())),
             *(sys.executable, "-m", "skerry.chaos.proxy", broker),

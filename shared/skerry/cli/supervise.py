@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from skerry.cli import child
+from skerry.cli.place import log_file
 from skerry.cli.tail import last_sentence, size_of
 from skerry.errors import ConfigError, SkerryError, Superseded
 
@@ -237,9 +238,8 @@ async def _all_exited(processes: list[Process]) -> None:
 
 
 async def _spawn(command: Command) -> Process:
-    command.log.parent.mkdir(parents=True, exist_ok=True)
     launcher = (sys.executable, "-I", "-S", child.__file__, str(os.getpid()))
-    with command.log.open("ab") as log:
+    with log_file(command.log) as log:
         return await asyncio.create_subprocess_exec(
             *launcher,
             *command.argv,

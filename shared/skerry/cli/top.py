@@ -99,7 +99,8 @@ def _scene(view: RunView, record: RunRecord, known: Known) -> Scene:
     now = report(view, now_s)
     now = resting_report(now) if known.at_rest else now
     told = alerts_of(now, record, known, now_s)
-    return Scene(now, known.past, parameters(record), now_s, told)
+    learners = run_config_from_json(record.config_json).sync.learners
+    return Scene(now, known.past, parameters(record), now_s, told, learners)
 
 
 def alerts_of(now: Report, record: RunRecord, known: Known, now_s: float) -> list[Alert]:

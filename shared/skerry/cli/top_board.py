@@ -14,6 +14,7 @@ from skerry.bus.alerts import Severity
 from skerry.cli.live import AT_REST, COLOURS, clock, plain, size
 from skerry.core.goodput import TRAIN, Cause
 from skerry.core.liveness import Liveness
+from skerry.core.rounds import WITHOUT_QUORUM
 from skerry.core.traffic import data_parallel_bytes
 from skerry.wire.messages import LearnerPhase
 
@@ -45,13 +46,17 @@ MOST_SAMPLE = 400
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is shown: rows, what came before, how large the model is, what is wrong, the time."""
+    """What is shown: rows, what came before, how large the model is, what is wrong, the time.
+
+    ``learners`` is M, as many as the run is laid out for; names come and go.
+    """
 
     now: Report
     past: Past
     params: int
     now_s: float
     alerts: Sequence[Alert] = ()
+    learners: int = 0
 
 
 def board(scene: Scene, width: int, height: int | None = None) -> RenderableType:
@@ -139,7 +144,7 @@ def _saved(scene: Scene) -> str:
     moved, f32 = run.bytes_up + run.bytes_down, run.f32_bytes_up + run.f32_bytes_down
     if not moved:
         return ""
-    parallel = data_parallel_bytes(scene.params, scene.past.steps_by_learner(), run.learners)
+    parallel = data_parallel_bytes(scene.params, scene.past.steps_by_learner(), scene.learners)
     packed = f"  1/{f32 / moved:.1f} of float32" if f32 else ""
     return packed + (f"  1/{parallel / moved:.0f} of data-parallel" if parallel else "")
 
@@ -261,7 +266,7 @@ def _rounds(commits: Sequence[Commit], now_s: float, width: int) -> Table:
             plain(commit.reason.replace("_", " ")),
             str(len(commit.consumed)),
             str(len(commit.refused)),
-            f"{commit.quorum_s:.2f} s",
+            "-" if commit.reason in WITHOUT_QUORUM else f"{commit.quorum_s:.2f} s",
             f"{commit.grace_s:.2f} s",
             plain(commit.trace_id),
         )

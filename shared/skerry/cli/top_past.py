@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from skerry.bus.recent import Recent, interval_s
-from skerry.bus.view import GENESIS
+from skerry.bus.view import is_round
 from skerry.wire.messages import Commit, Evaluation, MemberRecord, Pulse
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Past:
             self._seen[message.fragment] = message.version
             self.closed_s[message.fragment] = message.closed_ns / 1e9
             self.lately.committed(message)
-            if message.reason != GENESIS:
+            if is_round(message):
                 self.rounds.append(message)
                 self._note(message)
 

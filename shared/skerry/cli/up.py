@@ -26,7 +26,7 @@ from skerry.cli.live import keep_showing, screen
 from skerry.cli.nets import namespaces
 from skerry.cli.orders import orders
 from skerry.cli.page import Page, token_kept
-from skerry.cli.place import Place
+from skerry.cli.place import Place, writing
 from skerry.cli.routes import proxied, routes
 from skerry.cli.services import Team, argv
 from skerry.cli.supervise import Change, Event
@@ -182,7 +182,8 @@ async def conduct(
         stack.enter_context(table.kept())
         if team.chaos:
             obeying = listening(cluster.place.folder / CONTROL, orders(kept, cluster.broker.keeper))
-            await stack.enter_async_context(obeying)
+            with writing(cluster.place.folder / CONTROL):
+                await stack.enter_async_context(obeying)
         feed = Feed(bus, cluster.place.run, on_message=on_message)
         page = Page(cluster.place, chaos=team.chaos)
         beside = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -90,6 +91,25 @@ async def test_a_broker_whose_disk_was_full_takes_messages_again(tmp_path: Path)
                         break
         assert pid_of(tmp_path) != first
     assert said == ["The broker could not write; there is room again: it is started again."]
+
+
+async def test_a_broker_that_a_full_disk_keeps_from_starting_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.cli.keeper.AGAIN_S", 0.01)
+    start, full = LocalBroker.start, [OSError(errno.ENOSPC, "No space left on device")]
+
+    def starts(ours: LocalBroker) -> None:
+        if full:
+            raise full.pop()
+        start(ours)
+
+    async with kept(tmp_path) as (_, said):
+        first = pid_of(tmp_path)
+        monkeypatch.setattr(LocalBroker, "start", starts)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: pid_of(tmp_path) not in {0, first})
+        assert said == ["[Errno 28] No space left on device. It is tried again."]
 
 
 def test_only_what_was_said_since_counts_as_a_complaint(tmp_path: Path) -> None:

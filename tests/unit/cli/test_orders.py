@@ -10,6 +10,11 @@ from skerry.errors import ConfigError
 from skerry.runtime.control import ControlError
 
 
+async def test_what_runs_is_told_and_nothing_is_touched() -> None:
+    answer = orders(Supervisor([], lambda _event: None), None)
+    assert await answer({"op": "show"}) == {"pids": {}}
+
+
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from skerry.cli.cluster import prepared
-from skerry.cli.place import Place, RunInUse, resting, running
+from skerry.cli.page import token_kept
+from skerry.cli.place import Place, RunInUse, log_file, resting, running
 from skerry.errors import ConfigError
 from skerry.settings import Settings, load
 
@@ -79,6 +84,57 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     place = Place("a", tmp_path / "file")
     with pytest.raises(ConfigError, match=r"cannot be written .Not a directory.*of your own"):
         place.held().__enter__()
+
+
+@contextlib.contextmanager
+def full_disk() -> Generator[None]:
+    """No file of this process may grow: Python leaves the signal of it to the error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def preparing(place: Place) -> Generator[None]:
+    prepared(Settings(), "nats://127.0.0.1:5", place)
+    yield
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("lock", Place.held),
+        ("cluster.json", lambda place: place.announced("nats://127.0.0.1:5")),
+        ("settings.toml", preparing),
+        ("page.token", token_kept),
+    ],
+)
+def test_a_full_disk_is_one_sentence_whatever_is_written(
+    tmp_path: Path, name: str, written: Callable[[Place], AbstractContextManager[None]]
+) -> None:
+    place = Place("a", tmp_path)
+    place.folder.mkdir()
+    words = rf"/a/{name} cannot be written .File too large.: .* where there is room\.$"
+    with pytest.raises(ConfigError, match=words), full_disk(), written(place):
+        pass
+
+
+def test_settings_that_cannot_be_written_leave_the_earlier_ones(tmp_path: Path) -> None:
+    place = Place("a", tmp_path)
+    prepared(Settings(), "nats://127.0.0.1:5", place)
+    before = place.settings.read_bytes()
+    with pytest.raises(ConfigError), full_disk():
+        prepared(Settings(), "nats://127.0.0.1:6", place)
+    assert place.settings.read_bytes() == before
+
+
+def test_a_log_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    with pytest.raises(ConfigError, match=r"/logs/a\.log cannot be written \(File exists\)"):
+        log_file(tmp_path / "logs" / "a.log")
 
 
 def test_logs_at_rest_are_found_newest_first(tmp_path: Path) -> None:

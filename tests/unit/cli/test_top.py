@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from skerry.cli.top_past import MOST_LOSSES, Past
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.goodput import USES
 from skerry.core.liveness import Policy
+from skerry.core.traffic import data_parallel_bytes
 from skerry.runtime.link import Link
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record
@@ -111,7 +113,8 @@ def scene(messages: Sequence[Message], *, later_s: float = 0.0) -> Scene:
         view = fold(view, message, at_s)
     now_s = NOW_S + later_s
     now, known = report(view, now_s), Known(past, Link())
-    return Scene(now, past, 1_000_000, now_s, alerts_of(now, RECORD, known, now_s))
+    told = alerts_of(now, RECORD, known, now_s)
+    return Scene(now, past, 1_000_000, now_s, told, CONFIG.sync.learners)
 
 
 CONFIG = RunConfig.model_validate({"checkpoint": {"every_s": 30.0}, "sync": {"h_steps": 24}})
@@ -156,6 +159,17 @@ def test_a_run_is_told_at_a_glance() -> None:
         "39 too_stale",
     ):
         assert fact in text, fact
+
+
+def test_data_parallel_is_that_of_as_many_as_the_run_is_laid_out_for() -> None:
+    """Names that replaced others were never in one ring; the page counts the same."""
+    seen = scene([*LIVE, pulse("replaces-a"), pulse("replaces-b")])
+    parallel = data_parallel_bytes(1_000_000, seen.past.steps_by_learner(), CONFIG.sync.learners)
+    moved = seen.now.run.bytes_up + seen.now.run.bytes_down
+    assert f"1/{parallel / moved:.0f} of data-parallel" in "\n".join(drawn(seen))
+    empty = RunView(Frame("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0)))
+    shown = top._scene(empty, RECORD, Known(Past(), Link()))
+    assert shown.learners == CONFIG.sync.learners
 
 
 def test_every_learner_has_a_row() -> None:
@@ -208,6 +222,16 @@ def test_a_round_is_late_by_how_often_rounds_come() -> None:
         expected = "! No round has been committed for 5 min, one is expected each 30 s."
         assert any(line.startswith(expected) for line in told) is late
         assert any("No round" in line for line in told) is late
+
+
+def test_restored_fragments_are_no_rounds_and_none_is_late_by_them() -> None:
+    restored = [
+        replace(commit(n, closed_s=NOW_S + n / 1000), reason="restored from /c/1")
+        for n in range(2, 10)
+    ]
+    seen = scene([*restored, pulse("a", 41, NOW_S + 60)], later_s=60)
+    assert (len(seen.past.rounds), seen.past.interval_s()) == (0, None)
+    assert not any("No round" in line for line in warned(seen))
 
 
 def test_a_refusal_is_a_warning_for_ten_minutes() -> None:
@@ -330,6 +354,23 @@ def test_a_message_that_was_seen_changes_nothing() -> None:
     for _ in range(2):
         twice.take(commit(2))
     assert (list(once.rounds), once.losses) == (list(twice.rounds), twice.losses)
+
+
+async def test_the_newest_round_is_as_old_as_the_broker_says_whatever_its_syncers_clock() -> None:
+    """A scripted run closes its rounds in 1970."""
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    at_once = report(await snapshot(scripted.bus, "run"), time.time())
+    feed = Feed(scripted.bus, "run")
+    following = asyncio.create_task(feed.run())
+    async with asyncio.timeout(20):
+        while (now := feed.report()) is None or now.run.rounds < 3:  # noqa: ASYNC110 - it reads the log
+            await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    for told in (at_once, now):
+        assert told.run.last_round_s_ago is not None
+        assert told.run.last_round_s_ago < 60
 
 
 async def test_json_holds_the_state_and_the_newest_rounds() -> None:
