@@ -89,7 +89,7 @@ class TrainConfig(Table):
     b1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's first-moment decay."""
     b2: float = Field(default=0.95, ge=0, lt=1)
-    """AdamW's second-moment decay."""
+    """AdamW's second-moment decay (experiment ``inner`` of docs/quality.md)."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Decoupled weight decay, on matrices only."""
     clip: float = Field(default=1.0, gt=0)
@@ -99,9 +99,11 @@ class TrainConfig(Table):
     seed: int = 0
     """Seed of the initial parameters."""
     inner_max_age_steps: int = Field(default=1000, ge=0)
-    """A restarted learner goes on with a saved inner optimizer state that is no older than this."""
+    """A restarted learner goes on with a saved inner optimizer state that is no older than this
+    (experiment ``failures`` of docs/quality.md: warm against cold)."""
     rewarm_steps: int = Field(default=50, ge=0)
-    """Steps over which the learning rate rises again where that state had to begin anew."""
+    """Steps over which the learning rate rises again where that state had to begin anew: a choice,
+    under which experiment ``failures`` restarted cold."""
 
 
 class SyncConfig(Table):
@@ -110,9 +112,11 @@ class SyncConfig(Table):
     learners: int = Field(default=2, ge=1)
     """Learners this run is laid out for (M); more or fewer may come and go."""
     fragments: int = Field(default=8, ge=1)
-    """Fragments the model is cut into (P)."""
+    """Fragments the model is cut into (P). Rounds follow the global clock: any P will do, but in
+    mode ``streaming``, whose fragments take turns evenly, it must divide H. Not measured."""
     h_steps: int = Field(default=24, ge=1)
-    """Every fragment is due once per this many steps (H): the paper's; see experiment ``batch``."""
+    """Every fragment is due once per this many steps (H): the paper's. Lower is better for the loss
+    where links allow it: experiments ``outer`` and ``batch``."""
     overlap_steps: int = Field(default=2, ge=0)
     """Steps a learner goes on between its contribution and adoption (tau): ``adoption``."""
     shards: int = Field(default=1, ge=1)
@@ -128,7 +132,8 @@ class SyncConfig(Table):
     """A round without quorum for this long closes with what it has; one that nobody answered is
     opened anew. No grace window is longer."""
     max_staleness: int = Field(default=4, ge=0)
-    """Contributions whose base is further behind, in versions, are refused and counted."""
+    """Contributions whose base is further behind, in versions, are refused and counted: experiment
+    ``lateness`` compares it with 0. With the grace window hardly anything gets as late."""
     staleness_discount: float = Field(default=0.5, gt=0, le=1)
     """A contribution's weight is multiplied by this for each version it is behind: experiment
     ``lateness``. With the grace window little is, unless rounds take longer than H steps."""

@@ -134,7 +134,7 @@ class Island:
         self._enter(LearnerPhase.CATCHING_UP)
         while not self.mailbox.stopping():
             self.session.boundary(self.now, self.meter.loss)
-            if self.session.caught_up and self.mailbox.genesis_ns is not None:
+            if self.session.caught_up and self.mailbox.began_s is not None:
                 return
             self._tick()
             yield self._idle
@@ -264,8 +264,8 @@ class Island:
         return {metrics.RUN: self.learner.run, metrics.LEARNER_NAME: self.learner.name}
 
     def _progress(self) -> float:
-        genesis = self.mailbox.genesis_ns
-        elapsed_s = (self.wall_ns() - genesis) / 1e9 if genesis else 0.0
+        began_s = self.mailbox.began_s
+        elapsed_s = self.meter.clock() - began_s if began_s is not None else 0.0
         return progress(self.config.train, max(self.now.step, self.session.clock()), elapsed_s)
 
     def _share(self) -> float:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from skerry.bus.recent import LEAST_GOODPUT, RECENT_S, WINDOW_S, diverged, late_after_s
+from skerry.bus.recent import (
+    LEAST_GOODPUT,
+    RECENT_S,
+    WAITED_S,
+    WINDOW_S,
+    diverged,
+    late_after_s,
+)
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 
@@ -38,6 +45,11 @@ class Severity(StrEnum):
     WARNING = "warning"
     CRITICAL = "critical"
 
+    @property
+    def rank(self) -> int:
+        """How bad it is: the worse, the higher."""
+        return list(Severity).index(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:
@@ -63,7 +75,7 @@ class Situation:
 
     ``gap_s`` is the interval of the commits of late, None for too few of them; ``broker_away_s``
     for how long whoever watches has had no broker; ``malformed`` counts the messages of the last
-    ``RECENT_S`` that were left out.
+    ``RECENT_S`` that were left out; ``judging``: old evaluations are still being read.
     """
 
     now_s: float
@@ -76,6 +88,7 @@ class Situation:
     stores: Sequence[Store] = ()
     broker_away_s: float | None = None
     malformed: int = 0
+    judging: bool = False
 
 
 def alerts(seen: Situation) -> list[Alert]:
@@ -84,8 +97,7 @@ def alerts(seen: Situation) -> list[Alert]:
     if not seen.told.run.finished:
         found += [*_rounds(seen), *_learners(seen), *_quality(seen), *_checkpoints(seen)]
     found += [*_log(seen)]
-    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-    return sorted(found, key=lambda alert: order[alert.severity])
+    return sorted(found, key=lambda alert: alert.severity.rank, reverse=True)
 
 
 def _broker(seen: Situation) -> Iterator[Alert]:
@@ -100,17 +112,26 @@ def _broker(seen: Situation) -> Iterator[Alert]:
 
 
 def _rounds(seen: Situation) -> Iterator[Alert]:
-    ago_s, gap_s = seen.told.run.last_round_s_ago, seen.gap_s
-    if ago_s is None or not any(row.at_work for row in seen.told.learners):
+    run, gap_s, rows = seen.told.run, seen.gap_s, seen.told.learners
+    if not any(row.at_work or _waits(row) for row in rows):
         return
-    if ago_s > late_after_s(gap_s, seen.h_steps, seen.told.learners):
+    ago_s = run.wall_s if run.last_round_s_ago is None else run.last_round_s_ago
+    if ago_s > late_after_s(gap_s, seen.h_steps, rows):
         usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"
         yield Alert(
             "no-commit",
             Severity.CRITICAL,
-            f"No round has been committed for {duration(ago_s)}{usual}.",
-            "Look at the syncer's log; learners keep their progress meanwhile.",
+            f"Nothing has been committed since the run was created {duration(ago_s)} ago."
+            if run.last_round_s_ago is None
+            else f"No round has been committed for {duration(ago_s)}{usual}.",
+            "Start a syncer if none runs, or look at its log; learners keep their progress"
+            " meanwhile.",
         )
+
+
+def _waits(row: LearnerRow) -> bool:
+    """Say whether a learner is there, and has caught up for longer than that ever takes."""
+    return row.liveness is not Liveness.GONE and row.waited_s > WAITED_S
 
 
 def _learners(seen: Situation) -> Iterator[Alert]:
@@ -168,7 +189,7 @@ def _quality(seen: Situation) -> Iterator[Alert]:
             f"Goodput of the last {duration(WINDOW_S)} is {goodput:.0%}.",
             "The split of the learners' time says where the rest went.",
         )
-    if run.held_out_texts > 1:
+    if run.held_out_texts > 1 and not seen.judging:
         yield Alert(
             "texts",
             Severity.WARNING,
@@ -183,7 +204,7 @@ def _quality(seen: Situation) -> Iterator[Alert]:
             "Such steps are skipped and weigh nothing. If it is alone, look at its data and its"
             " hardware; lower train.lr if all diverge.",
         )
-    losses = [e.loss for e in seen.told.evaluations if e.loss is not None]
+    losses = [e.loss for e in seen.told.evaluations if e.loss is not None and not seen.judging]
     if len(losses) > 3 and min(losses[-3:]) > min(losses) * (1 + WORSE):
         yield Alert(
             "held-out",

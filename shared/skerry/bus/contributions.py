@@ -321,7 +321,8 @@ def _towards(told: ContributionHeader | None) -> int:
 
 
 def _bytes_refused(cause: str, learner: str, detail: str, record: Record) -> Refusal:
-    return Refusal(refusal(cause, learner), detail, record.sequence, record.subject)
+    refused = Refused(cause, learner, sequence=record.sequence)
+    return Refusal(refused, detail, record.sequence, record.subject)
 
 
 def _checked(header: ChunkHeader, plan: Plan) -> ContributionHeader:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, TypeVar
 import xxhash
 
 from skerry.bus.base import Expect, Start
-from skerry.errors import BusError, Conflict, RunNotFound, WireError
+from skerry.errors import (
+    BrokerUnavailable,
+    BusError,
+    Conflict,
+    RunNotFound,
+    StateLost,
+    WireError,
+)
 from skerry.wire.messages import (
     CheckpointRecord,
     Commit,
@@ -73,22 +80,67 @@ async def wait_run(bus: Bus, run: str) -> RunRecord:
     raise BusError(msg)
 
 
-async def wait_finished(bus: Bus, run: str) -> RunRecord:
-    """Return the run's record once it says FINISHED."""
+async def wait_finished(bus: Bus, run: str, *, created_ns: int = 0) -> RunRecord:
+    """Return the run's record once it says FINISHED.
+
+    Raises StateLost once it is the record of another run of that id than the one that was created
+    at ``created_ns`` (0: any).
+    """
     records = follow_run(bus, run)
     async with aclosing(records):
         async for record in records:
+            if created_ns:
+                same_run(record, created_ns)
             if record.state is RunState.FINISHED:
                 return record
     msg = "The log ended while waiting for a run's end."
     raise BusError(msg)
 
 
+def same_run(record: RunRecord, created_ns: int) -> None:
+    """Raise StateLost unless this is the record of the run that was created at ``created_ns``.
+
+    The log was emptied meanwhile, and the run restored from a checkpoint or created once more:
+    versions, rounds and incarnations count anew there, and mean something else.
+    """
+    if record.created_ns == created_ns:
+        return
+    msg = (
+        f"Run {record.run!r} was begun anew in this log: the one that this process works on is"
+        " lost. Start the process again, and it goes on with the new one."
+    )
+    raise StateLost(msg)
+
+
 async def finish_run(bus: Bus, record: RunRecord) -> None:
-    """Mark the run as finished; doing it twice changes nothing."""
-    finished = replace(record, state=RunState.FINISHED)
+    """Mark the run as finished; doing it twice changes nothing.
+
+    Raises StateLost where the log holds another run of that id by now: that one goes on. Where it
+    holds none, BrokerUnavailable: who then recovers sees whether the ledger is lost.
+    """
     subject = Subjects(record.run).run_record()
-    await bus.publish(subject, encode(finished), msg_id=f"run/{record.created_ns}/finished")
+    finished = encode(replace(record, state=RunState.FINISHED))
+    for _ in range(CAS_ATTEMPTS):
+        newest = await bus.last(subject)
+        if newest is None:
+            msg = f"The record of run {record.run!r} is not in the ledger."
+            raise BrokerUnavailable(msg)
+        held = decode(RunRecord, newest.payload, run=record.run)
+        same_run(held, record.created_ns)
+        if held.state is RunState.FINISHED:
+            return
+        try:
+            await bus.publish(
+                subject,
+                finished,
+                msg_id=f"run/{record.created_ns}/finished",
+                expect=Expect(subject, newest.sequence),
+            )
+        except Conflict:
+            continue
+        return
+    msg = f"The record of run {record.run!r} kept changing under {CAS_ATTEMPTS} attempts."
+    raise BusError(msg)
 
 
 async def list_runs(bus: Bus) -> list[RunRecord]:
@@ -186,13 +238,34 @@ async def follow_commits(
 
     ``fragment``: of this one only.
     """
+    commits = follow_stored_commits(bus, run, after, fragment=fragment)
+    async with aclosing(commits):
+        async for record, commit in commits:
+            yield record.sequence, commit
+
+
+async def follow_stored_commits(
+    bus: Bus, run: str, after: int = 0, *, fragment: int | None = None
+) -> AsyncGenerator[tuple[Record, Commit]]:
+    """Yield commits as ``follow_commits`` does, with the record that says when each was stored."""
     subjects = Subjects(run)
     pattern = subjects.commits() if fragment is None else subjects.commit(fragment)
     follower = bus.follow(pattern, start=Start.ALL, after=after)
     async with aclosing(follower):
         async for record in follower:
             if (commit := _readable(Commit, record, run)) is not None:
-                yield record.sequence, commit
+                yield record, commit
+
+
+async def begun_ns(bus: Bus, run: str) -> int:
+    """Return when the broker stored the run's first commit in this log, waiting for it."""
+    follower = bus.follow(Subjects(run).commits(), start=Start.ALL)
+    async with aclosing(follower):
+        async for record in follower:
+            if _readable(Commit, record, run) is not None:
+                return record.time_ns
+    msg = "The log ended while waiting for a run's first commit."
+    raise BusError(msg)
 
 
 async def record_checkpoint(bus: Bus, record: CheckpointRecord) -> None:

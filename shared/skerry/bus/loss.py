@@ -121,6 +121,15 @@ async def run_lost(bus: Bus, run: str, left: Sequence[Commit | None]) -> StateLo
     )
 
 
+def run_gone(run: str) -> StateLost:
+    """Return the error for a run of which the log held all, and holds nothing any more."""
+    return StateLost(
+        f"The log has lost run {run!r} whole: its streams were deleted, or the broker has begun"
+        " with an empty store. Put the broker's own store back from a copy, or restore the run with"
+        f" `skerry checkpoints restore CHECKPOINT --run {run}`, and start this process again."
+    )
+
+
 def _listed(missing: Mapping[int, range]) -> str:
     """Return which versions of which fragments, for a sentence."""
     words: list[str] = []

@@ -36,6 +36,12 @@ async def last_pulse(bus: Bus, run: str, learner: str) -> Pulse | None:
     return None if record is None else _pulse(record, run)
 
 
+async def pulsed_ns(bus: Bus, run: str, learner: str) -> int | None:
+    """Return when the broker stored the newest pulse of a learner; None where it holds none."""
+    record = await bus.last(Subjects(run).pulse(learner))
+    return None if record is None else record.time_ns
+
+
 async def follow_pulses(bus: Bus, run: str) -> AsyncGenerator[Pulse]:
     """Yield the newest pulse of every learner, then each new one."""
     follower = bus.follow(Subjects(run).pulses(), start=Start.LAST_PER_SUBJECT)

@@ -32,6 +32,8 @@ LATE_S = 20.0
 """and for this long, is too long."""
 FIRST_S = 120.0
 """While the first rounds are still to come, everybody compiles: it takes this long to be so."""
+WAITED_S = 300.0
+"""Who catches up for so long waits for parameters that nobody commits."""
 MOST_INTERVALS = 64
 RECENT_S = 600.0
 """Refusals and restarts are told of for this long."""
@@ -72,8 +74,8 @@ class Recent:
         default_factory=lambda: deque[Mark](maxlen=round(WINDOW_S / MARK_S) + 1)
     )
     incarnations: dict[str, int] = field(default_factory=dict[str, int])
-    _started: deque[tuple[float, str]] = field(
-        default_factory=lambda: deque[tuple[float, str]](maxlen=MOST_TROUBLES)
+    _started: deque[tuple[float, str, int]] = field(
+        default_factory=lambda: deque[tuple[float, str, int]](maxlen=MOST_TROUBLES)
     )
     _refused: deque[tuple[float, Counter[str]]] = field(
         default_factory=lambda: deque[tuple[float, Counter[str]]](maxlen=MOST_TROUBLES)
@@ -81,8 +83,8 @@ class Recent:
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
         """Take in a pulse that came at ``now_s``; an older or a known one changes nothing."""
-        known = self.incarnations.setdefault(pulse.learner, pulse.incarnation)
-        self._incarnation(pulse.learner, known, pulse.incarnation, now_s)
+        if pulse.incarnation > self.incarnations.setdefault(pulse.learner, pulse.incarnation):
+            self._start(pulse.learner, pulse.incarnation, now_s)
         before = self.counted.get(pulse.learner)
         if before is not None and pulse.incarnation < before.incarnation:
             return
@@ -96,9 +98,15 @@ class Recent:
             self.marks.append(Mark(now_s, self.train_s, self.alive_s))
 
     def joined(self, member: MemberRecord) -> None:
-        """Take in who has joined; incarnation 0 is a name that was kept for later."""
+        """Take in a start, once, in any order: the newest may be known before older ones.
+
+        A first start is no trouble; incarnation 0 is a name that was kept for later.
+        """
         known = self.incarnations.setdefault(member.learner, min(1, member.incarnation))
-        self._incarnation(member.learner, known, member.incarnation, member.joined_ns / 1e9)
+        if known and member.incarnation > 1:
+            self._start(member.learner, member.incarnation, member.joined_ns / 1e9)
+        else:
+            self.incarnations[member.learner] = max(known, member.incarnation)
 
     def committed(self, commit: Commit) -> None:
         """Take in a commit, once; a second offer of initial parameters is nobody's trouble."""
@@ -108,7 +116,7 @@ class Recent:
 
     def starts(self, now_s: float) -> Counter[str]:
         """Return how often each learner was started again in the last RECENT_S."""
-        return Counter(name for at_s, name in self._started if at_s >= now_s - RECENT_S)
+        return Counter(name for at_s, name, _ in self._started if at_s >= now_s - RECENT_S)
 
     def refused(self, now_s: float) -> Counter[str]:
         """Return how many contributions were refused in the last RECENT_S, by cause."""
@@ -118,12 +126,11 @@ class Recent:
                 found += causes
         return found
 
-    def _incarnation(self, learner: str, known: int, incarnation: int, at_s: float) -> None:
-        """Note that a learner was started again; its first start is no trouble."""
-        if incarnation > known:
-            self.incarnations[learner] = incarnation
-            if known:
-                self._started.append((at_s, learner))
+    def _start(self, learner: str, incarnation: int, at_s: float) -> None:
+        """Note that a learner was started again: a pulse may tell of it before its record does."""
+        self.incarnations[learner] = max(incarnation, self.incarnations.get(learner, 0))
+        if not any(name == learner and held == incarnation for _, name, held in self._started):
+            self._started.append((at_s, learner, incarnation))
 
     def _count(self, before: Counted, now: Counted) -> None:
         """Add what lies between two pulses, as much of it as can be recent.

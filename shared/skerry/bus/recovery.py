@@ -13,12 +13,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from skerry.bus.base import Expect, Start
-from skerry.bus.ledger import CAS_ATTEMPTS, last_commits, members, read_run
+from skerry.bus.ledger import CAS_ATTEMPTS, last_commits, members, read_run, same_run
 from skerry.bus.loss import (
     begun_by_restore,
     gaps,
     ledger_lost,
     members_lost,
+    run_gone,
     run_lost,
     state_lost,
     unknown,
@@ -62,6 +63,14 @@ async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | No
         if restored and (waits or not (left or await bus.last_each(Subjects(run).fences()))):
             return None
     raise await run_lost(bus, run, left)
+
+
+async def still_there(bus: Bus, record: RunRecord) -> None:
+    """Raise StateLost unless the log still holds this very run; for who has found a loss in it."""
+    found = await find_run(bus, record.run)
+    if found is None:
+        raise run_gone(record.run)
+    same_run(found, record.created_ns)
 
 
 async def _left(bus: Bus, run: str) -> list[Commit | None]:
@@ -173,6 +182,8 @@ async def _follows(
             if (record := await bus.last(Subjects(run).commit(fragment))) is not None:
                 commits[fragment] = decode(Commit, record.payload, run=run)
     if missing := gaps(newest, commits):
+        if not await _left(bus, run) and await find_run(bus, run) is None:
+            raise run_gone(run)
         raise await ledger_lost(bus, run, missing)
     return True
 

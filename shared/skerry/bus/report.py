@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from skerry.bus.view import LearnerView, RunView
     from skerry.wire.messages import Evaluation
 
+TEXTS_OF_LATE = 32
+"""An evaluator that is not among this many of the newest evaluations has ended."""
 STILL = 5.0
 """Steps that stay away for so many of their usual intervals stand still."""
 
@@ -29,6 +31,7 @@ class LearnerRow:
 
     ``f32_bytes_...`` are the same vectors in float32. ``time`` is each use's share of the time
     given to it (``core.goodput.USES``), all incarnations and the pauses between them.
+    ``waited_s`` is for how long one that is catching up has done so.
     """
 
     name: str
@@ -52,6 +55,7 @@ class LearnerRow:
     syncs_skipped: int
     seen_s_ago: float
     heard: bool
+    waited_s: float = 0.0
 
     @property
     def at_work(self) -> bool:
@@ -89,7 +93,7 @@ class RunRow:
     ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
     ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
     ``counting``: rounds, contributions, staleness and refusals still lack earlier commits.
-    ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: evaluators have
+    ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: evaluators of late
     read so many different texts, and more than one is wrong. ``time`` is each use's share of the
     time given to all learners together: that of ``train`` is the goodput, the rest is badput.
     """
@@ -215,6 +219,7 @@ def _learner_row(
         syncs_skipped=0 if pulse is None else pulse.syncs_skipped,
         seen_s_ago=max(0.0, now_s - learner.heartbeat.last_s),
         heard=pulse is not None,
+        waited_s=pulse.recover_s if pulse and phase is LearnerPhase.CATCHING_UP else 0.0,
     )
     return row, seconds
 
@@ -263,9 +268,13 @@ def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
     )
 
 
-def _newest_state(view: RunView) -> Evaluation | None:
-    """Return the evaluation of the newest state; a slow evaluator may speak after a quick one."""
-    return max(view.evaluations, key=lambda e: sum(e.versions), default=None)
+def _texts(evaluations: Sequence[Evaluation]) -> int:
+    """Return how many texts evaluators read now: by the newest evaluation of each one of late.
+
+    One that was given the right text, or was replaced, is no trouble any more.
+    """
+    newest = {e.evaluator: e.text_digest for e in evaluations[-TEXTS_OF_LATE:]}
+    return len(set(newest.values()))
 
 
 def _run_row(
@@ -276,7 +285,7 @@ def _run_row(
     until_s = view.last_commit_s if view.finished and view.last_commit_s is not None else now_s
     step = _clock(view, rows)
     steps_s, time_s = _left_s(view, rows, step, now_s)
-    judged = _newest_state(view)
+    judged = view.judged
     return RunRow(
         run=view.frame.run,
         finished=view.finished,
@@ -306,7 +315,7 @@ def _run_row(
             None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
         ),
         held_out=None if judged is None else _evaluation_row(judged, now_s),
-        held_out_texts=len({evaluation.text_digest for evaluation in view.evaluations}),
+        held_out_texts=_texts(view.evaluations),
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
         eta_s=_eta_s(view, rows, steps_s, time_s),
         timed=time_s is not None and (steps_s is None or time_s < steps_s),

@@ -25,7 +25,7 @@ from skerry.wire.records import decode
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -98,6 +98,7 @@ async def read_part(
     if part.blocks > vector_blocks(name, fragment):
         msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
         raise Corrupt(msg)
+    names = {p.name for p in manifest.parts if p.chunks == part.chunks}
     assembler = VectorAssembler(part.scheme, part.blocks)
     stream = Subjects(run).stream("STATE")
     size = max(1, min(READ_GROUP, -(-len(part.chunks) // READ_LANES)))
@@ -117,7 +118,7 @@ async def read_part(
             async with TaskGroup() as group:
                 tasks = [group.create_task(fetch(ref)) for ref in refs]
             got = tuple(task.result() for task in tasks)
-            spent_s.append(await asyncio.to_thread(_accept, got, manifest, part, plan, assembler))
+            spent_s.append(await asyncio.to_thread(_accept, got, manifest, names, plan, assembler))
 
     try:
         async with TaskGroup() as group:
@@ -155,14 +156,13 @@ async def _missed(
 def _accept(
     got: Sequence[tuple[Record, ChunkRef]],
     manifest: Manifest,
-    part: Part,
+    names: Collection[str],
     plan: Plan,
     assembler: VectorAssembler,
 ) -> float:
-    """Check and decode chunks; return the seconds that took."""
+    """Check and decode chunks of a vector with these names; return the seconds that took."""
     began_s = time.perf_counter()
     commit = manifest.commit
-    names = {p.name for p in manifest.parts if p.chunks == part.chunks}  # of one vector
     for record, ref in got:
         data = record.payload
         if len(data) != ref.size or xxhash.xxh3_64_intdigest(data) != ref.checksum:

@@ -4,7 +4,8 @@
 it has seen already changes nothing. ``skerry.bus.report`` turns a view into rows and JSON.
 
 A reader that starts on a long history need not fold all of it before it can say how the run is
-going: it may ``peek`` at each fragment's newest commit first, and fold the history afterwards.
+going: it may ``peek`` at each fragment's newest commit, and at the newest evaluation, first, and
+fold the history afterwards.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from skerry.bus.loss import RESTORED
 from skerry.core import liveness
 from skerry.core.goodput import Spent
 from skerry.wire.messages import (
@@ -74,6 +76,14 @@ class Totals:
         )
 
 
+def is_round(commit: Commit) -> bool:
+    """Say whether learners answered for a commit: initial and restored parameters are no round.
+
+    Nobody waited for those: their times are when they were written, their reasons name a path.
+    """
+    return commit.reason != GENESIS and not commit.reason.startswith(RESTORED)
+
+
 def spent_in(pulse: Pulse) -> Spent:
     """Return what an incarnation's time has gone into."""
     return Spent(
@@ -119,6 +129,8 @@ class RunView:
     ``accepted`` counts the tokens that commits have merged from a learner, all its incarnations
     together; ``staleness`` is that of its newest merged contribution. ``evaluations`` are in the
     order of the ledger; ``evaluated`` says how far each evaluator's have been seen, by its name.
+    ``last_commit_s`` is when the newest commit was seen to be there, by the clock of whoever folds.
+    ``judged`` is that of the newest state, which may be known before those that led to it.
     """
 
     frame: Frame
@@ -136,20 +148,24 @@ class RunView:
     started_s: float | None = None
     created_s: float | None = None
     last_commit: Commit | None = None
+    last_commit_s: float | None = None
     checkpoint: CheckpointRecord | None = None
     evaluations: tuple[Evaluation, ...] = ()
     evaluated: Mapping[str, int] = field(default_factory=dict[str, int])
+    judged: Evaluation | None = None
     finished: bool = False
-
-    @property
-    def last_commit_s(self) -> float | None:
-        """When the newest commit closed, by the syncer's clock."""
-        return None if self.last_commit is None else self.last_commit.closed_ns / 1e9
 
     @property
     def counting(self) -> bool:
         """Whether the sums still lack commits that are known to be there."""
         return any(self.counted.get(f, 0) < version for f, version in self.versions.items())
+
+    @property
+    def judging(self) -> bool:
+        """Whether evaluations that are known to be there are still to come."""
+        if self.judged is None:
+            return False
+        return _reached(self.judged) > max(self.evaluated.values(), default=0)
 
 
 def fold(view: RunView, message: Message, at_s: float) -> RunView:
@@ -165,7 +181,7 @@ def fold(view: RunView, message: Message, at_s: float) -> RunView:
         case MemberRecord():
             return _with_learner(view, _joined(view, message, at_s))
         case Commit():
-            return _committed(view, message)
+            return committed(view, message, min(at_s, message.closed_ns / 1e9))
         case CheckpointRecord():
             newest = view.checkpoint is None or message.written_ns > view.checkpoint.written_ns
             return replace(view, checkpoint=message) if newest else view
@@ -261,35 +277,64 @@ def disconnected(view: RunView, closed_s: Mapping[str, float]) -> RunView:
     return replace(view, learners={**view.learners, **told}) if told else view
 
 
-def peek(view: RunView, commit: Commit) -> RunView:
+def peek(view: RunView, commit: Commit, seen_s: float) -> RunView:
     """Return the view that knows of a commit, but counts it only once it is folded in its place.
 
-    What came before it may be unknown still: that is for whoever folds the history to fill in.
+    ``seen_s`` is when it was there (seconds since the epoch). What came before it may be unknown
+    still: that is for whoever folds the history to fill in.
     """
+    newest = view.last_commit_s is None or seen_s >= view.last_commit_s
+    return _known(view, commit, seen_s, newest=newest)
+
+
+def peek_evaluation(view: RunView, evaluation: Evaluation) -> RunView:
+    """Return the view that knows of the newest state's evaluation ahead of those before it."""
+    return _judged(view, evaluation)
+
+
+def _judged(view: RunView, evaluation: Evaluation) -> RunView:
+    """Keep the evaluation of the newest state: a slow evaluator may speak after a quick one."""
+    if view.judged is not None and _reached(evaluation) <= _reached(view.judged):
+        return view
+    return replace(view, judged=evaluation)
+
+
+def _reached(evaluation: Evaluation) -> int:
+    """Return how new a state is: versions only grow, so that no clock is needed to tell."""
+    return sum(evaluation.versions)
+
+
+def _known(view: RunView, commit: Commit, seen_s: float, *, newest: bool) -> RunView:
     if commit.version <= view.versions.get(commit.fragment, 0):
         return view
-    newest = view.last_commit is None or commit.closed_ns >= view.last_commit.closed_ns
     return replace(
         view,
         accepted=_accepted(view.accepted, commit),
         versions={**view.versions, commit.fragment: commit.version},
         step=max(view.step, commit.step),
         last_commit=commit if newest else view.last_commit,
+        last_commit_s=seen_s if newest else view.last_commit_s,
     )
 
 
-def _committed(view: RunView, commit: Commit) -> RunView:
+def committed(view: RunView, commit: Commit, seen_s: float) -> RunView:
+    """Return the view with a commit in it, which was there at ``seen_s`` (seconds since the epoch).
+
+    The ledger has one order: what is folded in is the newest, whatever its syncer's clock says,
+    unless it belongs to a history whose end was seen before.
+    """
     if commit.version <= view.counted.get(commit.fragment, 0):
         return view
-    genesis, closed_s = commit.reason == GENESIS, commit.closed_ns / 1e9
-    ages = [] if genesis else [c.staleness for c in commit.consumed]
-    started = [s for s in (view.started_s, closed_s if genesis else None) if s is not None]
+    newest = not view.counting or view.last_commit_s is None or seen_s >= view.last_commit_s
+    began, closed_s = not is_round(commit), commit.closed_ns / 1e9
+    ages = [] if began else [c.staleness for c in commit.consumed]
+    started = [s for s in (view.started_s, closed_s if began else None) if s is not None]
     return replace(
-        peek(view, commit),
+        _known(view, commit, seen_s, newest=newest),
         counted={**view.counted, commit.fragment: commit.version},
         staleness={**view.staleness, **{c.learner: c.staleness for c in commit.consumed}},
         refused=_counted(view.refused, commit.refused),
-        rounds=view.rounds + (not genesis),
+        rounds=view.rounds + (not began),
         merged=view.merged + len(ages),
         staleness_sum=view.staleness_sum + sum(ages),
         staleness_max=max([view.staleness_max, *ages]),
@@ -298,18 +343,17 @@ def _committed(view: RunView, commit: Commit) -> RunView:
 
 
 def _evaluated(view: RunView, evaluation: Evaluation) -> RunView:
-    """Return the view with an evaluation in it, once.
-
-    Versions only grow, and an evaluator judges no state twice: no clock is needed to tell.
-    """
-    who, reached = evaluation.evaluator, sum(evaluation.versions)
+    """Return the view with an evaluation in it, once: an evaluator judges no state twice."""
+    who, reached = evaluation.evaluator, _reached(evaluation)
     if reached <= view.evaluated.get(who, 0):
         return view
     held = view.evaluations
     if len(held) >= MOST_EVALUATIONS:
         held = held[::2]
     return replace(
-        view, evaluations=(*held, evaluation), evaluated={**view.evaluated, who: reached}
+        _judged(view, evaluation),
+        evaluations=(*held, evaluation),
+        evaluated={**view.evaluated, who: reached},
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -99,7 +100,7 @@ class Outgoing:
     vector: Vector
     header: ContributionHeader
     scheme: str
-    poison: bool = False
+    poison: float = 0.0
 
 
 @dataclass(slots=True)
@@ -172,8 +173,8 @@ class Puppet:
             if fragment.index not in have:
                 await self._publish(self._genesis(fragment))
 
-    async def send_gradient(self, index: int, round_version: int, *, poison: bool = False) -> None:
-        """Contribute the next step of the walk; ``poison`` makes its first value infinite (f32)."""
+    async def send_gradient(self, index: int, round_version: int, *, poison: float = 0.0) -> None:
+        """Contribute the next step of the walk; ``poison`` is its first value then (f32)."""
         await self._publish(self._capture(index, round_version, poison=poison))
 
     async def pulse(self, step: int) -> None:
@@ -284,7 +285,7 @@ class Puppet:
         moved = self.taken > held.origin or self.finished
         if not fits or held.captured is not None or sending or not moved:
             return
-        poison = opened.version < self.poisoned_below
+        poison = math.inf if opened.version < self.poisoned_below else 0.0
         made = self._capture(index, opened.version, poison=poison)
         held.captured = made.header.cursor_to - self.start_cursor
         held.answered = opened.version
@@ -311,7 +312,7 @@ class Puppet:
         header = self._header(fragment, vector, ContributionKind.GENESIS, 0, 1)
         return Outgoing(fragment, vector, header, "f32")
 
-    def _capture(self, index: int, round_version: int, *, poison: bool = False) -> Outgoing:
+    def _capture(self, index: int, round_version: int, *, poison: float = 0.0) -> Outgoing:
         fragment = self.plan.fragments[index]
         vector = walk(fragment, self.name, self.incarnation, self._state(index).identity + 1)
         base = self.versions[index]
@@ -353,7 +354,7 @@ class Puppet:
     async def _publish(self, outgoing: Outgoing) -> None:
         planes = cpu().quantise(outgoing.scheme, outgoing.vector)
         if outgoing.poison:
-            planes.codes[0, :4] = np.array([np.inf], "<f4").view(np.uint8)
+            planes.codes[0, :4] = np.array([outgoing.poison], "<f4").view(np.uint8)
         held = self.chunk_blocks
         chunk_bytes = packed_bound(outgoing.scheme, held) if held else CHUNK_BYTES
         chunks = pack(outgoing.scheme, planes, chunk_bytes)

@@ -264,7 +264,11 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """One contribution that will never be merged, and why; zeros where its header never came."""
+    """One contribution that will never be merged, and why; zeros where its header never came.
+
+    What tells of no contribution, being bytes that nobody can read, says at which ``sequence`` of
+    CONTRIB they lie; 0 everywhere else, and in releases before this field.
+    """
 
     cause: str
     learner: str
@@ -273,6 +277,7 @@ class Refused:
     tokens: int = 0
     cursor_from: int = 0
     cursor_to: int = 0
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

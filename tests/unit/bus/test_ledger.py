@@ -11,7 +11,7 @@ from skerry.bus import ledger
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
-from skerry.errors import RunNotFound
+from skerry.errors import RunNotFound, StateLost
 from skerry.testing.puppet import run_record
 from skerry.wire.messages import Evaluation, RunState
 from skerry.wire.subjects import Subjects
@@ -55,6 +55,18 @@ async def test_finishing_twice_changes_the_record_once() -> None:
     await ledger.finish_run(bus, record)
     assert (await ledger.wait_finished(bus, RUN)).state is RunState.FINISHED
     assert [r.run for r in await ledger.list_runs(bus)] == [RUN]
+
+
+async def test_run_that_was_begun_anew_is_neither_awaited_nor_ended_by_the_one_before() -> None:
+    bus = await connected()
+    before = run_record(RUN, PLAN, "{}")
+    anew = dataclasses.replace(before, created_ns=before.created_ns + 1)
+    await ledger.create_run(bus, anew)
+    with pytest.raises(StateLost, match="Run 't' was begun anew in this log"):
+        await ledger.wait_finished(bus, RUN, created_ns=before.created_ns)
+    with pytest.raises(StateLost, match="Start the process again"):
+        await ledger.finish_run(bus, before)
+    assert await ledger.read_run(bus, RUN) == anew
 
 
 async def test_restarted_learner_gets_a_new_incarnation_and_its_old_shard() -> None:

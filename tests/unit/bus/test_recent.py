@@ -54,6 +54,19 @@ class Fleet:
         return self.recent.goodput(self.now_s)
 
 
+def test_starts_of_before_somebody_watched_count_whatever_is_read_first() -> None:
+    joined = [member("a", n, NOW_S - 60 + 10 * n) for n in (1, 2, 3, 4)]
+    recent = Recent()
+    recent.joined(joined[-1])
+    recent.pulsed(pulse(1.0, 2.0, incarnation=4), NOW_S)
+    for again in (*joined, *joined):
+        recent.joined(again)
+    assert recent.starts(NOW_S) == {"a": 3}
+    recent.pulsed(pulse(0.0, 0.1, incarnation=5), NOW_S + 1)
+    recent.joined(member("a", 5, NOW_S + 0.5))
+    assert recent.starts(NOW_S + 2) == {"a": 4}
+
+
 def test_a_collapse_after_ten_good_days_shows_within_the_window() -> None:
     fleet = Fleet()
     assert fleet.lives(WINDOW_S, 0.9) == pytest.approx(0.9)

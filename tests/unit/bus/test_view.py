@@ -12,8 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.bus.report import Report, doubted, report, to_json
-from skerry.bus.view import MOST_EVALUATIONS, Frame, RunView, disconnected, fold, peek
+from skerry.bus.report import TEXTS_OF_LATE, Report, doubted, report, to_json
+from skerry.bus.view import (
+    MOST_EVALUATIONS,
+    Frame,
+    RunView,
+    committed,
+    disconnected,
+    fold,
+    peek,
+    peek_evaluation,
+)
 from skerry.core.liveness import Liveness, Policy
 from skerry.wire.messages import (
     CheckpointRecord,
@@ -249,10 +258,32 @@ def test_goodput_is_summed_over_learners() -> None:
     assert report(view, T0 + 10).run.goodput == pytest.approx(0.5)
 
 
+def test_who_catches_up_tells_for_how_long() -> None:
+    caught_up = replace(pulse(9, 0), recover_s=7.5)
+    waiting = replace(caught_up, phase=LearnerPhase.CATCHING_UP)
+    told = [report(seen((9, one)), T0 + 9).learners[0].waited_s for one in (caught_up, waiting)]
+    assert told == [0.0, 7.5]
+
+
 def test_genesis_is_no_round() -> None:
     view = seen((0, commit(0, 1, 0, reason="genesis")), (5, commit(0, 2, 5)))
     assert (view.rounds, view.started_s) == (1, T0)
     assert report(view, T0 + 9).run.versions == (2, 0)
+
+
+@pytest.mark.parametrize("reason", ["genesis", "restored from /c/7", "restored from s3://b/c/7"])
+def test_what_a_fragment_begins_with_is_no_round_and_begins_the_run(reason: str) -> None:
+    view = seen((0, commit(0, 40, 0, reason=reason)), (0, commit(1, 41, 0, reason=reason)))
+    assert (view.rounds, view.merged, view.started_s) == (0, 0, T0)
+    timed = replace(view, frame=replace(view.frame, duration_s=50.0))
+    assert report(timed, T0 + 20).run.eta_s == pytest.approx(30.0)
+
+
+def test_parameters_put_back_are_no_round_and_begin_nothing() -> None:
+    began = commit(0, 1, 0, reason="genesis")
+    put_back = commit(0, 3, 9, reason="restored from /c/1 at version 1")
+    view = seen((0, began), (5, commit(0, 2, 5)), (9, put_back))
+    assert (view.rounds, view.started_s) == (1, T0)
 
 
 def test_a_commit_that_was_seen_changes_nothing() -> None:
@@ -378,6 +409,20 @@ def test_evaluations_on_different_texts_are_counted() -> None:
     assert report(view, T0 + 1).run.held_out_texts == 2
 
 
+def test_an_evaluator_that_was_given_the_right_text_is_no_trouble_any_more() -> None:
+    said = [evaluation(1), evaluation(1, by="other", text=8), evaluation(2, by="other")]
+    assert report(seen(*((1.0, one) for one in said)), T0 + 1).run.held_out_texts == 1
+
+
+def test_an_evaluator_that_was_replaced_is_no_trouble_any_more() -> None:
+    later = [evaluation(n, by="other", text=8) for n in range(2, 2 + TEXTS_OF_LATE)]
+    told = [
+        report(seen((1, evaluation(1)), *((2.0, e) for e in some)), T0 + 3)
+        for some in (later[:-1], later)
+    ]
+    assert [one.run.held_out_texts for one in told] == [2, 1]
+
+
 def test_a_long_history_of_evaluations_thins_out_and_keeps_both_ends() -> None:
     last = 5 * MOST_EVALUATIONS
     said = [(float(n), evaluation(n)) for n in range(1, last + 1)]
@@ -385,6 +430,17 @@ def test_a_long_history_of_evaluations_thins_out_and_keeps_both_ends() -> None:
     assert MOST_EVALUATIONS // 2 <= len(kept) <= MOST_EVALUATIONS
     assert (kept[0].versions, kept[-1].versions) == ((1, 1), (last, last))
     assert seen(*said, *said).evaluations == kept
+
+
+def test_the_newest_evaluation_may_be_known_before_those_that_led_to_it() -> None:
+    said = [evaluation(n) for n in (1, 2, 3)]
+    ahead = peek_evaluation(EMPTY, said[2])
+    assert (ahead.judging, ahead.evaluations) == (True, ())
+    assert report(ahead, T0).run.held_out is not None
+    half = fold(ahead, said[0], T0)
+    assert (half.judging, half.judged) == (True, said[2])
+    whole = reduce(lambda view, one: fold(view, one, T0), said[1:], half)
+    assert (whole.judging, whole.evaluations) == (False, tuple(said))
 
 
 def test_json_is_strict_even_with_an_evaluation_that_diverged() -> None:
@@ -408,8 +464,12 @@ HISTORY = [
 ]
 
 
+def ahead_of(view: RunView, known: Commit) -> RunView:
+    return peek(view, known, known.closed_ns / 1e9)
+
+
 def test_the_newest_commits_tell_how_far_the_run_is_before_its_history_is_read() -> None:
-    view = peek(peek(EMPTY, HISTORY[3]), HISTORY[4])
+    view = ahead_of(ahead_of(EMPTY, HISTORY[3]), HISTORY[4])
     run = report(view, T0 + 4).run
     assert (run.versions, run.step, run.last_round_s_ago) == ((3, 2), 30, pytest.approx(1.0))
     assert (run.rounds, run.counting) == (0, True)
@@ -419,10 +479,17 @@ def test_the_newest_commits_tell_how_far_the_run_is_before_its_history_is_read()
 @pytest.mark.parametrize("ahead", [HISTORY[3:], HISTORY[4:], HISTORY[2:3]])
 def test_a_history_read_after_the_newest_commits_counts_the_same(ahead: list[Commit]) -> None:
     history: list[tuple[float, Message]] = [(9, message) for message in HISTORY]
-    knowing = reduce(peek, ahead, EMPTY)
+    knowing = reduce(ahead_of, ahead, EMPTY)
     view = reduce(lambda v, item: fold(v, item[1], T0 + item[0]), history, knowing)
     assert view == seen(*history)
     assert not report(view, T0 + 9).run.counting
+
+
+def test_what_the_ledger_has_last_is_the_newest_though_a_clock_was_set_back() -> None:
+    first = committed(EMPTY, commit(0, 2, 0), T0 + 1)
+    view = committed(first, commit(1, 2, -3600), T0 + 3)
+    assert view.last_commit == commit(1, 2, -3600)
+    assert report(view, T0 + 4).run.last_round_s_ago == pytest.approx(1.0)
 
 
 @settings(max_examples=40)

@@ -295,3 +295,16 @@ def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(
     monkeypatch.setattr(Island, "_read", reading)
     Scene([], 4).train()
     assert seen == ["step", *["step", "read"] * 3, "read"]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_how_far_the_run_is_does_not_change_with_the_wall_clock(hours: int) -> None:
+    scene, now_s = Scene([], 1), [50.0]
+    scene.island.config = CONFIG.model_copy(update={"train": TrainConfig(duration_s=60.0)})
+    scene.island.meter.clock = lambda: now_s[0]
+    scene.mailbox.post_genesis(20.0)
+    scene.island.wall_ns = lambda: int(50e9 + hours * 3600e9)
+    assert scene.island._progress() == 0.5
+    assert not scene.island._done()
+    now_s[0] = 80.0
+    assert scene.island._done()

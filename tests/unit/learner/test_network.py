@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from skerry.bus import state
 from skerry.bus.base import Record
 from skerry.bus.contributions import Contribution, Inbox
-from skerry.bus.memory import MemoryBus
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.recovery import append_commit
 from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.core.backend import cpu
 from skerry.core.merge import slice_norms
@@ -37,7 +38,9 @@ from skerry.wire.messages import (
     Commit,
     ContributionHeader,
     ContributionKind,
+    LearnerPhase,
     Manifest,
+    Pulse,
     Refused,
 )
 from skerry.wire.subjects import Subjects
@@ -457,3 +460,44 @@ async def test_a_newer_incarnation_ends_the_older(bus: MemoryBus, config: RunCon
     async with asyncio.timeout(60):
         with pytest.raises(Superseded, match="elsewhere"):
             await watching
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_how_long_ago_the_run_began_is_what_the_brokers_clock_says(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, away: bool
+) -> None:
+    """The syncer's clock is an hour behind the broker's, this learner's a day ahead of it."""
+    hour_ns, broker_ns = 3600 * 10**9, [10**18]
+    bus = MemoryBroker(clock_ns=lambda: broker_ns[0]).connect()
+    _, work = await find_or_create(bus, "run", config)
+    commit = replace(refusing(work, Refused("diverged", "b", 1, 1)), refused=())
+    await append_commit(bus, replace(commit, closed_ns=broker_ns[0] - hour_ns))
+    broker_ns[0] += 40 * 10**9
+    wire = Wire(bus, work)
+    wire.network._wall_ns = lambda: broker_ns[0] + 24 * hour_ns
+    wire.network._clock = lambda: 1000.0
+    lost = ["pulse"] if away else []
+    publish = bus.publish
+
+    async def flaky(*args: Any, **options: Any) -> Any:
+        if lost:
+            raise BrokerUnavailable(lost.pop())
+        return await publish(*args, **options)
+
+    monkeypatch.setattr(bus, "publish", flaky)
+
+    def known() -> bool:
+        return wire.mailbox.began_s is not None
+
+    async with running(wire.network.genesis):
+        await asyncio.sleep(0.02)
+        assert not known(), "there is no pulse yet"
+        wire.mailbox.post_pulse(
+            Pulse(
+                *("run", "a", 1, LearnerPhase.STARTING, 0, 0, 0, 0, 0, 0.0, 0.0),
+                *(0.0, 0.0, 0, 0, 0),
+            )
+        )
+        await until(known)
+    assert wire.mailbox.began_s == 960.0
+    assert not lost

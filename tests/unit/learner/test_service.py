@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from skerry.bus import ledger, presence
 from skerry.bus.memory import MemoryBroker
+from skerry.errors import StateLost, first_cause
 from skerry.settings import (
     LearnerSettings,
     RunConfig,
@@ -102,6 +104,31 @@ async def test_it_steps_back_once_when_it_is_ready_and_before_the_first_step(
             group.create_task(syncer_session(syncing, "run", "s"))
             await _live(broker, config, settled=lambda: seen.append("settled"))
     assert seen == ["step", "settled", *["step"] * 40], "the first one only compiles"
+
+
+async def test_it_ends_when_its_run_is_begun_anew_under_it(config: RunConfig) -> None:
+    endless = config.model_copy(update={"train": TrainConfig(steps=1_000_000)})
+    broker = MemoryBroker()
+    async with broker.connect() as syncing, broker.connect() as watching:
+        record, _ = await find_or_create(watching, "run", endless)
+        conducting = asyncio.ensure_future(syncer_session(syncing, "run", "s"))
+        async with asyncio.timeout(90):
+            living = asyncio.ensure_future(_live(broker, endless))
+            async for _, commit in ledger.follow_commits(watching, "run"):
+                if commit.version == 2:
+                    break
+            conducting.cancel()
+            lost, broker.streams = broker.streams, {}
+            for stream in lost.values():
+                broker.declare(stream.spec)
+                stream.lost = True
+                stream.wake()
+            await ledger.create_run(watching, replace(record, created_ns=record.created_ns + 1))
+            with pytest.raises(BaseException) as raised:  # noqa: PT011  a group or the error itself
+                await living
+    cause = first_cause(raised.value)
+    assert isinstance(cause, StateLost)
+    assert "Run 'run' was begun anew in this log" in str(cause)
 
 
 async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(

@@ -23,7 +23,7 @@ from skerry.wire.messages import (
     Pulse,
 )
 from skerry_learner.sync.session import Learner
-from skerry_learner.sync.telling import Stopwatch, Stretch, Teller, observe
+from skerry_learner.sync.telling import MOST_TROUBLE, Stopwatch, Stretch, Teller, observe
 
 ME = Learner("run", "a", 3, created_ns=7)
 HEADER = ContributionHeader(
@@ -120,6 +120,19 @@ def test_a_contribution_sent_at_the_third_attempt_is_one_span_from_the_first_one
     assert (span.start_ns, span.end_ns) == (1_000, 6_000)
     assert [(e.name, e.time_ns) for e in span.events] == [("not_sent", 2_000), ("not_sent", 4_000)]
     assert span.context == ME.publishing(0, 5, 8)
+
+
+def test_a_day_without_a_broker_fills_no_memory(taken: Taken) -> None:
+    teller = Teller()
+    for attempt in range(10_000):
+        teller.failed(0, f"attempt {attempt}", attempt)
+    teller.begins(0, 1)
+    teller.published(ME, HEADER, 100, 20_000)
+    (span,) = taken.spans
+    events = span.events
+    assert len(events) == MOST_TROUBLE
+    said = [event.attributes["exception.message"] for event in events]
+    assert (said[0], said[-1]) == ("attempt 0", "attempt 9999")
 
 
 def test_what_held_up_a_dropped_contribution_is_not_told_of_the_next_one(taken: Taken) -> None:

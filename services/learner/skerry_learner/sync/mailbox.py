@@ -82,7 +82,7 @@ class Mailbox:
         self._lost: set[Doubt] = set()
         self._pulse: Pulse | None = None
         self._last_pulse: Pulse | None = None
-        self._genesis_ns: int | None = None
+        self._began_s: float | None = None
         self._stopping = False
         self._news = False
         self.traffic = Traffic()
@@ -113,10 +113,10 @@ class Mailbox:
             self._fresh[fresh.manifest.commit.fragment] = fresh
             self._tell()
 
-    def post_genesis(self, closed_ns: int) -> None:
-        """Say when the run's first commit was made, by its syncer's clock."""
+    def post_genesis(self, began_s: float) -> None:
+        """Say when the run's first commit was made, by the trainer's monotonic clock."""
         with self._changed:
-            self._genesis_ns = closed_ns
+            self._began_s = began_s
             self._tell()
 
     def next_outgoing(self, besides: Collection[int] = ()) -> Outgoing | None:
@@ -181,8 +181,9 @@ class Mailbox:
         return self._stopping
 
     @property
-    def genesis_ns(self) -> int | None:
-        return self._genesis_ns
+    def began_s(self) -> float | None:
+        """When the run's first commit was made; None until that is known."""
+        return self._began_s
 
     def rounds(self) -> tuple[Round, ...]:
         """Return the newest round of every fragment, by fragment."""

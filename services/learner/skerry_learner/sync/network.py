@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 
 import structlog
@@ -41,12 +41,13 @@ log = structlog.get_logger()
 
 RETRY_S = 1.0
 FLOAT32_BYTES = 4
+NANOSECONDS = 1e9
 
 
 class Network:
     """One learner's loops; ``run`` them all until ``finished`` returns."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - two of them clocks
         self,
         bus: Bus,
         learner: Learner,
@@ -57,8 +58,12 @@ class Network:
         chunk_bytes: int,
         pulse_s: float,
         wall_ns: Callable[[], int] = time.time_ns,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``wake`` is what the mailbox sets (through ``notify``) when the trainer has posted."""
+        """``wake`` is what the mailbox sets (through ``notify``) when the trainer has posted.
+
+        ``clock`` is the one that the trainer counts by.
+        """
         self._bus = bus
         self._learner = learner
         self._plan = plan
@@ -67,6 +72,7 @@ class Network:
         self._chunk_bytes = chunk_bytes
         self._pulse_s = pulse_s
         self._wall_ns = wall_ns
+        self._clock = clock
         self._preparing = True
         self._wanted: dict[int, Manifest] = {}
         self._said_lost: dict[int, int] = {}
@@ -102,13 +108,30 @@ class Network:
                 self._note_refused(manifest.commit)
 
     async def genesis(self) -> None:
-        """Post when the run's first commit was made, then be idle for ever."""
-        commits = ledger.follow_commits(self._bus, self._learner.run)
-        async with aclosing(commits):
-            async for _, commit in commits:
-                self._mailbox.post_genesis(commit.closed_ns)
-                break
+        """Post when the run's first commit was made, on the trainer's clock, then be idle for ever.
+
+        How long ago that is the broker's clock tells, once: those of machines differ, and jump.
+        """
+        begun_ns = await ledger.begun_ns(self._bus, self._learner.run)
+        now_ns, at_s = await self._broker_time()
+        self._mailbox.post_genesis(at_s - (now_ns - begun_ns) / NANOSECONDS)
         await asyncio.Event().wait()
+
+    async def _broker_time(self) -> tuple[int, float]:
+        """Return what the broker's clock and the trainer's show, to within a round trip.
+
+        A pulse is said again for it: what the broker stores, it stores with its time.
+        """
+        while True:
+            self._mailbox.repeat_pulse(self._wall_ns())
+            if await self.pulse():
+                at_s = self._clock()
+                with suppress(BrokerUnavailable):
+                    told = self._learner
+                    now_ns = await presence.pulsed_ns(self._bus, told.run, told.name)
+                    if now_ns is not None:
+                        return now_ns, at_s
+            await asyncio.sleep(self._pulse_s)
 
     async def fetch(self) -> None:
         """Read what is wanted, as many fragments at once as the mailbox has room for.
@@ -185,16 +208,18 @@ class Network:
             except TimeoutError:
                 self._mailbox.repeat_pulse(self._wall_ns())
 
-    async def pulse(self) -> None:
-        """Publish the pulse that waits, if one does."""
+    async def pulse(self) -> bool:
+        """Publish the pulse that waits, if one does; tell whether the log has it."""
         pulse = self._mailbox.take_pulse()
         if pulse is None:
-            return
+            return False
         self._preparing = pulse.phase in {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
         try:
             await presence.publish_pulse(self._bus, pulse)
         except (BrokerUnavailable, StorageFull) as error:
             log.warning("pulse_lost", error=str(error))
+            return False
+        return True
 
     async def watch_name(self) -> None:
         """Raise Superseded once a newer incarnation of this learner has joined."""
@@ -210,8 +235,9 @@ class Network:
                     raise Superseded(msg)
 
     async def finished(self) -> None:
-        """Return once the run is finished."""
-        await ledger.wait_finished(self._bus, self._learner.run)
+        """Return once the run is finished; StateLost once another run has its place in the log."""
+        told = self._learner
+        await ledger.wait_finished(self._bus, told.run, created_ns=told.created_ns)
         log.info("run_finished")
 
     def _read_ended(self, fragment: int, _: object) -> None:

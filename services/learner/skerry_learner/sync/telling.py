@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 T = TypeVar("T")
+MOST_TROUBLE = 16
+"""Failures to send that a span tells of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,20 @@ class Stopwatch(Iterator[T]):
 
 
 @dataclass(slots=True)
+class Trouble:
+    """What held a contribution up: the first failures and the newest, of perhaps a day of them."""
+
+    count: int = 0
+    events: list[Event] = field(default_factory=list[Event])
+
+    def add(self, event: Event) -> None:
+        self.count += 1
+        if len(self.events) == MOST_TROUBLE:
+            self.events.pop()
+        self.events.append(event)
+
+
+@dataclass(slots=True)
 class Teller:
     """Tells of one learner's rounds, from both of its threads.
 
@@ -67,7 +83,7 @@ class Teller:
         default_factory=dict[tuple[int, int], dict[str, object]]
     )
     sending: dict[int, int] = field(default_factory=dict[int, int])
-    trouble: dict[int, list[Event]] = field(default_factory=dict[int, list[Event]])
+    trouble: dict[int, Trouble] = field(default_factory=dict[int, "Trouble"])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def captured(self, learner: Learner, header: ContributionHeader, took: Stretch) -> None:
@@ -96,7 +112,7 @@ class Teller:
     def failed(self, fragment: int, error: str, now_ns: int) -> None:
         """Note that it could not be sent yet."""
         event = Event("not_sent", now_ns, {"exception.message": error})
-        self.trouble.setdefault(fragment, []).append(event)
+        self.trouble.setdefault(fragment, Trouble()).add(event)
 
     def dropped(self, fragment: int) -> None:
         """Note that it never will be."""
@@ -108,13 +124,13 @@ class Teller:
     ) -> None:
         """Tell that the log has all of it."""
         took = Stretch(self.sending.pop(header.fragment, now_ns), now_ns)
-        trouble = tuple(self.trouble.pop(header.fragment, ()))
+        trouble = self.trouble.pop(header.fragment, Trouble())
         self._note(
             header.fragment,
             header.round_version,
             publish_ms=_ms(took),
             sent_bytes=size_bytes,
-            attempts=1 + len(trouble),
+            attempts=1 + trouble.count,
         )
         place = learner.publishing(header.fragment, header.round_version, header.identity)
         if not place.sampled:
@@ -135,7 +151,7 @@ class Teller:
                     spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes,
                     **_about(learner, header),
                 },
-                events=trouble,
+                events=tuple(trouble.events),
             )
         )
 

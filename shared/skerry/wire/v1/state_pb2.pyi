@@ -47,7 +47,9 @@ Global___ChunkRef: _TypeAlias = ChunkRef  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
-    """One vector of a fragment's state; the digest is over the decoded f32 padded vector."""
+    """One vector of a fragment's state; the digest is over the decoded f32 padded vector. Parts of one
+    manifest that are the same vector (parameters in f32 are the master) share their chunks.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -179,7 +181,9 @@ Global___LearnerProgress: _TypeAlias = LearnerProgress  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):
-    """One contribution that will never be merged, and why; zeros where its header never arrived."""
+    """One contribution that will never be merged, and why; zeros where its header never arrived. What
+    tells of no contribution, being bytes that nobody can read, says where in CONTRIB these lie.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -190,6 +194,7 @@ class Refused(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     CURSOR_FROM_FIELD_NUMBER: _builtins.int
     CURSOR_TO_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
@@ -197,6 +202,7 @@ class Refused(_message.Message):
     tokens: _builtins.int
     cursor_from: _builtins.int
     cursor_to: _builtins.int
+    sequence: _builtins.int
     def __init__(
         self,
         *,
@@ -207,10 +213,11 @@ class Refused(_message.Message):
         tokens: _builtins.int = ...,
         cursor_from: _builtins.int = ...,
         cursor_to: _builtins.int = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "sequence", b"sequence", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
