@@ -256,7 +256,7 @@ def _hub(plan: Plan, remarks: Doubts) -> Sheet:
         "syncer_writes": remarks.links(
             8 * load.state_bytes * load.parameters / rounds.period_s / load.shards,
             "bit/s",
-            "parameters, master and outer state of a shard, to the broker",
+            "parameters (unless f32), master and outer state of a shard, to the broker",
         ),
         "broker_stores": remarks.links(
             rounds.broker_write, "B/s", "contributions and committed state, one replica"

@@ -87,7 +87,9 @@ def disk(rounds: Rounds, log: LogConfig, checkpoint: CheckpointConfig, wall_s: f
         "disk",
         f"Disk ({log.replicas} replica{'s' * (log.replicas > 1)})",
         {
-            "state": derived(state, "B", f"{STATE_COPIES} x parameters, master, outer state"),
+            "state": derived(
+                state, "B", f"{STATE_COPIES} x parameters (unless f32), master, outer state"
+            ),
             "contributions": derived(
                 contributions * log.replicas, "B", f"all of the last {hours:g} h (log.window_s)"
             ),

@@ -86,7 +86,7 @@ def _split(text: object, example: str) -> tuple[float, str]:
     if found is None:
         sign = "more than 0" if str(text).strip().startswith("-") else f"a quantity {example}"
         _refuse(f"must be {sign}")
-    number = float(found[1])
+    number = float(found[1].replace("_", ""))
     if number <= 0 or not math.isfinite(number):
         _refuse("must be more than 0 and finite")
     return number, found[2]

@@ -40,6 +40,7 @@ from skerry.planning.quantities import (
         (count, "12B", 12e9),
         (count, 12e9, 12e9),
         (count, "1_000", 1000.0),
+        (count, "1_000_", 1000.0),
     ],
 )
 def test_a_quantity_is_read_with_its_unit(
