@@ -40,7 +40,7 @@ lint: .venv/.ready ## style, types, import contracts, generated code
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/lint-imports
-	$(MAKE) --no-print-directory --output-sync -j2 types-mypy types-pyright
+	$(MAKE) --no-print-directory -j2 types-mypy types-pyright
 	$(BIN)/python proto/generate.py --check
 
 types-mypy: .venv/.ready

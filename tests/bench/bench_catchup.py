@@ -4,8 +4,9 @@
 About 1 GB of state lies on a local server. It is read the way a learner reads it (manifests, then
 every fragment, verified and decoded to f32), and bare: the same messages by nats-py, thrown away
 as they come, in each way that NATS has. What is compared is the fastest bare way, in the same run,
-the readings taking turns. Then ten learners at once, each a process of its own, while a syncer
-idles: what they cost it is read from its own clock.
+the readings taking turns: on this machine, where bytes cost nothing but CPU, and, as root, from a
+network namespace over a link of ``--gbit``. Then ten learners at once, each a process of its own,
+while a syncer idles: what they cost it is read from its own clock.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,8 +36,10 @@ from skerry.bus import ledger, state
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.state import read_manifests, read_part
 from skerry.bus.state_writer import NewPart
+from skerry.chaos.wires import unable, wired
 from skerry.core import backend
 from skerry.core.fragments import BLOCK, Plan
+from skerry.runtime.broker import LocalBroker
 from skerry.testing.cluster import Cluster
 from skerry.testing.nats_server import NatsServer
 from skerry.wire.subjects import Subjects
@@ -158,29 +162,62 @@ async def bare(url: str, read: Read, cut: Plan) -> None:
     await client.close()
 
 
-async def compare(server: NatsServer, cut: Plan, rounds: int) -> list[Reading]:
-    """Let all ways take turns; the first round only warms up."""
+async def compare(url: str, broker: int, cut: Plan, rounds: int) -> list[Reading]:
+    """Let all ways take turns; the first round only warms up. ``broker`` is its process id."""
 
     def way(read: Read) -> Callable[[], Awaitable[object]]:
-        return lambda: bare(server.url, read, cut)
+        return lambda: bare(url, read, cut)
 
     ways: dict[str, Callable[[], Awaitable[object]]] = {
-        "learner": lambda: as_a_learner(server.url, cut),
+        "learner": lambda: as_a_learner(url, cut),
         **{name: way(read) for name, read in BARE.items()},
     }
     times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, read in ways.items():
-            began = (time.perf_counter(), time.process_time(), cpu_s(server.pid or 0))
+            began = (time.perf_counter(), time.process_time(), cpu_s(broker))
             await read()
-            ended = (time.perf_counter(), time.process_time(), cpu_s(server.pid or 0))
+            ended = (time.perf_counter(), time.process_time(), cpu_s(broker))
             if number:
-                wall, mine, broker = (b - a for a, b in zip(began, ended, strict=True))
-                times[name].append((wall, mine, broker))
+                wall, mine, its = (b - a for a, b in zip(began, ended, strict=True))
+                times[name].append((wall, mine, its))
     return [
         Reading(name, *(statistics.median(column) for column in zip(*taken, strict=True)))
         for name, taken in times.items()
     ]
+
+
+def over_a_link(gbit: float, size: int, rounds: int, folder: Path) -> list[Reading]:
+    """Compare as over a network: readers in a namespace, whose cable carries ``gbit`` Gbit/s down.
+
+    Nothing where namespaces cannot be made.
+    """
+    why = unable()
+    if why or not gbit:
+        print(f"catchup: no link of {gbit:g} Gbit/s: {why or 'not asked for'}\n")
+        return []
+    with wired(folder, ["reader"]) as wires:
+        wire = wires["reader"]
+        shape = ("rate", f"{gbit}gbit", "burst", "1mb", "latency", "50ms")
+        subprocess.run(
+            ("tc", "qdisc", "add", "dev", wire.device, "root", "tbf", *shape), check=True
+        )
+        server = LocalBroker(folder / "far", host=wire.outer, death_signal=signal.SIGKILL)
+        server.start()
+        try:
+            asyncio.run(seed(server.url, size))
+            told = subprocess.run(
+                (
+                    *(*wire.entering, sys.executable, __file__, "--read", server.url),
+                    *("--broker", str(server.pid), "--mib", str(size // MIB)),
+                    *("--rounds", str(rounds)),
+                ),
+                check=True,
+                stdout=subprocess.PIPE,
+            )
+        finally:
+            server.kill()
+    return [Reading(**row) for row in json.loads(told.stdout)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,41 +280,66 @@ async def measure(size: int, rounds: int, folder: Path) -> tuple[list[Reading], 
     try:
         backend.cpu()
         stored, _ = await seed(server.url, size)
-        found = await compare(server, scale_of(size).cut, rounds)
+        found = await compare(server.url, server.pid or 0, scale_of(size).cut, rounds)
         return found, await crowd(server, folder, size), stored
     finally:
         server.kill()
 
 
+def table(title: str, readings: list[Reading], stored: int) -> None:
+    """Print what was read in which way."""
+    print(f"  {title:<12} {'wall s':>7} {'MB/s':>6} {'CPU s':>6} {'broker':>6}")
+    for r in readings:
+        columns = f"{r.wall_s:>7.2f} {stored / 1e6 / r.wall_s:>6.0f} {r.cpu_s:>6.2f}"
+        print(f"  {r.name:<12} {columns} {r.broker_cpu_s:>6.2f}")
+
+
+def goal(name: str, readings: list[Reading]) -> Goal:
+    """Return what the learner, who is first, is measured by: the fastest of the others."""
+    learner, *others = readings
+    ratio = learner.wall_s / min(other.wall_s for other in others)
+    return Goal(name, GOAL, ratio, "of the fastest bare read", at_most=True)
+
+
 def main() -> None:
-    made = parser(__doc__ or "")
+    made = parser("How fast a learner that comes back reads the global state.")
     made.add_argument("--mib", type=int, default=1024, help="MiB of bf16 (default 1024)")
     made.add_argument("--rounds", type=int, default=3, help="readings to take medians of")
+    made.add_argument("--gbit", type=float, default=1.0, help="of a link, as root; 0: none")
     made.add_argument("--join", metavar="URL", help="read once and end: one of the ten")
+    made.add_argument("--read", metavar="URL", help="compare readings, print JSON and end")
+    made.add_argument("--broker", metavar="PID", type=int, help="with --read: its process")
     chosen = made.parse_args()
     size = chosen.mib * MIB
     if chosen.join:
         asyncio.run(join(chosen.join, size))
         return
+    if chosen.read:
+        cut = scale_of(size).cut
+        read = asyncio.run(compare(chosen.read, chosen.broker, cut, chosen.rounds))
+        print(json.dumps([asdict(r) for r in read]))
+        return
     with tempfile.TemporaryDirectory() as name:
         readings, many, stored = asyncio.run(measure(size, chosen.rounds, Path(name)))
+    with tempfile.TemporaryDirectory() as name:
+        far = over_a_link(chosen.gbit, size, chosen.rounds, Path(name))
     print(f"catchup: {stored / 1e9:.2f} GB stored, {size / 1e9:.2f} GB as bf16\n")
-    print(f"  {'':<12} {'wall s':>7} {'MB/s':>6} {'CPU s':>6} {'broker':>6}")
-    for r in readings:
-        columns = f"{r.wall_s:>7.2f} {stored / 1e6 / r.wall_s:>6.0f} {r.cpu_s:>6.2f}"
-        print(f"  {r.name:<12} {columns} {r.broker_cpu_s:>6.2f}")
-    learner, *others = readings
-    ratio = learner.wall_s / min(other.wall_s for other in others)
+    table("", readings, stored)
+    if far:
+        table(f"{chosen.gbit:g} Gbit/s", far, stored)
     print(
         f"  {many.learners} at once: {many.wall_s:.1f} s; the syncer used {many.syncer_cpu_s:.2f} s"
         f" of CPU meanwhile, {many.idle_cpu_s:.2f} s in as long a time alone"
     )
     extra = max(0.0, many.syncer_cpu_s - many.idle_cpu_s)
     goals = [
-        Goal("catch-up", GOAL, ratio, "of the fastest bare read", at_most=True),
+        goal("catch-up", readings),
+        *([goal(f"catch-up over {chosen.gbit:g} Gbit/s", far)] if far else []),
         Goal("syncer's CPU for ten joiners", 0.1, extra, "s more than idle", at_most=True),
     ]
-    write("catchup", [*(asdict(r) for r in readings), asdict(many)], goals, chosen.json)
+    over = [{**asdict(r), "gbit": chosen.gbit} for r in far]
+    rows = [*(asdict(r) for r in readings), *over, asdict(many)]
+    write("catchup", rows, goals, chosen.json)
 
 
 if __name__ == "__main__":

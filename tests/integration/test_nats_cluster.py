@@ -17,8 +17,9 @@ import pytest
 from skerry.bus.base import Expect, Record, Start
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
+from skerry.chaos.proxy import Proxy
 from skerry.errors import BrokerUnavailable, Conflict, StateLost, StorageFull
-from skerry.testing.nats_cluster import NatsCluster
+from skerry.testing.nats_cluster import NatsCluster, free_ports
 from skerry.testing.nats_server import NatsServer
 from skerry.wire.subjects import Subjects
 
@@ -139,6 +140,34 @@ async def test_a_replica_that_lags_is_not_believed(
 
 def others(cluster: NatsCluster, without: NatsServer) -> str:
     return ",".join(node.url for node in cluster.nodes if node is not without)
+
+
+async def test_a_client_behind_the_proxy_never_hears_of_the_other_servers(
+    cluster: NatsCluster,
+) -> None:
+    """Neither at first nor when the cluster changes: after a cut it would go round the proxy."""
+    await cluster.ready()
+    near, far = cluster.nodes[:2]
+    proxy = Proxy("127.0.0.1", near.port)
+    changed = asyncio.Event()
+
+    async def on_change() -> None:
+        changed.set()
+
+    async with proxy.serving({"a": ("127.0.0.1", 0)}):
+        plain = await nats.connect(near.url, discovered_server_cb=on_change)
+        shielded = await nats.connect(f"nats://127.0.0.1:{proxy.ports['a']}")
+        assert plain.discovered_servers
+        assert shielded.discovered_servers == []
+        far.kill9()
+        far.port = next(free_ports(1))  # a server that nobody has heard of
+        far.start()
+        async with asyncio.timeout(DEADLINE_S):
+            await changed.wait()
+        await shielded.flush()
+        assert shielded.discovered_servers == []
+        await shielded.close()
+        await plain.close()
 
 
 @pytest.mark.soak

@@ -18,6 +18,7 @@ The two coarse schemes, e3m0 and int2, have their own arithmetic, in ``coarse``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -346,9 +347,21 @@ def reciprocal(scales: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def finite(scheme: str, planes: Planes) -> bool:
-    """Tell whether every value decodes to a finite number: infinity and NaN share one exponent."""
-    if scheme_of(scheme).has_scales:
-        return bool((planes.scales & 0x7F80 != 0x7F80).all())
-    if scheme == "bf16":
-        return bool((planes.codes.view(np.uint16) & 0x7F80 != 0x7F80).all())
-    return bool((planes.codes.view(np.uint32) & 0x7F800000 != 0x7F800000).all())
+    """Tell whether every value decodes to a finite number."""
+    return math.isfinite(peak(scheme, planes))
+
+
+def peak(scheme: str, planes: Planes) -> float:
+    """Return what no magnitude that planes decode to exceeds; infinity if one is not finite.
+
+    Without scales it is the largest magnitude itself, with them what the largest scale allows.
+    """
+    kind = scheme_of(scheme)
+    if scheme == "f32":
+        bits = int((planes.codes.view(np.uint32) & MAGNITUDE).max(initial=0))
+    else:  # bf16 all the same: its codes, or the scales of all others
+        halves = planes.scales if kind.has_scales else planes.codes.view(np.uint16)
+        bits = int((halves & np.uint16(MAGNITUDE >> 16)).max(initial=0)) << 16
+    if bits >= INF_BITS:
+        return math.inf
+    return float(np.uint32(bits).view(np.float32)) * max(1, kind.levels)

@@ -13,7 +13,9 @@ FLOAT32_BYTES = 4
 def data_parallel_bytes(params: int, steps_by_learner: Mapping[str, int], learners: int) -> int:
     """Return what a ring all-reduce of f32 gradients would have sent for the same steps.
 
-    Each of M workers sends 2 (M - 1) / M times the gradient per step (Patarasuk and Yuan, 2009).
+    ``learners`` is M, as many as a run is laid out for (``sync.learners``): of the names in its log
+    some replaced others, and were never in one ring. Each of M workers sends 2 (M - 1) / M
+    times the gradient per step (Patarasuk and Yuan, 2009).
     """
     if learners < 2:
         return 0

@@ -86,7 +86,7 @@ def test_encoding_powers_and_signs_again_changes_nothing(name: str) -> None:
     assert np.array_equal(round_trip(name, x), x)
 
 
-@pytest.mark.parametrize("name", q.SCHEMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_element_is_stored_alike_wherever_it_lies_in_its_block(name: str) -> None:
     x = np.random.default_rng(5).laplace(size=(64, BLOCK)).astype(np.float32)
     order = np.random.default_rng(6).permutation(BLOCK)
@@ -280,3 +280,20 @@ def test_decoding_goes_into_the_given_output() -> None:
     out = np.empty_like(x)
     assert q.dequantise("int8", q.quantise("int8", x), out) is out
     assert out[0] == pytest.approx(3.0, rel=2.0**-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(vectors)
+def test_no_value_exceeds_the_peak(name: str, x: NDArray[np.float32]) -> None:
+    planes = q.quantise(name, x)
+    top = q.peak(name, planes)
+    assert float(np.abs(q.dequantise(name, planes)).max(initial=0)) <= top
+    assert top <= 1.02 * float(np.abs(x).max(initial=0)) or top < 1e-30
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_the_peak_of_what_is_not_finite_is_infinite(value: float) -> None:
+    planes = q.quantise("f32", np.ones(BLOCK, np.float32))
+    planes.codes[0, 8:12] = np.array([value], "<f4").view(np.uint8)
+    assert q.peak("f32", planes) == np.inf
+    assert not q.finite("f32", planes)
