@@ -207,7 +207,19 @@ def _hung_up(task: asyncio.Task[None]) -> None:
 async def _chaos(wanted: Wanted, cluster: Announced, on_result: Callable[[Result], None]) -> None:
     """Run it; ``on_result`` gets what came of it once it has begun, however it ends."""
     place = Place(cluster.run)
-    left = [] if wanted.dry_run else await heal_first(cluster.run)
+    with contextlib.nullcontext() if wanted.dry_run else place.drilled():
+        left = [] if wanted.dry_run else await heal_first(cluster.run)
+        await _drilled(wanted, cluster, place, left, on_result)
+
+
+async def _drilled(
+    wanted: Wanted,
+    cluster: Announced,
+    place: Place,
+    left: Sequence[str],
+    on_result: Callable[[Result], None],
+) -> None:
+    """Run the plan, or print it for a dry run; ``left`` is what an earlier drill had left."""
     nats = settings.NatsSettings(url=cluster.url)
     async with bus_from(nats, "chaos") as bus:
         record = await _created(bus, cluster.run)

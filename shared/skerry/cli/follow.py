@@ -12,14 +12,14 @@ from skerry.bus.view import Frame, Message, RunView, committed, fold
 from skerry.core.liveness import policy_from
 from skerry.settings import run_config_from_json
 from skerry.tasks import TaskGroup
-from skerry.wire.messages import RunState
+from skerry.wire.messages import RunRecord, RunState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from skerry.bus.base import Bus
     from skerry.settings import RunConfig
-    from skerry.wire.messages import Commit, RunRecord
+    from skerry.wire.messages import Commit
 
 
 def frame_of(run: str, config: RunConfig) -> Frame:
@@ -39,6 +39,10 @@ def frame_of(run: str, config: RunConfig) -> Frame:
     )
 
 
+class _BegunAnew(Exception):
+    """The log holds another run of that name than the one that is followed."""
+
+
 class Feed:
     """The newest view of one run; ``run`` keeps it new until it is cancelled."""
 
@@ -51,12 +55,27 @@ class Feed:
         self.record: RunRecord | None = None
         self.finished = asyncio.Event()
         self._on_message = on_message
+        self._created_ns = 0
 
     async def run(self) -> None:
-        """Wait for the run, then fold in all that is said about it, for ever."""
+        """Wait for the run, then fold in all that is said about it, for ever.
+
+        Where the log is begun anew, so is the view: versions count from 1 again there.
+        """
+        while True:
+            try:
+                await self._follow()
+            except* _BegunAnew:
+                pass
+
+    async def _follow(self) -> None:
+        """Fold in one log of the run until another one takes its place."""
         self.record = await ledger.wait_run(self.bus, self.name)
+        self._created_ns = self.record.created_ns
         config = run_config_from_json(self.record.config_json)
         self.view = RunView(frame_of(self.name, config))
+        if self._on_message is not None:
+            self._on_message(self.record, time.time())
         async with TaskGroup() as group:
             streams: dict[str, AsyncIterator[Message]] = {
                 "run": ledger.follow_run(self.bus, self.name),
@@ -75,6 +94,8 @@ class Feed:
 
     async def _take(self, messages: AsyncIterator[Message]) -> None:
         async for message in messages:
+            if isinstance(message, RunRecord) and message.created_ns != self._created_ns:
+                raise _BegunAnew
             now_s = time.time()
             if self.view is not None:
                 self.view = fold(self.view, message, now_s)

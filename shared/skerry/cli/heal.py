@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 
 def run_heal(cluster: Announced, *, as_json: bool) -> None:
-    """Undo every fault there is and print each; SkerryError with what could not be undone."""
-    told = asyncio.run(_allowed(cluster.run))
+    """Undo every fault there is and print each; SkerryError with what could not be undone.
+
+    Raises RunInUse while a drill is at work: it would take what it has done for still there.
+    """
+    with Place(cluster.run).drilled():
+        told = asyncio.run(_allowed(cluster.run))
     if as_json:
         undone = [asdict(one) for one in told.undone]
         print(json.dumps({"run": cluster.run, "healed": undone, "wrong": told.wrong}, indent=2))

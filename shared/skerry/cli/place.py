@@ -46,7 +46,28 @@ def log_file(path: Path, mode: Literal["ab", "wb"] = "ab") -> BinaryIO:
 
 
 class RunInUse(ConfigError):
-    """Another process of this machine runs a cluster in the same folder."""
+    """Another process of this machine does in the same folder what one alone may do."""
+
+
+@contextlib.contextmanager
+def _kept(path: Path) -> Generator[str]:
+    """Lock a file, write our pid into it, and yield nothing; or the pid of who has it locked."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        holder = ""
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, PID_BYTES, 0).decode("utf-8", "replace").strip() or "?"
+        else:
+            with writing(path):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield holder
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,30 +150,29 @@ class Place:
 
         Raises RunInUse if somebody else has it, ConfigError if it cannot be written.
         """
-        with self._lock() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.pread(lock, PID_BYTES, 0).decode("utf-8", "replace").strip()
+        with _kept(self.lock) as holder:
+            if holder:
                 msg = (
-                    f"Process {holder or '?'} runs {self.run!r} in {self.folder} "
+                    f"Process {holder} runs {self.run!r} in {self.folder} "
                     "already: stop it, or take another name with --run."
                 )
-                raise RunInUse(msg, path="run") from error
-            with writing(self.lock):
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+                raise RunInUse(msg, path="run")
             yield
 
     @contextlib.contextmanager
-    def _lock(self) -> Generator[int]:
-        with writing(self.lock):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
+    def drilled(self) -> Generator[None]:
+        """Keep this cluster's faults for one drill.
+
+        Raises RunInUse while another one is at work, ConfigError if the folder cannot be written.
+        """
+        with _kept(self.folder / "drill.lock") as holder:
+            if holder:
+                msg = (
+                    f"Process {holder} drills {self.run!r} already, and two drills undo each "
+                    "other's faults: wait for its verdict, or end it, which heals what it did."
+                )
+                raise RunInUse(msg, path="run")
+            yield
 
     @contextlib.contextmanager
     def announced(self, url: str) -> Generator[None]:

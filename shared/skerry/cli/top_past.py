@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from skerry.bus.recent import Recent, interval_s
 from skerry.bus.view import is_round
-from skerry.wire.messages import Commit, Evaluation, MemberRecord, Pulse
+from skerry.wire.messages import Commit, Evaluation, MemberRecord, Pulse, RunRecord
 
 if TYPE_CHECKING:
     from skerry.bus.view import Message
@@ -21,7 +21,10 @@ MOST_LOSSES = 480
 
 @dataclass(slots=True)
 class Past:
-    """A fold over a run's messages, bounded; twice the same message changes nothing."""
+    """A fold over a run's messages, bounded; twice the same message changes nothing.
+
+    A record of another run of that name ends all that was remembered: its log was begun anew.
+    """
 
     rounds: deque[Commit] = field(default_factory=lambda: deque[Commit](maxlen=MOST_ROUNDS))
     closed_s: dict[int, float] = field(default_factory=dict[int, float])
@@ -30,13 +33,16 @@ class Past:
     lately: Recent = field(default_factory=Recent)
     written: Evaluation | None = None
     """The newest evaluation for which the model has written something."""
+    _created_ns: int = 0
     _seen: dict[int, int] = field(default_factory=dict[int, int])
     _every: int = 1
     _waiting: list[float] = field(default_factory=list[float])
 
     def take(self, message: Message, at_s: float = 0.0) -> None:
         """Remember what a message that came at ``at_s`` says, if that matters here."""
-        if isinstance(message, Pulse):
+        if isinstance(message, RunRecord):
+            self._belongs_to(message.created_ns)
+        elif isinstance(message, Pulse):
             self.steps[message.learner, message.incarnation] = message.steps
             self.lately.pulsed(message, at_s)
         elif isinstance(message, MemberRecord):
@@ -52,6 +58,14 @@ class Past:
             if is_round(message):
                 self.rounds.append(message)
                 self._note(message)
+
+    def _belongs_to(self, created_ns: int) -> None:
+        """Forget everything where what came so far was said of another run."""
+        if self._created_ns not in {0, created_ns}:
+            new = Past()
+            for one in fields(self):
+                setattr(self, one.name, getattr(new, one.name))
+        self._created_ns = created_ns
 
     def interval_s(self) -> float | None:
         """Return how often rounds of late were committed; None for too few of them."""

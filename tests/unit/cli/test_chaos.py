@@ -19,8 +19,9 @@ from skerry.chaos.engine import Firing
 from skerry.chaos.ground import Ground
 from skerry.chaos.meter import Meter
 from skerry.cli import chaos as cli
+from skerry.cli import heal
 from skerry.cli.chaos import Wanted, make_plan, run_chaos, sentence, verdict
-from skerry.cli.place import Announced
+from skerry.cli.place import Announced, Place, RunInUse
 from skerry.errors import BrokerUnavailable, ConfigError, HistoryBroken, RunNotFound
 from skerry.runtime.processes import TABLE, Processes
 
@@ -152,3 +153,32 @@ def test_a_report_that_cannot_be_written_fails_a_drill_and_its_verdict_is_still_
     with pytest.raises(HistoryBroken, match="cannot be written"):
         run_chaos(Wanted(report=tmp_path / "no" / "report.json", as_json=True))
     assert '"the report is written"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wanted", [Wanted(), Wanted(heal=True)])
+def test_beside_a_drill_nothing_is_struck_and_nothing_healed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Wanted
+) -> None:
+    async def touched(_run: object) -> list[str]:
+        pytest.fail("a cluster was touched that another drill has")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_cluster", lambda _run: Announced("r", "nats://x", 1))
+    monkeypatch.setattr(cli, "heal_first", touched)
+    monkeypatch.setattr(heal, "_allowed", touched)
+    with Place("r").drilled(), pytest.raises(RunInUse, match="drills 'r' already"):
+        run_chaos(wanted)
+
+
+def test_a_dry_run_looks_beside_a_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    async def drilled(_wanted: Wanted, cluster: Announced, *_: object) -> None:
+        looked.append(cluster.run)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_cluster", lambda _run: Announced("r", "nats://x", 1))
+    monkeypatch.setattr(cli, "_drilled", drilled)
+    with Place("r").drilled():
+        run_chaos(Wanted(dry_run=True))
+    assert looked == ["r"]

@@ -36,6 +36,22 @@ def test_a_folder_is_free_again_afterwards(tmp_path: Path) -> None:
         assert place.folder.is_dir()
 
 
+def test_a_second_drill_of_the_same_cluster_is_refused_until_the_first_is_over(
+    tmp_path: Path,
+) -> None:
+    place = Place("a", tmp_path)
+    with place.held(), place.drilled():
+        with (
+            pytest.raises(RunInUse, match=f"Process {os.getpid()} drills 'a' already.*verdict"),
+            place.drilled(),
+        ):
+            pass
+        with Place("b", tmp_path).drilled():
+            pass
+    with place.drilled():
+        pass
+
+
 def test_other_runs_do_not_mind(tmp_path: Path) -> None:
     with Place("a", tmp_path).held(), Place("b", tmp_path).held():
         assert (tmp_path / "b").is_dir()
@@ -107,6 +123,7 @@ def preparing(place: Place) -> Generator[None]:
     ("name", "written"),
     [
         ("lock", Place.held),
+        ("drill.lock", Place.drilled),
         ("cluster.json", lambda place: place.announced("nats://127.0.0.1:5")),
         ("settings.toml", preparing),
         ("page.token", token_kept),

@@ -373,6 +373,38 @@ async def test_the_newest_round_is_as_old_as_the_broker_says_whatever_its_syncer
         assert told.run.last_round_s_ago < 60
 
 
+async def test_a_log_begun_anew_begins_the_view_and_what_is_remembered_anew() -> None:
+    broker, past = MemoryBroker(), Past()
+    first = await ScriptedRun.begin(broker.connect())
+    for step in range(3):
+        await first.commit_all(step=step)
+    feed = Feed(broker.connect(), "run", on_message=past.take)
+    following = asyncio.create_task(feed.run())
+
+    async def until(versions: list[int], rounds: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while (
+                (now := feed.report()) is None
+                or (list(now.run.versions[:3]), now.run.rounds) != (versions, rounds)
+                or len(past.rounds) != rounds
+            ):
+                assert not following.done()
+                await asyncio.sleep(0)
+
+    try:
+        await until([3, 3, 3], 9)
+        for name in tuple(broker.streams):
+            stream = broker.streams.pop(name)
+            stream.lost = True
+            stream.wake()
+        second = await ScriptedRun.begin(broker.connect())
+        await second.commit_all(step=5)
+        await until([1, 1, 1], 3)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
 async def test_json_holds_the_state_and_the_newest_rounds() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     for step in range(3):
