@@ -114,6 +114,20 @@ async def test_the_newest_record_comes_back_as_it_was_published(bus: Bus, names:
     assert record.time_ns > 1_600_000_000_000_000_000
 
 
+async def test_the_newest_record_of_a_pattern_is_the_newest_of_all_its_subjects(
+    bus: Bus, names: Subjects
+) -> None:
+    pattern = names.contributions(1)
+    await bus.publish(names.contribution(0, "a"), b"another fragment's")
+    assert await bus.last(pattern) is None
+    for learner in "aba":
+        await bus.publish(names.contribution(1, learner), learner.encode())
+    await bus.publish(names.contribution(2, "a"), b"another fragment's")
+    record = await bus.last(pattern)
+    assert record is not None
+    assert (record.sequence, record.payload) == (4, b"a")
+
+
 async def test_an_empty_payload_is_a_record(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.run_record(), b"")
     record = await bus.last(names.run_record())

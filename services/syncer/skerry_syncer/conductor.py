@@ -226,7 +226,7 @@ class Conductor:
         manifest = await self.committer.merge(self.shard, state, closing)
         del self.open[index]
         (self.finals.add if closing.final else self.finals.discard)(index)
-        self.looked_s = None
+        self.looked_s = self.held_up_s = None
         if manifest is None:
             self.closed.pop(index, None)
             log.info("round_empty", fragment=index, reason=reason)
@@ -351,25 +351,28 @@ class Conductor:
         """Tell whether nothing that the log holds is still to be merged or refused.
 
         What is acknowledged need not have been read, and chunks may lack the rest of their
-        contribution: that of a learner that is gone, or takes too long, a last commit refuses.
+        contribution: that of a learner that is gone, or takes too long, a last commit refuses, once
+        all that the log holds for the fragment has been read.
         ``others`` are the other shards' fragments, with the floors of their newest commits.
         """
         shard, now = self.shard, now_s()
         own = {i: max(shard.seen_sequence, state.floor) for i, state in shard.fragments.items()}
         beyond = await self.tail.beyond({**others, **own})
-        senders = {name for fragment, name in shard.inbox.open if fragment in own}
-        unread, late = bool(senders or beyond & own.keys()), bool(beyond & others.keys())
+        parts = {key for key in shard.inbox.open if key[0] in own}
+        unread, late = bool(parts or beyond & own.keys()), bool(beyond & others.keys())
         began_s = now if self.held_up_s is None else self.held_up_s
         self.held_up_s = began_s if unread or late else None
         waited_s = now - began_s
         patience_s = self.config.sync.round_timeout_s
-        shard.give_up(
-            senders if waited_s >= patience_s else senders - self.fleet.working(now).keys()
-        )
+        working = () if waited_s >= patience_s else self.fleet.working(now)
+        shard.give_up(key for key in parts if not (key[0] in beyond or key[1] in working))
         ends, reason = may_end(waited_s, patience_s, unread=unread, late=late)
         if reason != "resolved":
             log.info(
-                "end_held_up", reason=reason, waited_s=round(waited_s, 1), senders=sorted(senders)
+                "end_held_up",
+                reason=reason,
+                waited_s=round(waited_s, 1),
+                senders=sorted({name for _, name in parts}),
             )
         return ends
 

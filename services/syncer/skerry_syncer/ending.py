@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skerry.errors import BrokerUnavailable
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Tail:
     """Where in CONTRIB the newest message to each fragment lies.
 
     ``end`` is where the stream ended when ``newest`` was read: reading it takes one chunk of each
-    learner, so that is done only once the stream has grown.
+    fragment, so that is done only once the stream has grown.
     """
 
     bus: Bus
@@ -31,18 +32,23 @@ class Tail:
     newest: dict[int, int] = field(default_factory=dict[int, int])
 
     async def beyond(self, known: Mapping[int, int]) -> frozenset[int]:
-        """Return the fragments to which something lies beyond the sequence that is given."""
+        """Return the fragments to which something lies beyond the sequence that is given.
+
+        Raises BrokerUnavailable where the broker does not tell of the stream, as a cluster does not
+        while it elects who leads it: what it holds must not be taken for nothing.
+        """
         subjects = Subjects(self.run)
         name = subjects.stream("CONTRIB")
-        end = max(
-            (info.last_seq for info in await self.bus.streams() if info.name == name), default=0
-        )
-        if end != self.end:
-            self.end, self.newest = end, {}
-        for fragment in [f for f, sequence in known.items() if sequence < end]:
+        ends = [info.last_seq for info in await self.bus.streams() if info.name == name]
+        if not ends:
+            msg = f"The broker does not say how far stream {name} goes: is it electing its leader?"
+            raise BrokerUnavailable(msg)
+        if ends != [self.end]:
+            (self.end,), self.newest = ends, {}
+        for fragment in [f for f, sequence in known.items() if sequence < self.end]:
             if fragment not in self.newest:
-                found = await self.bus.last_each(subjects.contributions(fragment))
-                self.newest[fragment] = max((record.sequence for record in found), default=0)
+                found = await self.bus.last(subjects.contributions(fragment))
+                self.newest[fragment] = 0 if found is None else found.sequence
         return frozenset(f for f, sequence in known.items() if self.newest.get(f, 0) > sequence)
 
 

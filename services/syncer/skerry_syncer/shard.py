@@ -12,7 +12,7 @@ from skerry.wire.messages import ContributionKind, LearnerProgress, Refused
 from skerry.wire.subjects import contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -207,9 +207,9 @@ class Shard:
             if not state.accounted(refused, self.seen_sequence):
                 state.refuse(refused)
 
-    def give_up(self, learners: Collection[str]) -> None:
-        """Refuse what these learners have begun to send and not finished: the run is at its end."""
-        for fragment, learner in [key for key in self.inbox.open if key[1] in learners]:
+    def give_up(self, parts: Iterable[tuple[int, str]]) -> None:
+        """Refuse what learners have begun to send to fragments: its rest does not come any more."""
+        for fragment, learner in parts:
             refused = self.inbox.open.pop((fragment, learner)).refused("incomplete", learner)
             state = self.fragments.get(fragment)
             if state is not None and not state.accounted(refused, self.seen_sequence):

@@ -164,7 +164,7 @@ class Bus(Protocol):
         ...
 
     async def last(self, subject: str) -> Record | None:
-        """Return the newest message on exactly this subject, or None."""
+        """Return the newest message on this subject, or on any that matches a pattern, or None."""
         ...
 
     async def last_each(self, pattern: str) -> list[Record]:

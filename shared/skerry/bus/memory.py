@@ -114,8 +114,7 @@ class MemoryStream:
             del self.seen[oldest_id]
 
     def last(self, subject: str) -> Record | None:
-        sequence = self.newest.get(subject)
-        return None if sequence is None else self.records[sequence]
+        return self.records.get(self.newest_of(subject))
 
     def newest_of(self, pattern: str) -> int:
         """Return the newest sequence on any subject that matches, 0 if there is none."""

@@ -52,11 +52,12 @@ class Reads:
         self._acknowledged[stream] = max(sequence, self._acknowledged.get(stream, 0))
 
     async def last(self, subject: str) -> Record | None:
-        """Return the newest message on exactly this subject, or None."""
+        """Return the newest message on this subject, or on any that matches a pattern, or None."""
         stream, deadline = stream_of(subject), self._deadline()
+        wanted = {"last_by_subj": subject}
         if await self._clustered(deadline):
-            return await self._ask_leader(stream, {"last_by_subj": subject}, deadline)
-        return await self._direct(stream, f"{stream}.{subject}", b"", deadline)
+            return await self._ask_leader(stream, wanted, deadline)
+        return await self._direct(stream, stream, json.dumps(wanted).encode(), deadline)
 
     async def last_each(self, pattern: str) -> list[Record]:
         """Return the newest message of every subject that matches, in sequence order."""

@@ -389,9 +389,13 @@ def test_final_round_to_which_nobody_comes_still_tells_the_other_shards() -> Non
 
 
 class SlowBus(MutedBus):
-    """A client to which contributions do not get through as long as it is told so."""
+    """A client to which contributions do not get through as long as it is told so.
+
+    ``most``: except so many of their messages.
+    """
 
     held = False
+    most = 0
 
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
@@ -402,8 +406,9 @@ class SlowBus(MutedBus):
     async def _slow(self, source: AsyncGenerator[Record]) -> AsyncGenerator[Record]:
         async with aclosing(source):
             async for record in source:
-                while self.held:  # noqa: ASYNC110  it has no event
+                while self.held and not self.most:  # noqa: ASYNC110  it has no event
                     await asyncio.sleep(0.1)
+                self.most -= self.held
                 yield record
 
 
@@ -474,6 +479,33 @@ def test_contribution_that_is_acknowledged_at_the_end_is_merged_before_the_run_i
             await world.tasks[name]
         merged = [c for c in await history(world.bus) if c.version > 1 and c.consumed]
         assert [(c.fragment, c.final, c.consumed[0].steps > 0) for c in merged] == [(1, True, True)]
+
+    virtual(play)
+
+
+def test_contribution_that_is_still_being_read_at_the_end_is_whole() -> None:
+    """Its learner has stopped, and its pulse overtook the rest of what it had sent."""
+
+    async def play(world: World) -> None:
+        await world.begin(config(round_timeout_s=3.0), learners=0)
+        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
+        gone = Puppet(world.bus, RUN, PLAN, "gone", steps=10, incarnation=1, chunk_blocks=1)
+        await learner.offer_genesis()
+        slow = SlowBus(world.broker)
+        world.start("a", candidate(slow, RUN, "a"))
+        await begun(world, "a")
+        slow.held, slow.most = True, 1
+        gone.versions = dict.fromkeys(range(4), 1)
+        await gone.send_gradient(1, 2)
+        world.start("pulse", say(learner))
+        await all_final(world)
+        await asyncio.sleep(10)
+        slow.held = False
+        await world.tasks["a"]
+        told = [c for c in await history(world.bus) if c.version > 1 and (c.consumed or c.refused)]
+        assert [(c.fragment, [r.learner for r in c.consumed], c.refused) for c in told] == [
+            (1, ["gone"], ())
+        ]
 
     virtual(play)
 

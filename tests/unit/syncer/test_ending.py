@@ -6,6 +6,7 @@ import pytest
 
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
+from skerry.errors import BrokerUnavailable
 from skerry.wire.subjects import Subjects
 from skerry_syncer.ending import OTHERS_PATIENCE, Tail, may_end
 
@@ -34,13 +35,13 @@ async def test_what_lies_beyond_is_read_once_as_long_as_nothing_comes(
     for fragment in (0, 1, 0):
         await bus.publish(Subjects("t").contribution(fragment, "a"), b"x")
     asked: list[str] = []
-    read = MemoryBus.last_each
+    read = MemoryBus.last
 
     async def counted(self: MemoryBus, pattern: str) -> object:
         asked.append(pattern)
         return await read(self, pattern)
 
-    monkeypatch.setattr(MemoryBus, "last_each", counted)
+    monkeypatch.setattr(MemoryBus, "last", counted)
     tail = Tail(bus, "t")
     assert await tail.beyond({0: 3, 1: 3, 2: 3}) == frozenset()
     assert asked == [], "the stream ends there"
@@ -49,3 +50,9 @@ async def test_what_lies_beyond_is_read_once_as_long_as_nothing_comes(
     assert len(asked) == 3
     await bus.publish(Subjects("t").contribution(2, "a"), b"x")
     assert await tail.beyond({0: 3, 1: 2, 2: 0}) == {2}
+
+
+async def test_what_the_broker_does_not_tell_of_is_not_taken_for_nothing() -> None:
+    """A cluster leaves out streams that are without a leader."""
+    with pytest.raises(BrokerUnavailable, match=r"does not say how far stream .*CONTRIB"):
+        await Tail(MemoryBroker().connect(), "t").beyond({0: 3})
