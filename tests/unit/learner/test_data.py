@@ -18,7 +18,7 @@ from skerry.settings import DataConfig
 from skerry_learner.data.corpus import Batch, Corpus, load_corpus, split
 from skerry_learner.data.permutation import Permutation
 from skerry_learner.data.prefetch import Prefetch
-from skerry_learner.data.source import END_OF_FILE
+from skerry_learner.data.source import Document, text
 from skerry_learner.data.stream import Stream
 
 
@@ -30,9 +30,9 @@ def corpus_of(
     seed: int = 0,
     partition: Literal["interleaved", "contiguous"] = "interleaved",
 ) -> Corpus:
-    text = np.random.default_rng(0).integers(0, 2**32, size, dtype=np.uint32)
+    tokens = np.random.default_rng(0).integers(0, 2**32, size, dtype=np.uint32)
     config = DataConfig(seq_len=seq_len, streams=streams, seed=seed, partition=partition)
-    return split([text], config)
+    return split([Document(tokens)], config)
 
 
 @settings(max_examples=60)
@@ -105,7 +105,8 @@ def test_the_next_epoch_reads_the_same_sequences_in_another_order() -> None:
 
 def test_sequences_share_one_token_and_cover_the_piece() -> None:
     document = np.arange(81, dtype=np.uint32)
-    corpus = split([document, document + 100], DataConfig(seq_len=8, streams=1))
+    config = DataConfig(seq_len=8, streams=1)
+    corpus = split([Document(document), Document(document + 100)], config)
     rows = corpus.train.read(np.arange(len(corpus.train)))
     assert rows.dtype == np.int32
     np.testing.assert_array_equal(rows[:, 1:] - rows[:, :-1], 1)
@@ -121,8 +122,7 @@ def text_files(count: int) -> list[bytes]:
 
 def split_text(files: Sequence[bytes], held_out: float = 0.3) -> tuple[set[bytes], set[bytes]]:
     """Return the lines that are trained on and those that are held out."""
-    text = np.frombuffer(b"".join(file + END_OF_FILE for file in files), np.uint8)
-    corpus = split([text], DataConfig(seq_len=16, held_out=held_out))
+    corpus = split([text(files)], DataConfig(seq_len=16, held_out=held_out))
     train, rest = (
         {line for stretch in side.stretches for line in re.findall(rb"[^\n\0]+", stretch.tobytes())}
         for side in (corpus.train, corpus.held_out)
@@ -163,17 +163,59 @@ def test_most_of_an_edited_file_stays_on_its_side() -> None:
 
 
 def test_text_without_lines_is_cut_all_the_same() -> None:
-    corpus = split([np.random.default_rng(2).integers(1, 9, 300_000, np.uint8)], DataConfig())
+    line = np.random.default_rng(2).integers(1, 9, 300_000, np.uint8)
+    corpus = split([text([line.tobytes()])], DataConfig())
     assert len(corpus.held_out.stretches) >= 1
     assert len(corpus.train) * 128 > 250_000
 
 
 def test_what_is_left_between_held_out_pieces_is_read_without_seams() -> None:
-    files = [b"a short file\n" * 3] * 2000
-    text = np.frombuffer(b"".join(file + END_OF_FILE for file in files), np.uint8)
-    pad = np.frombuffer(b"".join(text_files(8)), np.uint8)
-    corpus = split([np.concatenate([text, pad])], DataConfig(seq_len=128, held_out=0.02))
-    assert sum(len(s) for s in corpus.train.stretches) > 0.7 * (len(text) + len(pad))
+    whole = text([b"a short file\n" * 3] * 2000 + text_files(8))
+    corpus = split([whole], DataConfig(seq_len=128, held_out=0.02))
+    assert sum(len(s) for s in corpus.train.stretches) > 0.7 * len(whole.tokens)
+
+
+@pytest.mark.parametrize("seq_len", [128, 1024])
+@pytest.mark.parametrize("size", [100, 150])
+def test_many_files_that_no_sequence_fits_into_are_a_corpus(seq_len: int, size: int) -> None:
+    dice = np.random.default_rng(seq_len + size)
+    files = [dice.integers(32, 127, size, np.uint8).tobytes() for _ in range(3000)]
+    for more in ([], [dice.integers(32, 127, 3 * size, np.uint8).tobytes() for _ in range(2)]):
+        corpus = split([text([*files, *more])], DataConfig(seq_len=seq_len))
+        train, held_out = (
+            sum(map(len, side.stretches)) for side in (corpus.train, corpus.held_out)
+        )
+        assert train > 0.9 * 3000 * size
+        assert 0.01 * 3000 * size < held_out < 0.04 * 3000 * size
+
+
+def test_text_of_two_bytes_a_character_is_cut_by_its_files_alone() -> None:
+    files = [file.decode().encode("utf-16") for file in text_files(24)]
+    corpus = split([text(files)], DataConfig(seq_len=64, held_out=0.2))
+    held_out = sum(map(len, corpus.held_out.stretches))
+    assert 0.05 < held_out / sum(map(len, files)) < 0.5
+    assert max(map(len, corpus.held_out.stretches)) > 500
+
+
+def test_tokens_of_one_byte_are_no_text() -> None:
+    tokens = np.random.default_rng(4).integers(0, 20, 200_000).astype(np.uint8)
+    narrow, wide = (
+        split([Document(tokens.astype(dtype))], DataConfig(source="tokens"))
+        for dtype in (np.uint8, np.uint16)
+    )
+    for corpus in (narrow, wide):
+        whole = len(corpus.train) + len(corpus.held_out)
+        assert whole * 128 > 0.9 * len(tokens)
+
+
+@pytest.mark.parametrize("size", [60, 200, 500])
+def test_a_handful_of_lines_is_a_corpus_of_short_sequences(size: int) -> None:
+    lines = b"".join(
+        b"%d: a line that is long enough to end a piece of it\n" % n for n in range(14)
+    )
+    corpus = split([text([lines[:size]])], DataConfig(seq_len=8, streams=1))
+    assert len(corpus.held_out) >= 1
+    assert len(corpus.train) * 8 > size / 2
 
 
 def _rows(corpus: Corpus) -> set[bytes]:

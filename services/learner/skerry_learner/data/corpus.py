@@ -1,7 +1,9 @@
 """A corpus cut into pieces, each of them for training or held out by its own content.
 
 Machines need not have the same text, nor talk, to agree: equal pieces are on the same side wherever
-they stand, so that text that is held out somewhere is trained on nowhere.
+they stand, so that text that is held out somewhere is trained on nowhere. That holds for corpora
+that are cut alike, which small ones (below ``pieces.FEWEST_PIECES`` of full size) of different
+length are not, and where no piece hashes low, so that the lowest ones are held out instead.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from numpy.typing import NDArray
 from skerry.errors import CorpusError
 from skerry.settings import DataConfig
 from skerry_learner.data import pieces
-from skerry_learner.data.pieces import Places
-from skerry_learner.data.source import Tokens, read_source
+from skerry_learner.data.source import Document, Places, Tokens, read_source
 
 Batch = NDArray[np.int32]
 Hashes = NDArray[np.uint64]
@@ -79,24 +80,21 @@ def load_corpus(config: DataConfig) -> Corpus:
     return split(read_source(config), config)
 
 
-def split(documents: Sequence[Tokens], config: DataConfig) -> Corpus:
+def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
     """Cut documents into pieces and sort them by content hash into training and held-out text."""
-    total = sum(len(document) for document in documents)
+    total = sum(len(document.tokens) for document in documents)
     cuts = [_Cut.of(document, config.seq_len, total) for document in documents]
-    # One piece at least is held out; it must be one that a sequence fits into.
-    lowest = min((cut.lowest(config.seq_len) for cut in cuts), default=0)
-    bound = np.uint64(max(int(config.held_out * 2**64), lowest))
+    bound = np.uint64(_bound(cuts, config))
     train, held_out = (
-        Sequences(chain.from_iterable(side), config.seq_len)
+        Sequences(_usable(list(side), config.seq_len), config.seq_len)
         for side in (
-            (cut.stretches(cut.hashes > bound) for cut in cuts),
-            (cut.stretches(cut.hashes <= bound) for cut in cuts),
+            chain.from_iterable(cut.stretches(cut.hashes > bound) for cut in cuts),
+            chain.from_iterable(cut.stretches(cut.hashes <= bound) for cut in cuts),
         )
     )
     if not len(train) or not len(held_out):
-        longest = max((len(d) for d in documents), default=0)
         msg = (
-            f"The corpus has {longest} tokens, too few to train on and hold out one sequence of"
+            f"The corpus has {total} tokens, too few to train on and hold out one sequence of"
             f" {config.seq_len + 1} each: add text or lower data.seq_len."
         )
         raise CorpusError(msg, path="data.seq_len")
@@ -110,30 +108,48 @@ def split(documents: Sequence[Tokens], config: DataConfig) -> Corpus:
     return corpus
 
 
+def _bound(cuts: Sequence[_Cut], config: DataConfig) -> int:
+    """Return up to which hash pieces are held out: the share asked for, or else one sequence."""
+    hashes = np.concatenate([cut.hashes for cut in cuts]) if cuts else np.empty(0, np.uint64)
+    sizes = np.concatenate([np.diff(cut.ends, prepend=0) for cut in cuts]) if cuts else hashes
+    order = np.argsort(hashes)
+    enough = np.flatnonzero(np.cumsum(sizes[order]) > config.seq_len)[:1]
+    least = int(hashes[order[enough[0]]]) if len(enough) else 0
+    return min(2**64 - 1, max(int(config.held_out * 2**64), least))
+
+
+def _usable(stretches: Sequence[Tokens], seq_len: int) -> list[Tokens]:
+    """Return the stretches that a sequence fits into.
+
+    Short ones are worth a seam where they are most of the text, as in a corpus of many small files.
+    """
+    long, short = (
+        [one for one in stretches if (len(one) > seq_len) is fits] for fits in (True, False)
+    )
+    if sum(map(len, short)) <= sum(map(len, long)):
+        return long
+    return [*long, np.concatenate(short)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """A document with the ends of its pieces and the xxh3-64 of each."""
 
-    document: Tokens
+    tokens: Tokens
     ends: Places
     hashes: Hashes
 
     @classmethod
-    def of(cls, document: Tokens, seq_len: int, total: int) -> _Cut:
-        ends = pieces.ends(document, seq_len, total)
+    def of(cls, document: Document, seq_len: int, total: int) -> _Cut:
+        ends, tokens = pieces.ends(document, seq_len, total), document.tokens
         begins = chain([0], ends)
-        parts = (document[begin:end] for begin, end in zip(begins, ends, strict=False))
+        parts = (tokens[begin:end] for begin, end in zip(begins, ends, strict=False))
         hashes = [xxhash.xxh3_64_intdigest(part.data.cast("B")) for part in parts]
-        return cls(document, ends, np.array(hashes, np.uint64))
-
-    def lowest(self, seq_len: int) -> int:
-        """Return the lowest hash of a piece longer than ``seq_len``."""
-        longer = self.hashes[np.diff(self.ends, prepend=0) > seq_len]
-        return int(longer.min()) if len(longer) else 2**64 - 1
+        return cls(tokens, ends, np.array(hashes, np.uint64))
 
     def stretches(self, chosen: NDArray[np.bool_]) -> Iterator[Tokens]:
         """Yield what the chosen pieces are together, neighbours in one."""
         edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
         at = np.concatenate([[0], self.ends])
         for first, behind in edges.reshape(-1, 2):
-            yield self.document[at[first] : at[behind]]
+            yield self.tokens[at[first] : at[behind]]

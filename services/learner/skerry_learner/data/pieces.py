@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry_learner.data.source import Tokens
+from skerry_learner.data.source import Document, Places, Tokens
 
 PIECE_TOKENS = 4_096
 """What a piece has on average, or ``PIECE_SEQUENCES`` sequences where those are more."""
@@ -22,29 +22,27 @@ SHARD_TOKENS = 32_768
 FEWEST_PIECES = 16
 LINE_BYTES = 32
 """About what a line of text has: that part of a piece's lines ends one."""
-LINE, FILE = 10, 0
-"""What ends a line, and a file."""
+LINE = 10
+"""What ends a line."""
 WINDOW_WORDS = 6
 """Words of 8 bytes before a line's end that decide whether a cut follows it."""
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
-Places = NDArray[np.int64]
 
-
-def ends(document: Tokens, seq_len: int, total: int) -> Places:
+def ends(document: Document, seq_len: int, total: int) -> Places:
     """Return where the pieces of a document end, ascending; the last is its length.
 
     ``total`` are the tokens of the whole corpus: a small one is cut finer.
     """
+    tokens, files = document.tokens, document.files
     size = max(PIECE_TOKENS, PIECE_SEQUENCES * (seq_len + 1))
-    if document.dtype != np.uint8:
+    if files is None:
         size = max(size, SHARD_TOKENS)
     size = max(seq_len + 1, min(size, total // FEWEST_PIECES))
-    length = np.array([len(document)], np.int64)
-    if document.dtype != np.uint8:
-        return np.unique(np.concatenate([np.arange(size, len(document), size), length]))
-    files = np.flatnonzero(document == FILE) + 1
-    cuts = np.unique(np.concatenate([files, _lines(document, files, size), length]))
+    length = np.array([len(tokens)], np.int64)
+    if files is None:
+        return np.unique(np.concatenate([np.arange(size, len(tokens), size), length]))
+    cuts = np.unique(np.concatenate([files, _lines(tokens, files, size), length]))
     return _no_longer(cuts, LONGEST * size, size)
 
 
@@ -61,7 +59,7 @@ def _lines(text: Tokens, files: Places, size: int) -> Places:
     for word in range(WINDOW_WORDS):
         mixed = (mixed ^ words[lines - window + 8 * word]) * MIX
         mixed ^= mixed >> np.uint64(32)
-    low: NDArray[np.bool_] = mixed < np.uint64(min(1.0, LINE_BYTES / size) * (2**64 - 1))
+    low: NDArray[np.bool_] = mixed <= np.uint64(min(2**64 - 1, int(LINE_BYTES / size * 2**64)))
     chosen: Places = lines[low]
     return chosen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,24 @@ from skerry.settings import DataConfig
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 """One dimension of uint8, uint16 or uint32 token ids; may be memory-mapped."""
+Places = NDArray[np.int64]
 
 END_OF_FILE = b"\0"
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
 
-def read_source(config: DataConfig) -> list[Tokens]:
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Tokens that follow each other; ``files`` are where files of text end, None if it is no text.
+
+    What a file holds does not tell: text in two bytes a character is full of zeros.
+    """
+
+    tokens: Tokens
+    files: Places | None = None
+
+
+def read_source(config: DataConfig) -> list[Document]:
     """Return a corpus as documents, text files joined into one; CorpusError says what fails."""
     if config.source == "stdlib":
         return [_join(_stdlib_files())]
@@ -31,7 +44,7 @@ def read_source(config: DataConfig) -> list[Tokens]:
     if config.source == "text":
         return [_join(_expand(config.paths, config.suffixes))]
     shards = _expand(config.paths, (".bin", ".npy"))
-    return [_map(path, config.token_dtype) for path in shards]
+    return [Document(_map(path, config.token_dtype)) for path in shards]
 
 
 def _stdlib_files() -> list[Path]:
@@ -49,14 +62,14 @@ def _stdlib_files() -> list[Path]:
 def _expand(paths: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
     """Return every named file, and the files with these suffixes below every named folder."""
     files: list[Path] = []
-    for text in paths:
-        path = Path(text).expanduser()
+    for named in paths:
+        path = Path(named).expanduser()
         if path.is_dir():
             files += sorted(p for p in _below(path) if p.suffix in suffixes and p.is_file())
         elif path.exists():
             files.append(path)
         else:
-            msg = f"Corpus path {text} does not exist: correct data.paths."
+            msg = f"Corpus path {named} does not exist: correct data.paths."
             raise CorpusError(msg, path="data.paths")
     if not files:
         msg = f"No file below {', '.join(paths)} ends in {', '.join(suffixes)}:"
@@ -82,16 +95,23 @@ def _unreadable(error: OSError) -> CorpusError:
     return CorpusError(msg, path="data.paths")
 
 
-def _join(files: Sequence[Path]) -> Tokens:
+def _join(paths: Sequence[Path]) -> Document:
     """Read files as bytes, each closed by a zero byte."""
     try:
-        data = b"".join(part for path in files for part in (path.read_bytes(), END_OF_FILE))
+        files = [path.read_bytes() for path in paths]
     except OSError as error:
         raise _unreadable(error) from error
-    if len(data) == len(files):
+    if not any(files):
         msg = "The corpus is empty: name files with text in data.paths."
         raise CorpusError(msg, path="data.paths")
-    return np.frombuffer(data, np.uint8)
+    return text(files)
+
+
+def text(files: Sequence[bytes]) -> Document:
+    """Return files as one document of bytes, each of them closed by a zero byte."""
+    data = b"".join(part for file in files for part in (file, END_OF_FILE))
+    ends = np.cumsum([len(file) + len(END_OF_FILE) for file in files], dtype=np.int64)
+    return Document(np.frombuffer(data, np.uint8), ends)
 
 
 def _map(path: Path, dtype: str) -> Tokens:

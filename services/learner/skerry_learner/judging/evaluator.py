@@ -77,7 +77,7 @@ class Evaluator:
         """
         await take_turns(
             self.bus,
-            self.record.run,
+            self.record,
             self.plan,
             self.evaluate,
             lambda: max(self.config.eval.every_s, self.rest_s),
