@@ -22,7 +22,7 @@ from skerry.wire.messages import LearnerProgress, MemberRecord
 from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
 from skerry_checkpointer.alive import living
-from skerry_checkpointer.restore import all_fences, at_work, fresh_commit, parts_of, restore
+from skerry_checkpointer.restore import all_fences, alone, at_work, fresh_commit, parts_of, restore
 from skerry_checkpointer.survey import spread, survey, to_replace
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ async def put_back(
 
     Raises RunMismatch where the checkpoint is another run's, where somebody works on the run, or
     where the log is newer than the checkpoint; CheckpointCorrupt for a damaged file. Nothing has
-    been written then. Fenced: a syncer has started meanwhile; the same command goes on.
+    been written then. RunMismatch also if a syncer has started meanwhile; the same command goes on.
     """
     store, name = await asyncio.to_thread(locate, where, access)
     checkpoint = await asyncio.to_thread(verify, store, name, on_bytes=on_bytes)
@@ -81,7 +81,8 @@ async def put_back(
     held, wanted = await _decided(bus, run, plan, store, name)
     await _mend(bus, held.values())
     same = _same_log(record, checkpoint)
-    return await _write(_Work(writers, store, name, config, same=same), held, wanted)
+    with alone(run):
+        return await _write(_Work(writers, store, name, config, same=same), held, wanted)
 
 
 class _Work(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from skerry.bus import ledger
 from skerry.bus.state import MASTER, PARAMS, read_manifests
 from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.bus.streams import specs
-from skerry.errors import ConfigError, RunMismatch, RunNotFound, WrongPlan
+from skerry.errors import ConfigError, Fenced, RunMismatch, RunNotFound, WrongPlan
 from skerry.settings import load, run_config_from_json, to_json
 from skerry.settings_tree import split_assignment
 from skerry.store.checkpoint import fragments, plan_of, read_manifest, verify
@@ -30,7 +31,7 @@ from skerry_checkpointer.alive import living
 from skerry_checkpointer.survey import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -84,7 +85,8 @@ async def restore(
             window_s=config.log.window_s,
         )
     )
-    await _write_state(bus, store, name, run, config)
+    with alone(run):
+        await _write_state(bus, store, name, run, config)
     await _write_members(bus, checkpoint, run)
     record = RunRecord(
         run=run,
@@ -160,6 +162,19 @@ def at_work(run: str, names: Sequence[str]) -> RunMismatch:
         "under another --run."
     )
     return RunMismatch(msg)
+
+
+@contextmanager
+def alone(run: str) -> Generator[None]:
+    """Say who a write was refused for: a syncer that has taken the fences meanwhile."""
+    try:
+        yield
+    except Fenced as error:
+        msg = (
+            f"A syncer of run {run!r} has started meanwhile and has the state of the run now: stop"
+            " it and give the same command again, which goes on where this one was."
+        )
+        raise RunMismatch(msg) from error
 
 
 async def all_fences(bus: Bus, run: str, plan: Plan, config: RunConfig) -> list[StateWriter]:

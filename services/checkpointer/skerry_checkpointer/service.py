@@ -83,7 +83,7 @@ class Checkpointer:
         await self._mend_ledger()
         await take_turns(
             self.bus,
-            self.record.run,
+            self.record,
             self.plan,
             self.save,
             lambda: self.config.every_s,

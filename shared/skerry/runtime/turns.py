@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from skerry.bus.base import Bus
     from skerry.core.fragments import Plan
+    from skerry.wire.messages import RunRecord
 
 log = structlog.get_logger()
 
@@ -37,7 +38,7 @@ RETRY_S = 1.0
 
 async def take_turns(
     bus: Bus,
-    run: str,
+    record: RunRecord,
     plan: Plan,
     turn: Callable[[], Awaitable[object]],
     pause_s: Callable[[], float],
@@ -46,12 +47,13 @@ async def take_turns(
     """Take a turn once every fragment has a version, then one after each pause, one at the end.
 
     A turn that fails (Overtaken, StateLost, WireError, StoreError) is logged as ``failed`` and
-    tried again at the next; the last one raises its error. BrokerUnavailable and StorageFull come
-    in an exception group.
+    tried again at the next; the last one raises its error. In an exception group come
+    BrokerUnavailable and StorageFull, and StateLost once the log holds another run of that name:
+    what is known of this one does not fit that.
     """
-    finished = asyncio.Event()
+    run, finished = record.run, asyncio.Event()
     async with TaskGroup() as group:
-        end = group.create_task(_watch_end(bus, run, finished), name="end")
+        end = group.create_task(_watch_end(bus, record, finished), name="end")
         begin = group.create_task(_whole(bus, run, plan), name="begin")
         await asyncio.wait({begin, end}, return_when=asyncio.FIRST_COMPLETED)
         begin.cancel()
@@ -97,8 +99,8 @@ async def _pause(finished: asyncio.Event, seconds: float) -> None:
         return
 
 
-async def _watch_end(bus: Bus, run: str, finished: asyncio.Event) -> None:
-    await ledger.wait_finished(bus, run)
+async def _watch_end(bus: Bus, record: RunRecord, finished: asyncio.Event) -> None:
+    await ledger.wait_finished(bus, record.run, created_ns=record.created_ns)
     finished.set()
 
 

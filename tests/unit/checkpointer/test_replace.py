@@ -131,6 +131,22 @@ class TestARolledBackStore:
         with pytest.raises(Fenced):
             await frozen.commit(0)
 
+    async def test_a_syncer_that_starts_meanwhile_is_told_of(
+        self, scene: tuple[ScriptedRun, MemoryBus, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scripted, older, saved = scene
+        whole = StateWriter.commit
+
+        async def overtaken(self: StateWriter, *given: object) -> object:
+            await StateWriter.acquire(older, "run", scripted.plan, holder="s", now_ns=9)
+            return await whole(self, *given)  # type: ignore[arg-type]  # as it was called
+
+        monkeypatch.setattr(StateWriter, "commit", overtaken)
+        with pytest.raises(RunMismatch, match=r"'run' has started meanwhile .* the same command"):
+            await put_back(older, saved, "run")
+        monkeypatch.undo()
+        assert await put_back(older, saved, "run")
+
     async def test_doing_it_twice_changes_nothing_more(
         self, scene: tuple[ScriptedRun, MemoryBus, Path]
     ) -> None:

@@ -12,7 +12,14 @@ import pytest
 
 from skerry.bus import ledger
 from skerry.bus.memory import MemoryBroker
-from skerry.errors import BrokerUnavailable, RunMismatch, StorageFull, StoreError, first_cause
+from skerry.errors import (
+    BrokerUnavailable,
+    RunMismatch,
+    StateLost,
+    StorageFull,
+    StoreError,
+    first_cause,
+)
 from skerry.runtime import turns
 from skerry.settings import RunConfig
 from skerry.store.checkpoint import read_manifest, verify
@@ -21,6 +28,8 @@ from skerry.store.local import LocalDraft, LocalStore
 from skerry.tasks import TaskGroup
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import CheckpointRecord
+from skerry.wire.records import encode
+from skerry.wire.subjects import Subjects
 from skerry_checkpointer import service
 from skerry_checkpointer.service import Checkpointer, checkpointer
 
@@ -135,6 +144,23 @@ async def test_the_last_state_is_written_at_the_end_and_the_service_ends(
     await scripted.finish()
     await asyncio.wait_for(running, DEADLINE_S)
     assert store.names() == ["step-00000001", "step-00000009"]
+
+
+async def test_a_run_that_was_begun_anew_ends_the_checkpointer_of_the_one_before(
+    store: LocalStore,
+) -> None:
+    """What it would go on to save would name the run that is lost."""
+    scripted = await begun(every_s=0.01)
+    await scripted.commit_all(step=1)
+    running = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
+    await recorded(scripted, 1)
+    other = replace(scripted.record, created_ns=scripted.record.created_ns + 1)
+    await scripted.bus.publish(Subjects("run").run_record(), encode(other))
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await asyncio.wait_for(running, DEADLINE_S)
+    cause = first_cause(raised.value)
+    assert isinstance(cause, StateLost)
+    assert "begun anew in this log" in str(cause)
 
 
 async def test_a_run_that_is_finished_and_saved_is_left_alone(store: LocalStore) -> None:
