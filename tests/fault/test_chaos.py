@@ -112,8 +112,7 @@ def test_what_a_killed_drill_has_left_is_healed_by_command_and_by_the_next_drill
             said = os.read(terminal, 1 << 20).decode()
             assert "Left by an earlier drill: broker was stopped, and goes on." in said
             os.close(terminal)  # a session that is gone: its kernel sends SIGHUP
-            # It heals first, and waits for processes that are just being started again.
-            assert hung_up.wait(60 + BACK_S) == 130
+            assert hung_up.wait(60 + BACK_S) == 130  # it heals first
         finally:
             hung_up.kill()
             hung_up.wait()
@@ -140,11 +139,22 @@ def steps(folder: Path) -> int:
     return next(int(row["step"]) for row in told["learners"] if row["name"] == "learner-1")
 
 
+IN_ITS_TERMINAL = """
+import fcntl, os, signal, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def terminal_of(command: tuple[str, ...], folder: Path) -> tuple[int, subprocess.Popen[bytes]]:
-    """Start a command in a terminal of its own; return the other end of that, and the process."""
+    """Start a command in a terminal of its own; return the other end of that, and the process.
+
+    It hears when that terminal is gone, even where these tests run under ``nohup``.
+    """
     ours, its = pty.openpty()
-    inner = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-    become = (SKERRY[0], "-c", f"{inner} os.execv(sys.argv[1], sys.argv[1:])", *command)
+    become = (SKERRY[0], "-c", IN_ITS_TERMINAL, *command)
     process = subprocess.Popen(become, cwd=folder, stdin=its, stdout=its, stderr=its)
     os.close(its)
     return ours, process

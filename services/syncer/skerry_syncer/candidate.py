@@ -122,6 +122,7 @@ class Candidate:
         """
         held = await fences.settled(self.work.bus, self.work.record.run, shard, known)
         if fences.token_of(held) < known:
+            await recovery.still_there(self.work.bus, self.work.record)
             log.error(
                 "fence_lost",
                 shard=shard,
@@ -130,7 +131,6 @@ class Candidate:
                 f" {self.work.record.run!r}: its state was purged or replaced;"
                 f" {self.work.name!r} takes the shard anew and looks what is left of it.",
             )
-            await recovery.still_there(self.work.bus, self.work.record)
             self.view = succession.unfenced(self.view, shard)
         if held is not None:
             self._saw(held)
@@ -229,10 +229,12 @@ class Candidate:
         if ending is Ending.LEFT:
             log.info("shard_handed_over", shard=tenure.shard, fence=tenure.token)
         if ending in {Ending.NOT_TAKEN, Ending.OVERTAKEN}:
-            with suppress(BrokerUnavailable):
+            overtaken = ending is Ending.OVERTAKEN
+            with suppress(BrokerUnavailable):  # then it is not known whether it is lost
                 held = await self._look_again(tenure.shard, tenure.token)
-                if ending is Ending.OVERTAKEN and held is not None and held.token > tenure.token:
-                    self._say_overtaken(tenure)
+                overtaken = overtaken and fences.token_of(held) > tenure.token
+            if overtaken:
+                self._say_overtaken(tenure)
         self._drop(tenure)
 
     def _say_overtaken(self, tenure: Tenure) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -17,9 +16,8 @@ from skerry.bus.state_writer import NewPart
 from skerry.core import fragments, weights
 from skerry.core.backend import cpu
 from skerry.core.fold import Contribution as Merged
-from skerry.core.merge import largest
+from skerry.core.merge import largest, sound
 from skerry.core.outer import merge_and_apply
-from skerry.core.quantise import peak
 from skerry.errors import Diverged
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
 from skerry_syncer.loading import OUTER
@@ -42,10 +40,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-ABSURD = 100.0
-"""A step that is longer than that, and than so many times the fragment's largest parameter, is none
-that training took: a device that computes nonsense can still send finite numbers.
-"""
 NOTHING_COUNTS = "nothing_counts"
 """Why a version equals the one before: every contribution to its round was refused."""
 
@@ -197,16 +191,8 @@ class Committer:
         ]
 
     def _sound(self, contribution: Contribution, state: FragmentState) -> bool:
-        """Tell whether a contribution can come of training that has not diverged.
-
-        Bare gradients have no scale of their own, and the outer optimizer that takes them clips.
-        """
-        top = peak(contribution.scheme, contribution.planes)
-        if not math.isfinite(top):
-            return False
-        if top <= ABSURD or state.master is None or self.outer.name == "adamw":
-            return True
-        return top <= ABSURD * float(np.abs(state.master).max())
+        scale = None if self.outer.name == "adamw" else state.master
+        return sound(contribution.scheme, contribution.planes, scale)
 
     async def _write(
         self,

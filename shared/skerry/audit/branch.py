@@ -27,9 +27,8 @@ from skerry.audit.payloads import key_of
 from skerry.core import staleness, weights
 from skerry.core.adamw import AdamW
 from skerry.core.fold import Contribution as Merged
-from skerry.core.merge import largest
+from skerry.core.merge import largest, sound
 from skerry.core.outer import make_outer, merge_and_apply
-from skerry.core.quantise import finite
 from skerry.errors import ConfigError, Diverged
 from skerry.wire.messages import ContributionKind
 
@@ -245,6 +244,7 @@ class Branch:
         sync, policy = self.config.sync, self.policy
         bound = sync.max_staleness if policy.max_staleness is None else policy.max_staleness
         factor = policy.staleness_discount or sync.staleness_discount
+        scale = None if self.outer.name == "adamw" else self.master
         kept: list[Merged] = []
         work: list[float] = []
         for item in sorted(taken, key=lambda i: key_of(i.contribution)):
@@ -252,7 +252,9 @@ class Branch:
             told = contribution.header
             discount, _ = staleness.judge(told.base_version, version, bound, factor)
             genesis = told.kind is ContributionKind.GENESIS
-            if discount is None or genesis or not finite(contribution.scheme, contribution.planes):
+            if discount is None or genesis:
+                continue
+            if not sound(contribution.scheme, contribution.planes, scale):
                 continue
             kept.append(Merged(contribution.scheme, contribution.planes, told.norms))
             work.append(weights.weight(told.tokens, told.steps) * discount)

@@ -60,9 +60,14 @@ async def _allowed(run: str) -> Healing:
 
 
 async def _obeys(run: str) -> bool:
-    """Say whether a cluster takes orders: only that of a run that allows faults does."""
+    """Say whether a cluster takes orders: only that of a run that allows faults does.
+
+    Raises ControlError where one that does is only too slow to say so.
+    """
     try:
         await ask(Place(run).folder / CONTROL, {"op": "show"})
-    except ControlError:
-        return False
+    except ControlError as error:
+        if isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+            return False
+        raise
     return True

@@ -23,7 +23,7 @@ import numpy as np
 
 from skerry.core import backend
 from skerry.core.fold import Contribution, Spans, spans_of
-from skerry.core.quantise import check_planes
+from skerry.core.quantise import check_planes, peak
 from skerry.errors import Diverged
 
 if TYPE_CHECKING:
@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.core.fragments import Fragment
+    from skerry.core.quantise import Planes
 
 Method = Literal["average", "rda"]
 
 DEGENERATE = 1e-6
 """A mean of unit vectors this short is rounding noise, not a direction."""
+ABSURD = 100.0
+"""A step that is longer than that, and than so many times the fragment's largest parameter, is none
+that training took: a device that computes nonsense can still send finite numbers.
+"""
 _NO_NORM = 2.0**-100
 """Norms up to this count as zero: their reciprocal would leave f32."""
 
@@ -51,6 +56,18 @@ class Direction(NamedTuple):
     gains: NDArray[np.float32]
     spans: Spans
     norm: float
+
+
+def sound(scheme: str, planes: Planes, master: NDArray[np.float32] | None) -> bool:
+    """Tell whether a contribution can come of training that has not diverged.
+
+    ``master`` f32 (padded_size,) is what it would be merged into; None for bare gradients, which
+    have no scale of their own, and whose optimizer clips.
+    """
+    top = peak(scheme, planes)
+    if not math.isfinite(top):
+        return False
+    return top <= ABSURD or master is None or top <= ABSURD * float(np.abs(master).max(initial=0.0))
 
 
 def slice_norms(fragment: Fragment, x: NDArray[np.float32]) -> tuple[float, ...]:

@@ -346,11 +346,6 @@ def reciprocal(scales: NDArray[np.uint16]) -> NDArray[np.float32]:
     return np.divide(np.float32(1), values, out=zero, where=values > 0)
 
 
-def finite(scheme: str, planes: Planes) -> bool:
-    """Tell whether every value decodes to a finite number."""
-    return math.isfinite(peak(scheme, planes))
-
-
 def peak(scheme: str, planes: Planes) -> float:
     """Return what no magnitude that planes decode to exceeds; infinity if one is not finite.
 

@@ -23,8 +23,10 @@ from skerry.cli import heal
 from skerry.cli.chaos import Wanted, make_plan, run_chaos, sentence, verdict
 from skerry.cli.place import Announced, Place, RunInUse
 from skerry.errors import BrokerUnavailable, ConfigError, HistoryBroken, RunNotFound
+from skerry.runtime.control import ControlError
 from skerry.runtime.processes import TABLE, Processes
 
+NOBODY = "Nobody answers."
 FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is stopped")
 
 
@@ -182,3 +184,25 @@ def test_a_dry_run_looks_beside_a_drill(tmp_path: Path, monkeypatch: pytest.Monk
     with Place("r").drilled():
         run_chaos(Wanted(dry_run=True))
     assert looked == ["r"]
+
+
+@pytest.mark.parametrize("cause", [FileNotFoundError(), ConnectionRefusedError()])
+async def test_who_is_not_there_takes_no_orders(
+    monkeypatch: pytest.MonkeyPatch, cause: OSError
+) -> None:
+    async def refused(*_: object) -> object:
+        raise ControlError(NOBODY) from cause
+
+    monkeypatch.setattr(heal, "ask", refused)
+    assert await heal.heal_first("r") == []
+
+
+async def test_who_is_only_too_slow_is_not_taken_for_a_cluster_without_faults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def late(*_: object) -> object:
+        raise ControlError(NOBODY) from TimeoutError()
+
+    monkeypatch.setattr(heal, "ask", late)
+    with pytest.raises(ControlError):
+        await heal.heal_first("r")

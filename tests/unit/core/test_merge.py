@@ -208,3 +208,24 @@ def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
 def test_a_contribution_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match="blocks"):
         rda([contribution(np.zeros(BLOCK, np.float32))], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("largest", "of", "counts"),
+    [
+        (99.0, 0.01, True),
+        (150.0, 2.0, True),
+        (150.0, 1.0, False),
+        (1e30, None, True),
+        (np.inf, None, False),
+        (np.nan, 1.0, False),
+    ],
+)
+def test_what_no_training_can_have_moved_does_not_count(
+    largest: float, of: float | None, *, counts: bool
+) -> None:
+    x = np.full(FRAGMENT.padded_size, largest, np.float32)
+    master = None if of is None else np.full(FRAGMENT.padded_size, of, np.float32)
+    planes = quantise.quantise("f32", np.ones_like(x))
+    planes.codes[:] = x.view(np.uint8).reshape(planes.codes.shape)
+    assert merge.sound("f32", planes, master) is counts
