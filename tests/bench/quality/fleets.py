@@ -20,8 +20,8 @@ SLOW_STEP_S = 0.5
 EQUAL_STEPS = (
     "Equal tokens of learners that are slow or away are more steps with fewer learners in each,"
     " which is better by itself: the difference `at equal steps` is from a fleet of equal learners"
-    " that never fail, with as many steps and tokens, between fleets of 4, 3 and 2 by the logarithm"
-    " of steps."
+    " that never fail, with as many steps and as many tokens trained (of which failing fleets merge"
+    " fewer), between fleets of 4, 3 and 2 by the logarithm of steps."
 )
 
 

@@ -42,24 +42,32 @@ class Findings:
         return excess(self.losses(cell.key), self.losses(cell.against)) if cell.against else None
 
     def rungs(self, seed: int) -> tuple[list[float], list[float]]:
-        """Return log2 of steps, ascending, and losses of one seed's runs of the ladder."""
-        runs = [self.runs.get(key, {}).get(seed) for key in self.experiment.ladder]
+        """Return log2 of steps, ascending, and losses of one seed's runs of the ladder.
+
+        Nothing as long as one of them is missing: the nearest one would pass for it.
+        """
+        rungs = [cell for cell in self.experiment.cells if cell.key in self.experiment.ladder]
+        runs = [self.of(cell).get(seed) for cell in rungs if seed in cell.seeds]
+        if not all(runs):
+            return [], []
         pairs = sorted((math.log2(run.number("steps")), run.loss) for run in runs if run)
         return [steps for steps, _ in pairs], [loss for _, loss in pairs]
 
     def excess_at_equal_steps(self, cell: Cell) -> Estimate | None:
         """Return by how many per cent a cell is worse than the ladder with as many steps.
 
-        Equal tokens in more steps are smaller batches, which is worth something by itself. Beyond
-        the ladder's ends its nearest one counts.
+        Equal tokens in more steps are smaller batches, which is worth something by itself. Of what
+        has more or fewer steps than all of the ladder nothing is said.
         """
         ours: dict[int, float] = {}
         theirs: dict[int, float] = {}
         for seed, run in self.of(cell).items():
             steps, losses = self.rungs(seed)
-            if steps and cell.key not in self.experiment.ladder:
+            mine = math.log2(run.number("steps"))
+            outside = not steps or not steps[0] <= mine <= steps[-1]
+            if not outside and cell.key not in self.experiment.ladder:
                 ours[seed] = run.loss
-                theirs[seed] = at(steps, losses, math.log2(run.number("steps")))
+                theirs[seed] = at(steps, losses, mine)
         return excess(ours, theirs)
 
     def missing(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from .cells import Cell
 from .samples import Estimate
 from .tables import Findings, effective_step
 
@@ -73,9 +74,10 @@ def _batch(findings: Findings) -> Iterator[str]:
 
 
 def _rate(tried: Mapping[float, float]) -> str:
-    """Name the best of several rates, and say if it is the last one that was tried."""
+    """Name the best of several rates, and say if it is the first or the last that was tried."""
     best = min(tried, key=lambda rate: tried[rate])
-    edge = ", the only one" if len(tried) == 1 else ", the highest" if best == max(tried) else ""
+    edges = {min(tried): ", the lowest", max(tried): ", the highest"}
+    edge = ", the only one" if len(tried) == 1 else edges.get(best, "")
     return f"(at {best:g}{edge})"
 
 
@@ -123,25 +125,27 @@ def _outer(findings: Findings) -> Iterator[str]:
 
 
 def _best(findings: Findings) -> Iterator[str]:
-    """Name the best cell among those that are compared with the same one."""
-    groups: dict[str, list[str]] = {}
-    for cell in findings.experiment.cells:
-        groups.setdefault(cell.against or cell.key, []).append(cell.key)
+    """Name the best cell among those that are compared with the same one, seed by seed.
+
+    The ladder is not among them: it is there for its numbers of steps.
+    """
     named = {cell.key: cell for cell in findings.experiment.cells}
-    for baseline, keys in groups.items():
-        means = {key: mean for key in keys if (mean := findings.loss(key)) is not None}
-        if len(means) < 2 or baseline not in means:
-            continue
-        best = min(means, key=lambda key: means[key].mean)
-        difference = findings.excess(named[best])
-        said = ", ".join(text for _, text in named[best].labels)
-        base = ", ".join(text for _, text in named[baseline].labels)
-        if best == baseline:
+    groups: dict[str, list[tuple[Cell, Estimate]]] = {}
+    for cell in findings.experiment.cells:
+        difference = findings.excess(cell)
+        if difference is not None and cell.key not in findings.experiment.ladder:
+            groups.setdefault(cell.against, []).append((cell, difference))
+    for baseline, compared in groups.items():
+        best, difference = min(compared, key=lambda pair: pair[1].mean)
+        said, base = (
+            ", ".join(text for _, text in cell.labels) for cell in (best, named[baseline])
+        )
+        if difference.mean >= 0:
             yield f"Nothing that was compared with `{base}` is better in the mean."
-        elif difference is not None:
-            chance = ", of one seed" if difference.half is None else ", which may be chance"
-            sure = "" if difference.high < 0 else chance
-            yield (
-                f"Best in the mean of what was compared with `{base}`: `{said}`,"
-                f" {difference.text(2, sign=True)} %{sure}."
-            )
+            continue
+        chance = ", of one seed" if difference.half is None else ", which may be chance"
+        sure = "" if difference.high < 0 else chance
+        yield (
+            f"Best in the mean of what was compared with `{base}`: `{said}`,"
+            f" {difference.text(2, sign=True)} %{sure}."
+        )

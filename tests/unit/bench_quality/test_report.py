@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from bench.quality.cells import Cell, Experiment
 from bench.quality.experiments import all_experiments, modes, outer, quantisation, speeds
-from bench.quality.fleets import scavenging
+from bench.quality.fleets import failures, scavenging
 from bench.quality.report import write_report
 from bench.quality.samples import Estimate
 from bench.quality.store import Found
 from bench.quality.tables import Findings, effective_step, gather, table, time_to_target
-from bench.quality.verdicts import judged, verdicts
+from bench.quality.verdicts import _rate, judged, verdicts
 
 
-def found(cell: Cell, seed: int, loss: float, seconds: float = 100.0) -> Found:
+def found(
+    cell: Cell, seed: int, loss: float, seconds: float = 100.0, steps: int | None = None
+) -> Found:
     """Pretend a run whose loss falls along a straight line from 3 to ``loss``."""
     shares = [n / 10 for n in range(1, 11)]
     result = {
@@ -26,7 +29,8 @@ def found(cell: Cell, seed: int, loss: float, seconds: float = 100.0) -> Found:
             for s in (*shares, 1.0)
         ],
         "rho": 0.5,
-        **dict.fromkeys(("steps", "commits", "staleness", "refused", "kills", "virtual_s"), 8),
+        **dict.fromkeys(("commits", "staleness", "refused", "kills", "virtual_s"), 8),
+        "steps": cell.steps if steps is None else steps,
         **dict.fromkeys(("tokens", "trained_tokens"), 1e6),
         "parameters": 117_000,
         "took_s": 40.0,
@@ -158,6 +162,71 @@ def test_refusals_are_not_told_since_older_runs_counted_offers_of_initial_parame
     write_report(page, [experiment], have)
     assert "| refused" not in page.read_text(encoding="utf-8")
     assert "refused" not in (tmp_path / "quality" / "results.json").read_text(encoding="utf-8")
+
+
+def with_steps(losses: dict[str, float]) -> Findings:
+    """Findings on failing fleets with these losses of one seed."""
+    experiment = failures()
+    runs = [found(cell, 0, losses[cell.key]) for cell in experiment.cells if cell.key in losses]
+    return gather(experiment, {run.scenario.digest: run for run in runs})
+
+
+def test_what_takes_more_steps_is_compared_with_fleets_of_as_many() -> None:
+    """Half of the fleet failing trains as many tokens in 1 / share as many steps."""
+    rungs = {"none": 2.0, "none-M3": 1.9, "none-M2": 1.8}
+    failing = next(c for c in failures().cells if c.key == "27-percent-down-warm")
+    between = math.log2(failing.steps / 768) / math.log2(1536 / 768)
+    assert 0 < between < 1
+    equal = with_steps({**rungs, failing.key: 1.9}).excess_at_equal_steps(failing)
+    assert equal is not None
+    assert 1.85 < 1.9 / (1 + equal.mean / 100) < 1.95
+    for missing in rungs:
+        left = {key: loss for key, loss in rungs.items() if key != missing}
+        assert with_steps({**left, failing.key: 1.9}).excess_at_equal_steps(failing) is None
+
+
+def test_the_ladder_is_never_the_best_of_what_was_compared() -> None:
+    rungs = {"none": 2.0, "none-M3": 1.9, "none-M2": 1.8}
+    failing = {c.key: 1.95 for c in failures().cells if c.key not in rungs}
+    said = verdicts(with_steps({**rungs, **failing}))
+    (best,) = [line for line in said if line.startswith("Best")]
+    assert "M = 2" not in best
+    assert "-2.50 %, of one seed" in best
+    worse = verdicts(with_steps({**rungs, **dict.fromkeys(failing, 2.05)}))
+    assert [line for line in worse if line.startswith("Nothing")]
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ({3e-3: 2.0, 6e-3: 1.9, 1e-2: 2.1}, "(at 0.006)"),
+        ({3e-3: 1.8, 6e-3: 1.9, 1e-2: 2.1}, "(at 0.003, the lowest)"),
+        ({6e-3: 1.9, 1e-2: 1.8}, "(at 0.01, the highest)"),
+        ({6e-3: 1.9}, "(at 0.006, the only one)"),
+    ],
+)
+def test_a_best_rate_at_the_edge_of_what_was_tried_says_so(
+    rates: dict[float, float], said: str
+) -> None:
+    assert _rate(rates) == said
+
+
+def test_lines_that_are_the_same_runs_add_nothing_to_the_spread(tmp_path: Path) -> None:
+    experiment = speeds()
+    keys = [cell.key for cell in experiment.cells]
+    same = every(experiment, {**dict.fromkeys(keys, 2.0), "2x-K=1": 2.1})
+    page = tmp_path / "quality.md"
+    write_report(page, [experiment, experiment], same)
+    assert "that 1 lines of several seeds" in page.read_text(encoding="utf-8")
+
+
+def test_a_page_that_is_not_whole_says_that_what_follows_from_it_is_older(tmp_path: Path) -> None:
+    experiment = quantisation()
+    page = tmp_path / "quality.md"
+    write_report(page, [experiment], {})
+    assert "runs of today's code are not made yet" in page.read_text(encoding="utf-8")
+    write_report(page, [experiment], every(experiment, {c.key: 2.0 for c in experiment.cells}))
+    assert "runs of today's code are not made yet" not in page.read_text(encoding="utf-8")
 
 
 def test_findings_without_runs_say_nothing() -> None:
