@@ -55,7 +55,7 @@ def opened(version: int) -> Round:
 def filled(most: int, versions: int) -> Timeline:
     timeline = Timeline(most)
     for version in range(1, versions + 1):
-        timeline.committed(past(commit(version), 100 + version, float(version)), 1.0)
+        timeline.committed(past(commit(version), 100 + version, float(version)))
     return timeline
 
 
@@ -79,13 +79,13 @@ def test_there_is_no_place_for_what_nobody_has_committed() -> None:
 def test_a_ledger_that_begins_late_has_places_too() -> None:
     timeline = Timeline()
     for version in range(500, 520):
-        timeline.committed(past(commit(version), version, 1.0), 1.0)
+        timeline.committed(past(commit(version), version, 1.0))
     assert timeline.place(0, 519) in range(500, 520)
 
 
 def test_a_version_that_jumps_takes_no_more_room_than_another() -> None:
     timeline = filled(3, 5)
-    timeline.committed(past(commit(2**62), 106, 1.0), 1.0)
+    timeline.committed(past(commit(2**62), 106, 1.0))
     assert timeline.place(0, 2**62) == 106
     assert timeline.place(0, 5) == 101
     assert len(timeline.places[0].firsts) == 2
@@ -129,12 +129,23 @@ def test_a_syncer_whose_clock_is_off_closes_no_round_before_the_run_or_in_the_fu
 def test_adoption_counts_each_learner_once_whenever_its_pulse_comes() -> None:
     timeline = Timeline()
     timeline.pulsed(pulse("early", 1), 1.0)
-    timeline.committed(past(commit(1), 1, 1.0), 2.0)
+    timeline.committed(past(commit(1), 1, 1.0))
     timeline.pulsed(pulse("late", 1), 3.0)
     timeline.pulsed(pulse("late", 1), 4.0)
     row = timeline.rounds[0, 1]
     assert (row.adopted, row.adopted_s) == (2, 3.0)
     assert timeline.holders(0) == 2
+
+
+def test_nobody_was_seen_to_adopt_what_had_been_before_the_monitor_was_there() -> None:
+    """It knows the newest pulses before it reads the ledger from its beginning."""
+    timeline = Timeline()
+    timeline.pulsed(pulse("a", 3), 10_000.0)
+    timeline.pulsed(pulse("b", 2), 10_000.0)
+    for version in (1, 2, 3):
+        timeline.committed(past(commit(version), version, float(version)))
+    told = [(timeline.rounds[0, v].adopted, timeline.rounds[0, v].adopted_s) for v in (1, 2, 3)]
+    assert told == [(2, None), (2, None), (1, None)]
 
 
 def test_a_learner_that_starts_again_adopts_no_version_a_second_time() -> None:
@@ -151,7 +162,7 @@ def test_a_learner_that_starts_again_adopts_no_version_a_second_time() -> None:
 def test_a_learner_that_joins_late_does_not_move_when_old_rounds_were_adopted() -> None:
     timeline = filled(10, 3)
     timeline.pulsed(pulse("a", 3), 6.0)
-    timeline.committed(past(commit(4), 104, 50.0), 50.0)
+    timeline.committed(past(commit(4), 104, 50.0))
     timeline.pulsed(pulse("late", 4, alive_s=20.0), 60.0)
     assert [timeline.rounds[0, v].adopted for v in (3, 4)] == [2, 1]
     assert [timeline.rounds[0, v].adopted_s for v in (3, 4)] == [6.0, 60.0]
@@ -169,7 +180,7 @@ def test_a_round_is_in_the_air_until_its_version_is_committed() -> None:
     assert timeline.open[0].version == 2
     timeline.opened(replace(opened(2), attempt=1))
     assert timeline.open[0].attempt == 1
-    timeline.committed(past(commit(2), 102, 1.0), 1.0)
+    timeline.committed(past(commit(2), 102, 1.0))
     timeline.opened(opened(2))
     assert timeline.open == {}
 
@@ -189,7 +200,7 @@ def test_restored_fragments_say_nothing_of_how_often_rounds_come() -> None:
     timeline = Timeline()
     for fragment in range(8):
         written = replace(commit(40, fragment), reason="restored from /checkpoints/40")
-        timeline.committed(past(written, fragment, 1.0), 1.0)
+        timeline.committed(past(written, fragment, 1.0))
     assert interval_s(timeline.rounds) is None
 
 

@@ -123,13 +123,13 @@ class History:
             case _:
                 pass
 
-    def committed(self, commit: Commit, sequence: int, stored_s: float, now_s: float) -> None:
+    def committed(self, commit: Commit, sequence: int, stored_s: float) -> None:
         """Fold in a commit, where and when the ledger has it; twice changes nothing."""
         newest = self.timeline.newest.get(commit.fragment)
         if newest is not None and commit.version <= newest.version:
             return
         row = past(commit, sequence, stored_s)
-        self.timeline.committed(row, now_s)
+        self.timeline.committed(row)
         self.lately.committed(commit)
         if not is_round(commit):
             if begun_by_restore(commit):

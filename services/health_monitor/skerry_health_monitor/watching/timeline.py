@@ -37,7 +37,8 @@ class Past:
     to each contribution, where the syncer noted them. ``merged`` is False for initial and restored
     parameters, which nobody was asked for. ``adopted`` counts the learners whose pulses
     have shown this version or a newer one; ``adopted_s`` is when the last of them did that was
-    there when it was stored: whoever starts later has not kept it waiting.
+    there when it was stored: whoever starts later has not kept it waiting. It is None where nobody
+    was seen to: a monitor that starts again finds rounds that were adopted long before.
     """
 
     fragment: int
@@ -176,7 +177,7 @@ class Timeline:
     held: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     ahead: dict[int, int] = field(default_factory=dict[int, int])
 
-    def committed(self, row: Past, now_s: float) -> None:
+    def committed(self, row: Past) -> None:
         """Take in the next commit of a fragment; one that was seen before changes nothing."""
         before = self.newest.get(row.fragment)
         if before is not None and row.version <= before.version:
@@ -186,8 +187,7 @@ class Timeline:
             places = self.places[row.fragment] = Places()
         places.add(row.version, row.sequence)
         if self.ahead.get(row.fragment, 0) >= row.version:  # pulses came before the ledger
-            early = sum(_at(held, row.fragment) >= row.version for held in self.held.values())
-            row.adopted, row.adopted_s = early, now_s
+            row.adopted = sum(_at(held, row.fragment) >= row.version for held in self.held.values())
         self.newest[row.fragment] = row
         opened = self.open.get(row.fragment)
         if opened is not None and opened.version <= row.version:

@@ -94,7 +94,7 @@ class Watch:
         seen_s = now_s if sequence > self._known_to else min(now_s, stored_ns / 1e9)
         commit = set_right(commit, stored_ns, self.record.created_ns)
         self.view = committed(self.view, commit, seen_s)
-        self.history.committed(commit, sequence, stored_ns / 1e9, now_s)
+        self.history.committed(commit, sequence, stored_ns / 1e9)
         self.sums.take(commit)
 
     def opened(self, told: Round) -> None:
