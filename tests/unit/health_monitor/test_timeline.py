@@ -134,7 +134,7 @@ def test_adoption_counts_each_learner_once_whenever_its_pulse_comes() -> None:
     timeline.pulsed(pulse("late", 1), 4.0)
     row = timeline.rounds[0, 1]
     assert (row.adopted, row.adopted_s) == (2, 3.0)
-    assert timeline.holders(0) == 2
+    assert timeline.newest[0].adopted == 2
 
 
 def test_nobody_was_seen_to_adopt_what_had_been_before_the_monitor_was_there() -> None:
@@ -156,7 +156,7 @@ def test_a_learner_that_starts_again_adopts_no_version_a_second_time() -> None:
         timeline.pulsed(pulse("a", version, alive_s=at_s - 6.5), at_s)
     told = [(timeline.rounds[0, v].adopted, timeline.rounds[0, v].adopted_s) for v in (1, 2, 3)]
     assert told == [(2, 6.0), (2, 6.0), (2, 6.0)]
-    assert timeline.holders(0) == 2
+    assert timeline.newest[0].adopted == 2
 
 
 def test_a_learner_that_joins_late_does_not_move_when_old_rounds_were_adopted() -> None:

@@ -225,11 +225,6 @@ class Timeline:
                     if row.stored_s >= began_s:
                         row.adopted_s = now_s
 
-    def holders(self, fragment: int) -> int:
-        """Return how many learners have the newest version of a fragment."""
-        newest = self.newest.get(fragment)
-        return 0 if newest is None else newest.adopted
-
     def place(self, fragment: int, version: int) -> int | None:
         """Return a ledger sequence at or before a commit's, None for a commit nobody has seen."""
         newest, places = self.newest.get(fragment), self.places.get(fragment)
