@@ -15,7 +15,7 @@ import pytest
 from skerry.bus.memory import MemoryBroker
 from skerry.chaos.ground import Ground, NotFired
 from skerry.errors import ConfigError
-from skerry.runtime.control import CONTROL, PROXY, listening
+from skerry.runtime.control import CONTROL, PROXY, ControlError, listening
 from skerry.runtime.processes import Processes, read
 from skerry_health_monitor.web.strikes import Strikes
 
@@ -53,6 +53,12 @@ async def until_paused(folder: Path, *, paused: bool) -> None:
             await asyncio.sleep(0)
 
 
+async def until_let_go(strikes: Strikes) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while strikes._held:  # noqa: ASYNC110 - its task ends next
+            await asyncio.sleep(0)
+
+
 async def test_a_pause_ends_by_itself(folder: Path) -> None:
     async with at_work(folder) as strikes:
         assert "over in 0.2 s" in await strikes.strike("learner-1", "pause", 0.2)
@@ -84,15 +90,38 @@ async def test_the_same_twice_is_refused(folder: Path) -> None:
             await strikes.strike("learner-1", "pause", LONG_S)
 
 
+async def test_the_same_at_once_is_done_once_and_ends(folder: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request)
+        return {"pid": 1}
+
+    async with listening(folder / CONTROL, answer), at_work(folder) as strikes:
+        first, second = await asyncio.gather(
+            *(strikes.strike("learner-1", "kill", 0.01) for _ in range(2)), return_exceptions=True
+        )
+        assert "has begun" in str(first)
+        assert isinstance(second, NotFired)
+        await until_let_go(strikes)
+        await strikes.strike("learner-1", "kill", 0.01)
+    assert len(asked) == 2
+
+
+async def test_what_did_not_begin_can_be_tried_again(folder: Path) -> None:
+    async with at_work(folder) as strikes:
+        for _ in range(2):
+            with pytest.raises(ControlError):
+                await strikes.strike("learner-1", "kill", 1)
+
+
 async def test_who_was_healed_can_be_struck_again(folder: Path) -> None:
     async with at_work(folder) as strikes:
         await strikes.strike("learner-1", "pause", LONG_S)
         await until_paused(folder, paused=True)
         await strikes.strike("learner-1", "heal", 1)
         await until_paused(folder, paused=False)
-        async with asyncio.timeout(DEADLINE_S):
-            while strikes._held:  # noqa: ASYNC110 - its task ends next
-                await asyncio.sleep(0)
+        await until_let_go(strikes)
         await strikes.strike("learner-1", "pause", LONG_S)
         await until_paused(folder, paused=True)
 

@@ -57,29 +57,38 @@ class Striker(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A fault that has begun, and for how long it is to last at most."""
+
+    name: str
+    action: str
+    fault: Action
+    duration_s: float
+    healed: asyncio.Event
+
+
 @dataclass(slots=True)
 class Strikes:
     """Strikes learners of the local cluster; ``run`` ends each fault in its time."""
 
     ground: Ground
-    _begun: asyncio.Queue[tuple[str, str, Action, float]] = field(
-        default_factory=asyncio.Queue["tuple[str, str, Action, float]"]
-    )
+    _begun: asyncio.Queue[Begun] = field(default_factory=asyncio.Queue["Begun"])
     _held: dict[tuple[str, str], asyncio.Event] = field(
         default_factory=dict[tuple[str, str], asyncio.Event]
     )
+    """Each is set once its learner is healed."""
 
     async def run(self) -> None:
         """End what was begun after its time, for ever; cancelled, at once."""
         try:
             async with TaskGroup() as group:
                 while True:
-                    name, action, fault, duration_s = await self._begun.get()
-                    group.create_task(self._hold(name, action, fault, duration_s), name=action)
+                    begun = await self._begun.get()
+                    group.create_task(self._hold(begun), name=begun.action)
         finally:
             while not self._begun.empty():
-                _, _, fault, _ = self._begun.get_nowait()
-                await fault.end()
+                await self._begun.get_nowait().fault.end()
 
     async def strike(self, name: str, action: str, duration_s: float) -> str:
         """Do it to a learner; NotFired or ControlError if there is nothing to strike."""
@@ -93,26 +102,31 @@ class Strikes:
             msg = f"{name} suffers this already: wait, or heal it."
             raise NotFired(msg)
         fault = ACTIONS[action](self.ground, name, duration_s)
-        await fault.begin()
-        self._held[name, action] = asyncio.Event()
-        self._begun.put_nowait((name, action, fault, duration_s))
+        self._held[name, action] = healed = asyncio.Event()  # it may be asked for again meanwhile
+        try:
+            await fault.begin()
+        except BaseException:
+            del self._held[name, action]
+            raise
+        self._begun.put_nowait(Begun(name, action, fault, duration_s, healed))
         log.warning("strike", learner=name, action=action, duration_s=duration_s)
         return f"{action} of {name} has begun and is over in {duration_s:g} s."
 
-    async def _hold(self, name: str, action: str, fault: Action, duration_s: float) -> None:
+    async def _hold(self, begun: Begun) -> None:
+        name, action = begun.name, begun.action
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(duration_s):
-                    await self._held[name, action].wait()
+                async with asyncio.timeout(begun.duration_s):
+                    await begun.healed.wait()
         finally:
             try:
-                await asyncio.shield(fault.end())
+                await asyncio.shield(begun.fault.end())
             except ControlError:
                 pass  # a cluster that is gone needs no healing
             except SkerryError as error:
                 log.warning("strike_not_ended", learner=name, action=action, error=str(error))
             finally:  # not before: the end of this one must not undo the next
-                del self._held[name, action]
+                self._held.pop((name, action), None)
 
     async def _heal(self, name: str) -> None:
         """Undo whatever was done, by whomever: a monitor that died left its faults behind."""
