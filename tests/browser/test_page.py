@@ -302,12 +302,56 @@ def test_rows_stay_where_they_are_while_somebody_points_at_them(show: Show, page
     theatre.run(theatre.stage.past(60, 1))
     page.goto(theatre.url)
     page.hover("#round-rows button >> nth=2")
-    before = page.get_attribute("#round-rows button >> nth=0", "data-round")
+    before, places = round_rows(page), page.evaluate(PLACES)
     theatre.run(theatre.stage.commit(4))
     page.wait_for_selector("#newer:has-text('1 newer')")
-    assert page.get_attribute("#round-rows button >> nth=0", "data-round") == before
+    page.hover("#rounds .legend")  # on the way there
+    painted(page)
+    assert (round_rows(page), page.evaluate(PLACES)) == (before, places)
+    expect(page.locator("#newer")).to_be_visible()
     page.click("#newer")
     page.wait_for_selector(f"#round-rows [data-round='4.{theatre.stage.versions[4]}']")
+    expect(page.locator("#newer")).to_be_hidden()
+    assert page.evaluate(PLACES) == places
+
+
+def test_rows_are_let_go_once_nobody_points_at_them(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    page.goto(theatre.url)
+    page.hover("#round-rows button >> nth=2")
+    theatre.run(theatre.stage.commit(4))
+    page.wait_for_selector("#newer:has-text('1 newer')")
+    page.hover("#log-title")
+    page.wait_for_selector(f"#round-rows [data-round='4.{theatre.stage.versions[4]}']")
+    expect(page.locator("#newer")).to_be_hidden()
+
+
+def test_what_lets_rows_go_can_be_reached_from_them_by_keyboard(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(60, 1))
+    page.goto(theatre.url)
+    page.focus("#round-rows button >> nth=2")
+    theatre.run(theatre.stage.commit(4))
+    page.wait_for_selector("#newer:has-text('1 newer')")
+    while page.evaluate("document.activeElement.id") != "newer":
+        page.keyboard.press("Shift+Tab")
+        painted(page)
+        assert page.evaluate("document.activeElement.closest('#rounds') !== null")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"#round-rows [data-round='4.{theatre.stage.versions[4]}']")
+
+
+PLACES = """[...document.querySelectorAll("#rounds .head > *, #round-rows")].map(e => {
+    const { left, top, width } = e.getBoundingClientRect();
+    return [left, top, width].map(Math.round);
+})"""
+"""Where the parts of the rounds' section lie, from left to right and from top to bottom."""
+
+
+def painted(page: Page) -> None:
+    """Wait until the page has shown what it had been told by now."""
+    page.evaluate("() => new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))")
 
 
 def test_rows_outlast_the_rounds_that_the_page_is_told_of(show: Show, page: Page) -> None:

@@ -5,7 +5,7 @@ import { openAir, openRound, toQuorum } from "./record.js";
 import { leave, listen, now, store, touch } from "./store.js";
 
 const MOST = 80;
-const list = $("round-rows");
+const section = $("rounds"), list = $("round-rows");
 const head = el("div", { class: "round head-row", "aria-hidden": "true" });
 for (const [text, kind] of [["committed", ""], ["fragment", ""], ["", "scale"], ["closed by", "reason"], ["in", "number"], ["stale", "number"], ["loss", "loss number"], ["trace", "trace"]]) head.append(el("span", { class: kind }, text));
 list.before(head);
@@ -71,8 +71,9 @@ class Row {
 const rows = new Rows(list, (key) => new Row(key));
 let held = []; // what is shown while somebody points at it or has the focus in it: keys, and rounds that the store may have let go
 
+// The whole section counts: who goes from a row to what lets the rows go must find it where it was.
 function busy() {
-  return list.matches(":hover") || list.contains(document.activeElement) || $("round").open;
+  return section.matches(":hover") || section.querySelector(":focus") !== null || $("round").open;
 }
 
 function render() {
@@ -82,9 +83,9 @@ function render() {
     const still = new Set(held.map(([key]) => key));
     const newer = all.filter(([key, r]) => !still.has(key) && r.closed_s >= held[0][1].closed_s).length;
     say($("newer"), `${newer}${newer === all.length ? "+" : ""} newer`);
-    $("newer").hidden = newer === 0;
+    $("newer").classList.toggle("some", newer > 0);
   } else {
-    $("newer").hidden = true;
+    $("newer").classList.remove("some");
     held = all.slice(0, MOST);
     const lengths = held.map(([, r]) => phases(r)).map((p) => Math.max(p.commit, Math.min(p.adopted ?? 0, 2 * p.commit + 0.5))).sort((a, b) => a - b);
     const wanted = Math.max(0.02, (lengths[Math.floor(0.9 * (lengths.length - 1))] ?? 1) * 1.15);
@@ -136,8 +137,8 @@ export function tick() {
 }
 
 $("newer").addEventListener("click", () => { held = []; document.activeElement.blur(); list.scrollTop = 0; render(); });
-list.addEventListener("mouseleave", () => touch("rounds"));
-list.addEventListener("focusout", () => setTimeout(() => touch("rounds"), 0));
+section.addEventListener("mouseleave", () => touch("rounds"));
+section.addEventListener("focusout", () => setTimeout(() => touch("rounds"), 0));
 $("find").addEventListener("submit", (e) => {
   e.preventDefault();
   const fragment = parseInt($("find-fragment").value || "0", 10), version = parseInt($("find-version").value || "0", 10);
