@@ -73,15 +73,25 @@ def test_a_learner_that_dies_is_shown_gone_and_alerted(show: Show, page: Page) -
     theatre.play()
     page.goto(theatre.url)
     page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
+    told = page.locator("#alerts-told")
     theatre.stage.actors["learner-2"].silent = True
     page.wait_for_selector("#lanes [data-state='gone']:has-text('learner-2')")
     page.wait_for_selector("#alerts-now li:has-text('learner-2 is gone')")
-    expect(page.locator("#alerts-told")).to_contain_text("learner-2 is gone")
+    expect(told).to_contain_text("learner-2 is gone")
     assert page.title().startswith("(1) ")
     theatre.stage.actors["learner-2"].silent = False
     page.wait_for_selector("#alerts-past summary:has-text('1 earlier alert')")
     expect(page.locator("#alerts-now li")).to_have_count(0)
-    expect(page.locator("#alerts-told")).to_have_text(re.compile("over: .*learner-2 is gone"))
+    expect(told).to_have_text(re.compile("over: .*learner-2 is gone"))
+
+
+def test_what_reads_alerts_aloud_is_there_before_the_first_one(show: Show, page: Page) -> None:
+    theatre = show(Stage())
+    theatre.run(theatre.stage.past(30, 1))
+    page.goto(theatre.url)
+    page.wait_for_selector("#round-rows button")
+    expect(page.locator("#alerts")).to_be_hidden()
+    assert page.locator("#alerts-told").evaluate("e => e.checkVisibility()")
 
 
 def test_an_alert_that_gets_worse_is_told_again(show: Show, page: Page) -> None:
