@@ -28,13 +28,12 @@ const WORST = { critical: 0, warning: 1, info: 2 };
 let told = new Map();
 
 // Who listens hears what begins, what gets worse and what is over, not each second how long it has
-// lasted. A monitor that is started again numbers anew: under one number is one alert only since one time.
+// lasted. Under one number is one alert only: a monitor that is started again goes on above.
 function tellAlerts(active) {
   const held = new Map(active);
-  const same = (a, b) => a !== undefined && b !== undefined && a.since_s === b.since_s;
-  const begun = active.filter(([key, a]) => !same(a, told.get(key)) || WORST[a.severity] < WORST[told.get(key).severity]);
+  const begun = active.filter(([key, a]) => !told.has(key) || WORST[a.severity] < WORST[told.get(key).severity]);
   const again = new Set(begun.map(([, a]) => a.text));
-  const over = [...told].filter(([key, a]) => !same(a, held.get(key)) && !again.has(a.text));
+  const over = [...told].filter(([key, a]) => !held.has(key) && !again.has(a.text));
   if (begun.length + over.length) say($("alerts-told"), [...begun.map(([, a]) => `${a.severity}: ${a.text}`), ...over.map(([, a]) => `over: ${a.text}`)].join(" "));
   told = held;
 }
