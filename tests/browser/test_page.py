@@ -108,6 +108,46 @@ def test_an_alert_that_gets_worse_is_told_again(show: Show, page: Page) -> None:
     expect(told).to_contain_text("critical: learner-2 is gone: 1 of the 2")
 
 
+def test_a_second_learner_that_dies_is_told_though_the_alert_is_the_same(
+    show: Show, page: Page
+) -> None:
+    config = {**QUICK, "sync": {"learners": 3, "fragments": 8, "quorum": 1}}
+    theatre = show(Stage(learners=3, config=config))
+    theatre.run(theatre.stage.past(30, 1))
+    theatre.play()
+    page.goto(theatre.url)
+    page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
+    told = page.locator("#alerts-told")
+    theatre.stage.actors["learner-2"].silent = True
+    expect(told).to_contain_text("warning: learner-2 is gone", timeout=20_000)
+    theatre.stage.actors["learner-3"].silent = True
+    expect(told).to_contain_text("warning: learner-2, learner-3 are gone", timeout=20_000)
+
+
+SAME = (
+    ("No round has been committed for 59 s.", "No round has been committed for 1 min."),
+    ("Goodput of the last 5 min is 41%.", "Goodput of the last 5 min is 8%."),
+    ("Refused within 10 min: 9 too_stale.", "Refused within 10 min: 10 too_stale."),
+    ("Held-out loss 2.105 is well above 1.9.", "Held-out loss 2.2 is well above 1.9."),
+)
+OTHER = (
+    ("learner-2 is gone.", "learner-3 is gone."),
+    ("a, b, c, d and 3 more are gone.", "a, b, c, d and 13 more are gone."),
+    ("9 too_stale.", "9 too_stale, 1 unknown_base."),
+    ("v1.5-a is gone.", "v1.6-a is gone."),
+)
+
+
+def test_what_grows_older_by_itself_is_not_told_again(show: Show, page: Page) -> None:
+    page.goto(show(Stage()).url)
+    differ = """async pairs => {
+        const { gist } = await import("/static/format.js");
+        return pairs.map(([before, now]) => gist(before) !== gist(now));
+    }"""
+    assert page.evaluate(differ, SAME) == [False] * len(SAME)
+    assert page.evaluate(differ, OTHER) == [True] * len(OTHER)
+
+
 def test_alerts_of_a_monitor_that_is_started_again_are_told(show: Show, page: Page) -> None:
     stage = Stage()
     first = show(stage)

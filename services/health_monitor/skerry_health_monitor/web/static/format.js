@@ -72,6 +72,12 @@ export function moment(at_s) {
   return `${d.getFullYear()}-${pad(d.getMonth() + 1)}-${pad(d.getDate())} ${pad(d.getHours())}:${pad(d.getMinutes())}:${pad(d.getSeconds())}.${pad(d.getMilliseconds(), 3)}`;
 }
 
+// What stays of a sentence while it grows older: without durations, shares and counts. A number
+// within a name stays, and so does of how many more something is said.
+export function gist(text) {
+  return text.replace(/(?<![\w.-])\d+(\.\d+)?(%| (s|min|h|d)\b)?(?!\w|[.-]\w| more)/g, "…");
+}
+
 export function words(name) {
   return String(name).replaceAll("_", " ");
 }

@@ -1,6 +1,6 @@
 // Alerts, samples, checkpoints and the log's streams.
 import { $, el, mark, Rows, say } from "./dom.js";
-import { age, ago, bytes, clock, count, duration, loss, whole } from "./format.js";
+import { age, ago, bytes, clock, count, duration, gist, loss, whole } from "./format.js";
 import { leave, listen, now, store } from "./store.js";
 
 class Alert {
@@ -27,13 +27,19 @@ const WORST = { critical: 0, warning: 1, info: 2 };
 
 let told = new Map();
 
-// Who listens hears what begins, what gets worse and what is over, not each second how long it has
-// lasted. Under one number is one alert only: a monitor that is started again goes on above.
+// Who is suspect changes all the time, and is no reason to interrupt whoever listens.
+function news(before, a) {
+  return before === undefined || WORST[a.severity] < WORST[before.severity] || (a.severity !== "info" && gist(a.text) !== gist(before.text));
+}
+
+// Who listens hears what begins, what gets worse, of whom else it is said and what is over, not each
+// second how long it has lasted. Under one number is one alert only: a monitor that is started again
+// goes on above.
 function tellAlerts(active) {
   const held = new Map(active);
-  const begun = active.filter(([key, a]) => !told.has(key) || WORST[a.severity] < WORST[told.get(key).severity]);
-  const again = new Set(begun.map(([, a]) => a.text));
-  const over = [...told].filter(([key, a]) => !held.has(key) && !again.has(a.text));
+  const begun = active.filter(([key, a]) => news(told.get(key), a));
+  const again = new Set(begun.map(([, a]) => gist(a.text)));
+  const over = [...told].filter(([key, a]) => !held.has(key) && !again.has(gist(a.text)));
   if (begun.length + over.length) say($("alerts-told"), [...begun.map(([, a]) => `${a.severity}: ${a.text}`), ...over.map(([, a]) => `over: ${a.text}`)].join(" "));
   told = held;
 }
