@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from playwright.sync_api import expect
 from skerry.bus.loss import RESTORED
 from skerry.settings import HealthSettings
 from skerry.wire.messages import LearnerPhase
-from skerry_health_monitor.watching.timeline import MOST_ROUNDS
+from skerry_health_monitor.watching.timeline import MOST_ROUNDS, WRITTEN_S
 
 if TYPE_CHECKING:
     from browser.conftest import Show
@@ -209,6 +210,26 @@ def test_the_record_is_shown_to_the_last_digit(show: Show, page: Page) -> None:
     assert page.inner_text("#trace-hint") == "set health.trace_url to open it from here"
     page.click("#round summary")
     assert '"opened_ns": 1700000000123456789,' in page.inner_text("#round pre")
+
+
+def test_the_times_of_a_round_are_of_one_clock(show: Show, page: Page) -> None:
+    """A syncer's clock that is an hour behind is set right for the list, and for the dialogue."""
+    theatre = show(Stage())
+    stage = theatre.stage
+    theatre.run(stage.past(60, 1))
+    behind_ns = stage.ns - 3600 * 10**9
+    late = theatre.run(stage.commit(3, opened_ns=behind_ns - 10**9, closed_ns=behind_ns))
+    page.goto(theatre.url)
+    page.click(f"[data-round='3.{late.version}']")
+    page.wait_for_selector("#trace-id")
+    told = {
+        name: page.inner_text(f"#round .pairs div:has(dt:text-is('{name}')) dd")
+        for name in ("opened", "in the log", "age")
+    }
+    assert told["in the log"] == f"{WRITTEN_S:.0f} s after closing"
+    assert " h " not in told["age"]
+    opened_s = datetime.fromisoformat(told["opened"]).timestamp()
+    assert abs(opened_s - (stage.now_s - WRITTEN_S - 1)) < 0.01
 
 
 def test_a_version_from_a_checkpoint_says_why_it_has_no_trace(show: Show, page: Page) -> None:

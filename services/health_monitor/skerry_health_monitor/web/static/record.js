@@ -52,9 +52,11 @@ export function toQuorum(r) {
   return SHORT.has(r.reason) ? "never had it" : duration(r.quorum_s);
 }
 
+// The record tells its times by the syncer's clock; the row has them set right by the broker's, whose
+// time it is that a round was in the log, and with which the list and all ages go.
 function facts(c) {
   const row = store.rounds.get(`${c.fragment}.${c.version}`);
-  const opened = c.opened_ns / 1e9, closed = c.closed_ns / 1e9;
+  const opened = row?.opened_s ?? c.opened_ns / 1e9, closed = row?.closed_s ?? c.closed_ns / 1e9;
   return el("dl", { class: "pairs" },
     pair("opened", moment(opened)),
     pair("to quorum", toQuorum(c)), pair("grace", duration(c.grace_s)),
