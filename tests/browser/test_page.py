@@ -641,6 +641,29 @@ def test_a_monitor_that_is_started_again_is_found_again(show: Show, page: Page) 
     page.wait_for_selector(f"[data-round='2.{version}']")
 
 
+def test_of_a_log_without_the_run_nothing_is_shown_as_if_it_went_on(show: Show, page: Page) -> None:
+    first = show(Stage())
+    first.call(first.monitor.link.heard, "disconnected", {})
+    first.run(first.stage.past(30, 1))
+    page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
+    page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
+    page.goto(first.url)
+    expect(page).to_have_title(re.compile(r"^\(1\) "))
+    first.close()
+    page.wait_for_selector("#link:not([data-state='live'])")
+    second = show(Stage(), port=first.port)
+    page.wait_for_selector("#status:has-text('waiting for the run')")
+    assert f"no run “{RUN}”" in page.inner_text("#steps")
+    assert page.inner_text("#times") == ""
+    assert page.get_attribute("#progress", "aria-valuenow") == "0"
+    expect(page.locator("main")).to_have_css("opacity", "0.6")
+    expect(page).to_have_title(RUN)
+    second.run(second.stage.past(20, 1))
+    page.wait_for_selector("#status:has-text('training')")
+    expect(page.locator("main")).to_have_css("opacity", "1")
+    assert page.inner_text("#steps").startswith("step ")
+
+
 PLOTS = """
     window.plots = [];
     let found;

@@ -39,27 +39,38 @@ function status() {
   return run.tokens_per_s > 0 ? ["training", "good"] : ["standing still", "warn"];
 }
 
+// A monitor that was started again has no run before it has found it: what was known may be of a
+// log that is no more. Until the whole is told anew it stays, faded, as while the monitor is away.
+const waits = () => !store.facts.run || store.state === "waiting";
+
+function progress(share) {
+  $("progress").firstElementChild.style.width = `${Math.min(100, 100 * share).toFixed(1)}%`;
+  $("progress").setAttribute("aria-valuenow", Math.round(100 * share));
+}
+
 function header() {
   const { run, facts } = store;
   const [text, tone] = status();
-  const stale = store.state === "away" && !store.ended;
+  const waiting = waits();
+  const stale = waiting ? Boolean(facts.run) : store.state === "away" && !store.ended;
   say($("status"), text);
   mark($("status"), "tone", tone);
   say($("run-name"), facts.run ?? store.name ?? "Skerry");
   say($("link").lastElementChild, store.state === "live" ? "live" : store.ended ? "ended" : store.state === "away" ? "reconnecting" : store.state);
   mark($("link"), "state", store.ended && store.state !== "live" ? "ended" : store.state);
-  document.body.classList.toggle("waiting", !facts.run);
+  document.body.classList.toggle("waiting", waiting);
   document.body.classList.toggle("away", stale);
-  if (!facts.run) {
+  if (waiting) {
     say($("steps"), `There is no run ${store.name ? `“${store.name}” ` : ""}in this log yet: it appears with its first learner.`);
+    say($("times"), "");
+    progress(0);
     return;
   }
   const elapsed = run.wall_s ?? Math.max(0, now() - facts.created_s);
   const left = run.finished ? 0 : run.eta_s;
   const byTime = run.timed && left !== null && left !== undefined;
   const share = run.finished ? 1 : byTime ? elapsed / Math.max(1e-9, elapsed + left) : run.steps ? run.step / run.steps : 0;
-  $("progress").firstElementChild.style.width = `${Math.min(100, 100 * share).toFixed(1)}%`;
-  $("progress").setAttribute("aria-valuenow", Math.round(100 * share));
+  progress(share);
   say($("steps"), byTime ? `step ${whole(run.step)}, ends by time` : `step ${whole(run.step)} of ${whole(run.steps)}${run.counting ? ", reading the history" : ""}`);
   say($("times"), run.finished ? `took ${duration(elapsed)}` : `${duration(elapsed)} so far · ${left === null || left === undefined ? "end unknown" : `${duration(left)} left`}`);
 }
@@ -126,6 +137,10 @@ function facts() {
 }
 
 function title() {
+  if (waits()) {
+    document.title = store.facts.run ?? "Skerry";
+    return;
+  }
   const active = [...store.alerts.values()].filter((a) => a.until_s === null);
   const bad = active.filter((a) => a.severity !== "info").length;
   const { run } = store;
@@ -139,4 +154,4 @@ export function tick() {
 listen(["run", "facts", "state", "checkpoints", "evaluations"], tick);
 listen(["run"], split);
 listen(["facts"], facts);
-listen(["run", "alerts", "facts"], title, true);
+listen(["run", "alerts", "facts", "state"], title, true);
