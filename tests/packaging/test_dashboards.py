@@ -31,8 +31,8 @@ def series(metric: Metric) -> set[str]:
 
 
 KNOWN = {name: metric for metric in ALL for name in series(metric)}
-RECORDED = {"skerry_goodput"}
-"""What the rules make themselves: ``run:skerry_goodput:ratio_rate15m``."""
+RECORDED = {"skerry_goodput", "skerry_learner_worked", "skerry_round_missed"}
+"""What the rules make themselves, as ``run:skerry_goodput:ratio_rate15m``."""
 
 
 def expressions(dashboard: dict[str, Any]) -> Iterator[str]:

@@ -113,20 +113,30 @@ def _broker(seen: Situation) -> Iterator[Alert]:
 
 def _rounds(seen: Situation) -> Iterator[Alert]:
     run, gap_s, rows = seen.told.run, seen.gap_s, seen.told.learners
-    if not any(row.at_work or _waits(row) for row in rows):
-        return
     ago_s = run.wall_s if run.last_round_s_ago is None else run.last_round_s_ago
-    if ago_s > late_after_s(gap_s, seen.h_steps, rows):
+    missed_s = min(ago_s, _there_s(rows))
+    if missed_s > late_after_s(gap_s, seen.h_steps, rows):
         usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"
         yield Alert(
             "no-commit",
             Severity.CRITICAL,
             f"Nothing has been committed since the run was created {duration(ago_s)} ago."
             if run.last_round_s_ago is None
-            else f"No round has been committed for {duration(ago_s)}{usual}.",
+            else f"No round has been committed for {duration(missed_s)}{usual}.",
             "Start a syncer if none runs, or look at its log; learners keep their progress"
             " meanwhile.",
         )
+
+
+def _there_s(rows: Sequence[LearnerRow]) -> float:
+    """Return for how long a round could have been committed, and a checkpoint been due.
+
+    That is as long as anybody who is there has been at work, or has waited for parameters in vain:
+    while a run rests nothing is due, and the first to come back must not look hours late.
+    """
+    worked = (row.worked_s for row in rows if row.at_work)
+    waited = (row.waited_s for row in rows if _waits(row))
+    return max([*worked, *waited], default=0.0)
 
 
 def _waits(row: LearnerRow) -> bool:
@@ -218,7 +228,7 @@ def _checkpoints(seen: Situation) -> Iterator[Alert]:
     run = seen.told.run
     ago_s = run.wall_s if run.checkpoint_s_ago is None else run.checkpoint_s_ago
     limit_s = max(CHECKPOINT_S, LATE_CHECKPOINTS * seen.checkpoint_every_s)
-    if any(run.versions) and ago_s > limit_s:
+    if any(run.versions) and min(ago_s, _there_s(seen.told.learners)) > limit_s:
         what = "There is no checkpoint" if run.checkpoint is None else "The newest checkpoint is"
         yield Alert(
             "checkpoint",

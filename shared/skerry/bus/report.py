@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.bus.view import LearnerView, RunView
-    from skerry.wire.messages import Evaluation
+    from skerry.wire.messages import Evaluation, Pulse
 
 TEXTS_OF_LATE = 32
 """An evaluator that is not among this many of the newest evaluations has ended."""
@@ -31,7 +31,8 @@ class LearnerRow:
 
     ``f32_bytes_...`` are the same vectors in float32. ``time`` is each use's share of the time
     given to it (``core.goodput.USES``), all incarnations and the pauses between them.
-    ``waited_s`` is for how long one that is catching up has done so.
+    ``waited_s`` is for how long one that is catching up has done so; ``worked_s`` how much of this
+    incarnation's time was neither that nor starting.
     """
 
     name: str
@@ -56,6 +57,7 @@ class LearnerRow:
     seen_s_ago: float
     heard: bool
     waited_s: float = 0.0
+    worked_s: float = 0.0
 
     @property
     def at_work(self) -> bool:
@@ -220,8 +222,14 @@ def _learner_row(
         seen_s_ago=max(0.0, now_s - learner.heartbeat.last_s),
         heard=pulse is not None,
         waited_s=pulse.recover_s if pulse and phase is LearnerPhase.CATCHING_UP else 0.0,
+        worked_s=0.0 if pulse is None else _worked_s(pulse),
     )
     return row, seconds
+
+
+def _worked_s(pulse: Pulse) -> float:
+    """Return how long a process has been ready: steps and waits, those of now included."""
+    return max(0.0, _finite(pulse.alive_s - pulse.compile_s - pulse.recover_s) or 0.0)
 
 
 def _speed(learner: LearnerView, now_s: float) -> float:

@@ -216,12 +216,30 @@ def warned(seen: Scene) -> list[str]:
 
 def test_a_round_is_late_by_how_often_rounds_come() -> None:
     rounds = [commit(n, closed_s=NOW_S + 30 * (n - 9)) for n in range(2, 10)]
-    here = [pulse("a", 40 + later_s, NOW_S + later_s) for later_s in range(302)]
+    here = [
+        replace(pulse("a", 40 + later_s, NOW_S + later_s), alive_s=30.0 + later_s)
+        for later_s in range(302)
+    ]
     for later_s, late in ((60, False), (299, False), (301, True)):
         told = warned(scene([*rounds, *here[: later_s + 1]], later_s=later_s))
         expected = "! No round has been committed for 5 min, one is expected each 30 s."
         assert any(line.startswith(expected) for line in told) is late
         assert any("No round" in line for line in told) is late
+
+
+def test_a_round_is_late_from_when_somebody_has_been_at_work() -> None:
+    """What went into starting and catching up is no time in which a round was due."""
+    back = replace(pulse("a"), compile_s=6.0, recover_s=3.0, alive_s=30.0)
+    seen = scene([*(commit(n, closed_s=NOW_S - 43_200 + n) for n in range(2, 10)), back])
+    assert seen.now.learners[0].worked_s == 21.0
+    for worked_s, late in ((19.0, False), (21.0, True)):
+        ready = replace(back, alive_s=9.0 + worked_s)
+        told = warned(
+            scene([*(commit(n, closed_s=NOW_S - 43_200 + n) for n in range(2, 10)), ready])
+        )
+        assert (
+            any(line.startswith("! No round has been committed for 21 s") for line in told) is late
+        )
 
 
 def test_restored_fragments_are_no_rounds_and_none_is_late_by_them() -> None:

@@ -37,6 +37,7 @@ def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> Lear
         *(name, 1, state, "pulsing", LearnerPhase.TRAINING, 5, 100, 2.0, 0.1, 50.0, 0.9, 1, 1, 1),
         *(1, {"train": 0.9}, 3, 0, 0, 0.2),
         heard=True,
+        worked_s=DAYS_S,
     )
     return replace(row, **changes)
 
@@ -120,6 +121,26 @@ def test_no_commit_for_long_is_told_only_while_somebody_trains() -> None:
     assert Scene(idle, run={"last_round_s_ago": 130.0}).keys() == set()
     still = (learner("a", tokens_per_s=0.0),)
     assert Scene(still, run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}
+
+
+def test_a_run_that_rested_misses_rounds_and_checkpoints_from_when_it_was_resumed() -> None:
+    rested = {"last_round_s_ago": 12 * 3600.0, "checkpoint_s_ago": 12 * 3600.0}
+
+    def found(worked_s: float) -> list[Alert]:
+        back = (learner("a", worked_s=worked_s), learner("b", worked_s=0.0))
+        return Scene(back, run=rested, rounds_every_s=5.0).alerts()
+
+    assert not found(40.0)
+    assert [a.text for a in found(60.0)] == [
+        "No round has been committed for 60 s, one is expected each 5 s."
+    ]
+    later = [a.text for a in found(151.0)]
+    assert later[1:] == ["The newest checkpoint is 12 h old, one is due each 30 s."]
+
+
+def test_no_checkpoint_is_due_before_somebody_is_at_work() -> None:
+    starting = (learner("a", phase=LearnerPhase.STARTING, worked_s=0.0),)
+    assert Scene(starting, run={"checkpoint_s_ago": 12 * 3600.0}).keys() == set()
 
 
 def test_learners_that_wait_for_a_first_commit_are_told_of_with_the_syncer() -> None:
