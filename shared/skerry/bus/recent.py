@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.bus.view import GENESIS
@@ -35,6 +37,9 @@ FIRST_S = 120.0
 WAITED_S = 300.0
 """Who catches up for so long waits for parameters that nobody commits."""
 MOST_INTERVALS = 64
+REST = 20.0
+"""More than so many usual intervals, and than FIRST_S, was a rest or an outage: where fragments are
+committed in bursts, the pause between two of those is shorter, and belongs to the rhythm."""
 RECENT_S = 600.0
 """Refusals and restarts are told of for this long."""
 MOST_TROUBLES = 400
@@ -158,9 +163,17 @@ class Recent:
 
 
 def interval_s(closed_s: Iterable[float]) -> float | None:
-    """Return the mean seconds between the commits of late, None for fewer than three of them."""
+    """Return the mean seconds between the commits of late, None for fewer than three of them.
+
+    Rests and outages are left out: one night in the mean, and nobody misses a round for hours.
+    """
     times = sorted(closed_s)[-MOST_INTERVALS:]
-    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 2 else None
+    if len(times) < 3:
+        return None
+    gaps = [later - before for before, later in pairwise(times)]
+    usual_s = median_low([gap for gap in gaps if gap > 0] or [0.0])
+    kept = [gap for gap in gaps if gap <= max(FIRST_S, REST * usual_s)]
+    return sum(kept) / len(kept)
 
 
 def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:

@@ -147,6 +147,20 @@ def test_a_round_is_late_by_how_often_rounds_come() -> None:
     assert late_after_s(None, 24, []) == 120.0
 
 
+def test_rests_and_outages_are_no_interval_between_rounds() -> None:
+    evening = [NOW_S + 5 * n for n in range(40)]
+    morning = [evening[-1] + 43_200 + 5 * n for n in range(20)]
+    later = [morning[-1] + 3_600 + 5 * n for n in range(4)]
+    for closed_s in ((*evening, *morning), (*evening, *morning, *later), (*evening[-2:], *later)):
+        assert interval_s(closed_s) == pytest.approx(5.0)
+
+
+def test_a_pause_between_two_bursts_of_commits_belongs_to_the_rhythm() -> None:
+    bursts = [NOW_S + 30 * burst + 0.01 * n for burst in range(8) for n in range(4)]
+    assert interval_s(bursts) == pytest.approx(7 * 30 / 31, abs=0.1)
+    assert interval_s([NOW_S, NOW_S, NOW_S]) == 0.0
+
+
 def member(learner: str, incarnation: int, joined_s: float) -> MemberRecord:
     return MemberRecord("r", learner, incarnation, "host", round(joined_s * 1e9), 0)
 
