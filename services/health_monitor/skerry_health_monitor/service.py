@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from skerry.bus.base import Bus, Record, Room, StreamInfo
     from skerry.bus.view import RunView
     from skerry.settings import HealthSettings, LocalSettings
-    from skerry.wire.messages import Commit
+    from skerry.wire.messages import Commit, MemberRecord
     from skerry_health_monitor.metrics.sinks import Outlet
     from skerry_health_monitor.web.strikes import Striker
 
@@ -139,8 +139,8 @@ class Monitor:
             sources.newest_checkpoint(),
             sources.newest_evaluation(),
         )
-        for member in members:
-            watch.take(member)
+        for stored, member in members:
+            watch.joined(member, stored.time_ns)
         for pulse in pulses:
             watch.take(pulse)
         if checkpoint is not None:
@@ -176,7 +176,7 @@ class Monitor:
 
     def _loops(self, sources: Sources, watch: Watch) -> dict[str, Coroutine[None, None, None]]:
         return {
-            "members": self._fold(sources.members(), watch.take),
+            "members": self._members(sources.members(), watch),
             "commits": self._commits(sources.commits(), watch),
             "checkpoints": self._fold(sources.checkpoints(), watch.take),
             "evaluations": self._fold(sources.evaluations(), watch.take),
@@ -193,6 +193,14 @@ class Monitor:
         async with aclosing(messages):
             async for _, message in messages:
                 take(message)
+                self.changed.set()
+
+    async def _members(
+        self, members: AsyncGenerator[tuple[Record, MemberRecord]], watch: Watch
+    ) -> None:
+        async with aclosing(members):
+            async for record, member in members:
+                watch.joined(member, record.time_ns)
                 self.changed.set()
 
     async def _commits(self, commits: AsyncGenerator[tuple[Record, Commit]], watch: Watch) -> None:

@@ -102,14 +102,16 @@ class Recent:
         if not self.marks or now_s - self.marks[-1].at_s >= MARK_S:
             self.marks.append(Mark(now_s, self.train_s, self.alive_s))
 
-    def joined(self, member: MemberRecord) -> None:
-        """Take in a start, once, in any order: the newest may be known before older ones.
+    def joined(self, member: MemberRecord, at_s: float) -> None:
+        """Take in a start that the log had at ``at_s``, once, in any order.
 
-        A first start is no trouble; incarnation 0 is a name that was kept for later.
+        The newest may be known before older ones. By the learner's own clock, which may be off by
+        a day, starts would be told of for so long, or never. A first start is no trouble;
+        incarnation 0 is a name that was kept for later.
         """
         known = self.incarnations.setdefault(member.learner, min(1, member.incarnation))
         if known and member.incarnation > 1:
-            self._start(member.learner, member.incarnation, member.joined_ns / 1e9)
+            self._start(member.learner, member.incarnation, at_s)
         else:
             self.incarnations[member.learner] = max(known, member.incarnation)
 

@@ -46,7 +46,7 @@ class Past:
             self.steps[message.learner, message.incarnation] = message.steps
             self.lately.pulsed(message, at_s)
         elif isinstance(message, MemberRecord):
-            self.lately.joined(message)
+            self.lately.joined(message, at_s)
         elif isinstance(message, Evaluation):
             newest = 0 if self.written is None else self.written.evaluated_ns
             if message.sample and message.evaluated_ns > newest:

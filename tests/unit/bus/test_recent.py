@@ -57,13 +57,13 @@ class Fleet:
 def test_starts_of_before_somebody_watched_count_whatever_is_read_first() -> None:
     joined = [member("a", n, NOW_S - 60 + 10 * n) for n in (1, 2, 3, 4)]
     recent = Recent()
-    recent.joined(joined[-1])
+    recent.joined(joined[-1], joined[-1].joined_ns / 1e9)
     recent.pulsed(pulse(1.0, 2.0, incarnation=4), NOW_S)
     for again in (*joined, *joined):
-        recent.joined(again)
+        recent.joined(again, again.joined_ns / 1e9)
     assert recent.starts(NOW_S) == {"a": 3}
     recent.pulsed(pulse(0.0, 0.1, incarnation=5), NOW_S + 1)
-    recent.joined(member("a", 5, NOW_S + 0.5))
+    recent.joined(member("a", 5, NOW_S + 0.5), NOW_S + 0.5)
     assert recent.starts(NOW_S + 2) == {"a": 4}
 
 
@@ -168,10 +168,10 @@ def member(learner: str, incarnation: int, joined_s: float) -> MemberRecord:
 def test_the_first_start_is_none_and_a_name_kept_for_later_has_not_begun() -> None:
     recent = Recent()
     for told in (member("a", 1, NOW_S), member("b", 0, NOW_S), member("b", 1, NOW_S)):
-        recent.joined(told)
+        recent.joined(told, NOW_S)
     assert recent.starts(NOW_S) == {}
-    recent.joined(member("a", 2, NOW_S))
-    recent.joined(member("a", 2, NOW_S))
+    recent.joined(member("a", 2, NOW_S), NOW_S)
+    recent.joined(member("a", 2, NOW_S), NOW_S)
     assert recent.starts(NOW_S) == {"a": 1}
 
 
@@ -180,5 +180,5 @@ def test_a_pulse_tells_of_a_start_only_where_the_one_before_is_known() -> None:
     recent.pulsed(pulse(1.0, 1.0, 5), NOW_S)
     assert recent.starts(NOW_S) == {}, "whoever begins to watch has seen nothing start"
     recent.pulsed(pulse(1.0, 1.0, 6), NOW_S)
-    recent.joined(member("a", 6, NOW_S))
+    recent.joined(member("a", 6, NOW_S), NOW_S)
     assert recent.starts(NOW_S) == {"a": 1}

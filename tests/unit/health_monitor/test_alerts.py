@@ -87,7 +87,7 @@ class Scene:
         watch = Watch(record, RunConfig(), lambda: NOW_S)
         lately = watch.history.lately
         for number, at_s in enumerate(self.started_s):
-            lately.joined(member(number + 2, at_s))
+            lately.joined(member(number + 2, at_s), at_s)
         lately.committed(refusing(self.refused))
         for version in range(4) if self.rounds_every_s else ():
             closed_s = version * (self.rounds_every_s or 0.0)

@@ -126,7 +126,7 @@ def test_steps_of_earlier_incarnations_count() -> None:
 def test_a_first_start_is_no_trouble_and_a_second_one_is() -> None:
     history = History(fragments=1)
     for incarnation in (1, 1, 2):
-        history.take(MemberRecord("run", "a", incarnation, "host", 5 * 10**9, 0), 5.0)
+        history.joined(MemberRecord("run", "a", incarnation, "host", 5 * 10**9, 0), 5.0)
     assert history.lately.starts(6.0) == {"a": 1}
     assert history.lately.starts(6.0 + RECENT_S) == {}
     assert history.lanes["a"].host == "host"

@@ -17,6 +17,7 @@ from skerry.bus import ledger, presence
 from skerry.bus.alerts import Store
 from skerry.bus.base import Record, Room, Storage
 from skerry.bus.memory import MemoryBroker
+from skerry.bus.recent import RECENT_S
 from skerry.errors import ConfigError
 from skerry.testing.scripted_run import STARTS, ScriptedRun
 from skerry.wire.messages import (
@@ -256,16 +257,28 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
     assert monitor.frame().epoch is not before
 
 
-async def test_who_was_started_again_and_again_is_told_of_by_a_monitor_that_starts_later() -> None:
+@pytest.mark.parametrize("off_s", [0, 86_400, -660])
+async def test_who_was_started_again_and_again_is_told_of_by_a_monitor_that_starts_later(
+    off_s: int,
+) -> None:
+    """Until it is over, whatever the clock of the learner's host says."""
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    for _ in range(3):
-        await ledger.join(scripted.bus, "run", "flaps", "host", time.time_ns())
-    joins = [await ledger.join(scripted.bus, "run", "flaps", "host", time.time_ns())]
-    monitor = Monitor(scripted.bus, "run", until_finished=False)
-    await seen(monitor, lambda _: monitor.tally.read["member"] >= STARTS + joins[0].incarnation)
+    off_ns = off_s * 10**9
+    joined = [
+        await ledger.join(scripted.bus, "run", "flaps", "host", time.time_ns() + off_ns)
+        for _ in range(4)
+    ]
+    later_s = 0.0
+    monitor = Monitor(
+        scripted.bus, "run", until_finished=False, clock_s=lambda: time.time() + later_s
+    )
+    await seen(monitor, lambda _: monitor.tally.read["member"] >= STARTS + joined[-1].incarnation)
     assert monitor.watch is not None
     monitor._look(monitor.watch)
     assert "flapping-flaps" in monitor.book.active
+    later_s = RECENT_S + 1.0
+    monitor._look(monitor.watch)
+    assert "flapping-flaps" not in monitor.book.active
 
 
 async def test_it_ends_with_the_run_where_asked() -> None:

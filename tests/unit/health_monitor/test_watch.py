@@ -116,7 +116,7 @@ def test_silence_after_the_end_of_the_run_is_nobodys_trouble(watch: Watch, clock
 def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(
     watch: Watch, clock: Clock
 ) -> None:
-    watch.take(MemberRecord("run", "restored", 0, "", 1, 3))
+    watch.joined(MemberRecord("run", "restored", 0, "", 1, 3), 1)
     assert watch.judge() == []
     assert [row.name for row in report(watch.view, clock.now_s).learners] == ["a"]
 

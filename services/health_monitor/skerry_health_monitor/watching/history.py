@@ -21,7 +21,6 @@ from skerry.wire.messages import (
     Commit,
     Evaluation,
     LearnerPhase,
-    MemberRecord,
     Pulse,
 )
 from skerry_health_monitor.watching.curves import Bin, Curves
@@ -31,6 +30,7 @@ from skerry_health_monitor.watching.timeline import Past, Timeline, past
 if TYPE_CHECKING:
     from skerry.bus.report import LearnerRow
     from skerry.bus.view import Message
+    from skerry.wire.messages import MemberRecord
 
 LANE_S = 900.0
 """How far back a learner's lane reaches."""
@@ -110,18 +110,21 @@ class History:
     samples: list[Evaluation] = field(default_factory=list[Evaluation])
 
     def take(self, message: Message, now_s: float) -> None:
-        """Fold in any message but a commit, which comes with its place in the ledger."""
+        """Fold in any message that comes without its place in the ledger."""
         match message:
             case Pulse():
                 self._pulsed(message, now_s)
-            case MemberRecord():
-                self._joined(message)
             case CheckpointRecord():
                 self._checkpoint(message)
             case Evaluation():
                 self._evaluated(message)
             case _:
                 pass
+
+    def joined(self, member: MemberRecord, at_s: float) -> None:
+        """Fold in a learner's start that the ledger had at ``at_s``; twice changes nothing."""
+        self._lane(member.learner).host = member.host
+        self.lately.joined(member, at_s)
 
     def committed(self, commit: Commit, sequence: int, stored_s: float) -> None:
         """Fold in a commit, where and when the ledger has it; twice changes nothing."""
@@ -170,12 +173,6 @@ class History:
             work = self.work[pulse.learner] = Work()
         work.pulsed(pulse)
         self._lane(pulse.learner)
-
-    def _joined(self, member: MemberRecord) -> None:
-        if member.incarnation == 0:
-            return
-        self._lane(member.learner).host = member.host
-        self.lately.joined(member)
 
     def _mark(self, learner: str, lane: Lane, at_s: float, *, late: bool) -> None:
         if at_s - lane.marked_s < MARK_EVERY_S and not late:

@@ -127,8 +127,8 @@ class Sources:
     def rounds(self) -> AsyncGenerator[tuple[Record, Round]]:
         return self._follow(Round, Subjects(self.run).rounds(), Start.LAST_PER_SUBJECT)
 
-    async def newest_members(self) -> list[MemberRecord]:
-        return [m for _, m in await self._newest(MemberRecord, Subjects(self.run).members())]
+    async def newest_members(self) -> list[tuple[Record, MemberRecord]]:
+        return await self._newest(MemberRecord, Subjects(self.run).members())
 
     async def newest_pulses(self) -> list[Pulse]:
         return [m for _, m in await self._newest(Pulse, Subjects(self.run).pulses())]

@@ -19,7 +19,6 @@ from skerry.bus.view import (
 )
 from skerry.core.fragments import plan
 from skerry.core.liveness import Liveness, policy_from
-from skerry.wire.messages import MemberRecord
 from skerry_health_monitor.watching.history import History
 from skerry_health_monitor.watching.sums import Sums
 from skerry_health_monitor.watching.timeline import set_right
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from skerry.bus.report import LearnerRow
     from skerry.bus.view import Message
     from skerry.settings import RunConfig
-    from skerry.wire.messages import Commit, Evaluation, Round, RunRecord
+    from skerry.wire.messages import Commit, Evaluation, MemberRecord, Round, RunRecord
 
 log = structlog.get_logger()
 
@@ -76,13 +75,22 @@ class Watch:
     def take(self, message: Message) -> None:
         """Fold one message of the log in; what was seen before changes nothing.
 
-        Incarnation 0 is a name that a restored run keeps a data shard for: nobody to miss yet.
+        Starts and commits have their own ways in: how old they are is for the broker to say.
         """
-        if isinstance(message, MemberRecord) and message.incarnation == 0:
-            return
         now_s = self._clock_s()
         self.view = fold(self.view, message, now_s)
         self.history.take(message, now_s)
+
+    def joined(self, member: MemberRecord, stored_ns: int) -> None:
+        """Fold a learner's start in, with when the broker had it; twice changes nothing.
+
+        Incarnation 0 is a name that a restored run keeps a data shard for: nobody to miss yet.
+        """
+        if member.incarnation == 0:
+            return
+        at_s = min(self._clock_s(), stored_ns / 1e9)
+        self.view = fold(self.view, member, at_s)
+        self.history.joined(member, at_s)
 
     def committed(self, commit: Commit, sequence: int, stored_ns: int) -> None:
         """Fold a commit in, with its place in the ledger and when the broker had it.
