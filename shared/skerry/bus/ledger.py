@@ -231,6 +231,16 @@ async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:
     return {c.fragment: c for c in commits}
 
 
+async def newest_commits(bus: Bus, run: str) -> list[tuple[Record, Commit]]:
+    """Return every fragment's newest commit, with the record that says when it was stored.
+
+    Unlike ``last_commits`` without those that cannot be read: for who only shows the run.
+    """
+    records = await bus.last_each(Subjects(run).commits())
+    found = ((record, _readable(Commit, record, run)) for record in records)
+    return [(record, commit) for record, commit in found if commit is not None]
+
+
 async def follow_commits(
     bus: Bus, run: str, after: int = 0, *, fragment: int | None = None
 ) -> AsyncGenerator[tuple[int, Commit]]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from skerry.bus import ledger, presence
 from skerry.bus.report import Report, report
-from skerry.bus.view import Frame, Message, RunView, committed, fold
+from skerry.bus.view import Frame, Message, RunView, committed, fold, peek, peek_evaluation
 from skerry.core.liveness import policy_from
+from skerry.errors import BrokerUnavailable
 from skerry.settings import run_config_from_json
 from skerry.tasks import TaskGroup
 from skerry.wire.messages import RunRecord, RunState
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from skerry.bus.base import Bus
     from skerry.settings import RunConfig
     from skerry.wire.messages import Commit
+
+RETRY_S = 1.0
 
 
 def frame_of(run: str, config: RunConfig) -> Frame:
@@ -73,7 +76,7 @@ class Feed:
         self.record = await ledger.wait_run(self.bus, self.name)
         self._created_ns = self.record.created_ns
         config = run_config_from_json(self.record.config_json)
-        self.view = RunView(frame_of(self.name, config))
+        self.view = await self._ahead(RunView(frame_of(self.name, config)))
         if self._on_message is not None:
             self._on_message(self.record, time.time())
         async with TaskGroup() as group:
@@ -87,6 +90,22 @@ class Feed:
             for name, messages in streams.items():
                 group.create_task(self._take(messages), name=name)
             group.create_task(self._take_commits(), name="commits")
+
+    async def _ahead(self, view: RunView) -> RunView:
+        """Return the view that knows what is newest before the history that leads to it is read.
+
+        That may take minutes, in which the newest commit read so far would look days old.
+        """
+        while True:
+            try:
+                commits = await ledger.newest_commits(self.bus, self.name)
+                judged = await ledger.last_evaluation(self.bus, self.name)
+            except BrokerUnavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            for stored, commit in commits:
+                view = peek(view, commit, min(time.time(), stored.time_ns / 1e9))
+            return view if judged is None else peek_evaluation(view, judged)
 
     def report(self) -> Report | None:
         """Return the rows as of now, or None before there is a run."""

@@ -98,13 +98,18 @@ def _scene(view: RunView, record: RunRecord, known: Known) -> Scene:
     now_s = time.time()
     now = report(view, now_s)
     now = resting_report(now) if known.at_rest else now
-    told = alerts_of(now, record, known, now_s)
+    told = alerts_of(now, record, known, now_s, judging=view.judging)
     learners = run_config_from_json(record.config_json).sync.learners
     return Scene(now, known.past, parameters(record), now_s, told, learners)
 
 
-def alerts_of(now: Report, record: RunRecord, known: Known, now_s: float) -> list[Alert]:
-    """Return what is wrong now; nothing is expected of a run that nobody keeps running."""
+def alerts_of(
+    now: Report, record: RunRecord, known: Known, now_s: float, *, judging: bool = False
+) -> list[Alert]:
+    """Return what is wrong now; nothing is expected of a run that nobody keeps running.
+
+    While a long ledger is being read, its rounds say nothing of how often they come of late.
+    """
     if known.at_rest:
         return []
     config = run_config_from_json(record.config_json)
@@ -113,12 +118,13 @@ def alerts_of(now: Report, record: RunRecord, known: Known, now_s: float) -> lis
             now_s,
             now,
             known.past.lately,
-            known.past.interval_s(),
+            None if now.run.counting else known.past.interval_s(),
             config.checkpoint.every_s,
             config.sync.quorum,
             config.sync.h_steps,
             [*map(Store, known.rooms)],
             known.link.away_s(now_s),
+            judging=judging,
         )
     )
 
@@ -145,7 +151,8 @@ def _json(view: RunView, record: RunRecord, known: Known) -> dict[str, object]:
         max(0.0, now_s - past.closed_s[f]) if f in past.closed_s else None
         for f in range(view.frame.fragments)
     ]
-    told = [asdict(alert) for alert in alerts_of(report(view, now_s), record, known, now_s)]
+    wrong = alerts_of(report(view, now_s), record, known, now_s, judging=view.judging)
+    told = [asdict(alert) for alert in wrong]
     more = {"rounds": rounds, "fragment_age_s": ages, "alerts": told}
     return {"time_s": now_s, **to_json(view, now_s), **more}
 

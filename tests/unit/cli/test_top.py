@@ -8,8 +8,9 @@ import json
 import os
 import pty
 import time
+from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -45,7 +46,7 @@ from skerry.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from skerry.bus.view import Message
 
@@ -389,6 +390,54 @@ async def test_the_newest_round_is_as_old_as_the_broker_says_whatever_its_syncer
     for told in (at_once, now):
         assert told.run.last_round_s_ago is not None
         assert told.run.last_round_s_ago < 60
+
+
+async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Read from its first commit, it looks for a while as if nothing had come since."""
+    ago_s = [21 * 86_400.0]
+    broker = MemoryBroker(clock_ns=lambda: time.time_ns() - int(ago_s[0] * 1e9))
+    scripted, past = await ScriptedRun.begin(broker.connect()), Past()
+    losses = (2.0, 5.0, 5.0, 5.0, 1.9)
+    for version, loss in enumerate(losses, 1):
+        ago_s[0] = 0.0 if version == len(losses) else ago_s[0] - 10.0
+        await scripted.commit_all(step=version)
+        said = replace(EVALUATION, run="run", versions=(version,) * 3, loss=loss)
+        await ledger.record_evaluation(scripted.bus, replace(said, evaluated_ns=version))
+    here = replace(pulse("a"), run="run", sent_ns=time.time_ns(), alive_s=9e5)
+    await presence.publish_pulse(scripted.bus, here)
+
+    def stopping(most: int, follow: Callable[..., AsyncGenerator[Any]]) -> Any:
+        async def some(*of: Any) -> AsyncGenerator[Any]:
+            messages = follow(*of)
+            async with aclosing(messages):
+                for _ in range(most):
+                    yield await anext(messages)
+                await asyncio.Event().wait()
+
+        return some
+
+    monkeypatch.setattr(ledger, "follow_stored_commits", stopping(12, ledger.follow_stored_commits))
+    monkeypatch.setattr(ledger, "follow_evaluations", stopping(4, ledger.follow_evaluations))
+    feed = Feed(scripted.bus, "run", on_message=past.take)
+    following = asyncio.create_task(feed.run())
+    async with asyncio.timeout(DEADLINE_S):
+        while (  # noqa: ASYNC110 - it reads the log
+            (now := feed.report()) is None
+            or now.run.rounds < 12
+            or len(now.evaluations) < 4
+            or not any(row.at_work for row in now.learners)
+        ):
+            await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert feed.view is not None
+    told = top._json(feed.view, scripted.record, Known(past, Link()))
+    wrong = {alert["key"] for alert in json.loads(json.dumps(told["alerts"]))}
+    assert not wrong & {"no-commit", "held-out"}
+    assert (now.run.counting, feed.view.judging) == (True, True)
+    assert (now.run.versions[:3], now.run.step) == ((5, 5, 5), 40)
 
 
 async def test_a_log_begun_anew_begins_the_view_and_what_is_remembered_anew() -> None:
