@@ -231,6 +231,31 @@ async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:
     return {c.fragment: c for c in commits}
 
 
+async def follow_starts(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, MemberRecord]]:
+    """Yield every start of every learner, old ones too, with the record that says when it was."""
+    follower = bus.follow(Subjects(run).members(), start=Start.ALL)
+    async with aclosing(follower):
+        async for record in follower:
+            if (member := _readable(MemberRecord, record, run)) is not None:
+                yield record, member
+
+
+async def starts(bus: Bus, run: str) -> list[tuple[Record, MemberRecord]]:
+    """Return every start that the ledger holds by now, with its record, oldest first."""
+    newest = max((r.sequence for r in await bus.last_each(Subjects(run).members())), default=0)
+    found: list[tuple[Record, MemberRecord]] = []
+    if not newest:
+        return found
+    follower = bus.follow(Subjects(run).members(), start=Start.ALL)
+    async with aclosing(follower):
+        async for record in follower:
+            if (member := _readable(MemberRecord, record, run)) is not None:
+                found.append((record, member))
+            if record.sequence >= newest:
+                break
+    return found
+
+
 async def newest_commits(bus: Bus, run: str) -> list[tuple[Record, Commit]]:
     """Return every fragment's newest commit, with the record that says when it was stored.
 

@@ -82,13 +82,13 @@ class Feed:
         async with TaskGroup() as group:
             streams: dict[str, AsyncIterator[Message]] = {
                 "run": ledger.follow_run(self.bus, self.name),
-                "members": ledger.follow_members(self.bus, self.name),
                 "pulses": presence.follow_pulses(self.bus, self.name),
                 "checkpoints": ledger.follow_checkpoints(self.bus, self.name),
                 "evaluations": ledger.follow_evaluations(self.bus, self.name),
             }
             for name, messages in streams.items():
                 group.create_task(self._take(messages), name=name)
+            group.create_task(self._take_starts(), name="starts")
             group.create_task(self._take_commits(), name="commits")
 
     async def _ahead(self, view: RunView) -> RunView:
@@ -98,11 +98,14 @@ class Feed:
         """
         while True:
             try:
+                starts = await ledger.starts(self.bus, self.name)
                 commits = await ledger.newest_commits(self.bus, self.name)
                 judged = await ledger.last_evaluation(self.bus, self.name)
             except BrokerUnavailable:
                 await asyncio.sleep(RETRY_S)
                 continue
+            for stored, member in starts:
+                view = fold(view, member, min(time.time(), stored.time_ns / 1e9))
             for stored, commit in commits:
                 view = peek(view, commit, min(time.time(), stored.time_ns / 1e9))
             return view if judged is None else peek_evaluation(view, judged)
@@ -122,6 +125,15 @@ class Feed:
                     self.finished.set()
             if self._on_message is not None:
                 self._on_message(message, now_s)
+
+    async def _take_starts(self) -> None:
+        """Take every start there was, each as old as the log says: who flaps did so before."""
+        async for stored, member in ledger.follow_starts(self.bus, self.name):
+            at_s = min(time.time(), stored.time_ns / 1e9)
+            if self.view is not None:
+                self.view = fold(self.view, member, at_s)
+            if self._on_message is not None:
+                self._on_message(member, at_s)
 
     async def _take_commits(self) -> None:
         async for stored_s, commit in _commits(self.bus, self.name):
@@ -143,8 +155,12 @@ async def snapshot(
     view = fold(
         RunView(frame_of(run, run_config_from_json(record.config_json))), record, time.time()
     )
-    messages: list[Message] = [*(await ledger.members(bus, run)).values()]
-    messages += (await presence.last_pulses(bus, run)).values()
+    for stored, member in await ledger.starts(bus, run):
+        at_s = min(time.time(), stored.time_ns / 1e9)
+        view = fold(view, member, at_s)
+        if on_message is not None:
+            on_message(member, at_s)
+    messages: list[Message] = [*(await presence.last_pulses(bus, run)).values()]
     checkpoint = await ledger.last_checkpoint(bus, run)
     messages += [checkpoint] if checkpoint else []
     messages += await ledger.evaluations(bus, run)

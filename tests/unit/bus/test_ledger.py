@@ -77,6 +77,18 @@ async def test_restarted_learner_gets_a_new_incarnation_and_its_old_shard() -> N
     assert (again.incarnation, again.shard) == (2, 1)
 
 
+async def test_every_start_is_told_with_when_the_log_had_it() -> None:
+    bus = await connected()
+    assert await ledger.starts(bus, RUN) == []
+    joined = [await ledger.join(bus, RUN, name, "h", 1) for name in ("a", "b", "b")]
+    await bus.publish(Subjects(RUN).member("c"), b"no member")
+    told = await ledger.starts(bus, RUN)
+    assert [member for _, member in told] == joined
+    assert all(record.time_ns > 1 for record, _ in told)
+    followed = ledger.follow_starts(bus, RUN)
+    assert [await anext(followed) for _ in told] == told
+
+
 async def test_learners_that_join_at_once_get_different_shards() -> None:
     bus = await connected()
     names = [f"l{i}" for i in range(8)]

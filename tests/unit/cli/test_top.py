@@ -440,6 +440,37 @@ async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
     assert (now.run.versions[:3], now.run.step) == ((5, 5, 5), 40)
 
 
+@pytest.mark.parametrize("off_s", [0, 86_400, -660])
+async def test_who_was_started_again_and_again_is_told_of_by_a_top_that_starts_later(
+    off_s: int,
+) -> None:
+    """And by one that only looks once, whatever the clock of the learner's host says."""
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    off_ns = off_s * 10**9
+    joined = [
+        await ledger.join(scripted.bus, "run", "flaps", "host", time.time_ns() + off_ns)
+        for _ in range(4)
+    ]
+    here = replace(pulse("flaps"), run="run", incarnation=joined[-1].incarnation)
+    await presence.publish_pulse(scripted.bus, here)
+    known, once = Known(Past(), Link()), Known(Past(), Link())
+    view = await snapshot(scripted.bus, "run", on_message=once.past.take)
+    feed = Feed(scripted.bus, "run", on_message=known.past.take)
+    following = asyncio.create_task(feed.run())
+    async with asyncio.timeout(DEADLINE_S):
+        while not known.past.lately.counted or known.past.lately.starts(0)["flaps"] < 3:  # noqa: ASYNC110 - it reads the log
+            await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert feed.view is not None
+    for one, seen in ((view, once), (feed.view, known)):
+        now_s = time.time()
+        told = {a.key for a in alerts_of(report(one, now_s), scripted.record, seen, now_s)}
+        assert "flapping-flaps" in told
+        told = {a.key for a in alerts_of(report(one, now_s), scripted.record, seen, now_s + 601)}
+        assert "flapping-flaps" not in told
+
+
 async def test_a_log_begun_anew_begins_the_view_and_what_is_remembered_anew() -> None:
     broker, past = MemoryBroker(), Past()
     first = await ScriptedRun.begin(broker.connect())
