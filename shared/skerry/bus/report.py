@@ -276,13 +276,13 @@ def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
     )
 
 
-def _texts(evaluations: Sequence[Evaluation]) -> int:
+def _texts(view: RunView) -> int:
     """Return how many texts evaluators read now: by the newest evaluation of each one of late.
 
     One that was given the right text, or was replaced, is no trouble any more.
     """
-    newest = {e.evaluator: e.text_digest for e in evaluations[-TEXTS_OF_LATE:]}
-    return len(set(newest.values()))
+    since = view.judgements - TEXTS_OF_LATE
+    return len({text.digest for text in view.texts.values() if text.before >= since})
 
 
 def _run_row(
@@ -323,7 +323,7 @@ def _run_row(
             None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
         ),
         held_out=None if judged is None else _evaluation_row(judged, now_s),
-        held_out_texts=_texts(view.evaluations),
+        held_out_texts=_texts(view),
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
         eta_s=_eta_s(view, rows, steps_s, time_s),
         timed=time_s is not None and (steps_s is None or time_s < steps_s),

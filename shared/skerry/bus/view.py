@@ -11,7 +11,7 @@ fold the history afterwards.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.bus.loss import RESTORED
 from skerry.core import liveness
@@ -120,6 +120,13 @@ class LearnerView:
     closed_s: float | None = None
 
 
+class Text(NamedTuple):
+    """What an evaluator read last: the digest, and how many evaluations there were before."""
+
+    digest: int
+    before: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunView:
     """The whole run: learners by name, the newest version per fragment, and sums over commits.
@@ -128,7 +135,9 @@ class RunView:
     merged, staleness, refused, started): behind ``versions`` while a history is being read.
     ``accepted`` counts the tokens that commits have merged from a learner, all its incarnations
     together; ``staleness`` is that of its newest merged contribution. ``evaluations`` are in the
-    order of the ledger; ``evaluated`` says how far each evaluator's have been seen, by its name.
+    order of the ledger, thinned out; ``judgements`` counts all that there were. ``evaluated`` says
+    how far each evaluator's have been seen, by its name, and ``texts`` which text its newest one
+    was on.
     ``last_commit_s`` is when the newest commit was seen to be there, by the clock of whoever folds.
     ``judged`` is that of the newest state, which may be known before those that led to it.
     """
@@ -152,6 +161,8 @@ class RunView:
     checkpoint: CheckpointRecord | None = None
     evaluations: tuple[Evaluation, ...] = ()
     evaluated: Mapping[str, int] = field(default_factory=dict[str, int])
+    texts: Mapping[str, Text] = field(default_factory=dict[str, "Text"])
+    judgements: int = 0
     judged: Evaluation | None = None
     finished: bool = False
 
@@ -354,6 +365,8 @@ def _evaluated(view: RunView, evaluation: Evaluation) -> RunView:
         _judged(view, evaluation),
         evaluations=(*held, evaluation),
         evaluated={**view.evaluated, who: reached},
+        texts={**view.texts, who: Text(evaluation.text_digest, view.judgements)},
+        judgements=view.judgements + 1,
     )
 
 

@@ -423,6 +423,29 @@ def test_an_evaluator_that_was_replaced_is_no_trouble_any_more() -> None:
     assert [one.run.held_out_texts for one in told] == [2, 1]
 
 
+def test_an_evaluator_that_was_replaced_stays_no_trouble_where_a_history_thins_out() -> None:
+    said = [evaluation(n, by="other", text=8) for n in range(1, 2 * MOST_EVALUATIONS)]
+    last = MOST_EVALUATIONS - TEXTS_OF_LATE - 8
+    said.insert(last, evaluation(last))
+    over = last + TEXTS_OF_LATE + 1
+    view = seen(*((1.0, one) for one in said[:over]))
+    for one in said[over:]:
+        assert report(view, T0 + 3).run.held_out_texts == 1
+        view = fold(view, one, T0)
+
+
+def test_two_evaluators_that_take_turns_are_two_where_a_history_thins_out() -> None:
+    said = [
+        one
+        for n in range(1, MOST_EVALUATIONS)
+        for one in (evaluation(n), evaluation(n, by="other", text=8))
+    ]
+    view = seen(*((1.0, one) for one in said[:MOST_EVALUATIONS]))
+    for one in said[MOST_EVALUATIONS:]:
+        assert report(view, T0 + 3).run.held_out_texts == 2
+        view = fold(view, one, T0)
+
+
 def test_a_long_history_of_evaluations_thins_out_and_keeps_both_ends() -> None:
     last = 5 * MOST_EVALUATIONS
     said = [(float(n), evaluation(n)) for n in range(1, last + 1)]
