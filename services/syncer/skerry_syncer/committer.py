@@ -18,6 +18,7 @@ from skerry.core.backend import cpu
 from skerry.core.fold import Contribution as Merged
 from skerry.core.merge import largest, sound
 from skerry.core.outer import merge_and_apply
+from skerry.core.rounds import WITHOUT_QUORUM
 from skerry.errors import Diverged
 from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
 from skerry_syncer.loading import OUTER
@@ -134,7 +135,8 @@ class Committer:
                 weighed = await self._without_largest(state, weighed)
                 continue
             return await self._write(batch, state, weighed, master, outer_state, closing)
-        closing = replace(closing, reason=NOTHING_COUNTS) if batch.pending else closing
+        if batch.pending and closing.reason not in WITHOUT_QUORUM:  # those must stay known as such
+            closing = replace(closing, reason=NOTHING_COUNTS)
         return await self._write(batch, state, [], state.master, state.outer, closing)
 
     async def _step(

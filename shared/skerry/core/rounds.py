@@ -176,7 +176,8 @@ def decide(now: float, view: View, policy: Policy, timings: Timings) -> tuple[De
     ============ ================ ==================================================================
     CLOSE        all_arrived      at least K contributed, and so has everyone who is expected
     CLOSE        grace_over       K contributed, and the grace window since the K-th has passed
-    CLOSE        short_handed     fewer than K are alive, for a timeout now, and all of them are in
+    CLOSE        short_handed     fewer than K are alive, for a timeout now, and all of them are in;
+                                  a final round does not wait for that timeout
     CLOSE        timeout          open for a timeout with at least one contribution
     CLOSE        final_empty      a final round to which nobody came: there is nothing to merge
     REOPEN       nobody_came      open for a timeout without any contribution
@@ -191,7 +192,7 @@ def decide(now: float, view: View, policy: Policy, timings: Timings) -> tuple[De
     count, missing = len(view.arrived), view.expected - view.arrived.keys()
     enough = count >= (1 if view.final else policy.quorum)
     if enough and not missing:
-        return Decision.CLOSE, "all_arrived"
+        return Decision.CLOSE, "all_arrived" if count >= policy.quorum else "short_handed"
     if enough and not view.final:
         over = now >= _grace_end_s(view, policy, timings)
         return (Decision.CLOSE, "grace_over") if over else (Decision.WAIT, "grace")

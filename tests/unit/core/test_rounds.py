@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.core.rounds import (
+    WITHOUT_QUORUM,
     Decision,
     Policy,
     Timings,
@@ -99,7 +100,12 @@ CASES = {
     "timeout with none": (60.0, view({}), Decision.REOPEN, "nobody_came"),
     "final waits for all": (30.0, view({"a": 1, "b": 1}, final=True), Decision.WAIT, "final"),
     "final with all": (1.0, view({"a": 1, "b": 1, "c": 1}, final=True), "close", "all_arrived"),
-    "final with all one": (1.0, view({"a": 1}, frozenset("a"), final=True), "close", "all_arrived"),
+    "final with all one": (
+        1.0,
+        view({"a": 1}, frozenset("a"), final=True),
+        Decision.CLOSE,
+        "short_handed",
+    ),
     "final timeout": (60.0, view({"a": 1}, final=True), Decision.CLOSE, "timeout"),
     "final with none": (60.0, view({}, final=True), Decision.CLOSE, "final_empty"),
 }
@@ -108,6 +114,16 @@ CASES = {
 @pytest.mark.parametrize(("now", "seen", "decision", "reason"), CASES.values(), ids=CASES.keys())
 def test_decisions(now: float, seen: View, decision: Decision, reason: str) -> None:
     assert decide(now, seen, POLICY, TIMINGS) == (decision, reason)
+
+
+@quick
+@given(st.floats(0, 200), views, policies, timings_)
+def test_a_round_that_never_had_its_quorum_is_known_by_its_reason(
+    now: float, seen: View, policy: Policy, timings: Timings
+) -> None:
+    decision, reason = decide(now, seen, policy, timings)
+    if decision is Decision.CLOSE and quorum_at_s(seen, policy.quorum) is None:
+        assert reason in WITHOUT_QUORUM
 
 
 def test_grace_is_what_nearly_all_others_take() -> None:

@@ -15,6 +15,7 @@ from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.core.fragments import Fragment, LeafSpec, plan
 from skerry.core.outer import make_outer
+from skerry.core.rounds import WITHOUT_QUORUM
 from skerry.errors import Fenced, first_cause
 from skerry.runtime.virtual import VirtualLoop
 from skerry.settings import OuterConfig, RunConfig, SyncConfig
@@ -291,6 +292,23 @@ async def test_round_in_which_nothing_counts_still_ends_for_those_who_answered()
     mine = [c for c in refused if c.fragment == 0]
     assert [(c.version, c.consumed) for c in mine] == [(2, ())]
     assert [(r.cause, r.learner, r.incarnation) for r in mine[0].refused] == [("diverged", "a", 1)]
+
+
+async def test_rounds_without_a_quorum_are_known_as_such_whatever_becomes_of_their_answers() -> (
+    None
+):
+    """Final ones and those of which nothing counts: no K-th contribution was waited for there."""
+    few = CONFIG.sync.model_copy(update={"quorum": 2, "round_timeout_s": 0.5})
+    bus = await connected(CONFIG.model_copy(update={"sync": few}))
+    async with background(puppet(bus, "a", steps=400, poisoned_below=3).train()):
+        await asyncio.wait_for(session(bus, RUN, "s"), 30)
+    last = await ledger.last_commits(bus, RUN)
+    commits = await commits_until(bus, min(c.version for c in last.values()))
+    rounds = [c for c in commits if c.version > 1]
+    assert next(c.consumed for c in rounds if c.fragment == 0) == ()
+    assert {c.reason for c in rounds} <= WITHOUT_QUORUM
+    assert [(c.final, c.reason) for c in last.values()] == [(True, "short_handed")] * 2
+    assert await violations(bus) == ()
 
 
 async def test_round_in_the_air_when_training_ends_closes_before_the_final_one() -> None:

@@ -6,7 +6,7 @@ import { leave, listen, now, store } from "./store.js";
 const WHY = {
   all_arrived: "everybody who is alive had answered",
   grace_over: "the quorum was there, and the grace window that costs no goodput was over",
-  short_handed: "fewer than the quorum were alive, and all of them had answered",
+  short_handed: "fewer than the quorum were there to answer, and all of them had",
   timeout: "it had been open for sync.round_timeout_s",
   final_empty: "training is over, and nothing was left to collect",
   genesis: "the first parameters of the fragment",
