@@ -298,7 +298,8 @@ class Conductor:
         """Collect what is left once training is over; True when the run has been closed.
 
         A round that is in the air is left to close first: those who have answered it have taken
-        steps since, which only a round of its own collects.
+        steps since, which only a round of its own collects. It takes room, too: learners who each
+        answer as many as they have room for, and not the same ones, would wait for each other.
         """
         if not self.fleet.finished(now_s()):
             self.held_up_s = None
@@ -306,10 +307,10 @@ class Conductor:
         left = self._left()
         if not left:
             return await self._finish_run()
-        for index in left[: schedule.max_in_flight(self.timetable)]:
-            if index not in self.open:
-                self.last_rounds[index] += 1
-                await self._launch(index, final=True)
+        room = schedule.max_in_flight(self.timetable) - len(self.open)
+        for index in [i for i in left if i not in self.open][: max(0, room)]:
+            self.last_rounds[index] += 1
+            await self._launch(index, final=True)
         return False
 
     def _left(self) -> list[int]:

@@ -17,7 +17,7 @@ from skerry.bus import fences, ledger, presence, state
 from skerry.bus.base import Expect, Receipt, Record, Start
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
-from skerry.core import succession
+from skerry.core import schedule, succession
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.outer import make_outer
 from skerry.errors import BrokerUnavailable, ConfigError, Conflict, StateLost, first_cause
@@ -29,6 +29,7 @@ from skerry.wire.messages import Commit, Round, RunState
 from skerry.wire.subjects import StreamKind, Subjects
 from skerry_syncer import candidate as candidate_module
 from skerry_syncer.committer import Committer
+from skerry_syncer.conductor import Conductor
 from skerry_syncer.service import candidate
 
 T = TypeVar("T")
@@ -270,6 +271,47 @@ def test_run_over_several_syncers_ends_with_every_fragment_final(shards: int) ->
         await world.whole()
 
     virtual(play)
+
+
+class LateBus(MutedBus):
+    """A client that hears of what learners say before it has what they have sent."""
+
+    def follow(
+        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        source = super().follow(pattern, start=start, after=after)
+        return self._late(source) if ".contrib." in str(pattern) else source
+
+    async def _late(self, source: AsyncGenerator[Record]) -> AsyncGenerator[Record]:
+        async with aclosing(source):
+            async for record in source:
+                await asyncio.sleep(0.1)
+                yield record
+
+
+def test_last_rounds_wait_for_the_room_that_rounds_in_the_air_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Learners answer as many at once as may be open: with more, they wait for each other."""
+    held: list[tuple[int, bool]] = []
+    launch = Conductor._launch
+
+    async def counted(self: Conductor, fragment: int, *, final: bool, attempt: int = 0) -> None:
+        in_the_air = len(self.open.keys() - {fragment})
+        held.append((in_the_air + 1, final and any(not o.record.final for o in self.open.values())))
+        assert in_the_air < schedule.max_in_flight(self.timetable)
+        await launch(self, fragment, final=final, attempt=attempt)
+
+    monkeypatch.setattr(Conductor, "_launch", counted)
+    for steps in range(40, 56):
+
+        async def play(world: World, steps: int = steps) -> None:
+            await world.begin(config(quorum=2), steps=steps)
+            world.start("a", candidate(LateBus(world.broker), RUN, "a"))
+            await world.tasks["a"]
+
+        virtual(play)
+    assert any(beside for _, beside in held), "no last round was opened beside one in the air"
 
 
 def test_one_that_dies_at_the_end_leaves_a_run_that_still_ends() -> None:
