@@ -88,8 +88,11 @@ class Recent:
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
         """Take in a pulse that came at ``now_s``; an older or a known one changes nothing."""
-        if pulse.incarnation > self.incarnations.setdefault(pulse.learner, pulse.incarnation):
+        known = self.incarnations.setdefault(pulse.learner, pulse.incarnation)
+        if known and pulse.incarnation > known:
             self._start(pulse.learner, pulse.incarnation, now_s)
+        else:
+            self.incarnations[pulse.learner] = max(known, pulse.incarnation)
         before = self.counted.get(pulse.learner)
         if before is not None and pulse.incarnation < before.incarnation:
             return

@@ -18,7 +18,7 @@ from skerry.wire.messages import RunRecord, RunState
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from skerry.bus.base import Bus
+    from skerry.bus.base import Bus, Record
     from skerry.settings import RunConfig
     from skerry.wire.messages import Commit
 
@@ -59,6 +59,7 @@ class Feed:
         self.finished = asyncio.Event()
         self._on_message = on_message
         self._created_ns = 0
+        self._known_to = 0
 
     async def run(self) -> None:
         """Wait for the run, then fold in all that is said about it, for ever.
@@ -108,6 +109,7 @@ class Feed:
                 view = fold(view, member, min(time.time(), stored.time_ns / 1e9))
             for stored, commit in commits:
                 view = peek(view, commit, min(time.time(), stored.time_ns / 1e9))
+            self._known_to = max((stored.sequence for stored, _ in commits), default=0)
             return view if judged is None else peek_evaluation(view, judged)
 
     def report(self) -> Report | None:
@@ -136,10 +138,15 @@ class Feed:
                 self._on_message(member, at_s)
 
     async def _take_commits(self) -> None:
-        async for stored_s, commit in _commits(self.bus, self.name):
+        """Take every commit: what is history as old as the log says, what is new by our own clock.
+
+        The broker's may be behind ours, and nothing would ever look new.
+        """
+        async for stored, commit in _commits(self.bus, self.name):
             now_s = time.time()
+            at_s = now_s if stored.sequence > self._known_to else min(now_s, stored.time_ns / 1e9)
             if self.view is not None:
-                self.view = committed(self.view, commit, min(now_s, stored_s))
+                self.view = committed(self.view, commit, at_s)
             if self._on_message is not None:
                 self._on_message(commit, now_s)
 
@@ -174,11 +181,11 @@ async def snapshot(
 
     for message in messages:
         view = take(message)
-    async for stored_s, commit in _commits(bus, run, until=newest):
+    async for stored, commit in _commits(bus, run, until=newest):
         now_s = time.time()
         if on_message is not None:
             on_message(commit, now_s)
-        view = committed(view, commit, min(now_s, stored_s))
+        view = committed(view, commit, min(now_s, stored.time_ns / 1e9))
     return view
 
 
@@ -189,8 +196,8 @@ def is_finished(record: RunRecord) -> bool:
 
 async def _commits(
     bus: Bus, run: str, until: dict[int, int] | None = None
-) -> AsyncIterator[tuple[float, Commit]]:
-    """Yield every commit, and before it when it was stored (seconds since the epoch).
+) -> AsyncIterator[tuple[Record, Commit]]:
+    """Yield every commit, and before it the record that holds it.
 
     With ``until``, only up to these versions of each fragment.
     """
@@ -198,7 +205,7 @@ async def _commits(
     if missing is not None and not missing:
         return
     async for record, commit in ledger.follow_stored_commits(bus, run):
-        yield record.time_ns / 1e9, commit
+        yield record, commit
         if until is not None and missing is not None and commit.version >= until[commit.fragment]:
             missing.discard(commit.fragment)
             if not missing:

@@ -170,6 +170,11 @@ def test_the_first_start_is_none_and_a_name_kept_for_later_has_not_begun() -> No
     for told in (member("a", 1, NOW_S), member("b", 0, NOW_S), member("b", 1, NOW_S)):
         recent.joined(told, NOW_S)
     assert recent.starts(NOW_S) == {}
+    recent.joined(member("c", 0, NOW_S), NOW_S)
+    recent.pulsed(pulse(1, 1, learner="c"), NOW_S)  # before its record
+    assert recent.starts(NOW_S) == {}
+    recent.pulsed(pulse(1, 1, incarnation=2, learner="c"), NOW_S)
+    assert recent.starts(NOW_S) == {"c": 1}
     recent.joined(member("a", 2, NOW_S), NOW_S)
     recent.joined(member("a", 2, NOW_S), NOW_S)
     assert recent.starts(NOW_S) == {"a": 1}

@@ -471,6 +471,29 @@ async def test_who_was_started_again_and_again_is_told_of_by_a_top_that_starts_l
         assert "flapping-flaps" not in told
 
 
+async def test_a_round_that_comes_is_new_though_the_brokers_clock_is_an_hour_behind() -> None:
+    broker = MemoryBroker(clock_ns=lambda: time.time_ns() - 3600 * 10**9)
+    scripted = await ScriptedRun.begin(broker.connect())
+    await scripted.commit_all()
+    feed = Feed(scripted.bus, "run")
+    following = asyncio.create_task(feed.run())
+
+    async def ago_s(rounds: int) -> float:
+        async with asyncio.timeout(DEADLINE_S):
+            while (now := feed.report()) is None or now.run.rounds < rounds:  # noqa: ASYNC110
+                await asyncio.sleep(0)  # it reads the log
+        assert now.run.last_round_s_ago is not None
+        return now.run.last_round_s_ago
+
+    try:
+        assert await ago_s(3) > 3500
+        await scripted.commit_all()
+        assert await ago_s(6) < 60
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
 async def test_a_log_begun_anew_begins_the_view_and_what_is_remembered_anew() -> None:
     broker, past = MemoryBroker(), Past()
     first = await ScriptedRun.begin(broker.connect())
