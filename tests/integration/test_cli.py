@@ -136,8 +136,10 @@ def test_chaos_touches_no_run_that_does_not_allow_it(
     cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
     _, run = cluster
+    folder = tmp_path / ".skerry" / run
+    until(lambda: "health-monitor" in read(folder), "starting the monitor")
     before = set(processes(run))
-    stopped = read(tmp_path / ".skerry" / run)["health-monitor"]
+    stopped = read(folder)["health-monitor"]
     os.kill(stopped.pid, signal.SIGSTOP)
     for what in ((), ("--heal",)):
         done = subprocess.run(

@@ -102,6 +102,7 @@ async def test_it_tells_of_a_learner_that_falls_silent_and_comes_back(
     async with NatsBus(shared_nats.url) as bus, monitor(shared_nats, run_id) as running:
         scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
         await scripted.commit_all()
+        await running.line("learner_gone")  # its record is there, and no pulse of it
         async with puppet(bus, scripted):
             assert (await running.line("learner_back"))["incarnation"] == STARTS + 1
             await running.until("/api/run", alive)
