@@ -76,8 +76,8 @@ def _of_mode(run: RunConfig) -> Iterator[str]:
     if run.mode == "streaming" and uneven:
         yield (
             f'sync.fragments is {sync.fragments} but mode is "streaming" and sync.h_steps is '
-            f"{sync.h_steps}: fragments that take turns evenly must divide it; set one to a "
-            "multiple of the other."
+            f"{sync.h_steps}: where fragments take turns evenly, one divides the other; set one to "
+            "a multiple of the other."
         )
     if run.mode != "data-parallel" and run.train.inner == "gradient":
         yield (

@@ -113,8 +113,8 @@ class SyncConfig(Table):
     """Learners this run is laid out for (M); more or fewer may come and go."""
     fragments: int = Field(default=8, ge=1)
     """Fragments the model is cut into (P). Rounds follow the global clock: any P will do, but in
-    mode ``streaming``, whose fragments take turns evenly, P and H must divide one another. Not
-    measured."""
+    mode ``streaming``, whose fragments take turns evenly, one of P and H must divide the other.
+    Not measured."""
     h_steps: int = Field(default=24, ge=1)
     """Every fragment is due once per this many steps (H): the paper's. Lower is better for the loss
     where links allow it: experiments ``outer`` and ``batch``."""

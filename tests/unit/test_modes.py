@@ -128,7 +128,7 @@ def test_children_get_the_mode_by_file_and_not_twice() -> None:
             'is 1 but mode is "streaming", in which every round waits for all learners: leave it',
         ),
         (["mode=streaming", "sync.overlap_steps=0"], "in which learners train on while they meet"),
-        (["mode=streaming", "sync.fragments=7"], "must divide it"),
+        (["mode=streaming", "sync.fragments=7"], "one divides the other"),
         (["mode=diloco", "sync.quorum=1"], 'sync.quorum is 1 but mode is "diloco"'),
         (["mode=diloco", "sync.fragments=8"], "leave it out or set sync.fragments=1."),
         (["mode=diloco", "sync.overlap_steps=2"], "in which learners stop until they have met"),

@@ -166,13 +166,14 @@ def at_work(run: str, names: Sequence[str]) -> RunMismatch:
 
 @contextmanager
 def alone(run: str) -> Generator[None]:
-    """Say who a write was refused for: a syncer that has taken the fences meanwhile."""
+    """Say who a write was refused for: somebody who has taken the fences meanwhile."""
     try:
         yield
     except Fenced as error:
         msg = (
-            f"A syncer of run {run!r} has started meanwhile and has the state of the run now: stop"
-            " it and give the same command again, which goes on where this one was."
+            f"A syncer of run {run!r}, or another restore of it, has started meanwhile and has the"
+            " state of the run now: stop it and give the same command again, which goes on where"
+            " this one was."
         )
         raise RunMismatch(msg) from error
 

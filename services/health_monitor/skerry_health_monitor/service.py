@@ -139,8 +139,9 @@ class Monitor:
             sources.newest_checkpoint(),
             sources.newest_evaluation(),
         )
+        watch.know_starts(max((stored.sequence for stored, _ in members), default=0))
         for stored, member in members:
-            watch.joined(member, stored.time_ns)
+            watch.joined(member, stored.sequence, stored.time_ns)
         for pulse in pulses:
             watch.take(pulse)
         if checkpoint is not None:
@@ -200,7 +201,7 @@ class Monitor:
     ) -> None:
         async with aclosing(members):
             async for record, member in members:
-                watch.joined(member, record.time_ns)
+                watch.joined(member, record.sequence, record.time_ns)
                 self.changed.set()
 
     async def _commits(self, commits: AsyncGenerator[tuple[Record, Commit]], watch: Watch) -> None:

@@ -358,7 +358,11 @@ class Conductor:
         """
         shard, now = self.shard, now_s()
         own = {i: max(shard.seen_sequence, state.floor) for i, state in shard.fragments.items()}
-        beyond = await self.tail.beyond({**others, **own})
+        try:
+            beyond = await self.tail.beyond({**others, **own})
+        except BrokerUnavailable as error:  # as while a stream has no leader: look again
+            log.info("end_held_up", reason="unknown", cause=str(error))
+            return False
         parts = {key for key in shard.inbox.open if key[0] in own}
         unread, late = bool(parts or beyond & own.keys()), bool(beyond & others.keys())
         began_s = now if self.held_up_s is None else self.held_up_s

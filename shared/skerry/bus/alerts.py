@@ -132,11 +132,17 @@ def _there_s(rows: Sequence[LearnerRow]) -> float:
     """Return for how long a round could have been committed, and a checkpoint been due.
 
     That is as long as anybody who is there has been at work, or has waited for parameters in vain:
-    while a run rests nothing is due, and the first to come back must not look hours late.
+    while a run rests nothing is due, and the first to come back must not look hours late. Who has
+    finished waits for the last rounds.
     """
-    worked = (row.worked_s for row in rows if row.at_work)
+    worked = (row.worked_s for row in rows if row.at_work or _lingers(row))
     waited = (row.waited_s for row in rows if _waits(row))
     return max([*worked, *waited], default=0.0)
+
+
+def _lingers(row: LearnerRow) -> bool:
+    """Say whether a learner has taken its steps, and is there until the run is finished."""
+    return row.phase is LearnerPhase.FINISHED and row.liveness is not Liveness.GONE
 
 
 def _waits(row: LearnerRow) -> bool:
@@ -179,7 +185,9 @@ def _learners(seen: Situation) -> Iterator[Alert]:
                 "Read the end of its log: it dies of the same thing each time.",
             )
     if refused := seen.lately.refused(seen.now_s):
-        causes = ", ".join(f"{n} {clip(cause)}" for cause, n in refused.most_common(MOST_NAMES))
+        causes = ", ".join(
+            f"{n} {clip(cause)}" for cause, n in sorted(refused.most_common(MOST_NAMES))
+        )
         yield Alert(
             "refused",
             Severity.WARNING,

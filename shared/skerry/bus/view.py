@@ -288,6 +288,15 @@ def disconnected(view: RunView, closed_s: Mapping[str, float]) -> RunView:
     return replace(view, learners={**view.learners, **told}) if told else view
 
 
+def seen_s(now_s: float, stored_ns: int, sequence: int, known_to: int) -> float:
+    """Return when a record was there, by the clock of whoever folds it in at ``now_s``.
+
+    What comes while we watch, beyond ``known_to``, is as old as its arrival: the broker's clock may
+    be behind ours, and nothing would ever look new. Of history only the broker can say how old.
+    """
+    return now_s if sequence > known_to else min(now_s, stored_ns / 1e9)
+
+
 def peek(view: RunView, commit: Commit, seen_s: float) -> RunView:
     """Return the view that knows of a commit, but counts it only once it is folded in its place.
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from skerry.bus import ledger, presence
 from skerry.bus.report import Report, report
-from skerry.bus.view import Frame, Message, RunView, committed, fold, peek, peek_evaluation
+from skerry.bus.view import (
+    Frame,
+    Message,
+    RunView,
+    committed,
+    fold,
+    peek,
+    peek_evaluation,
+    seen_s,
+)
 from skerry.core.liveness import policy_from
 from skerry.errors import BrokerUnavailable
 from skerry.settings import run_config_from_json
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from skerry.settings import RunConfig
     from skerry.wire.messages import Commit
 
+AHEAD_S = 60.0
 RETRY_S = 1.0
 
 
@@ -59,7 +69,7 @@ class Feed:
         self.finished = asyncio.Event()
         self._on_message = on_message
         self._created_ns = 0
-        self._known_to = 0
+        self._known_to = self._starts_to = 0
 
     async def run(self) -> None:
         """Wait for the run, then fold in all that is said about it, for ever.
@@ -99,17 +109,21 @@ class Feed:
         """
         while True:
             try:
-                starts = await ledger.starts(self.bus, self.name)
-                commits = await ledger.newest_commits(self.bus, self.name)
-                judged = await ledger.last_evaluation(self.bus, self.name)
-            except BrokerUnavailable:
+                async with asyncio.timeout(AHEAD_S):  # a log begun anew meanwhile may lack its end
+                    starts = await ledger.starts(self.bus, self.name)
+                    commits = await ledger.newest_commits(self.bus, self.name)
+                    judged = await ledger.last_evaluation(self.bus, self.name)
+            except (BrokerUnavailable, TimeoutError):
                 await asyncio.sleep(RETRY_S)
                 continue
             for stored, member in starts:
                 view = fold(view, member, min(time.time(), stored.time_ns / 1e9))
             for stored, commit in commits:
                 view = peek(view, commit, min(time.time(), stored.time_ns / 1e9))
-            self._known_to = max((stored.sequence for stored, _ in commits), default=0)
+            self._known_to, self._starts_to = (
+                max((stored.sequence for stored, _ in known), default=0)
+                for known in (commits, starts)
+            )
             return view if judged is None else peek_evaluation(view, judged)
 
     def report(self) -> Report | None:
@@ -131,7 +145,7 @@ class Feed:
     async def _take_starts(self) -> None:
         """Take every start there was, each as old as the log says: who flaps did so before."""
         async for stored, member in ledger.follow_starts(self.bus, self.name):
-            at_s = min(time.time(), stored.time_ns / 1e9)
+            at_s = seen_s(time.time(), stored.time_ns, stored.sequence, self._starts_to)
             if self.view is not None:
                 self.view = fold(self.view, member, at_s)
             if self._on_message is not None:
@@ -144,7 +158,7 @@ class Feed:
         """
         async for stored, commit in _commits(self.bus, self.name):
             now_s = time.time()
-            at_s = now_s if stored.sequence > self._known_to else min(now_s, stored.time_ns / 1e9)
+            at_s = seen_s(now_s, stored.time_ns, stored.sequence, self._known_to)
             if self.view is not None:
                 self.view = committed(self.view, commit, at_s)
             if self._on_message is not None:

@@ -148,7 +148,7 @@ def _json(view: RunView, record: RunRecord, known: Known) -> dict[str, object]:
         for commit in list(past.rounds)[-MOST_TOLD:]
     ]
     ages = [
-        max(0.0, now_s - past.closed_s[f]) if f in past.closed_s else None
+        max(0.0, now_s - past.closed_s[f]) if f in past.closed_s and not view.counting else None
         for f in range(view.frame.fragments)
     ]
     wrong = alerts_of(report(view, now_s), record, known, now_s, judging=view.judging)

@@ -142,7 +142,7 @@ class TestARolledBackStore:
             return await whole(self, *given)  # type: ignore[arg-type]  # as it was called
 
         monkeypatch.setattr(StateWriter, "commit", overtaken)
-        with pytest.raises(RunMismatch, match=r"'run' has started meanwhile .* the same command"):
+        with pytest.raises(RunMismatch, match=r"'run'.* has started meanwhile .* the same command"):
             await put_back(older, saved, "run")
         monkeypatch.undo()
         assert await put_back(older, saved, "run")

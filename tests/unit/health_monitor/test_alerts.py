@@ -115,9 +115,12 @@ def test_a_run_that_goes_well_says_nothing() -> None:
     assert Scene().keys() == set()
 
 
-def test_no_commit_for_long_is_told_only_while_somebody_trains() -> None:
+def test_no_commit_for_long_is_told_only_while_somebody_trains_or_waits_for_the_end() -> None:
     assert Scene(run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}
-    idle = (learner("a", tokens_per_s=0.0, phase=LearnerPhase.FINISHED),)
+    done = (learner("a", tokens_per_s=0.0, phase=LearnerPhase.FINISHED),)
+    assert Scene(done, run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}
+    assert Scene(done, run={"last_round_s_ago": 130.0, "finished": True}).keys() == set()
+    idle = (learner("a", tokens_per_s=0.0, phase=LearnerPhase.STOPPED),)
     assert Scene(idle, run={"last_round_s_ago": 130.0}).keys() == set()
     still = (learner("a", tokens_per_s=0.0),)
     assert Scene(still, run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}

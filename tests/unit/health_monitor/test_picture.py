@@ -74,7 +74,7 @@ def watch() -> Watch:
     """A watch that has seen one of everything."""
     record = run_record("run", plan((LeafSpec("w", (8, 8)),), 1), "{}")
     watch = Watch(record, RunConfig(), lambda: NOW_S)
-    watch.joined(MemberRecord("run", "a", 1, "host", 1, 0), 1)
+    watch.joined(MemberRecord("run", "a", 1, "host", 1, 0), 0, 1)
     watch.committed(commit(1), 1, int(NOW_S * 1e9))
     watch.committed(commit(2), 2, int(NOW_S * 1e9))
     watch.take(pulse())
@@ -132,7 +132,7 @@ def test_marks_name_learners_that_the_picture_numbers(watch: Watch) -> None:
 
 
 def test_long_text_of_others_is_cut(watch: Watch) -> None:
-    watch.joined(MemberRecord("run", "a", 2, "h" * 500, 2, 0), 2)
+    watch.joined(MemberRecord("run", "a", 2, "h" * 500, 2, 0), 0, 2)
     watch.take(CheckpointRecord("run", "/" + "p" * 5000, "d", (1,), 4, 40, 8, 100))
     watch.judge()
     assert max(len(text) for text in strings(drawn_of(watch))) <= 601

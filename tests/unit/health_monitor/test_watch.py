@@ -113,10 +113,22 @@ def test_silence_after_the_end_of_the_run_is_nobodys_trouble(watch: Watch, clock
     assert until_told(watch, clock, limit_s=600.0) == []
 
 
+def test_a_start_that_comes_while_it_is_watched_is_new_though_the_brokers_clock_is_behind(
+    watch: Watch, clock: Clock
+) -> None:
+    behind_ns = round((clock.now_s - 1800.0) * 1e9)
+    watch.know_starts(5)
+    watch.joined(MemberRecord("run", "a", 1, "host", behind_ns, 0), 4, behind_ns)
+    watch.joined(MemberRecord("run", "a", 2, "host", behind_ns, 0), 5, behind_ns)
+    assert watch.history.lately.starts(clock.now_s) == {}
+    watch.joined(MemberRecord("run", "a", 3, "host", behind_ns, 0), 6, behind_ns)
+    assert watch.history.lately.starts(clock.now_s) == {"a": 1}
+
+
 def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(
     watch: Watch, clock: Clock
 ) -> None:
-    watch.joined(MemberRecord("run", "restored", 0, "", 1, 3), 1)
+    watch.joined(MemberRecord("run", "restored", 0, "", 1, 3), 0, 1)
     assert watch.judge() == []
     assert [row.name for row in report(watch.view, clock.now_s).learners] == ["a"]
 

@@ -16,6 +16,7 @@ from skerry.bus.view import (
     fold,
     peek,
     peek_evaluation,
+    seen_s,
 )
 from skerry.core.fragments import plan
 from skerry.core.liveness import Liveness, policy_from
@@ -64,6 +65,7 @@ class Watch:
         self._clock_s = clock_s
         self._told: dict[str, Liveness] = {}
         self._known_to = 0
+        self._starts_to = 0
         self.record = record
         self.config = config
         self.history = History(record.fragments)
@@ -81,14 +83,19 @@ class Watch:
         self.view = fold(self.view, message, now_s)
         self.history.take(message, now_s)
 
-    def joined(self, member: MemberRecord, stored_ns: int) -> None:
-        """Fold a learner's start in, with when the broker had it; twice changes nothing.
+    def know_starts(self, sequence: int) -> None:
+        """Take note of how far the ledger's starts went when we began to watch."""
+        self._starts_to = sequence
 
-        Incarnation 0 is a name that a restored run keeps a data shard for: nobody to miss yet.
+    def joined(self, member: MemberRecord, sequence: int, stored_ns: int) -> None:
+        """Fold a learner's start in, with its place in the ledger and when the broker had it.
+
+        Twice changes nothing. Incarnation 0 is a name that a restored run keeps a data shard for:
+        nobody to miss yet.
         """
         if member.incarnation == 0:
             return
-        at_s = min(self._clock_s(), stored_ns / 1e9)
+        at_s = seen_s(self._clock_s(), stored_ns, sequence, self._starts_to)
         self.view = fold(self.view, member, at_s)
         self.history.joined(member, at_s)
 
@@ -96,12 +103,11 @@ class Watch:
         """Fold a commit in, with its place in the ledger and when the broker had it.
 
         One that comes while we watch is as old as its arrival, as silence is everywhere here: no
-        two clocks need to agree. Of an older one only the broker can say how old it is.
+        two clocks need to agree.
         """
-        now_s = self._clock_s()
-        seen_s = now_s if sequence > self._known_to else min(now_s, stored_ns / 1e9)
+        at_s = seen_s(self._clock_s(), stored_ns, sequence, self._known_to)
         commit = set_right(commit, stored_ns, self.record.created_ns)
-        self.view = committed(self.view, commit, seen_s)
+        self.view = committed(self.view, commit, at_s)
         self.history.committed(commit, sequence, stored_ns / 1e9)
         self.sums.take(commit)
 
