@@ -39,7 +39,7 @@ from skerry.planning.sites import from_tree, read
             2,
             {"mode": "streaming", "sync": {"h_steps": 25, "fragments": 24}},
             "sync.fragments",
-            "must divide",
+            "one divides the other",
         ),
         (2, {"plan": {"goodput": 0}}, "plan.goodput", "at least"),
         (2, {"sync": {"h_steps": 10**400}}, "sync.h_steps", "at most 1000000000"),
