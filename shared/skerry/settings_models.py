@@ -95,7 +95,8 @@ class TrainConfig(Table):
     clip: float = Field(default=1.0, gt=0)
     """Global gradient norm above which gradients are scaled down."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute dtype; auto: bfloat16 on devices that have it in hardware, float32 on a CPU."""
+    """Compute dtype; auto: bfloat16 on accelerators that have it in hardware (NVIDIA: from Ampere
+    on), float32 elsewhere."""
     seed: int = 0
     """Seed of the initial parameters."""
     inner_max_age_steps: int = Field(default=1000, ge=0)
@@ -193,7 +194,8 @@ class LogConfig(Table):
     replicas: int = Field(default=1, ge=1, le=5)
     """Copies of each stream in a broker cluster."""
     window_bytes: int = Field(default=512 * 1024**2, ge=1024**2)
-    """Contributions kept for replay, in bytes,"""
+    """Contributions kept for replay, in bytes, which the broker reserves at once (left as it is, a
+    run whose learners' initial parameters take more gets twice those),"""
     window_s: float = Field(default=24 * 3600.0, gt=0)
     """and in seconds; the smaller bound counts."""
 
@@ -263,7 +265,8 @@ class NatsSettings(Table):
     password_file: Path | None = None
     """File that holds the password; secrets are read from files only."""
     connect_timeout_s: float = Field(default=30.0, gt=0)
-    """How long a service waits for a broker before it gives up."""
+    """How long a service waits for a broker when it starts; one that goes away later is waited for
+    without end."""
     request_timeout_s: float = Field(default=5.0, gt=0)
     """Deadline of one request; requests that are safe to repeat are."""
     publish_window: int = Field(default=6, ge=1, le=64)

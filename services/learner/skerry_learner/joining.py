@@ -24,7 +24,7 @@ from skerry.errors import (
     RunMismatch,
     StorageFull,
 )
-from skerry.settings import RunConfig
+from skerry.settings import LogConfig, RunConfig
 from skerry.wire.messages import MemberRecord, RunRecord, RunState
 from skerry_learner.data.corpus import Corpus, load_corpus
 from skerry_learner.inner.file import Origin
@@ -94,10 +94,10 @@ async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work
     work = await asyncio.to_thread(prepare, given)
     created_ns = time.time_ns()
     record = await create(bus, run, work, created_ns)
+    config = _agreed(record, given)
     if record.created_ns == created_ns:
         log.info("run_created", run=run, parameters=work.plan.parameters)
-        return record, work
-    config = _agreed(record, given)
+        return record, replace(work, config=config)
     if config != given:
         work = await asyncio.to_thread(prepare, config)
     return record, _checked(record, work)
@@ -105,12 +105,13 @@ async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work
 
 async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
     """Declare a run's streams and create its record; returns another's that was there first."""
-    check_window(work.plan, work.config)
-    for difference in await bus.declare(_streams(run, work.config)):
+    config = with_window(work.config, work.plan.parameters)
+    check_window(work.plan, config)
+    for difference in await bus.declare(_streams(run, config)):
         log.info("stream_mended", difference=difference)
     wanted = RunRecord(
         run=run,
-        config_json=settings.to_json(work.config),
+        config_json=settings.to_json(config),
         leaves=work.plan.leaves,
         fragments=work.config.sync.fragments,
         plan_digest=work.plan.digest,
@@ -132,12 +133,26 @@ def check_payload(bus: Bus, config: RunConfig) -> None:
         raise BrokerUnfit(msg)
 
 
+def with_window(config: RunConfig, parameters: int) -> RunConfig:
+    """Return the config with room for every learner's first offer, where nobody chose a window."""
+    needed = _first_offers(config, parameters)
+    if config.log.window_bytes != LogConfig().window_bytes or needed <= config.log.window_bytes:
+        return config
+    log_config = config.log.model_copy(update={"window_bytes": 2 * needed})
+    return config.model_copy(update={"log": log_config})
+
+
+def _first_offers(config: RunConfig, parameters: int) -> int:
+    """Return the bytes of what all learners offer a run at its beginning, which travels in f32."""
+    return 4 * parameters * config.sync.learners
+
+
 def check_window(cut: Plan, config: RunConfig) -> None:
     """Raise ConfigError if the contribution window cannot hold every learner's first offer.
 
-    Genesis travels in f32, and what drops out of the window before a syncer has come is lost.
+    What drops out of the window before a syncer has come is lost.
     """
-    needed = 4 * cut.parameters * config.sync.learners
+    needed = _first_offers(config, cut.parameters)
     if needed > config.log.window_bytes:
         msg = (
             f"log.window_bytes is {config.log.window_bytes}, but {config.sync.learners} learners"
@@ -159,7 +174,8 @@ def _streams(run: str, config: RunConfig) -> tuple[StreamSpec, ...]:
 def _agreed(record: RunRecord, given: RunConfig) -> RunConfig:
     """Return the run's own config, and warn where the given one says otherwise."""
     config = settings.run_config_from_json(record.config_json)
-    different = settings.differences(given, config)
+    parameters = sum(leaf.size for leaf in record.leaves)
+    different = settings.differences(with_window(given, parameters), config)
     if different and given != RunConfig():
         log.warning("config_from_ledger", ignored=list(different))
     return config

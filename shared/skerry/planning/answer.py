@@ -307,10 +307,10 @@ def _watch(plan: Plan) -> list[str]:
             f"the broker must store {shown(write, 'B/s')}: give hub.write to have that judged "
             f"(one broker on two shared cores took {shown(BROKER_WRITE_B_S, 'B/s')} here)"
         )
-    need = rounds.learners * rounds.fragment * rounds.load.up_bits / 8
+    need = costs.first_offers_bytes(rounds)
     if plan.limits.window_bytes is None and need > plan.request.run.log.window_bytes:
         found.append(
-            f"set log.window_bytes to {need:.0f} at least: its default is below one round's "
-            "contributions"
+            f"the broker reserves {shown(2 * need, 'B')} for contributions (twice what all learners"
+            f" offer at the beginning): log.window_bytes={need:.0f} at least, if that is too much"
         )
     return found

@@ -73,6 +73,11 @@ def memory(rounds: Rounds, chips: Mapping[str, int]) -> Sheet:
     )
 
 
+def first_offers_bytes(rounds: Rounds) -> float:
+    """Return what all learners offer a run at its beginning, in bytes: more than any round."""
+    return 4 * rounds.learners * rounds.load.parameters
+
+
 def disk(rounds: Rounds, log: LogConfig, checkpoint: CheckpointConfig, wall_s: float) -> Sheet:
     """Return the disk of broker and checkpoints."""
     load = rounds.load
@@ -82,7 +87,6 @@ def disk(rounds: Rounds, log: LogConfig, checkpoint: CheckpointConfig, wall_s: f
     commits = wall_s / rounds.period_s * load.fragments
     one = 4 * (1 + load.outer_vectors) * load.parameters
     hours = log.window_s / 3600
-    round_bytes = rounds.learners * rounds.fragment * load.up_bits / 8
     return Sheet(
         "disk",
         f"Disk ({log.replicas} replica{'s' * (log.replicas > 1)})",
@@ -94,7 +98,9 @@ def disk(rounds: Rounds, log: LogConfig, checkpoint: CheckpointConfig, wall_s: f
                 contributions * log.replicas, "B", f"all of the last {hours:g} h (log.window_s)"
             ),
             "contributions_at_least": derived(
-                round_bytes, "B", "one round of one fragment: log.window_bytes must not be less"
+                first_offers_bytes(rounds) * log.replicas,
+                "B",
+                "all learners' initial parameters, f32: log.window_bytes must not be less",
             ),
             "ledger": derived(
                 commits * COMMIT_BYTES * log.replicas,

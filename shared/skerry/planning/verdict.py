@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.planning.costs import learner_bytes
+from skerry.planning.costs import first_offers_bytes, learner_bytes
 from skerry.planning.figures import shown
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def _of_limits(rounds: Rounds, limits: Limits) -> Iterator[Constraint]:
         need = learner_bytes(rounds.load) / count
         yield Constraint(f"site {site} {CHIP_MEMORY}", need, has, "B", why)
     if limits.window_bytes is not None:
-        need = rounds.learners * rounds.fragment * rounds.load.up_bits / 8
-        why = "log.window_bytes must hold one round's contributions"
+        need = first_offers_bytes(rounds)
+        why = "log.window_bytes must hold every learner's initial parameters, in f32"
         yield Constraint("log window", need, limits.window_bytes, "B", why)
     if not rounds.load.overlap_steps:
         share = utilisation(rounds)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 
 from skerry.bus import ledger, presence, recovery
 from skerry.bus import place as places
@@ -27,6 +28,7 @@ from skerry.settings import (
     LogConfig,
     RunConfig,
     TrainConfig,
+    run_config_from_json,
 )
 from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import LearnerPhase, Pulse
@@ -132,6 +134,23 @@ def test_a_corpus_or_model_that_does_not_work_is_found_before_the_run_exists(
     broken = config.model_copy(update={"data": DataConfig(source="text", paths=("/nowhere",))})
     with pytest.raises(CorpusError):
         prepare(broken)
+
+
+async def test_a_window_nobody_chose_grows_until_it_holds_the_first_offers(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = plan([LeafSpec("w", (8192, 8192))], 1)
+    prepared = replace(prepare(config), config=config, plan=large)
+    monkeypatch.setattr(joining, "prepare", lambda given: replace(prepared, config=given))
+    unset = config.model_copy(update={"log": LogConfig()})
+    with structlog.testing.capture_logs() as told:
+        record, work = await find_or_create(bus, "run", unset)
+        _, again = await find_or_create(bus, "run", unset)
+    assert work.config.log.window_bytes == 2 * 4 * 8192**2 * config.sync.learners
+    assert again.config == work.config == run_config_from_json(record.config_json)
+    streams = {info.spec.name: info.spec.max_bytes for info in await bus.streams()}
+    assert streams["SKERRY_run_CONTRIB"] == work.config.log.window_bytes
+    assert "config_from_ledger" not in [entry["event"] for entry in told]
 
 
 def test_window_too_small_for_the_first_offers_is_refused_with_the_size_to_set() -> None:
