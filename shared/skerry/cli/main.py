@@ -386,6 +386,12 @@ def _hand_on(name: str, rest: list[str]) -> None:
     service, words = HANDED_ON[name]
     if name == "checkpoints" and (not rest or rest[0].startswith("-")) and not HELP & {*rest}:
         words = (*words, "list")
+    if name == "checkpoints" and rest[:1] == ["restore"] and not HELP & {*rest}:
+        from skerry.cli.restore import restore_here
+
+        code = restore_here(rest[1:])
+        if code is not None:
+            sys.exit(code)
     become(service, [*words, *rest])
 
 

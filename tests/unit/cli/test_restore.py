@@ -1,0 +1,75 @@
+"""``skerry checkpoints restore`` into the log that a run of ``skerry up`` left in its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nats
+import pytest
+
+from skerry.bus import state
+from skerry.bus.nats_bus import NatsBus
+from skerry.cli.place import Place
+from skerry.runtime.broker import LocalBroker
+from skerry.settings import RunConfig
+from skerry.store.local import LocalStore
+from skerry.testing.scripted_run import ScriptedRun
+from skerry.wire.subjects import Subjects
+from skerry_checkpointer.service import Checkpointer
+
+pytestmark = pytest.mark.nats
+CONFIG = RunConfig.model_validate(
+    {
+        "sync": {"lease_s": 0.05},
+        "liveness": {"pulse_s": 0.01},
+        "log": {"window_bytes": 16 * 1024**2},
+    }
+)
+RUN = "main"
+
+
+@asynccontextmanager
+async def served(place: Place) -> AsyncGenerator[str]:
+    """Serve the log of a place, as the cluster that runs there does."""
+    broker = LocalBroker(place.broker)
+    broker.start()
+    try:
+        yield broker.url
+    finally:
+        broker.stop(5.0)
+
+
+async def restore(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "skerry.cli.main", "checkpoints", "restore", *words]
+    return await asyncio.to_thread(
+        subprocess.run, command, cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_broker(
+    tmp_path: Path,
+) -> None:
+    place = Place(RUN, tmp_path / ".skerry")
+    place.folder.mkdir(parents=True)
+    place.settings.touch()
+    async with served(place) as url, NatsBus(url) as bus:
+        scripted = await ScriptedRun.begin(bus, RUN, config=CONFIG)
+        await scripted.commit_all(step=1, tokens=10)
+        store = LocalStore(tmp_path / "checkpoints" / RUN)
+        saved = await Checkpointer.of(bus, scripted.record, store).save()
+        assert saved is not None
+        client = await nats.connect(url)
+        await client.jetstream().purge_stream(Subjects(RUN).stream("STATE"))
+        await client.close()
+    done = await restore(tmp_path, store.where(saved.name), "--run", RUN, "--replace")
+    assert done.returncode == 0, done.stderr
+    async with served(place) as url, NatsBus(url) as bus:
+        for fragment in scripted.plan.fragments:
+            found = await state.read_latest(bus, RUN, scripted.plan, fragment)
+            assert found is not None
+            assert found[0].commit.version > 1
