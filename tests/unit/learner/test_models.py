@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from skerry.core.fragments import LeafSpec
 from skerry.errors import ModelError
 from skerry.settings import ModelConfig, TrainConfig
 from skerry_learner.models.base import leaf_specs, specs_of
-from skerry_learner.models.factory import build_model, sizes_of
+from skerry_learner.models.factory import build_model, has_bfloat16, sizes_of
 from skerry_learner.models.transformer import Sizes, Transformer
 
 TINY = Sizes(layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48)
@@ -159,3 +160,22 @@ def test_embedding_parts_are_the_models_own_choice() -> None:
 def test_parameters_that_are_not_float32_are_refused() -> None:
     with pytest.raises(ModelError, match="float32"):
         leaf_specs({"a": jnp.ones((3,), jnp.int32)})
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "fast"),
+    [
+        ("cpu", None, False),
+        ("gpu", "7.0", False),
+        ("gpu", "7.5", False),
+        ("gpu", "8.0", True),
+        ("gpu", "10.0", True),
+        ("gpu", "gfx90a", True),
+        ("tpu", None, True),
+    ],
+)
+def test_bfloat16_is_taken_where_the_device_has_it(
+    platform: str, capability: str | None, *, fast: bool
+) -> None:
+    told = {} if capability is None else {"compute_capability": capability}
+    assert has_bfloat16(SimpleNamespace(platform=platform, **told)) is fast

@@ -15,6 +15,9 @@ from skerry.settings import ModelConfig, TrainConfig
 from skerry_learner.models.base import Model
 from skerry_learner.models.transformer import Sizes, Transformer
 
+AMPERE = 8.0
+"""NVIDIA's first compute capability with matrix units for bfloat16."""
+
 PRESETS: Mapping[str, Sizes] = {
     "nano": Sizes(layers=4, d_model=128, heads=4, kv_heads=2, d_ff=352),
     "micro": Sizes(layers=6, d_model=256, heads=8, kv_heads=4, d_ff=704),
@@ -40,10 +43,23 @@ def sizes_of(config: ModelConfig) -> Sizes:
     return sizes
 
 
+def has_bfloat16(device: Any) -> bool:
+    """Tell whether a device multiplies in bfloat16: no CPU does it fast, nor NVIDIA before Ampere.
+
+    A device without a compute capability of NVIDIA's kind (``"7.5"``) is a TPU or another maker's
+    GPU: those that JAX supports have it.
+    """
+    capability = str(getattr(device, "compute_capability", ""))
+    try:
+        return float(capability) >= AMPERE
+    except ValueError:
+        return bool(device.platform != "cpu")
+
+
 def compute_dtype(precision: str) -> Any:
     """Return the dtype of the arithmetic; ``auto`` means bfloat16 where the hardware has it."""
     if precision == "auto":
-        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        precision = "bfloat16" if has_bfloat16(jax.devices()[0]) else "float32"
     return jnp.bfloat16 if precision == "bfloat16" else jnp.float32
 
 
