@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,6 +92,14 @@ def test_the_monitor_gets_the_brokers_figures_and_keeps_its_metrics(
     assert local.metrics.broker_urls == ("http://nats:8222",)
     kept = {volume["target"] for volume in monitor["volumes"]}
     assert str(local.telemetry.jsonl and local.telemetry.jsonl.parent) in kept
+
+
+def test_learners_keep_their_inner_state_in_a_volume(root: Path, services: dict[str, Any]) -> None:
+    recipe = (root / "services" / "learner" / "Dockerfile").read_text()
+    folder = re.search(r"SKERRY_LEARNER__PATH=(\S+)", recipe)
+    assert folder is not None
+    for name in ("learner-1", "learner-2", "learner-gpu", "evaluator"):
+        assert folder[1] in {volume["target"] for volume in services[name]["volumes"]}
 
 
 def test_the_mounted_config_is_one_that_settings_accept(root: Path) -> None:

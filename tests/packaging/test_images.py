@@ -241,3 +241,4 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
             process.wait()
     written = image("checkpointer").folder / "checkpoints" / "images"
     assert any(written.rglob("*.safetensors"))
+    assert any((image("learner").folder / "learners" / "images").rglob("*"))
