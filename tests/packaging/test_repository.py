@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -68,6 +69,8 @@ def test_images_and_makefile_pin_the_same_uv(root: Path) -> None:
 
 
 def test_no_path_of_the_machine_it_was_written_on(root: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("no git")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False
     )
