@@ -149,7 +149,7 @@ class Committer:
             self.outer,
             master,
             state.outer,
-            [_merged(w) for w in weighed],
+            [_merged(w.contribution) for w in weighed],
             [w.weight for w in weighed],
             self.config.merge,
             state.fragment,
@@ -162,7 +162,9 @@ class Committer:
         self, state: FragmentState, weighed: Sequence[Weighed]
     ) -> list[Weighed]:
         """Refuse the contribution that is to blame for a merge that is not finite."""
-        worst = await asyncio.to_thread(largest, [_merged(w) for w in weighed], state.fragment)
+        worst = await asyncio.to_thread(
+            largest, [_merged(w.contribution) for w in weighed], state.fragment
+        )
         told = weighed[worst].contribution.header
         state.refuse(refusal("diverged", told.learner, told))
         rest = [w for number, w in enumerate(weighed) if number != worst]
@@ -194,7 +196,7 @@ class Committer:
 
     def _sound(self, contribution: Contribution, state: FragmentState) -> bool:
         scale = None if self.outer.name == "adamw" else state.master
-        return sound(contribution.scheme, contribution.planes, scale)
+        return sound(_merged(contribution), state.fragment, scale)
 
     async def _write(
         self,
@@ -265,8 +267,7 @@ def _order(contribution: Contribution) -> tuple[str, int, int]:
     return contribution.header.learner, *mark_of(contribution)
 
 
-def _merged(weighed: Weighed) -> Merged:
-    contribution = weighed.contribution
+def _merged(contribution: Contribution) -> Merged:
     return Merged(contribution.scheme, contribution.planes, contribution.header.norms)
 
 

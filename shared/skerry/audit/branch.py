@@ -254,9 +254,10 @@ class Branch:
             genesis = told.kind is ContributionKind.GENESIS
             if discount is None or genesis:
                 continue
-            if not sound(contribution.scheme, contribution.planes, scale):
+            merged = Merged(contribution.scheme, contribution.planes, told.norms)
+            if not sound(merged, self.fragment, scale):
                 continue
-            kept.append(Merged(contribution.scheme, contribution.planes, told.norms))
+            kept.append(merged)
             work.append(weights.weight(told.tokens, told.steps) * discount)
         return kept, list(weights.normalised(work))
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.core.fragments import Fragment
-    from skerry.core.quantise import Planes
 
 Method = Literal["average", "rda"]
 
@@ -42,6 +41,8 @@ ABSURD = 100.0
 """A step that is longer than that, and than so many times the fragment's largest parameter, is none
 that training took: a device that computes nonsense can still send finite numbers.
 """
+_ROUNDING = 1e-3
+"""What summing up in f32 may add to a norm, and more."""
 _NO_NORM = 2.0**-100
 """Norms up to this count as zero: their reciprocal would leave f32."""
 
@@ -58,15 +59,20 @@ class Direction(NamedTuple):
     norm: float
 
 
-def sound(scheme: str, planes: Planes, master: NDArray[np.float32] | None) -> bool:
+def sound(item: Contribution, fragment: Fragment, master: NDArray[np.float32] | None) -> bool:
     """Tell whether a contribution can come of training that has not diverged.
 
-    ``master`` f32 (padded_size,) is what it would be merged into; None for bare gradients, which
-    have no scale of their own, and whose optimizer clips.
+    The norms it came with are its sender's word, and lengthen what is merged: none may be longer
+    than its values can be. ``master`` f32 (padded_size,) is what it would be merged into; None for
+    bare gradients, which have no scale of their own, and whose optimizer clips.
     """
-    top = peak(scheme, planes)
+    top = peak(item.scheme, item.planes)
     if not math.isfinite(top):
         return False
+    if item.norms:
+        longest = top * np.sqrt(np.diff(fragment.offsets)) * (1 + _ROUNDING)
+        if bool((np.asarray(item.norms) > longest).any()):
+            return False
     return top <= ABSURD or master is None or top <= ABSURD * float(np.abs(master).max(initial=0.0))
 
 

@@ -228,4 +228,17 @@ def test_what_no_training_can_have_moved_does_not_count(
     master = None if of is None else np.full(FRAGMENT.padded_size, of, np.float32)
     planes = quantise.quantise("f32", np.ones_like(x))
     planes.codes[:] = x.view(np.uint8).reshape(planes.codes.shape)
-    assert merge.sound("f32", planes, master) is counts
+    item = merge.Contribution("f32", planes)
+    assert merge.sound(item, FRAGMENT, master) is counts
+
+
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4", "e3m0", "int2"])
+@given(seed=st.integers(0, 2**32 - 1), boast=st.floats(1.01, 1e30))
+def test_a_norm_longer_than_the_values_does_not_count(scheme: str, seed: int, boast: float) -> None:
+    x = np.random.default_rng(seed).standard_normal(FRAGMENT.padded_size).astype(np.float32)
+    planes = quantise.quantise(scheme, x)
+    norms = merge.slice_norms(FRAGMENT, quantise.dequantise(scheme, planes))
+    assert merge.sound(merge.Contribution(scheme, planes, norms), FRAGMENT, None)
+    longest = np.sqrt(np.diff(FRAGMENT.offsets)) * quantise.peak(scheme, planes)
+    wrong = (*norms[:-1], float(longest[-1]) * boast)
+    assert not merge.sound(merge.Contribution(scheme, planes, wrong), FRAGMENT, None)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 from structlog.testing import capture_logs
 
 from skerry.bus import contributions, ledger, presence
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
-from skerry.core.fragments import Fragment, LeafSpec, plan
+from skerry.core.fragments import LeafSpec, Plan, plan
 from skerry.core.outer import make_outer
 from skerry.core.rounds import WITHOUT_QUORUM
 from skerry.errors import Fenced, first_cause
@@ -269,17 +275,52 @@ async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> N
     assert {c.learner for c in commit.consumed} == {"a", "b"}
 
 
-async def test_contribution_that_makes_the_merge_infinite_is_refused_alone() -> None:
+@pytest.mark.parametrize("norm", [1e6, 1e300])
+async def test_norm_that_the_values_do_not_have_is_refused_and_nobody_else(norm: float) -> None:
     sync = CONFIG.sync.model_copy(update={"merge": "rda", "quorum": 2})
     bus = await connected(CONFIG.model_copy(update={"sync": sync}))
     learners = [puppet(bus, name).train() for name in ("a", "b")]
     async with background(session(bus, RUN, "s"), *learners):
         await commits_until(bus, 2)
         last = await ledger.last_commits(bus, RUN)
-        await send_boasting(bus, PLAN.fragments[1], last[1].version)
+        await send_boasting(bus, PLAN, last[1].version, norm=norm)
         commits = await commits_until(bus, 6)
     assert ("diverged", "boaster") in [(r.cause, r.learner) for c in commits for r in c.refused]
     assert {c.learner for k in commits for c in k.consumed} == {"a", "b"}
+
+
+def overflowing() -> optax.GradientTransformation:
+    """An outer optimizer of one's own, which no gradient above 10 can pass."""
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        return jax.tree.map(lambda g: jnp.where(abs(g) > 10, jnp.inf, -g), updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+async def test_contribution_that_makes_the_step_infinite_is_refused_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "my_outer", SimpleNamespace(make=overflowing))
+    outer = OuterConfig(preset="my_outer:make")
+    bus = await connected(CONFIG.model_copy(update={"outer": outer}))
+    refused: set[str] = set()
+    learners = [puppet(bus, name).train() for name in ("a", "b")]
+    async with (
+        background(session(bus, RUN, "s"), *learners),
+        asyncio.timeout(30),
+        aclosing(ledger.follow_commits(bus, RUN)) as commits,
+    ):
+        async for _, commit in commits:
+            refused |= {r.learner for r in commit.refused if r.cause == "diverged"}
+            if refused:
+                break
+            if commit.fragment == 1:  # what comes too late is merged as stale, or refused
+                await send_boasting(bus, PLAN, commit.version, scale=2e3)
+    assert refused == {"boaster"}
 
 
 async def test_round_in_which_nothing_counts_still_ends_for_those_who_answered() -> None:
@@ -346,13 +387,16 @@ async def test_contributions_count_after_their_stream_was_removed() -> None:
         await commits_until(bus, reached + 2)
 
 
-async def send_boasting(bus: MemoryBus, fragment: Fragment, base: int) -> None:
-    """Contribute a small gradient that claims a norm beyond every f32."""
+async def send_boasting(
+    bus: MemoryBus, cut: Plan, base: int, *, norm: float = 0.0, scale: float = 1.0
+) -> None:
+    """Contribute a gradient ``scale`` times as long as usual that claims a norm (0: none)."""
+    fragment = cut.fragments[-1]
     header = ContributionHeader(
         kind=ContributionKind.OUTER_GRADIENT,
         learner="boaster",
         incarnation=1,
-        identity=1,
+        identity=base,
         fragment=fragment.index,
         base_version=base,
         round_version=base + 1,
@@ -363,7 +407,7 @@ async def send_boasting(bus: MemoryBus, fragment: Fragment, base: int) -> None:
         cursor_to=10,
         loss=1.0,
         captured_ns=1,
-        norms=(1e300,) * len(fragment.slices),
+        norms=(norm,) * len(fragment.slices) if norm else (),
     )
-    chunks = encode_vector("f32", walk(fragment, "boast"), 4096)
-    await contributions.Sender(bus, RUN, PLAN).send(header, chunks)
+    chunks = encode_vector("f32", walk(fragment, "boast") * np.float32(scale), 4096)
+    await contributions.Sender(bus, RUN, cut).send(header, chunks)
