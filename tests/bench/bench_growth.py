@@ -25,7 +25,8 @@ from harness import Goal, parser
 from harness import write as write_figures
 
 from skerry.bus.nats_bus import NatsBus
-from skerry.bus.state import read_manifests
+from skerry.bus.place import take_place
+from skerry.bus.state import PARAMS, read_manifests, read_part
 from skerry.core.fragments import Plan
 from skerry.testing.cluster import Cluster, Service
 from skerry.testing.nats_server import NatsServer
@@ -222,7 +223,18 @@ async def restarts(server: NatsServer, folder: Path, scale: Scale) -> list[Resta
             await ask(port, lambda told: told["rounds"] == rounds)
             return "after that"
 
+        async def learner() -> str:
+            async with NatsBus(server.url) as bus:
+                newcomer = await take_place(
+                    bus, RUN, scale.cut, "newcomer", host="here", now_ns=time.time_ns()
+                )
+                manifests = await read_manifests(bus, RUN, scale.cut)
+                for manifest in manifests.values():
+                    await read_part(bus, RUN, scale.cut, manifest, PARAMS)
+            return "" if newcomer.member.step else "without a step to go on from"
+
         found.append(await timed("syncer, serves", syncer))
+        found.append(await timed("learner, place and state", learner))
         found.append(await timed("checkpointer, has written", checkpointer))
         found.append(await timed("monitor, versions", monitor))
         found.append(await timed("monitor, every count", counts))
