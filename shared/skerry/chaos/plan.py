@@ -38,7 +38,9 @@ LONGEST_DURATION_S = 10.0
 MOST_DIGITS = 9
 """Nobody counts more services of a kind."""
 MOST_S = 1e9
-"""No number of a plan file is larger."""
+"""No number of a plan file is larger, and nothing is drawn beyond it."""
+MOST_FAULTS = 100_000
+"""More than this are not drawn: they would take memory without end, and nobody would read them."""
 
 
 class Kind(StrEnum):
@@ -139,10 +141,19 @@ def random_plan(
 
     The same arguments give the same plan on every machine and Python: only ``Random.random``,
     whose sequence is promised, is drawn from. Kinds that no target can suffer are left out.
+    ConfigError for numbers that mean nothing, or far too many faults.
     """
-    if not (rate_s > 0 and math.isfinite(rate_s)):
-        msg = f"rate_s is {rate_s}: give the mean seconds between two faults, above 0."
-        raise ConfigError(msg, path="rate_s")
+    for name, value in (("rate_s", rate_s), ("duration_s", duration_s)):
+        if not 0 < value <= MOST_S:  # which is false for nan, too
+            what = "the mean seconds between two faults" if name == "rate_s" else "seconds"
+            msg = f"{name} is {value}: give {what}, above 0 and at most {MOST_S:.0f}."
+            raise ConfigError(msg, path=name)
+    if duration_s / rate_s > MOST_FAULTS:
+        msg = (
+            f"A fault every {rate_s:g} s for {duration_s:g} s are more than {MOST_FAULTS:,} faults:"
+            " give a shorter time, or fewer of them."
+        )
+        raise ConfigError(msg, path="duration_s")
     draw = random.Random(f"skerry/{seed}").random  # noqa: S311 - faults, no secrets
     services = [target for target in targets if target != BROKER]
     possible = [k for k in kinds if (BROKER in targets if k in BROKER_KINDS else services)]

@@ -73,6 +73,7 @@ def run_chaos(wanted: Wanted) -> None:
 
     Once faults may have begun the report is written and the verdict printed however it ended.
     """
+    _refuse_numbers(wanted)
     cluster = _cluster(wanted.run)
     if wanted.heal:
         run_heal(cluster, as_json=wanted.as_json)
@@ -87,6 +88,14 @@ def run_chaos(wanted: Wanted) -> None:
             failed = next(check for check in result.checks if not check.ok)
             msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
             raise HistoryBroken(msg)
+
+
+def _refuse_numbers(wanted: Wanted) -> None:
+    """Raise ConfigError for a number that no plan holds and that means nothing."""
+    for name, value in (("quiet_s", wanted.quiet_s), ("goodput", wanted.goodput)):
+        if not 0 <= value <= plans.MOST_S:  # which is false for nan, too
+            msg = f"{name} is {value}: give a number from 0 to {plans.MOST_S:.0f}."
+            raise ConfigError(msg, path=name)
 
 
 def _tell(wanted: Wanted, result: Result) -> Result:

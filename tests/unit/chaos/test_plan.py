@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,29 @@ def test_a_random_plan_passes_its_own_check(seed: int, rate_s: float) -> None:
     drawn = plans.random_plan(seed, rate_s, 30.0, tuple(Kind), TARGETS)
     plans.check(drawn, SERVICES)
     assert all(f.at_s < 30.0 for f in drawn.faults)
+
+
+@pytest.mark.parametrize(
+    ("rate_s", "duration_s", "path"),
+    [
+        (math.inf, 60.0, "rate_s"),
+        (math.nan, 60.0, "rate_s"),
+        (0.0, 60.0, "rate_s"),
+        (5.0, math.inf, "duration_s"),
+        (5.0, math.nan, "duration_s"),
+        (5.0, 0.0, "duration_s"),
+        (5.0, -1.0, "duration_s"),
+        (5.0, 2 * plans.MOST_S, "duration_s"),
+        (5.0, plans.MOST_S, "duration_s"),
+        (1e-300, 1.0, "duration_s"),
+    ],
+)
+def test_times_that_mean_nothing_or_draw_without_end_are_refused(
+    rate_s: float, duration_s: float, path: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plans.random_plan(1, rate_s, duration_s, tuple(Kind), TARGETS)
+    assert refused.value.path == path
 
 
 def test_kinds_that_no_target_can_suffer_are_left_out() -> None:

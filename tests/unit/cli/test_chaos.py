@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import re
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -56,12 +58,28 @@ def test_a_folder_without_a_cluster_is_refused(
         (Wanted(kinds=("lost_ack",)), "simulation only"),
         (Wanted(targets=("learner-9",)), "no 'learner-9' in this cluster"),
         (Wanted(seed=1, kinds=("kill",), duration_s=0.001), "no fault at all"),
+        (Wanted(duration_s=math.inf), "duration_s is inf"),
+        (Wanted(duration_s=1e300), "duration_s is 1e"),
+        (Wanted(duration_s=1e9), "more than 100,000 faults"),
         (Wanted(plan=Path("nowhere.json")), "cannot be read"),
     ],
 )
 def test_what_cannot_be_done_is_refused(ground: Ground, wanted: Wanted, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_plan(wanted, ground)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("name", ["quiet_s", "goodput"])
+def test_a_number_that_means_nothing_is_refused_before_anything_is_looked_for(
+    name: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked(_run: object) -> None:
+        pytest.fail("a cluster was looked for")
+
+    monkeypatch.setattr(cli, "_cluster", looked)
+    with pytest.raises(ConfigError, match=re.escape(f"{name} is {value}:")):
+        run_chaos(replace(Wanted(), **{name: value}))
 
 
 def test_a_seed_gives_the_same_plan_every_time(ground: Ground) -> None:
