@@ -15,8 +15,8 @@ import pytest
 from skerry.bus.memory import MemoryBroker
 from skerry.chaos import plan as plans
 from skerry.chaos import wires
-from skerry.chaos.ground import Ground
 from skerry.chaos.healing import Healing, Undone, undo
+from skerry.chaos.local import LocalGround
 from skerry.chaos.plan import Fault, FaultPlan, Kind
 from skerry.runtime.processes import TABLE, Processes
 from skerry.testing.local_cluster import chaos, cluster, pids
@@ -102,7 +102,7 @@ async def test_a_learner_cut_off_from_the_page_is_healed_from_it(tmp_path: Path)
     table = Processes(tmp_path / TABLE)
     with wires.wired(tmp_path, ["learner-1"]) as held, table.kept():
         table.started("learner-1", "learner", os.getpid())
-        strikes = Strikes(Ground("run", tmp_path, MemoryBroker().connect()))
+        strikes = Strikes(LocalGround("run", tmp_path, MemoryBroker().connect()))
         running = asyncio.create_task(strikes.run())
         async with asyncio.timeout(60):
             await strikes.strike("learner-1", "partition", 300)

@@ -17,7 +17,7 @@ from skerry.bus import ledger
 from skerry.bus.alerts import Situation, Store, alerts
 from skerry.bus.recent import RECENT_S
 from skerry.bus.report import report
-from skerry.chaos.ground import Ground
+from skerry.chaos.local import LocalGround
 from skerry.errors import BrokerUnavailable, BusError, first_cause
 from skerry.runtime.link import Link
 from skerry.runtime.service import serve
@@ -330,7 +330,7 @@ async def health_monitor(
     monitor = Monitor(bus, run, until_finished=until_finished, link=link)
     connections = Connections()
     cluster = local.health.cluster
-    strikes = None if cluster is None else Strikes(Ground(run, cluster, bus))
+    strikes = None if cluster is None else Strikes(LocalGround(run, cluster, bus))
     hub, page = page_of(monitor, connections, local.health, strikes)
     telling = Telling(monitor.known, local.metrics.broker_urls)
     monitor.brokers_stores = telling.stores

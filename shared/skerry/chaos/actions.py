@@ -9,7 +9,7 @@ import resource
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from skerry.chaos import clock, wires
 from skerry.chaos.ground import Absent
@@ -20,7 +20,8 @@ from skerry.runtime.processes import BROKER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.chaos.ground import Ground
+    from skerry.chaos.ground import Action
+    from skerry.chaos.local import LocalGround
     from skerry.chaos.plan import Fault
     from skerry.runtime.processes import Entry
 
@@ -31,25 +32,11 @@ RESET_SHARE = 0.3
 PENDING_XFSZ = 1 << (signal.SIGXFSZ - 1)
 
 
-class Action(Protocol):
-    """One fault on one target. ``end`` undoes it, whatever became of it, and may come twice."""
-
-    async def begin(self) -> None:
-        """Strike; Absent if there is nothing to strike, NotFired if it has no effect."""
-        ...
-
-    async def proof(self) -> str:
-        """Return how one sees that it has fired; empty as long as one does not."""
-        ...
-
-    async def end(self) -> None: ...
-
-
 @dataclass(slots=True)
 class Kill:
     """SIGKILL; whoever keeps the cluster starts it again once the fault is over."""
 
-    ground: Ground
+    ground: LocalGround
     target: str
     away_s: float
     _was: Entry | None = None
@@ -69,7 +56,7 @@ class Kill:
 class Pause:
     """SIGSTOP, later SIGCONT."""
 
-    ground: Ground
+    ground: LocalGround
     target: str
     _was: Entry | None = None
 
@@ -94,7 +81,7 @@ class Pause:
 class Cable:
     """A cut or slow way to the broker."""
 
-    ground: Ground
+    ground: LocalGround
     target: str
     shape: dict[str, object]
     _before: dict[str, int] = field(default_factory=dict[str, int])
@@ -124,7 +111,7 @@ class Cable:
 class Unplug:
     """Every packet of a service in a namespace of its own is lost, both ways; nobody is told."""
 
-    ground: Ground
+    ground: LocalGround
     target: str
     wire: wires.Wire
 
@@ -144,7 +131,7 @@ class Unplug:
 class DiskFull:
     """No file of the broker's may grow: every write fails as on a full disk."""
 
-    ground: Ground
+    ground: LocalGround
     _was: Entry | None = None
 
     async def begin(self) -> None:
@@ -169,7 +156,7 @@ class DiskFull:
 class ClockJump:
     """The wall clock of a service is off by some seconds, and right again afterwards."""
 
-    ground: Ground
+    ground: LocalGround
     target: str
     seconds: float
 
@@ -185,7 +172,7 @@ class ClockJump:
         clock.move(self.ground.folder, self.target, 0.0)
 
 
-def silence(ground: Ground, target: str) -> Action:
+def silence(ground: LocalGround, target: str) -> Action:
     """Return the partition of which neither end is told."""
     wire = ground.wires().get(target)
     if wire is not None:
@@ -193,7 +180,7 @@ def silence(ground: Ground, target: str) -> Action:
     return Cable(ground, target, {"cut": "blackhole"})
 
 
-def action_of(fault: Fault, target: str, ground: Ground, seed: str) -> Action:
+def action_of(fault: Fault, target: str, ground: LocalGround, seed: str) -> Action:
     """Return the action of a fault; whatever it draws comes from ``seed``."""
     chance = random.Random(seed)  # noqa: S311 - faults, no secrets
     told = chance.random() < RESET_SHARE

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.chaos.actions import action_of
 from skerry.chaos.ground import NETWORK, Absent
 from skerry.chaos.plan import choose
 from skerry.errors import SkerryError
@@ -16,8 +15,7 @@ from skerry.tasks import TaskGroup
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.chaos.actions import Action
-    from skerry.chaos.ground import Ground
+    from skerry.chaos.ground import Action, Ground
     from skerry.chaos.plan import Fault, FaultPlan
 
 LOOK_S = 0.05
@@ -85,7 +83,7 @@ class Engine:
             when = (fault.at_s, began_s, self.now(), began_ns)
             return Firing(index, fault.kind.value, target, *when, fired=fired, proof=proof, up=up)
 
-        action = action_of(fault, target, self.ground, f"{self.plan.seed}/{index}/action")
+        action = self.ground.action(fault, target, f"{self.plan.seed}/{index}/action")
         what = (("network" if fault.kind in NETWORK else fault.kind.value), target)
         proofs: list[str] = []
         try:

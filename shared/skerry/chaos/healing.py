@@ -1,7 +1,7 @@
 """Undo every fault that lasts in a cluster, known or not: also what a drill that was killed left.
 
-It needs the run's folder only, for the broker itself may be stopped. A kill is no such fault: who
-keeps the cluster starts what was killed again.
+``undo`` needs the run's folder only, for the broker itself may be stopped. A kill is no such
+fault: who keeps the cluster starts what was killed again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def heal(ground: Ground, names: set[str]) -> None:
 
     Raises SkerryError with what went wrong, naming the processes that do not come back.
     """
-    wrong = (await undo(ground.folder)).wrong
+    wrong = await ground.undo()
     wrong += await _returned(ground, names)
     if wrong:
         raise SkerryError(" ".join(wrong))
@@ -134,10 +134,7 @@ async def _returned(ground: Ground, names: set[str]) -> list[str]:
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         late = ", ".join(sorted(_missing(ground, names)))
-        logs = ground.folder / "logs"
-        return [
-            f"{late} did not come back within {BACK_S:.0f} s of healing: see the logs in {logs}."
-        ]
+        return [f"{late} did not come back within {BACK_S:.0f} s of healing: {ground.logs}."]
     return []
 
 

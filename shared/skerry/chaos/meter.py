@@ -27,9 +27,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from skerry.runtime.processes import Entry
+    from skerry.chaos.ground import Service
     from skerry.wire.messages import Commit, Pulse
 
 SAMPLE_S = 0.1
@@ -122,7 +122,7 @@ class Meter:
             self.sums[self.phase].tokens += more / fragments
         self._merged[commit.fragment] = now
 
-    def sample(self, entries: Iterable[Entry], seconds: float) -> None:
+    def sample(self, entries: Iterable[Service], seconds: float) -> None:
         """Add the time since the last look for every learner that is up."""
         up = sum(entry.kind == "learner" and entry.alive and not entry.paused for entry in entries)
         self.sums[self.phase].up_s += up * seconds
@@ -155,7 +155,7 @@ class Meter:
             loss_last=self.loss(),
         )
 
-    async def watch(self, entries: Callable[[], dict[str, Entry]]) -> None:
+    async def watch(self, entries: Callable[[], Mapping[str, Service]]) -> None:
         """Sample until cancelled."""
         now = asyncio.get_running_loop().time
         last = now()

@@ -27,7 +27,7 @@ class Survivors:
     ground: Ground
     names: Collection[str]
     _heard: dict[str, int] = field(default_factory=dict[str, int], init=False)
-    _pids: dict[str, int] = field(default_factory=dict[str, int], init=False)
+    _starts: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
     async def note(self) -> None:
         """Remember how much every process has heard from its broker by now."""
@@ -41,13 +41,15 @@ class Survivors:
             if all(check.ok for check in told) or asyncio.get_running_loop().time() > until:
                 break
             await asyncio.sleep(LOOK_S)
-        self._pids = {name: entry.pid for name, entry in self.ground.entries().items()}
+        self._starts = {name: entry.which for name, entry in self.ground.entries().items()}
         return told
 
     def stayed(self) -> str:
         """Return who has ended since ``checks``, as words; empty for nobody."""
         now = {name: entry for name, entry in self.ground.entries().items() if entry.alive}
-        gone = sorted(n for n, pid in self._pids.items() if n not in now or now[n].pid != pid)
+        gone = sorted(
+            n for n, which in self._starts.items() if n not in now or now[n].which != which
+        )
         return ", ".join(gone)
 
     async def _look(self) -> list[Check]:
@@ -59,11 +61,11 @@ class Survivors:
         if entry is None or not entry.alive:
             return Check(title, ok=False, detail="it does not")
         if entry.paused:
-            return Check(title, ok=False, detail=f"pid {entry.pid} is stopped")
+            return Check(title, ok=False, detail=f"{entry.which} is stopped")
         if name not in heard:
-            return Check(title, ok=True, detail=f"pid {entry.pid}")
+            return Check(title, ok=True, detail=entry.which)
         more = heard[name] - self._heard.get(name, 0)
-        detail = f"pid {entry.pid}, {more} bytes from the broker since healing"
+        detail = f"{entry.which}, {more} bytes from the broker since healing"
         return Check(title, more > 0, detail)
 
     async def _down_bytes(self) -> dict[str, int]:

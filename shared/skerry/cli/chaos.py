@@ -21,7 +21,8 @@ from skerry.bus import ledger
 from skerry.chaos import plan as plans
 from skerry.chaos.convergence import Check
 from skerry.chaos.drill import Drill, Result
-from skerry.chaos.ground import Ground, able, refuse, refuse_targets, unable
+from skerry.chaos.ground import able, refuse, refuse_kinds, refuse_targets
+from skerry.chaos.local import LocalGround
 from skerry.chaos.plan import FaultPlan, Kind
 from skerry.cli.follow import Feed
 from skerry.cli.heal import heal_first, run_heal
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from skerry.bus.base import Bus
     from skerry.chaos.engine import Firing
+    from skerry.chaos.ground import Ground
     from skerry.cli.place import Announced
     from skerry.store.opening import S3Access
     from skerry.wire.messages import RunRecord
@@ -128,11 +130,7 @@ def make_plan(wanted: Wanted, ground: Ground) -> FaultPlan:
     targets = wanted.targets or tuple(kind for kind in KINDS if kind in present)
     refuse_targets(targets, ground)
     kinds = tuple(_kind(name) for name in wanted.kinds) or able(ground)
-    reasons = unable(ground)
-    for kind in kinds:
-        if kind in reasons:
-            msg = f"A {kind} cannot be done here: {reasons[kind]}."
-            raise ConfigError(msg, path="kinds")
+    refuse_kinds(kinds, ground)
     plan = plans.random_plan(
         seed, wanted.every_s, wanted.duration_s, kinds, targets, heal_s=wanted.heal_s
     )
@@ -238,7 +236,7 @@ async def _drilled(
                 "that was created with --set chaos.allow=true does."
             )
             raise ConfigError(msg, path="chaos.allow")
-        ground = Ground(cluster.run, place.folder, bus)
+        ground = LocalGround(cluster.run, place.folder, bus)
         plan = make_plan(wanted, ground)
         if wanted.save_plan is not None:
             _write(wanted.save_plan, plans.dumps(plan))

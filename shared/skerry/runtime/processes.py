@@ -37,6 +37,11 @@ class Entry:
     ticks: int = 0
 
     @property
+    def which(self) -> str:
+        """Which of its starts this is, in words."""
+        return f"pid {self.pid}"
+
+    @property
     def state(self) -> str:
         """The state letter of ``/proc`` (R, S, T, ...); empty once this process has ended."""
         letter, ticks = stat_of(self.pid)

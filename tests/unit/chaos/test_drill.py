@@ -20,10 +20,10 @@ from skerry.bus import ledger, presence
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.chaos import drill as drills
-from skerry.chaos import engine, healing
+from skerry.chaos import healing, local
 from skerry.chaos.drill import Drill, Result
 from skerry.chaos.engine import Firing
-from skerry.chaos.ground import Ground
+from skerry.chaos.local import LocalGround
 from skerry.chaos.meter import Meter
 from skerry.chaos.plan import Fault, FaultPlan, Kind
 from skerry.chaos.survivors import Survivors
@@ -43,7 +43,7 @@ IDLE = ("-I", "-S", "-c", "import signal; signal.pause()")
 class Site:
     """A log, and one idle process that is called a syncer; a kill leaves it dead."""
 
-    ground: Ground
+    ground: LocalGround
     table: Processes
     process: asyncio.subprocess.Process
 
@@ -74,7 +74,7 @@ async def site(folder: Path) -> AsyncGenerator[Site]:
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, PLAN, "{}"))
     process = await asyncio.create_subprocess_exec(sys.executable, *IDLE)
-    held = Site(Ground(RUN, folder, bus), Processes(folder / TABLE), process)
+    held = Site(LocalGround(RUN, folder, bus), Processes(folder / TABLE), process)
     with held.table.kept():
         held.table.started("syncer", "syncer", process.pid)
         async with listening(folder / CONTROL, held.obey):
@@ -155,7 +155,7 @@ async def test_an_error_while_faults_run_is_a_failed_check_behind_which_all_is_h
         msg = "no such action"
         raise KeyError(msg)
 
-    monkeypatch.setattr(engine, "action_of", no_action)
+    monkeypatch.setattr(local, "action_of", no_action)
     async with site(tmp_path) as held:
         result = await held.drill(PAUSE).run()
     told = checks(result)
@@ -232,7 +232,7 @@ async def test_every_kind_that_had_a_target_has_to_fire(
     tmp_path: Path, history: list[tuple[str, bool, bool]], ok: bool, words: str
 ) -> None:
     drill = Drill(
-        Ground(RUN, tmp_path, MemoryBroker().connect()),
+        LocalGround(RUN, tmp_path, MemoryBroker().connect()),
         FaultPlan(1, (PAUSE, PAUSE, Fault(0.0, Kind.KILL, "syncer"))),
         quiet_s=0.0,
         least=0.0,

@@ -21,8 +21,9 @@ from skerry.bus.streams import specs
 from skerry.chaos import clock, healing, messages
 from skerry.chaos.actions import action_of
 from skerry.chaos.engine import Engine, Firing
-from skerry.chaos.ground import Ground, NotFired, able, refuse, refuse_targets
+from skerry.chaos.ground import NotFired, able, refuse, refuse_targets
 from skerry.chaos.healing import Healing, Undone, heal, undo
+from skerry.chaos.local import LocalGround
 from skerry.chaos.plan import Fault, FaultPlan, Kind
 from skerry.chaos.proxy import Proxy
 from skerry.errors import ConfigError, SkerryError
@@ -55,7 +56,7 @@ def stop(pid: int) -> None:
 class Site:
     """A run folder with processes in it, and a supervisor that only kills."""
 
-    ground: Ground
+    ground: LocalGround
     table: Processes
     processes: dict[str, asyncio.subprocess.Process] = field(
         default_factory=dict[str, asyncio.subprocess.Process]
@@ -87,7 +88,7 @@ class Site:
 async def site(folder: Path) -> AsyncGenerator[Site]:
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
-    held = Site(Ground(RUN, folder, bus), Processes(folder / TABLE))
+    held = Site(LocalGround(RUN, folder, bus), Processes(folder / TABLE))
     with held.table.kept():
         async with listening(folder / CONTROL, held.obey):
             try:
@@ -252,14 +253,14 @@ async def test_healing_names_who_does_not_come_back(
             await heal(held.ground, {*KINDS, "ghost"})
 
 
-def bare(folder: Path, bus: MemoryBus) -> Ground:
+def bare(folder: Path, bus: MemoryBus) -> LocalGround:
     """Return a cluster of this very process, without proxy, clocks or a broker of its own."""
     table = Processes(folder / TABLE)
     table._kept = True
     for name, kind in KINDS.items():
         if kind != "broker":
             table.started(name, kind, os.getpid())
-    return Ground(RUN, folder, bus)
+    return LocalGround(RUN, folder, bus)
 
 
 @pytest.mark.parametrize(
@@ -305,11 +306,11 @@ def test_another_users_processes_cannot_be_struck(
     def forbidden(_pid: int, _signal: int) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("skerry.chaos.ground.os.kill", forbidden)
+    monkeypatch.setattr("skerry.chaos.local.os.kill", forbidden)
     assert able(ground) == ()
 
 
-async def corrupted(ground: Ground, kind: Kind) -> list[bytes]:
+async def corrupted(ground: LocalGround, kind: Kind) -> list[bytes]:
     """Publish four contributions of a learner, let the fault strike; return what came after."""
     subject = f"skerry.{RUN}.contrib.0.learner-1"
     for number in range(4):

@@ -18,7 +18,7 @@ from skerry.bus.memory import MemoryBroker
 from skerry.chaos.convergence import Check
 from skerry.chaos.drill import Result
 from skerry.chaos.engine import Firing
-from skerry.chaos.ground import Ground
+from skerry.chaos.local import LocalGround
 from skerry.chaos.meter import Meter
 from skerry.cli import chaos as cli
 from skerry.cli import heal
@@ -33,13 +33,13 @@ FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def ground(tmp_path: Path) -> LocalGround:
     """A cluster of this very process: only what needs no help can be done to it."""
     table = Processes(tmp_path / TABLE)
     table._kept = True
     for name, kind in (("learner-1", "learner"), ("syncer", "syncer")):
         table.started(name, kind, os.getpid())
-    return Ground("r", tmp_path, MemoryBroker().connect())
+    return LocalGround("r", tmp_path, MemoryBroker().connect())
 
 
 def test_a_folder_without_a_cluster_is_refused(
@@ -64,7 +64,7 @@ def test_a_folder_without_a_cluster_is_refused(
         (Wanted(plan=Path("nowhere.json")), "cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_refused(ground: Ground, wanted: Wanted, words: str) -> None:
+def test_what_cannot_be_done_is_refused(ground: LocalGround, wanted: Wanted, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_plan(wanted, ground)
 
@@ -82,13 +82,13 @@ def test_a_number_that_means_nothing_is_refused_before_anything_is_looked_for(
         run_chaos(replace(Wanted(), **{name: value}))
 
 
-def test_a_seed_gives_the_same_plan_every_time(ground: Ground) -> None:
+def test_a_seed_gives_the_same_plan_every_time(ground: LocalGround) -> None:
     wanted = Wanted(seed=5, duration_s=60.0)
     assert make_plan(wanted, ground) == make_plan(wanted, ground)
     assert make_plan(wanted, ground) != make_plan(replace(wanted, seed=6), ground)
 
 
-def test_a_plan_file_with_an_unknown_target_is_refused(ground: Ground, tmp_path: Path) -> None:
+def test_a_plan_file_with_an_unknown_target_is_refused(ground: LocalGround, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{"format": 1, "faults": [{"at_s": 1, "kind": "kill", "target": "master"}]}')
     with pytest.raises(ConfigError, match="There is no 'master' for the kill"):

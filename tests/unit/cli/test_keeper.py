@@ -15,7 +15,7 @@ import pytest
 
 from skerry.bus.streams import specs
 from skerry.chaos.actions import DiskFull
-from skerry.chaos.ground import Ground
+from skerry.chaos.local import LocalGround
 from skerry.cli.keeper import Keeper, complained, has_room
 from skerry.errors import BrokerUnavailable, StorageFull
 from skerry.runtime.broker import LocalBroker
@@ -77,7 +77,7 @@ async def test_a_broker_whose_disk_was_full_takes_messages_again(tmp_path: Path)
         nats = NatsSettings(url=keeper.ours.url, request_timeout_s=1.0)
         async with bus_from(nats, "test") as bus:
             await bus.declare(specs("full", window_bytes=1024**2))
-            fault = DiskFull(Ground("full", tmp_path, bus))
+            fault = DiskFull(LocalGround("full", tmp_path, bus))
             await fault.begin()
             with pytest.raises(StorageFull):
                 await bus.publish("skerry.full.contrib.0.a", b"x", msg_id="1")

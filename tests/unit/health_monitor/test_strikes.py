@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from skerry.bus.memory import MemoryBroker
-from skerry.chaos.ground import Ground, NotFired
+from skerry.chaos.ground import NotFired
+from skerry.chaos.local import LocalGround
 from skerry.errors import ConfigError
 from skerry.runtime.control import CONTROL, PROXY, ControlError, listening
 from skerry.runtime.processes import Processes, read
@@ -38,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @asynccontextmanager
 async def at_work(folder: Path) -> AsyncGenerator[Strikes]:
-    strikes = Strikes(Ground("run", folder, MemoryBroker().connect()))
+    strikes = Strikes(LocalGround("run", folder, MemoryBroker().connect()))
     running = asyncio.create_task(strikes.run())
     try:
         yield strikes

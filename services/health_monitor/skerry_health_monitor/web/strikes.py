@@ -20,7 +20,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from skerry.chaos.actions import Kill, Pause, silence
-from skerry.chaos.ground import Ground, NotFired
+from skerry.chaos.ground import NotFired
+from skerry.chaos.local import LocalGround
 from skerry.errors import ConfigError, SkerryError
 from skerry.runtime.control import ControlError
 from skerry.tasks import TaskGroup
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from skerry.chaos.actions import Action
+    from skerry.chaos.ground import Action
 
 log = structlog.get_logger()
 
@@ -40,7 +41,7 @@ LEARNER = "learner"
 LEAST_TOKEN = 16
 MOST_BODY = 1024
 
-Made = dict[str, "Callable[[Ground, str, float], Action]"]
+Made = dict[str, "Callable[[LocalGround, str, float], Action]"]
 ACTIONS: Made = {
     "kill": Kill,
     "pause": lambda ground, name, _: Pause(ground, name),
@@ -72,7 +73,7 @@ class Begun:
 class Strikes:
     """Strikes learners of the local cluster; ``run`` ends each fault in its time."""
 
-    ground: Ground
+    ground: LocalGround
     _begun: asyncio.Queue[Begun] = field(default_factory=asyncio.Queue["Begun"])
     _held: dict[tuple[str, str], asyncio.Event] = field(
         default_factory=dict[tuple[str, str], asyncio.Event]
