@@ -28,6 +28,7 @@ from skerry.wire.messages import (
     Consumed,
     ContributionHeader,
     ContributionKind,
+    Drill,
     Evaluation,
     Fence,
     LearnerPhase,
@@ -134,6 +135,7 @@ def examples() -> list[Record]:
         Fence(RUN, 2, "syncer-a", 10),
         SyncerPulse(RUN, "syncer-a", "5f3a", 12, (0, 2), (9, 10), "host-2"),
         Start(RUN, "ann", 3, 13),
+        Drill(RUN, "process 7 on host-3", 15, 16),
         CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456, 77),
         Evaluation(RUN, "eve", 168, 589_824, (7, 6), 1.25, 3.5, 1.75, 8192, 2**63 + 5, 14),
     ]

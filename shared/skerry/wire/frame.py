@@ -52,6 +52,7 @@ class Kind(IntEnum):
     SYNCER_PULSE = 10
     START = 11
     EVALUATION = 12
+    DRILL = 13
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,19 @@ class SyncerPulse:
 
 
 @dataclass(frozen=True, slots=True)
+class Drill:
+    """``pulse.drill.lease``: who injects faults into the run, from when on; empty: nobody does.
+
+    Silence for longer than the lease frees it; what makes taking it safe is compare-and-set.
+    """
+
+    run: str
+    holder: str
+    began_ns: int
+    sent_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """``contrib.start.<learner>``: no contribution of an older incarnation behind this one counts.
 

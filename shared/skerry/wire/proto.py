@@ -36,6 +36,7 @@ MESSAGES: dict[type[Any], type[Message]] = {
     messages.Round: presence_pb2.Round,
     messages.SyncerPulse: presence_pb2.SyncerPulse,
     messages.Pulse: presence_pb2.Pulse,
+    messages.Drill: presence_pb2.Drill,
     messages.ChunkRef: state_pb2.ChunkRef,
     messages.Part: state_pb2.Part,
     messages.Consumed: state_pb2.Consumed,

@@ -14,6 +14,7 @@ from skerry.wire.frame import Kind
 from skerry.wire.messages import (
     CheckpointRecord,
     Commit,
+    Drill,
     Evaluation,
     Fence,
     Manifest,
@@ -37,6 +38,7 @@ Record = (
     | Evaluation
     | SyncerPulse
     | Start
+    | Drill
 )
 T = TypeVar("T", bound=Record)
 
@@ -52,6 +54,7 @@ KINDS: dict[type[object], Kind] = {
     Evaluation: Kind.EVALUATION,
     SyncerPulse: Kind.SYNCER_PULSE,
     Start: Kind.START,
+    Drill: Kind.DRILL,
 }
 
 

@@ -140,6 +140,10 @@ class Subjects:
     def syncers(self) -> str:
         return f"{self.root}.syncer.*"
 
+    def drill(self) -> str:
+        """Return where a drill says that it is at work: one token more than a pulse has."""
+        return f"{self.root}.pulse.drill.lease"
+
     # no stream
     def hops(self) -> str:
         """Return where the broker tells of traced messages."""

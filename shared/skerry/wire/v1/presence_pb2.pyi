@@ -133,6 +133,37 @@ class SyncerPulse(_message.Message):
 Global___SyncerPulse: _TypeAlias = SyncerPulse  # noqa: Y015
 
 @_typing.final
+class Drill(_message.Message):
+    """pulse.drill.lease: who injects faults into the run; silence beyond the lease frees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    BEGAN_NS_FIELD_NUMBER: _builtins.int
+    SENT_NS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    holder: _builtins.str
+    """Empty: nobody does."""
+    began_ns: _builtins.int
+    sent_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        holder: _builtins.str = ...,
+        began_ns: _builtins.int = ...,
+        sent_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_ns", b"began_ns", "holder", b"holder", "run", b"run", "sent_ns", b"sent_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drill: _TypeAlias = Drill  # noqa: Y015
+
+@_typing.final
 class Pulse(_message.Message):
     """pulse.<learner>: training progress."""
 
