@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -142,19 +143,55 @@ def test_chaos_touches_no_run_that_does_not_allow_it(
     stopped = read(folder)["health-monitor"]
     os.kill(stopped.pid, signal.SIGSTOP)
     for what in ((), ("--heal",)):
-        done = subprocess.run(
-            [sys.executable, "-m", "skerry.cli.main", "chaos", "--run", run, *what],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = chaos(tmp_path, "--run", run, *what)
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: Run '{run}' does not allow faults")
         assert "nothing was touched" in done.stderr
     assert before <= set(processes(run))
     assert stopped.paused
     os.kill(stopped.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "words"),
+    [
+        (None, "nobody", "There is no run 'nobody' in this log"),
+        (False, "", "does not allow faults, and nothing was touched: only a run that was created"),
+        (True, "", "as far as can be heard in 4 s: it is finished, or its services do not run."),
+    ],
+)
+def test_chaos_over_a_broker_refuses_what_is_no_run_at_work_that_allows_it(
+    shared_nats: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    allowed: bool | None,
+    asked: str,
+    words: str,
+) -> None:
+    if allowed is not None:
+        asyncio.run(_declare(shared_nats.url, run_id, allow=allowed))
+    done = chaos(tmp_path, "--nats", shared_nats.url, "--run", asked or run_id)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["--nats={}", "--set=nats.url={}"])
+def test_chaos_over_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, how: str) -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"nats://127.0.0.1:{unheard.getsockname()[1]}"
+        done = chaos(tmp_path, how.format(url), "--set", "nats.connect_timeout_s=1", "--run", "r")
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert url in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def chaos(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "skerry.cli.main", "chaos", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("command", ["up", "demo"])
@@ -232,9 +269,10 @@ def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
     assert (done.returncode, told["ok"]) == (0, True), told
 
 
-async def _declare(url: str, run: str) -> None:
-    cut = plan([LeafSpec("w", (64, 256))], RunConfig().sync.fragments)
+async def _declare(url: str, run: str, *, allow: bool = False) -> None:
+    config = RunConfig.model_validate({"chaos": {"allow": allow}})
+    cut = plan([LeafSpec("w", (64, 256))], config.sync.fragments)
     async with bus_from(NatsSettings(url=url), "test") as bus:
         await bus.declare(specs(run))
-        await ledger.create_run(bus, run_record(run, cut, to_json(RunConfig())))
+        await ledger.create_run(bus, run_record(run, cut, to_json(config)))
         await ledger.join(bus, run, "a", "here", time.time_ns())

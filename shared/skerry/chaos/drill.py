@@ -166,7 +166,7 @@ class Drill:
         finally:
             self.meter.enter(Phase.OTHER)
             try:
-                self.say("Healing: everything is resumed, reconnected and started again.")
+                self.say("Healing: whatever lasts of the faults is undone.")
             finally:  # whoever listens may be gone
                 await asyncio.shield(self._heal())
 

@@ -1,4 +1,8 @@
-"""``skerry chaos``: faults on purpose against a cluster that runs here, and the verdict on it."""
+"""``skerry chaos``: faults on purpose against a run, and the verdict on it.
+
+Either against a cluster that ``skerry up`` keeps in this folder, with every fault there is, or over
+a broker's address against a run wherever its services are, with those of messages.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import json
 import os
 import random
 import signal
+import socket
 import stat
 import sys
 from dataclasses import dataclass, replace
@@ -22,12 +27,15 @@ from skerry.chaos import plan as plans
 from skerry.chaos.convergence import Check
 from skerry.chaos.drill import Drill, Result
 from skerry.chaos.ground import able, refuse, refuse_kinds, refuse_targets
+from skerry.chaos.lease import leased
 from skerry.chaos.local import LocalGround
 from skerry.chaos.plan import FaultPlan, Kind
+from skerry.chaos.remote import remote
 from skerry.cli.follow import Feed
 from skerry.cli.heal import heal_first, run_heal
 from skerry.cli.live import Lines, Screen, keep_showing, screen
 from skerry.cli.place import ROOT, Place, running
+from skerry.cli.status import CONNECT_S, newest_run
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
 from skerry.runtime.connect import bus_from
 from skerry.runtime.stores import access_of
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
     from skerry.chaos.engine import Firing
     from skerry.chaos.ground import Ground
     from skerry.cli.place import Announced
+    from skerry.settings import LocalSettings
     from skerry.store.opening import S3Access
     from skerry.wire.messages import RunRecord
 
@@ -53,6 +62,9 @@ KINDS = ("learner", "syncer", "checkpointer", "health-monitor", "broker")
 class Wanted:
     """What was asked for; ``kinds`` and ``targets`` empty: all that there are."""
 
+    config: Path | None = None
+    sets: tuple[str, ...] = ()
+    nats: str | None = None
     run: str | None = None
     seed: int | None = None
     every_s: float = 5.0
@@ -76,13 +88,22 @@ def run_chaos(wanted: Wanted) -> None:
     Once faults may have begun the report is written and the verdict printed however it ended.
     """
     _refuse_numbers(wanted)
-    cluster = _cluster(wanted.run)
+    named = [f"nats.url={wanted.nats}"] if wanted.nats else []
+    given = settings.load(wanted.config, [*wanted.sets, *named])
+    far = wanted.nats or given.local.nats.url != settings.NatsSettings().url
+    cluster = None if far else _cluster(wanted.run)
     if wanted.heal:
+        if cluster is None:
+            msg = (
+                "There is nothing to heal over a broker's address, where no fault outlasts its "
+                "drill: give --heal in the folder of `skerry up`, without --nats."
+            )
+            raise ConfigError(msg, path="heal")
         run_heal(cluster, as_json=wanted.as_json)
         return
     results: list[Result] = []
     try:
-        asyncio.run(_stoppable(wanted, cluster, results.append))
+        asyncio.run(_stoppable(wanted, given.local, cluster, results.append))
     finally:
         told = [_tell(wanted, result) for result in results]
     for result in told:
@@ -174,14 +195,18 @@ def _cluster(run: str | None) -> Announced:
         named = "" if run is None else f" of run {run!r}"
         msg = (
             f"No cluster{named} runs in {ROOT.absolute()}: start one with `skerry up --set "
-            "chaos.allow=true`, and give this command in the same folder."
+            "chaos.allow=true`, and give this command in the same folder, or name the broker of a "
+            "run elsewhere with --nats."
         )
         raise RunNotFound(msg)
     return found[0]
 
 
 async def _stoppable(
-    wanted: Wanted, cluster: Announced, on_result: Callable[[Result], None]
+    wanted: Wanted,
+    local: LocalSettings,
+    cluster: Announced | None,
+    on_result: Callable[[Result], None],
 ) -> None:
     """Run it; SIGINT, SIGTERM and SIGHUP heal first, and then end it with KeyboardInterrupt."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -191,7 +216,7 @@ async def _stoppable(
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         loop.add_signal_handler(signal.SIGHUP, _hung_up, task)
     try:
-        await _chaos(wanted, cluster, on_result)
+        await _chaos(wanted, local, cluster, on_result)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -211,49 +236,82 @@ def _hung_up(task: asyncio.Task[None]) -> None:
     task.cancel()
 
 
-async def _chaos(wanted: Wanted, cluster: Announced, on_result: Callable[[Result], None]) -> None:
+async def _chaos(
+    wanted: Wanted,
+    local: LocalSettings,
+    cluster: Announced | None,
+    on_result: Callable[[Result], None],
+) -> None:
     """Run it; ``on_result`` gets what came of it once it has begun, however it ends."""
+    nats = local.nats
+    if cluster is None:
+        patience_s = min(CONNECT_S, nats.connect_timeout_s)
+        nats = nats.model_copy(update={"connect_timeout_s": patience_s})
+        await _drilled(wanted, local.model_copy(update={"nats": nats}), None, (), on_result)
+        return
     place = Place(cluster.run)
+    local = local.model_copy(update={"nats": nats.model_copy(update={"url": cluster.url})})
     with contextlib.nullcontext() if wanted.dry_run else place.drilled():
         left = [] if wanted.dry_run else await heal_first(cluster.run)
-        await _drilled(wanted, cluster, place, left, on_result)
+        await _drilled(wanted, local, place, left, on_result)
 
 
 async def _drilled(
     wanted: Wanted,
-    cluster: Announced,
-    place: Place,
+    local: LocalSettings,
+    place: Place | None,
     left: Sequence[str],
     on_result: Callable[[Result], None],
 ) -> None:
-    """Run the plan, or print it for a dry run; ``left`` is what an earlier drill had left."""
-    nats = settings.NatsSettings(url=cluster.url)
-    async with bus_from(nats, "chaos") as bus:
-        record = await _created(bus, cluster.run)
-        if not settings.run_config_from_json(record.config_json).chaos.allow:
+    """Run the plan, or print it for a dry run; ``left`` is what an earlier drill had left.
+
+    ``place`` is where the cluster is kept that is struck, None for a run that is kept elsewhere.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(bus_from(local.nats, "chaos"))
+        record = await _record(bus, wanted.run, place)
+        config = settings.run_config_from_json(record.config_json)
+        if not config.chaos.allow:
             msg = (
-                f"Run {cluster.run!r} does not allow faults, and nothing was touched: only a run "
+                f"Run {record.run!r} does not allow faults, and nothing was touched: only a run "
                 "that was created with --set chaos.allow=true does."
             )
             raise ConfigError(msg, path="chaos.allow")
-        ground = LocalGround(cluster.run, place.folder, bus)
+        ground: Ground = (
+            await stack.enter_async_context(remote(bus, record.run, config))
+            if place is None
+            else LocalGround(record.run, place.folder, bus)
+        )
         plan = make_plan(wanted, ground)
         if wanted.save_plan is not None:
             _write(wanted.save_plan, plans.dumps(plan))
         if wanted.dry_run:
             print(plans.dumps(plan), end="")
             return
-        async with _shown(Feed(bus, cluster.run), quiet=wanted.as_json) as on:
-            for what in left:
-                on.say(what)
-            access = access_of(settings.load(place.settings).local.store)
-            drill = _drill(wanted, ground, plan, on, access)
-            if wanted.report is not None:
-                _write_report(wanted.report, drill.result())  # refused now, not after the faults
-            try:
-                await drill.run()
-            finally:
-                on_result(drill.result())
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        await stack.enter_async_context(leased(bus, record.run, holder))
+        feed = Feed(bus, record.run)
+        on = await stack.enter_async_context(_shown(feed, quiet=wanted.as_json))
+        for what in left:
+            on.say(what)
+        store = local.store if place is None else settings.load(place.settings).local.store
+        drill = _drill(wanted, ground, plan, on, access_of(store))
+        if wanted.report is not None:
+            _write_report(wanted.report, drill.result())  # refused now, not after the faults
+        try:
+            await drill.run()
+        finally:
+            on_result(drill.result())
+
+
+async def _record(bus: Bus, run: str | None, place: Place | None) -> RunRecord:
+    """Return the run's record; RunNotFound if there is none.
+
+    The first learner of a cluster that is kept here may still be on its way to create it.
+    """
+    if place is not None:
+        return await _created(bus, place.run)
+    return await ledger.read_run(bus, run or await newest_run(bus))
 
 
 async def _created(bus: Bus, run: str) -> RunRecord:

@@ -302,7 +302,13 @@ def evaluate(context: typer.Context) -> None:
 @app.command()
 def chaos(  # noqa: PLR0913 - one option each
     *,
+    config: options.Config = None,
+    set_: Sets = None,
     run: Run = None,
+    nats: Annotated[
+        str | None,
+        typer.Option(help="Strike a run elsewhere, by its messages.", metavar="URL"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Draws the plan.", metavar="N")] = None,
     every_s: Annotated[float, typer.Option(help="Seconds between faults.", metavar="S")] = 5.0,
     duration_s: Annotated[float, typer.Option(help="Seconds of faults.", metavar="S")] = 120.0,
@@ -328,12 +334,15 @@ def chaos(  # noqa: PLR0913 - one option each
         bool, typer.Option("--heal", help="Only undo what a killed drill has left.")
     ] = False,
 ) -> None:
-    """Break a running cluster on purpose; heal and check it."""
+    """Break a run on purpose, one drill at a time; heal and check it."""
     from skerry.cli.chaos import Wanted, run_chaos
 
     with exit_on_error():
         run_chaos(
             Wanted(
+                config=config,
+                sets=tuple(set_ or ()),
+                nats=nats,
                 run=run,
                 seed=seed,
                 every_s=every_s,

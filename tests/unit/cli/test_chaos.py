@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -27,6 +28,7 @@ from skerry.cli.place import Announced, Place, RunInUse
 from skerry.errors import BrokerUnavailable, ConfigError, HistoryBroken, RunNotFound
 from skerry.runtime.control import ControlError
 from skerry.runtime.processes import TABLE, Processes
+from skerry.settings import LocalSettings
 
 NOBODY = "Nobody answers."
 FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is stopped")
@@ -117,7 +119,8 @@ def run_that_ends_with(
 ) -> Callable[..., Coroutine[None, None, None]]:
     result = Result("r", 1, (FIRING,), checks, Meter().result(), commits=3, planned=2)
 
-    async def ends(_wanted: Wanted, _cluster: object, on_result: Callable[[Result], None]) -> None:
+    async def ends(*given: object) -> None:
+        on_result = cast("Callable[[Result], None]", given[-1])
         on_result(result)
         if error is not None:
             raise error
@@ -159,7 +162,7 @@ def test_a_hangup_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cli, "_chaos", drill)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        asyncio.run(cli._stoppable(Wanted(), Announced("r", "nats://x", 1), lambda _: None))
+        asyncio.run(cli._stoppable(Wanted(), LocalSettings(), None, lambda _: None))
     finally:
         signal.signal(signal.SIGHUP, before)
     assert seen == [signal.SIG_IGN]
@@ -193,8 +196,8 @@ def test_beside_a_drill_nothing_is_struck_and_nothing_healed(
 def test_a_dry_run_looks_beside_a_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
-    async def drilled(_wanted: Wanted, cluster: Announced, *_: object) -> None:
-        looked.append(cluster.run)
+    async def drilled(_wanted: Wanted, _local: object, place: Place, *_: object) -> None:
+        looked.append(place.run)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_cluster", lambda _run: Announced("r", "nats://x", 1))

@@ -1,0 +1,165 @@
+"""A run of which no more than the log is known, wherever its services run: faults of messages.
+
+Learners and syncers say themselves that they take part. Which process that is, nobody can tell from
+there for certain, for a host's name and a pid may be those of a container: none is struck. No clock
+of two machines is compared: what counts is what is heard while one listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from skerry.bus import presence
+from skerry.chaos.ground import Absent
+from skerry.chaos.messages import Messages
+from skerry.chaos.plan import SHARES, SIMULATED, Kind
+from skerry.errors import ConfigError
+from skerry.tasks import TaskGroup
+from skerry.wire.messages import LearnerPhase
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from skerry.bus.base import Bus
+    from skerry.chaos.ground import Action
+    from skerry.chaos.plan import Fault
+    from skerry.settings import RunConfig
+
+OFFERED = tuple(kind for kind in Kind if kind in SHARES - SIMULATED)
+SILENT_S = 10.0
+"""Who says nothing for so long, and for some of its usual intervals, is down."""
+PULSES = 3
+"""Usual intervals that one listens for before somebody counts as silent."""
+LONGEST_S = 60.0
+"""Nobody listens longer than this for a first word, however slow a learner's steps are."""
+ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A service as it is heard of; one that was stopped is only silent from here."""
+
+    name: str
+    kind: str
+    which: str
+    alive: bool
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The newest word of a service, at ``at_s`` of this machine's monotonic clock.
+
+    That is minus infinity for what was said before we listened. ``silent_s``: longer means down.
+    """
+
+    kind: str
+    which: str
+    at_s: float
+    silent_s: float
+
+
+@dataclass(slots=True)
+class RemoteGround:
+    """One run by its log. ``entries`` are all that were heard of, ``kinds`` those of the start."""
+
+    run: str
+    bus: Bus
+    config: RunConfig
+    _words: dict[str, Word] = field(default_factory=dict[str, Word], init=False)
+    _kinds: dict[str, str] = field(default_factory=dict[str, str], init=False)
+
+    @property
+    def logs(self) -> str:
+        return "see its log where it runs"
+
+    def entries(self) -> dict[str, Heard]:
+        now = time.monotonic()
+        return {
+            name: Heard(name, word.kind, word.which, alive=now - word.at_s <= word.silent_s)
+            for name, word in self._words.items()
+        }
+
+    def entry(self, name: str) -> Heard:
+        held = self.entries().get(name)
+        if held is None or not held.alive:
+            msg = f"nothing is heard of {name}"
+            raise Absent(msg)
+        return held
+
+    def kinds(self) -> dict[str, str]:
+        return dict(self._kinds)
+
+    def unable(self) -> dict[Kind, str]:
+        why = (
+            f"over a broker's address there are {', '.join(OFFERED)} only, for a log tells of "
+            "services and not of their processes: for others give this command in the folder of "
+            "their `skerry up`, without --nats"
+        )
+        reasons = dict.fromkeys(set(Kind) - set(OFFERED), why)
+        return reasons | dict.fromkeys(SIMULATED, "it exists in the simulation only: leave it out")
+
+    def action(self, fault: Fault, target: str, seed: str) -> Action:
+        chance = random.Random(seed)  # noqa: S311 - faults, no secrets
+        return Messages(self, target, fault.kind, fault.amount, chance)
+
+    async def undo(self) -> list[str]:
+        """Nothing lasts: what has been published is read, refused and counted."""
+        return []
+
+    async def routes(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+    async def listen(self) -> None:
+        """Find out who takes part; ConfigError if nobody does."""
+        said = (await presence.last_pulses(self.bus, self.run)).values()
+        steps_s = max((p.step_time_s for p in said if p.phase not in ENDED), default=0.0)
+        sync, pulse_s = self.config.sync, self.config.liveness.pulse_s
+        listened_s = min(LONGEST_S, max(2 * sync.lease_s, PULSES * max(pulse_s, steps_s)))
+        await asyncio.sleep(listened_s)
+        self._kinds = {name: heard.kind for name, heard in self.entries().items() if heard.alive}
+        if not self._kinds:
+            msg = (
+                f"Nobody works on run {self.run!r}, as far as can be heard in {listened_s:.0f} s:"
+                " it is finished, or its services do not run."
+            )
+            raise ConfigError(msg, path="run")
+
+    async def learners(self) -> None:
+        """Hear the learners, for ever."""
+        async for pulse in presence.follow_pulses(self.bus, self.run):
+            which, interval_s = f"incarnation {pulse.incarnation}", self.config.liveness.pulse_s
+            interval_s = max(interval_s, pulse.step_time_s)
+            self._hear(pulse.learner, "learner", which, interval_s, ended=pulse.phase in ENDED)
+
+    async def syncers(self) -> None:
+        """Hear the syncers, for ever."""
+        async for pulse in presence.follow_syncer_pulses(self.bus, self.run):
+            self._hear(pulse.syncer, "syncer", pulse.instance, self.config.sync.lease_s)
+
+    def _hear(
+        self, name: str, kind: str, which: str, interval_s: float, *, ended: bool = False
+    ) -> None:
+        """Note a word; the first one of everybody may be an old one that the broker has kept."""
+        now = name in self._words and not ended
+        at_s = time.monotonic() if now else float("-inf")
+        self._words[name] = Word(kind, which, at_s, max(SILENT_S, PULSES * interval_s))
+
+
+@contextlib.asynccontextmanager
+async def remote(bus: Bus, run: str, config: RunConfig) -> AsyncGenerator[RemoteGround]:
+    """Yield what a run is known by; ConfigError if nobody takes part in it."""
+    ground = RemoteGround(run, bus, config)
+    async with TaskGroup() as group:
+        tasks = [group.create_task(work) for work in (ground.learners(), ground.syncers())]
+        try:
+            await ground.listen()
+            yield ground
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -1,0 +1,127 @@
+"""A run by its log alone: who says that it is there, for how long, and what can be done to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from skerry.bus import presence
+from skerry.bus.memory import MemoryBroker, MemoryBus
+from skerry.bus.streams import specs
+from skerry.chaos import remote as remotes
+from skerry.chaos.ground import Absent, able, refuse
+from skerry.chaos.messages import Messages
+from skerry.chaos.plan import BROKER, BROKER_KINDS, Fault, FaultPlan, Kind
+from skerry.chaos.remote import RemoteGround, remote
+from skerry.errors import ConfigError, first_cause
+from skerry.settings import LivenessConfig, RunConfig, SyncConfig
+from skerry.tasks import TaskGroup
+from skerry.wire.messages import LearnerPhase, Pulse, SyncerPulse
+
+RUN = "r"
+CONFIG = RunConfig(sync=SyncConfig(lease_s=0.2), liveness=LivenessConfig(pulse_s=0.05))
+
+
+def learner(name: str, sent: int, phase: LearnerPhase = LearnerPhase.TRAINING) -> Pulse:
+    spent = dict.fromkeys(("step_time_s", "busy_s", "alive_s"), 0.0)
+    counts = dict.fromkeys(
+        ("step", "steps", "tokens", "cursor", "bytes_up", "bytes_down", "contributions"), 1
+    )
+    return Pulse(RUN, name, 2, phase, sent_ns=sent, loss=1.0, **counts, **spent)
+
+
+@pytest.fixture
+async def bus() -> MemoryBus:
+    made = MemoryBroker().connect()
+    await made.declare(specs(RUN))
+    return made
+
+
+async def say(bus: MemoryBus) -> None:
+    """Say for ever that ``a`` and ``s`` are there; ``gone`` and ``was`` were, once."""
+    await presence.publish_pulse(bus, learner("gone", 1))
+    await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "was", "host/1", 1))
+    for sent in range(1, 1 << 30):
+        await presence.publish_pulse(bus, learner("a", sent))
+        await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "s", "host/2", sent))
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def at_work(bus: MemoryBus) -> AsyncGenerator[tuple[RemoteGround, asyncio.Task[None]]]:
+    async with TaskGroup() as group:
+        saying = group.create_task(say(bus))
+        await asyncio.sleep(0.05)
+        async with remote(bus, RUN, CONFIG) as ground:
+            yield ground, saying
+        saying.cancel()
+
+
+async def test_who_is_heard_takes_part_and_who_has_only_left_a_last_word_does_not(
+    bus: MemoryBus,
+) -> None:
+    async with at_work(bus) as (ground, _):
+        assert ground.kinds() == {"a": "learner", "s": "syncer"}
+        assert {name: heard.which for name, heard in ground.entries().items() if heard.alive} == {
+            "a": "incarnation 2",
+            "s": "host/2",
+        }
+        with pytest.raises(Absent, match="nothing is heard of gone"):
+            ground.entry("gone")
+
+
+async def test_who_falls_silent_is_down_and_still_has_to_come_back(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remotes, "SILENT_S", 0.2)
+    async with at_work(bus) as (ground, saying):
+        assert ground.entry("a").alive
+        saying.cancel()
+        async with asyncio.timeout(10):
+            while ground.entries()["a"].alive:  # noqa: ASYNC110 - silence is no event
+                await asyncio.sleep(0.02)
+        assert "a" in ground.kinds()
+
+
+async def test_who_says_goodbye_is_down_at_once(bus: MemoryBus) -> None:
+    async with at_work(bus) as (ground, saying):
+        saying.cancel()
+        await presence.publish_pulse(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
+        async with asyncio.timeout(1):
+            while ground.entries()["a"].alive:  # noqa: ASYNC110 - the pulse is on its way
+                await asyncio.sleep(0.02)
+
+
+async def test_a_run_on_which_nobody_works_is_refused(bus: MemoryBus) -> None:
+    await presence.publish_pulse(bus, learner("gone", 1))
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with remote(bus, RUN, CONFIG):
+            pytest.fail("there is nobody")
+    refusal = first_cause(caught.value)
+    assert isinstance(refusal, ConfigError)
+    assert "Nobody works on run 'r'" in str(refusal)
+
+
+def test_only_messages_can_be_struck_and_any_other_kind_is_refused_with_the_reason() -> None:
+    ground = RemoteGround(RUN, MemoryBroker().connect(), CONFIG)
+    assert set(able(ground)) == {Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER}
+    for kind in set(Kind) - set(able(ground)):
+        target = BROKER if kind in BROKER_KINDS else "a"
+        words = "corrupt, duplicate, reorder only|simulation only"
+        with pytest.raises(ConfigError, match=words):
+            refuse(FaultPlan(0, (Fault(0.0, kind, target),)), ground)
+
+
+async def test_a_fault_of_messages_is_the_same_as_on_a_cluster_of_this_machine(
+    bus: MemoryBus,
+) -> None:
+    async with at_work(bus) as (ground, _):
+        await bus.publish(f"skerry.{RUN}.contrib.0.a", b"12345678", msg_id="1")
+        action = ground.action(Fault(0.0, Kind.DUPLICATE, "a", amount=1.0), "a", "seed")
+        assert isinstance(action, Messages)
+        await action.begin()
+        assert await action.proof() == "1 stored, from sequence 2 of CONTRIB"
+        assert await ground.undo() == []
