@@ -41,7 +41,8 @@ class Survivors:
             if all(check.ok for check in told) or asyncio.get_running_loop().time() > until:
                 break
             await asyncio.sleep(LOOK_S)
-        self._starts = {name: entry.which for name, entry in self.ground.entries().items()}
+        entries = self.ground.entries()
+        self._starts = {name: entries[name].which for name in self.names if name in entries}
         return told
 
     def stayed(self) -> str:

@@ -16,6 +16,7 @@ from skerry.chaos.ground import Absent, able, refuse
 from skerry.chaos.messages import Messages
 from skerry.chaos.plan import BROKER, BROKER_KINDS, Fault, FaultPlan, Kind
 from skerry.chaos.remote import RemoteGround, remote
+from skerry.chaos.survivors import Survivors
 from skerry.errors import ConfigError, first_cause
 from skerry.settings import LivenessConfig, RunConfig, SyncConfig
 from skerry.tasks import TaskGroup
@@ -92,6 +93,25 @@ async def test_who_says_goodbye_is_down_at_once(bus: MemoryBus) -> None:
         await presence.publish_pulse(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
         async with asyncio.timeout(1):
             while ground.entries()["a"].alive:  # noqa: ASYNC110 - the pulse is on its way
+                await asyncio.sleep(0.02)
+
+
+async def test_who_was_gone_before_the_drill_is_not_said_to_have_ended_in_it(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remotes, "SILENT_S", 1.0)
+    async with at_work(bus) as (ground, saying):
+        survivors = Survivors(ground, ground.kinds())
+        await survivors.note()
+        assert [(check.name, check.ok, check.detail) for check in await survivors.checks(5.0)] == [
+            ("a runs", True, "incarnation 2"),
+            ("s runs", True, "host/2"),
+        ]
+        assert not survivors.stayed()
+        saying.cancel()
+        await presence.publish_pulse(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
+        async with asyncio.timeout(5):
+            while survivors.stayed() != "a, s":  # noqa: ASYNC110 - silence is no event
                 await asyncio.sleep(0.02)
 
 
