@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import multiprocessing
@@ -21,22 +22,27 @@ from skerry.errors import LabError, SkerryError, first_cause
 from skerry_lab.scenario import Scenario
 
 from .cells import Wanted
+from .sources import SourcesEdited, check_sources, sources
 from .store import Store
 
 RUNS_PER_PROCESS = 25
 """A worker is replaced after that many: compiled programs of past runs are let go with it."""
 POOLS = 3
 """How often a pool whose worker was killed is made again without a run in between."""
-Runner = Callable[[str, str], float]
-"""Runs a scenario (JSON) and stores its result in a folder; returns the loss."""
+Runner = Callable[[str, str, str], float]
+"""Runs a scenario (JSON) by these sources, stores its result in a folder; returns the loss."""
 
 
-def lab_run(scenario_json: str, folder: str) -> float:
-    """Run one scenario in this process and store what it found, and on what."""
+def lab_run(scenario_json: str, folder: str, expected: str) -> float:
+    """Run one scenario in this process and store what it found, on what and by which sources.
+
+    Raises SourcesEdited where what this process has imported is not what ``expected`` tells.
+    """
     import jax
 
     from skerry_lab.lab import run
 
+    check_sources(expected, _imported())
     scenario = Scenario.model_validate_json(scenario_json)
     result = run(scenario)
     machine = {
@@ -48,8 +54,18 @@ def lab_run(scenario_json: str, folder: str) -> float:
     if not math.isfinite(result.loss):
         msg = f"{scenario.name} ended with a loss of {result.loss}."
         raise LabError(msg)
-    Store(Path(folder)).put(scenario, {**result.to_dict(), "machine": machine})
+    kept = {**result.to_dict(), "machine": machine, "sources": expected}
+    Store(Path(folder)).put(scenario, kept)
     return result.loss
+
+
+@functools.cache
+def _imported() -> str:
+    """Return the digest of the sources as they were when this process had imported the lab.
+
+    What is edited later does not reach it.
+    """
+    return sources()
 
 
 def single_threaded(folder: str) -> None:
@@ -116,19 +132,21 @@ def run_all(
     """Run what the store does not have; returns a sentence for each run that failed.
 
     A run that fails does not keep the others from running, and is tried again next time. A worker
-    that is killed takes the others of its pool with it; a new pool goes on.
+    that is killed takes the others of its pool with it; a new pool goes on. When somebody edits the
+    sources it ends with those runs that have begun.
     """
     have = store.all()
     left = [run for run in wanted if run.scenario.digest not in have]
     tell(f"{len(wanted)} runs, {len(wanted) - len(left)} of them made before.")
     progress = Progress(len(left), sum(run.cell.cost for run in left))
     failed: list[str] = []
+    given = str(store.folder), sources()
     broken = 0
     while left and broken < POOLS:
         ended: set[str] = set()
         try:
             with _pool(workers, store.folder) as pool:
-                for run, outcome in _outcomes(pool, left, store.folder, workers, runner):
+                for run, outcome in _outcomes(pool, left, given, workers, runner):
                     ended.add(run.scenario.digest)
                     broken = 0
                     if isinstance(outcome, str):
@@ -139,6 +157,8 @@ def run_all(
         except BrokenProcessPool:
             broken += 1
             tell("A worker was killed (out of memory?): another pool goes on.")
+        except SourcesEdited as error:
+            return [*failed, str(error)]
         left = [run for run in left if run.scenario.digest not in ended]
     failed += [f"{run.name}: its worker was killed." for run in left]
     return failed
@@ -162,9 +182,15 @@ def _pool(workers: int, folder: Path) -> Generator[ProcessPoolExecutor]:
 
 
 def _outcomes(
-    pool: ProcessPoolExecutor, runs: Sequence[Wanted], folder: Path, workers: int, runner: Runner
+    pool: ProcessPoolExecutor,
+    runs: Sequence[Wanted],
+    given: tuple[str, str],
+    workers: int,
+    runner: Runner,
 ) -> Iterator[tuple[Wanted, float | str]]:
     """Yield each run with its loss, or with why it failed, as they end.
+
+    ``given`` is what the runner takes beside the scenario: the folder and the sources.
 
     Few are handed over at a time, in their order, so that an interrupt has little to wait for.
     """
@@ -173,7 +199,7 @@ def _outcomes(
     while True:
         while len(flying) < workers + 1 and (run := next(waiting, None)) is not None:
             text = run.scenario.model_dump_json()
-            flying[pool.submit(runner, text, str(folder))] = run
+            flying[pool.submit(runner, text, *given)] = run
         if not flying:
             return
         done, _ = wait(flying, return_when=FIRST_COMPLETED)
@@ -181,7 +207,7 @@ def _outcomes(
             run = flying.pop(future)
             try:
                 yield run, future.result()
-            except BrokenProcessPool:
+            except (BrokenProcessPool, SourcesEdited):
                 raise
             except SkerryError as error:
                 yield run, str(error)

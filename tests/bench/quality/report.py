@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -124,6 +125,7 @@ def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
             " 2 % by content hash are held out, and 2,048 sequences of them are what a run is"
             " judged by."
         )
+        yield from _by_sources(runs)
     yield (
         "- Intervals are 95 % of Student's t over seeds, of differences between runs of the same"
         " seed (initial parameters, order of the data). Two or three seeds give wide ones: a mean"
@@ -140,6 +142,20 @@ def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
     if missing:
         names = ", ".join(f"{f.experiment.name} {f.missing()}" for f in found if f.missing())
         yield f"- **Not run yet: {missing} runs** ({names}). Their lines say `not run`."
+
+
+def _by_sources(runs: Sequence[Found]) -> Iterator[str]:
+    """Say so if not all runs were made by the same sources."""
+    made = Counter(run.sources for run in runs)
+    if len(made) > 1:
+        said = ", ".join(
+            f"{f'`{digest}`' if digest else 'not recorded'} {count}"
+            for digest, count in made.most_common()
+        )
+        yield (
+            f"- The runs were made by {len(made)} states of the sources (runs of each: {said}),"
+            " which are held to give equal results."
+        )
 
 
 def _differences(found: Sequence[Findings]) -> Iterator[Sequence[float]]:

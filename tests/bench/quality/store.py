@@ -29,6 +29,11 @@ class Found:
         """Held-out loss at the end, in nats per token."""
         return float(self.result["loss"])
 
+    @property
+    def sources(self) -> str:
+        """Which sources made it; empty for what was made before that was kept."""
+        return str(self.result.get("sources", ""))
+
     def number(self, name: str) -> float:
         """Return one number of the result."""
         return float(self.result[name])

@@ -10,8 +10,9 @@ from bench.quality.store import Store
 from skerry_lab.scenario import Scenario
 
 
-def killed_once(text: str, folder: str) -> float:
+def killed_once(text: str, folder: str, expected: str) -> float:
     """Die as a worker that the kernel kills does, but only the first time for a seed of 1."""
+    del expected
     scenario = Scenario.model_validate_json(text)
     mark = Path(folder) / "died"
     if scenario.seed == 1 and not mark.exists():

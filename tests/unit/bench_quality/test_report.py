@@ -229,6 +229,18 @@ def test_a_page_that_is_not_whole_says_that_what_follows_from_it_is_older(tmp_pa
     assert "runs of today's code are not made yet" not in page.read_text(encoding="utf-8")
 
 
+def test_runs_of_several_states_of_the_sources_are_told(tmp_path: Path) -> None:
+    experiment = quantisation()
+    page = tmp_path / "quality.md"
+    have = every(experiment, {"lr3e-4-f32-f32": 2.0})
+    write_report(page, [experiment], have)
+    assert "states of the sources" not in page.read_text(encoding="utf-8")
+    next(iter(have.values())).result["sources"] = "0123456789abcdef"
+    write_report(page, [experiment], have)
+    said = "2 states of the sources (runs of each: not recorded 2, `0123456789abcdef` 1)"
+    assert said in page.read_text(encoding="utf-8")
+
+
 def test_findings_without_runs_say_nothing() -> None:
     for experiment in all_experiments():
         assert verdicts(Findings(experiment, {})) == []

@@ -11,6 +11,7 @@ import pytest
 from bench.quality import pool
 from bench.quality.cells import Cell, Wanted
 from bench.quality.pool import Progress, clock, run_all
+from bench.quality.sources import PACKAGES, SourcesEdited, check_sources, sources
 from bench.quality.store import Store
 from mortal import killed_once
 
@@ -43,7 +44,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def runner_into(ran: list[int], fails: tuple[int, ...] = ()) -> pool.Runner:
-    def runner(text: str, folder: str) -> float:
+    def runner(text: str, folder: str, expected: str) -> float:
+        assert expected == sources()
         scenario = Scenario.model_validate_json(text)
         ran.append(scenario.seed)
         if scenario.seed in fails:
@@ -148,6 +150,56 @@ def test_a_killed_worker_does_not_end_the_others_work(tmp_path: Path) -> None:
     assert not run_all(wanted(0, 1, 2), store, workers=1, tell=told.append, runner=killed_once)
     assert {found.scenario.seed for found in store.all().values()} == {0, 1, 2}
     assert any("killed" in text for text in told)
+
+
+def test_sources_are_told_by_names_and_contents_of_all_their_files() -> None:
+    assert sources() == sources()
+    assert len({sources([package]) for package in PACKAGES}) == len(PACKAGES)
+
+
+def test_an_edit_anywhere_in_a_package_is_another_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "edited" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = [sources(["edited"])]
+    (inner / "merge.py").write_text("RATE = 1\n")
+    seen.append(sources(["edited"]))
+    (inner / "merge.py").write_text("RATE = 2\n")
+    seen.append(sources(["edited"]))
+    (inner / "merge.py").rename(inner / "fold.py")
+    seen.append(sources(["edited"]))
+    assert len(set(seen)) == len(seen)
+    (inner / "notes.txt").write_text("no code")
+    assert sources(["edited"]) == seen[-1]
+
+
+def test_a_worker_of_other_sources_refuses(tmp_path: Path) -> None:
+    check_sources("0123", "0123")
+    text = wanted(0)[0].scenario.model_dump_json()
+    with pytest.raises(SourcesEdited, match="edited while the benchmark ran"):
+        pool.lab_run(text, str(tmp_path), "4567")
+    assert not Store(tmp_path).all()
+
+
+def test_sources_that_are_edited_end_the_work_with_one_sentence(
+    tmp_path: Path, ran: list[int]
+) -> None:
+    def edited(text: str, folder: str, expected: str) -> float:
+        if len(ran) == 2:
+            check_sources(expected, "4567")
+        return runner_into(ran)(text, folder, expected)
+
+    told: list[str] = []
+    failed = run_all(
+        wanted(0, 1, 2, 3, 4, 5), Store(tmp_path), workers=1, tell=told.append, runner=edited
+    )
+    assert len(failed) == 1
+    assert "edited while the benchmark ran" in failed[0]
+    assert len(Store(tmp_path).all()) == 2
 
 
 def test_what_is_left_is_judged_by_the_tokens_not_by_the_number_of_runs() -> None:
