@@ -54,6 +54,8 @@ class Result:
 
     ``tokens`` are those merged, mean over fragments, ``trained_tokens`` those of every step that
     was taken. ``goodput``: the islands' time in training steps over the time since they joined.
+    ``training_text`` and ``held_out_text`` are digests of what was trained on and judged by; empty
+    in results that were stored before there were any.
     """
 
     name: str
@@ -76,6 +78,8 @@ class Result:
     params_digests: list[int] = field(default_factory=list[int])
     goodput: float = 0.0
     bits_per_byte: float | None = None
+    training_text: str = ""
+    held_out_text: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
@@ -257,6 +261,8 @@ class Lab:
             params_digests=[course.params_digests[f.index] for f in self.work.plan.fragments],
             goodput=goodput(career.share(verdict.at_s) for career in careers),
             bits_per_byte=None if data.source == "tokens" else verdict.loss / math.log(2),
+            training_text=self.work.corpus.train.digest,
+            held_out_text=self.work.corpus.held_out.digest,
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from .cells import BATCH, SEQ_LEN, Experiment
 from .plots import plot
 from .pool import clock
-from .samples import excesses, pooled
+from .samples import pooled
 from .store import Found
 from .tables import Findings, gather, table
 from .verdicts import verdicts
@@ -138,6 +138,12 @@ def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
             f" {spread[1]} lines of several seeds have in common): below twice that it is no"
             " finding."
         )
+    unlike = set[tuple[str, str]]().union(*(findings.unlike() for findings in found))
+    if unlike:
+        yield (
+            f"- **{len(unlike)} pairs of runs are of different text** (trained on, or judged by):"
+            " they are left out of all comparisons, not of the columns of losses."
+        )
     missing = sum(findings.missing() for findings in found)
     if missing:
         names = ", ".join(f"{f.experiment.name} {f.missing()}" for f in found if f.missing())
@@ -169,7 +175,7 @@ def _differences(found: Sequence[Findings]) -> Iterator[Sequence[float]]:
             continue
         named = {cell.key: cell for cell in findings.experiment.cells}
         for cell in findings.experiment.cells:
-            more = excesses(findings.losses(cell.key), findings.losses(cell.against))
+            more = findings.excesses(cell)
             if not any(more):
                 continue
             pair = (cell.scenario(0).digest, named[cell.against].scenario(0).digest)

@@ -16,6 +16,9 @@ from skerry_lab.scenario import Scenario
 
 from .cells import CODE
 
+TEXTS = ("training_text", "held_out_text")
+"""What results hold digests of; older ones of neither."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -33,6 +36,11 @@ class Found:
     def sources(self) -> str:
         """Which sources made it; empty for what was made before that was kept."""
         return str(self.result.get("sources", ""))
+
+    def like(self, other: Found) -> bool:
+        """Tell whether both were trained on and judged by the same text, as far as they say."""
+        texts = [(self.result.get(name), other.result.get(name)) for name in TEXTS]
+        return all(ours == theirs for ours, theirs in texts if ours and theirs)
 
     def number(self, name: str) -> float:
         """Return one number of the result."""

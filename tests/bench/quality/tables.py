@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TypeAlias
 
 from skerry.core.outer import make_outer
 
 from .cells import Cell, Experiment
-from .samples import Estimate, at, estimate, excess, first_below
+from .samples import Estimate, at, estimate, excess, excesses, first_below
 from .store import Found
 
 TARGET_AT = 0.75
@@ -37,21 +38,62 @@ class Findings:
         losses = self.losses(key)
         return estimate(list(losses.values())) if losses else None
 
-    def excess(self, cell: Cell) -> Estimate | None:
-        """Return by how many per cent a cell is worse than what it is compared with."""
-        return excess(self.losses(cell.key), self.losses(cell.against)) if cell.against else None
+    def pairs(self, cell: Cell) -> dict[int, tuple[Found, Found]]:
+        """Return a cell's runs and those that they are compared with, by seed.
 
-    def rungs(self, seed: int) -> tuple[list[float], list[float]]:
-        """Return log2 of steps, ascending, and losses of one seed's runs of the ladder.
-
-        Nothing as long as one of them is missing: the nearest one would pass for it.
+        Without those of which one was trained on, or judged by, other text.
         """
-        rungs = [cell for cell in self.experiment.cells if cell.key in self.experiment.ladder]
-        runs = [self.of(cell).get(seed) for cell in rungs if seed in cell.seeds]
-        if not all(runs):
+        theirs = self.runs.get(cell.against, {})
+        found = {s: (run, theirs[s]) for s, run in self.of(cell).items() if s in theirs}
+        return {seed: pair for seed, pair in found.items() if pair[0].like(pair[1])}
+
+    def excesses(self, cell: Cell) -> list[float]:
+        """Return by how many per cent a cell is worse than what it is compared with, by seed."""
+        pairs = self.pairs(cell)
+        ours = {seed: run.loss for seed, (run, _) in pairs.items()}
+        return excesses(ours, {seed: run.loss for seed, (_, run) in pairs.items()})
+
+    def excess(self, cell: Cell) -> Estimate | None:
+        """Return the mean of that, None if there are no pairs."""
+        more = self.excesses(cell)
+        return estimate(more) if more else None
+
+    def rungs(self, cell: Cell, seed: int) -> tuple[list[float], list[float]]:
+        """Return log2 of steps, ascending, and losses of the ladder for one run of a cell.
+
+        Nothing as long as one of them is missing, or of other text: the nearest one would pass for
+        it.
+        """
+        run, ladder = self.of(cell)[seed], self.ladder(seed)
+        if not all(rung and rung.like(run) for rung in ladder):
             return [], []
-        pairs = sorted((math.log2(run.number("steps")), run.loss) for run in runs if run)
+        pairs = sorted((math.log2(rung.number("steps")), rung.loss) for rung in ladder if rung)
         return [steps for steps, _ in pairs], [loss for _, loss in pairs]
+
+    def ladder(self, seed: int) -> list[Found | None]:
+        """Return one seed's runs of the ladder, None for what has not been run."""
+        rungs = [cell for cell in self.experiment.cells if cell.key in self.experiment.ladder]
+        return [self.of(cell).get(seed) for cell in rungs if seed in cell.seeds]
+
+    def unlike(self) -> set[tuple[str, str]]:
+        """Return the scenarios of pairs of runs that would be compared if they were of one text."""
+        compared: set[tuple[str, str]] = set()
+        for cell in self.experiment.cells:
+            for seed, run in self.of(cell).items():
+                on_ladder = cell.key in self.experiment.ladder
+                others = [self.runs.get(cell.against, {}).get(seed)]
+                others += [] if on_ladder else self.ladder(seed)
+                compared |= {
+                    (run.scenario.digest, other.scenario.digest)
+                    for other in others
+                    if other and not run.like(other)
+                }
+        return compared
+
+    def alike(self) -> bool:
+        """Tell whether all runs are of one text, so that any of them can be compared."""
+        runs = self.all()
+        return all(a.like(b) for a, b in combinations(runs, 2))
 
     def excess_at_equal_steps(self, cell: Cell) -> Estimate | None:
         """Return by how many per cent a cell is worse than the ladder with as many steps.
@@ -62,7 +104,7 @@ class Findings:
         ours: dict[int, float] = {}
         theirs: dict[int, float] = {}
         for seed, run in self.of(cell).items():
-            steps, losses = self.rungs(seed)
+            steps, losses = self.rungs(cell, seed)
             mine = math.log2(run.number("steps"))
             outside = not steps or not steps[0] <= mine <= steps[-1]
             if not outside and cell.key not in self.experiment.ladder:
@@ -111,7 +153,7 @@ def time_to_target(findings: Findings, cell: Cell, seed: int) -> tuple[float, fl
     """Return the virtual seconds to the target, and those of the run without helpers."""
     baseline = findings.runs.get(cell.against or cell.key, {}).get(seed)
     found = findings.of(cell).get(seed)
-    if baseline is None or found is None:
+    if baseline is None or found is None or not found.like(baseline):
         return None
     times, losses = baseline.curve("at_s"), baseline.curve("loss")
     target = at(times, losses, TARGET_AT * times[-1])
@@ -163,7 +205,7 @@ def _equal_loss(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
     """Return the steps that the ladder takes to a cell's loss, as a share of the cell's own."""
     shares: list[float] = []
     for seed, run in findings.of(cell).items():
-        steps, losses = findings.rungs(seed)
+        steps, losses = findings.rungs(cell, seed)
         reached = first_below(steps, losses, run.loss)
         if reached is not None and losses and run.loss <= losses[0]:
             shares.append(2**reached / run.number("steps"))

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from bench.quality.batches import batch
 from bench.quality.cells import Cell, Experiment
 from bench.quality.experiments import all_experiments, modes, outer, quantisation, speeds
 from bench.quality.fleets import failures, scavenging
@@ -239,6 +240,51 @@ def test_runs_of_several_states_of_the_sources_are_told(tmp_path: Path) -> None:
     write_report(page, [experiment], have)
     said = "2 states of the sources (runs of each: not recorded 2, `0123456789abcdef` 1)"
     assert said in page.read_text(encoding="utf-8")
+
+
+TEXTS = {"training_text": "01", "held_out_text": "02"}
+
+
+@pytest.mark.parametrize("name", list(TEXTS))
+def test_pairs_of_different_text_are_left_out_and_told(tmp_path: Path, name: str) -> None:
+    experiment = quantisation()
+    have = every(experiment, {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.02})
+    page = tmp_path / "quality.md"
+
+    def text_of(seed: int, cell: int, told: dict[str, str]) -> str:
+        have[experiment.cells[cell].scenario(seed).digest].result.update(told)
+        write_report(page, [experiment], have)
+        return page.read_text(encoding="utf-8")
+
+    assert "of different text" not in text_of(0, 0, TEXTS), "the other one does not say"
+    assert "of different text" not in text_of(0, 1, TEXTS)
+    text = text_of(0, 1, {**TEXTS, name: "03"})
+    assert "**1 pairs of runs are of different text**" in text
+    (difference,) = [c for c in experiment.cells if c.key == "lr3e-4-int4-f32"]
+    found = gather(experiment, have).excess(difference)
+    assert found is not None
+    assert found.n == 2
+
+
+def test_a_ladder_of_other_text_is_no_ladder() -> None:
+    losses = {"none": 2.0, "none-M3": 1.9, "none-M2": 1.8, "27-percent-down-warm": 1.9}
+    findings = with_steps(losses)
+    failing = next(c for c in failures().cells if c.key == "27-percent-down-warm")
+    findings.of(failing)[0].result.update(TEXTS)
+    assert findings.excess_at_equal_steps(failing) is not None
+    findings.runs["none-M3"][0].result.update(TEXTS, held_out_text="03")
+    assert findings.excess_at_equal_steps(failing) is None
+    assert len(findings.unlike()) == 1
+
+
+def test_the_best_of_all_rates_is_told_where_all_runs_are_of_one_text() -> None:
+    experiment = batch()
+    have = every(experiment, {cell.key: 2.0 for cell in experiment.cells})
+    assert verdicts(gather(experiment, have))
+    first, second, *_ = have.values()
+    first.result.update(TEXTS)
+    second.result.update(TEXTS, training_text="03")
+    assert not verdicts(gather(experiment, have))
 
 
 def test_findings_without_runs_say_nothing() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -96,6 +97,20 @@ def test_a_result_is_plain_data(lived: tuple[Lab, Result]) -> None:
     import json
 
     assert json.loads(json.dumps(lived[1].to_dict()))["parameters"] == lived[1].parameters
+
+
+def test_a_result_tells_which_text_it_is_of(
+    lived: tuple[Lab, Result], config: RunConfig, judging: Judging, tmp_path: Path
+) -> None:
+    corpus, result = lived[0].work.corpus, lived[1]
+    assert result.training_text == corpus.train.digest
+    assert result.held_out_text == corpus.held_out.digest
+    text = tmp_path / "text.txt"
+    text.write_text("pack my box with five dozen liquor jugs. " * 200)
+    data = config.data.model_copy(update={"paths": (str(text),)})
+    other = run(Scenario(run=config.model_copy(update={"data": data}), judging=judging))
+    assert other.training_text != result.training_text
+    assert other.held_out_text != result.held_out_text
 
 
 def test_a_killed_learner_goes_on_from_the_ledger(lived: tuple[Lab, Result]) -> None:

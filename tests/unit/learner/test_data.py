@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from skerry.errors import CorpusError
 from skerry.settings import DataConfig
-from skerry_learner.data.corpus import Batch, Corpus, load_corpus, split
+from skerry_learner.data.corpus import Batch, Corpus, Sequences, load_corpus, split
 from skerry_learner.data.permutation import Permutation
 from skerry_learner.data.prefetch import Prefetch
 from skerry_learner.data.source import Document, text
@@ -33,6 +33,17 @@ def corpus_of(
     tokens = np.random.default_rng(0).integers(0, 2**32, size, dtype=np.uint32)
     config = DataConfig(seq_len=seq_len, streams=streams, seed=seed, partition=partition)
     return split([Document(tokens)], config)
+
+
+def test_a_text_is_told_by_what_it_says_however_it_is_read() -> None:
+    corpus, same = corpus_of(3000), corpus_of(3000, streams=2, seed=5, partition="contiguous")
+    assert corpus.train.digest == same.train.digest
+    assert corpus.held_out.digest == same.held_out.digest
+    told = [side.digest for side in (corpus.train, corpus.held_out, corpus_of(2900).train)]
+    assert len(set(told)) == len(told)
+    halves = [np.arange(9, dtype=np.uint8), np.arange(9, 20, dtype=np.uint8)]
+    cuts = ([np.concatenate(halves)], halves, halves[::-1])
+    assert len({Sequences(stretches, 8).digest for stretches in cuts}) == len(cuts)
 
 
 @settings(max_examples=60)
