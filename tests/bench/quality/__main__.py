@@ -40,6 +40,11 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("--report", type=Path, metavar="PAGE", help="also write docs/quality.md")
     made.add_argument("--plan", action="store_true", help="say what would be run, run nothing")
     made.add_argument("--no-run", action="store_true", help="only write the report")
+    made.add_argument(
+        "--stamp-defaults",
+        action="store_true",
+        help="say in defaults.md that its figures, typed by hand, are those of the runs there are",
+    )
     return made.parse_args(arguments)
 
 
@@ -91,6 +96,21 @@ def plan_text(experiments: Sequence[Experiment], runs: Sequence[Wanted], store: 
     return "\n".join(lines)
 
 
+def _report(given: argparse.Namespace, store: Store) -> None:
+    """Stamp the section that is written by hand and write the page, as far as was asked for."""
+    if not (given.stamp_defaults or given.report):
+        return
+    from .report import DEFAULTS, stamp_defaults, write_report
+
+    experiments, have = chosen([], None, given.tokens), store.all()
+    if given.stamp_defaults:
+        runs = stamp_defaults(experiments, have)
+        print(f"{DEFAULTS} says that it was written from runs {runs}.")
+    if given.report:
+        write_report(given.report, experiments, have)
+        print(f"Wrote {given.report}.")
+
+
 def main() -> int:
     """Run, report; 1 if a run failed, 2 if there is no such experiment, 130 if interrupted."""
     given = options()
@@ -118,11 +138,7 @@ def main() -> int:
             return 130
     for sentence in failed:
         print(f"Failed: {sentence}")
-    if given.report:
-        from .report import write_report
-
-        write_report(given.report, chosen([], None, given.tokens), store.all())
-        print(f"Wrote {given.report}.")
+    _report(given, store)
     return 1 if failed else 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,16 +20,26 @@ from .verdicts import verdicts
 
 COMMAND = "python -m tests.bench.quality"
 DEFAULTS = Path(__file__).parent / "defaults.md"
-"""What follows for the defaults: written by hand, the only part of the page that is."""
+"""What follows for the defaults: written by hand, the only part of the page that is.
+
+Its first line says, in an HTML comment, from which runs it was written.
+"""
+BY_HAND = "What follows for the defaults"
+STAMP = re.compile(r"<!-- written from runs (\S+) -->\n")
 
 
-def write_report(page: Path, experiments: Sequence[Experiment], have: Mapping[str, Found]) -> None:
+def write_report(
+    page: Path,
+    experiments: Sequence[Experiment],
+    have: Mapping[str, Found],
+    defaults: Path = DEFAULTS,
+) -> None:
     """Write the page, beside it a folder of its name with plots and all results in one file."""
     folder = page.with_suffix("")
     found = [gather(experiment, have) for experiment in experiments]
     folder.mkdir(parents=True, exist_ok=True)
-    defaults = DEFAULTS.read_text(encoding="utf-8").strip()
-    parts = ["\n".join(_head(found)), *_warning(found), defaults]
+    written_from, by_hand = _read_defaults(defaults)
+    parts = ["\n".join(_head(found)), *_warning(found, written_from), by_hand.strip()]
     for findings in found:
         pictures = plot(findings, folder)
         links = [os.path.relpath(path, page.parent) for path in pictures]
@@ -36,14 +48,35 @@ def write_report(page: Path, experiments: Sequence[Experiment], have: Mapping[st
     (folder / "results.json").write_text(merged(found), encoding="utf-8")
 
 
-def _warning(found: Sequence[Findings]) -> Iterator[str]:
-    """Say that the section written by hand is of other runs as long as some are missing."""
-    missing = sum(findings.missing() for findings in found)
-    if missing:
+def stamp_defaults(
+    experiments: Sequence[Experiment], have: Mapping[str, Found], defaults: Path = DEFAULTS
+) -> str:
+    """Say in the first line of what is written by hand that it is of these runs; return which."""
+    runs = runs_digest([gather(experiment, have) for experiment in experiments])
+    _, by_hand = _read_defaults(defaults)
+    defaults.write_text(f"<!-- written from runs {runs} -->\n{by_hand}", encoding="utf-8")
+    return runs
+
+
+def runs_digest(found: Sequence[Findings]) -> str:
+    """Return what tells these runs and their losses from all others: 16 hexadecimal digits."""
+    runs = {(run.scenario.digest, run.loss) for findings in found for run in findings.all()}
+    return hashlib.blake2b(repr(sorted(runs)).encode(), digest_size=8).hexdigest()
+
+
+def _read_defaults(defaults: Path) -> tuple[str, str]:
+    """Return of which runs the section is that is written by hand, and the section."""
+    text = defaults.read_text(encoding="utf-8")
+    stamp = STAMP.match(text)
+    return (stamp[1], text[stamp.end() :]) if stamp else ("", text)
+
+
+def _warning(found: Sequence[Findings], written_from: str) -> Iterator[str]:
+    """Say so unless the section written by hand was written from the runs of the tables."""
+    if written_from != runs_digest(found):
         yield (
-            f"> **{missing} runs of today's code are not made yet**: where the next section tells"
-            " of their experiments, its figures are of earlier runs, which held out other text and"
-            " are not in the tables."
+            "> **The next section was written from other runs than those in the tables below.** Its"
+            " figures are typed by hand; where they differ from a table, the table is right."
         )
 
 
@@ -79,7 +112,9 @@ def _head(found: Sequence[Findings]) -> Iterator[str]:
     yield (
         "What training apart costs, measured in the lab (`skerry lab`): the real syncer, learners,"
         " codec and merge in one process on virtual time, so that a seed gives the same run each"
-        " time. This page is generated; each number comes from the runs that its table counts."
+        " time. This page is generated, and each number comes from the runs that its table counts,"
+        f" but for the section [{BY_HAND}](#{BY_HAND.lower().replace(' ', '-')}), which is typed by"
+        " hand."
     )
     yield ""
     yield "```sh"

@@ -11,7 +11,7 @@ from bench.quality.batches import batch
 from bench.quality.cells import Cell, Experiment
 from bench.quality.experiments import all_experiments, modes, outer, quantisation, speeds
 from bench.quality.fleets import failures, scavenging
-from bench.quality.report import write_report
+from bench.quality.report import BY_HAND, DEFAULTS, STAMP, stamp_defaults, write_report
 from bench.quality.samples import Estimate
 from bench.quality.store import Found
 from bench.quality.tables import Findings, effective_step, gather, table, time_to_target
@@ -221,13 +221,43 @@ def test_lines_that_are_the_same_runs_add_nothing_to_the_spread(tmp_path: Path) 
     assert "that 1 lines of several seeds" in page.read_text(encoding="utf-8")
 
 
-def test_a_page_that_is_not_whole_says_that_what_follows_from_it_is_older(tmp_path: Path) -> None:
-    experiment = quantisation()
+def test_figures_typed_by_hand_are_told_to_be_older_until_they_are_stamped_with_their_runs(
+    tmp_path: Path,
+) -> None:
+    page, defaults, experiment = tmp_path / "quality.md", tmp_path / "defaults.md", quantisation()
+    defaults.write_text("## What follows for the defaults\n\nint4 costs nothing.\n")
+    have = every(experiment, {cell.key: 2.0 for cell in experiment.cells})
+
+    def older() -> bool:
+        write_report(page, [experiment], have, defaults)
+        text = page.read_text(encoding="utf-8")
+        assert "int4 costs nothing." in text
+        return "was written from other runs" in text
+
+    assert older()
+    stamp_defaults([experiment], have, defaults)
+    assert not older()
+    first = defaults.read_text()
+    stamp_defaults([experiment], have, defaults)
+    assert defaults.read_text() == first, "a new stamp replaces the old one"
+    one = next(iter(have.values()))
+    one.result["loss"] += 1e-6
+    assert older()
+    stamp_defaults([experiment], have, defaults)
+    assert not older()
+    del have[one.scenario.digest]
+    assert older()
+
+
+def test_the_section_typed_by_hand_is_named_where_the_page_says_what_is_generated(
+    tmp_path: Path,
+) -> None:
     page = tmp_path / "quality.md"
-    write_report(page, [experiment], {})
-    assert "runs of today's code are not made yet" in page.read_text(encoding="utf-8")
-    write_report(page, [experiment], every(experiment, {c.key: 2.0 for c in experiment.cells}))
-    assert "runs of today's code are not made yet" not in page.read_text(encoding="utf-8")
+    write_report(page, [], {})
+    text = page.read_text(encoding="utf-8")
+    assert f"but for the section [{BY_HAND}](#what-follows-for-the-defaults)" in text
+    assert f"\n## {BY_HAND}\n" in text
+    assert STAMP.match(DEFAULTS.read_text(encoding="utf-8")), "its first line is its stamp"
 
 
 def test_runs_of_several_states_of_the_sources_are_told(tmp_path: Path) -> None:
