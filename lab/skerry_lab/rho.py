@@ -6,7 +6,9 @@ sum over gradients of which each has cosine rho with the one before).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from skerry.bus.base import Bus
 from skerry.core.fragments import Plan
 from skerry.core.outer import MOMENTUM, Outer
 from skerry.errors import Overtaken
+from skerry.wire.messages import Commit
 
 Vector = NDArray[np.float32]
 OUTER = "outer."
@@ -30,9 +33,7 @@ class Rho:
         self._run = run
         self._plan = plan
         self._sgd = outer.fused
-        self._master: dict[int, Vector] = {}
-        self._momentum: dict[int, Vector] = {}
-        self._gradient: dict[int, Vector] = {}
+        self._newest: dict[int, _Version] = {}
         self.cosines: list[float] = []
 
     @property
@@ -57,24 +58,40 @@ class Rho:
                     }
                 except Overtaken:
                     continue
-                self._saw(manifest.commit.fragment, parts)
+                self._saw(manifest.commit, parts)
 
-    def _saw(self, fragment: int, parts: dict[str, Vector]) -> None:
-        assert self._sgd is not None
-        master, before = parts[state.MASTER], self._master.get(fragment)
-        self._master[fragment] = master
-        if self._sgd.momentum:
-            momentum = parts[OUTER + MOMENTUM]
-            held = self._momentum.get(fragment)
-            self._momentum[fragment] = momentum
-            gradient = None if held is None else momentum - self._sgd.momentum * held
-        else:
-            gradient = None if before is None else (before - master) / self._sgd.lr
-        if gradient is None:
+    def _saw(self, commit: Commit, parts: Mapping[str, Vector]) -> None:
+        """Take note of a version; what it does not follow directly tells nothing about it."""
+        fragment, version = commit.fragment, commit.version
+        before = self._newest.get(fragment)
+        if before is not None and before.number != version - 1:
+            before = None
+        if before is not None and not commit.consumed:  # nothing was merged: it is the one before
+            self._newest[fragment] = replace(before, number=version)
             return
-        last = self._gradient.get(fragment)
-        self._gradient[fragment] = gradient
-        if last is not None:
+        gradient = None if before is None else self._between(before.parts, parts)
+        self._newest[fragment] = _Version(version, parts, gradient)
+        last = None if before is None else before.gradient
+        if gradient is not None and last is not None:
             lengths = float(np.linalg.norm(gradient)) * float(np.linalg.norm(last))
             if lengths > 0:
                 self.cosines.append(float(gradient @ last) / lengths)
+
+    def _between(self, before: Mapping[str, Vector], after: Mapping[str, Vector]) -> Vector:
+        """Return the merged gradient by which a version came from the one before it."""
+        assert self._sgd is not None
+        if self._sgd.momentum:
+            name = OUTER + MOMENTUM
+            gradient = after[name] - self._sgd.momentum * before[name]
+        else:
+            gradient = (before[state.MASTER] - after[state.MASTER]) / self._sgd.lr
+        return gradient.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The newest version of a fragment that was read, and the gradient that led to it, if known."""
+
+    number: int
+    parts: Mapping[str, Vector]
+    gradient: Vector | None
