@@ -149,6 +149,11 @@ class Experiment:
     curves: bool = False
     notes: str = ""
 
+    @property
+    def at_equal_steps(self) -> bool:
+        """Whether cells are judged beside the ladder at equal steps, not by equal tokens alone."""
+        return "equal steps" in self.columns
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

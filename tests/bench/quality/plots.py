@@ -29,7 +29,7 @@ def plot(findings: Findings, folder: Path) -> list[Path]:
     experiment = findings.experiment
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
-    if any(findings.excess(cell) for cell in experiment.cells if cell.plotted):
+    if any(findings.difference(cell) for cell in experiment.cells if cell.plotted):
         made.append(_save(_differences(findings), folder / f"{experiment.name}.svg"))
     if experiment.curves and findings.runs:
         made.append(_save(_curves(findings), folder / f"{experiment.name}-curves.svg"))
@@ -52,9 +52,11 @@ def _differences(findings: Findings) -> Figure:
     lines: dict[str, list[tuple[int, float, float]]] = {}
     for cell in experiment.cells:
         labels = dict(cell.labels)
-        difference = findings.excess(cell)
+        difference = findings.difference(cell)
+        if not cell.plotted or cell.key in experiment.ladder:
+            continue
         place = places.setdefault(labels[experiment.x], len(places))
-        if difference is not None and cell.plotted:
+        if difference is not None:
             rest = [v for k, v in cell.labels if k not in {experiment.x, experiment.series}]
             series = " ".join([labels.get(experiment.series, ""), *rest]).strip() or "helpers"
             point = (place, difference.mean, difference.half or 0.0)
@@ -73,7 +75,8 @@ def _differences(findings: Findings) -> Figure:
     axes.axhline(0.0, color="grey", linewidth=0.8)
     axes.set_xticks(list(places.values()), list(places))
     axes.set_xlabel(experiment.x)
-    axes.set_ylabel("loss against the baseline, %")
+    beside = "equal fleets of as many steps" if experiment.at_equal_steps else "the baseline"
+    axes.set_ylabel(f"loss against {beside}, %")
     _legend(axes)
     return figure
 

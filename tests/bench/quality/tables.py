@@ -112,6 +112,15 @@ class Findings:
                 theirs[seed] = at(steps, losses, mine)
         return excess(ours, theirs)
 
+    def difference(self, cell: Cell) -> Estimate | None:
+        """Return by how many per cent a cell is worse than what it is to be judged by.
+
+        Where cells differ in steps beside what they are about, that is the ladder at equal steps.
+        """
+        if self.experiment.at_equal_steps:
+            return self.excess_at_equal_steps(cell)
+        return self.excess(cell)
+
     def missing(self) -> int:
         """Return how many runs have not been made."""
         return sum(

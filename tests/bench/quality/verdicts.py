@@ -134,20 +134,24 @@ def _best(findings: Findings) -> Iterator[str]:
     named = {cell.key: cell for cell in findings.experiment.cells}
     groups: dict[str, list[tuple[Cell, Estimate]]] = {}
     for cell in findings.experiment.cells:
-        difference = findings.excess(cell)
+        difference = findings.difference(cell)
         if difference is not None and cell.key not in findings.experiment.ladder:
             groups.setdefault(cell.against, []).append((cell, difference))
     for baseline, compared in groups.items():
         best, difference = min(compared, key=lambda pair: pair[1].mean)
-        said, base = (
-            ", ".join(text for _, text in cell.labels) for cell in (best, named[baseline])
-        )
+        base = f"`{_labels(named[baseline])}`"
+        if findings.experiment.at_equal_steps:
+            base = "equal fleets of as many steps"
         if difference.mean >= 0:
-            yield f"Nothing that was compared with `{base}` is better in the mean."
+            yield f"Nothing that was compared with {base} is better in the mean."
             continue
         chance = ", of one seed" if difference.half is None else ", which may be chance"
         sure = "" if difference.high < 0 else chance
         yield (
-            f"Best in the mean of what was compared with `{base}`: `{said}`,"
+            f"Best in the mean of what was compared with {base}: `{_labels(best)}`,"
             f" {difference.text(2, sign=True)} %{sure}."
         )
+
+
+def _labels(cell: Cell) -> str:
+    return ", ".join(text for _, text in cell.labels)

@@ -6,11 +6,13 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bench.quality.batches import batch
 from bench.quality.cells import Cell, Experiment
 from bench.quality.experiments import all_experiments, modes, outer, quantisation, speeds
 from bench.quality.fleets import failures, scavenging
+from bench.quality.plots import _differences
 from bench.quality.report import BY_HAND, DEFAULTS, STAMP, stamp_defaults, write_report
 from bench.quality.samples import Estimate
 from bench.quality.store import Found
@@ -192,9 +194,38 @@ def test_the_ladder_is_never_the_best_of_what_was_compared() -> None:
     said = verdicts(with_steps({**rungs, **failing}))
     (best,) = [line for line in said if line.startswith("Best")]
     assert "M = 2" not in best
-    assert "-2.50 %, of one seed" in best
+    assert ", of one seed" in best
     worse = verdicts(with_steps({**rungs, **dict.fromkeys(failing, 2.05)}))
     assert [line for line in worse if line.startswith("Nothing")]
+
+
+def test_where_cells_differ_in_steps_the_best_and_the_plot_are_at_equal_steps() -> None:
+    """At equal tokens 27 % down would be best, for its 1,052 steps: the ladder there is lower."""
+    rungs = {"none": 2.0, "none-M3": 1.9, "none-M2": 1.8}
+    half, all_down = (
+        next(c for c in failures().cells if c.key == f"{key}-warm")
+        for key in ("half-of-them", "27-percent-down")
+    )
+    findings = with_steps({**rungs, half.key: 1.96, all_down.key: 1.94})
+    equal = [findings.excess_at_equal_steps(cell) for cell in (half, all_down)]
+    assert equal[0] is not None
+    assert equal[1] is not None
+    assert equal[0].mean < 0 < equal[1].mean
+    (best,) = [line for line in verdicts(findings) if line.startswith("Best")]
+    assert "`half of them, warm`" in best
+    assert "equal fleets of as many steps" in best
+    axes = _differences(findings).axes[0]
+    heights = sorted(
+        float(height) for line in axes.containers for height in np.asarray(line[0].get_ydata())
+    )
+    assert heights == pytest.approx(sorted(found.mean for found in equal if found))
+    assert axes.get_ylabel() == "loss against equal fleets of as many steps, %"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["half of them", "27 % down"]
+
+
+def test_a_ladder_for_equal_loss_judges_nothing_at_equal_steps() -> None:
+    assert {e.name for e in all_experiments() if e.at_equal_steps} == {"speeds", "failures"}
+    assert {e.name for e in all_experiments() if e.ladder} == {"speeds", "failures", "length"}
 
 
 @pytest.mark.parametrize(
