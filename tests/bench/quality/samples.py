@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-T_95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom."""
-NORMAL_95 = 1.960
+LEVEL = 0.95
+"""Of every interval, unless said otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +30,50 @@ class Estimate:
         """The upper end."""
         return math.inf if self.half is None else self.mean + self.half
 
+    def among(self, k: int) -> Estimate:
+        """Return it with the interval that it has as the lowest of ``k`` that were compared.
+
+        Of ``k`` equal ones the lowest lies below zero by chance: each of them has an interval of
+        level 1 - 0.05 / k, so that all of them together hold their means as often as one of 0.95
+        does (Bonferroni).
+        """
+        if self.half is None:
+            return self
+        wider = student_t(self.n - 1, 1 - (1 - LEVEL) / k) / student_t(self.n - 1)
+        return replace(self, half=self.half * wider)
+
     def text(self, digits: int, *, sign: bool = False) -> str:
         """Write it as ``mean ± half``."""
         mean = f"{self.mean:{'+' if sign else ''}.{digits}f}"
         return mean if self.half is None else f"{mean} ± {self.half:.{digits}f}"
 
 
-def t_95(degrees: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t."""
+@functools.cache
+def student_t(degrees: int, level: float = LEVEL) -> float:
+    """Return the two-sided quantile of Student's t: |t| is below it with probability ``level``."""
     if degrees < 1:
         msg = f"There is no quantile for {degrees} degrees of freedom: two values are needed."
         raise ValueError(msg)
-    return T_95[degrees - 1] if degrees <= len(T_95) else NORMAL_95
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _within(angle, degrees) < level else (low, angle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _within(angle: float, degrees: int) -> float:
+    """Return the probability that |t| is below sqrt(degrees) tan(angle).
+
+    The finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    odd = degrees % 2
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for n in range(2 + odd, degrees - 1, 2):
+        term *= cosine**2 * (n - 1) / n
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -53,7 +81,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
         return Estimate(mean, None, n)
-    return Estimate(mean, t_95(n - 1) * statistics.stdev(values) / math.sqrt(n), n)
+    return Estimate(mean, student_t(n - 1) * statistics.stdev(values) / math.sqrt(n), n)
 
 
 def excess(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:

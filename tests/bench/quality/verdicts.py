@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from .cells import Cell
 from .samples import Estimate
@@ -129,7 +129,8 @@ def _outer(findings: Findings) -> Iterator[str]:
 def _best(findings: Findings) -> Iterator[str]:
     """Name the best cell among those that are compared with the same one, seed by seed.
 
-    The ladder is not among them: it is there for its numbers of steps.
+    Its interval is as wide as the lowest of so many needs. The ladder is not among them: it is
+    there for its numbers of steps.
     """
     named = {cell.key: cell for cell in findings.experiment.cells}
     groups: dict[str, list[tuple[Cell, Estimate]]] = {}
@@ -138,19 +139,27 @@ def _best(findings: Findings) -> Iterator[str]:
         if difference is not None and cell.key not in findings.experiment.ladder:
             groups.setdefault(cell.against, []).append((cell, difference))
     for baseline, compared in groups.items():
-        best, difference = min(compared, key=lambda pair: pair[1].mean)
         base = f"`{_labels(named[baseline])}`"
         if findings.experiment.at_equal_steps:
             base = "equal fleets of as many steps"
-        if difference.mean >= 0:
-            yield f"Nothing that was compared with {base} is better in the mean."
-            continue
-        chance = ", of one seed" if difference.half is None else ", which may be chance"
-        sure = "" if difference.high < 0 else chance
-        yield (
-            f"Best in the mean of what was compared with {base}: `{_labels(best)}`,"
-            f" {difference.text(2, sign=True)} %{sure}."
-        )
+        yield _best_of(compared, base)
+
+
+def _best_of(compared: Sequence[tuple[Cell, Estimate]], base: str) -> str:
+    best, alone = min(compared, key=lambda pair: pair[1].mean)
+    k = len(compared)
+    difference = alone.among(k)
+    if difference.mean >= 0:
+        none = f"None of the {k} lines" if k > 1 else "The line"
+        return f"{none} compared with {base} is{'' if k > 1 else ' not'} better in the mean."
+    chance = ", of one seed" if difference.half is None else ", which may be chance"
+    sure = "" if difference.high < 0 else chance
+    which = (
+        f"Best in the mean of the {k} lines compared with" if k > 1 else "Better in the mean than"
+    )
+    wider = "" if difference == alone else f" (as wide as the best of {k} needs)"
+    more = f"{difference.text(2, sign=True)} %{wider}{sure}"
+    return f"{which} {base}: `{_labels(best)}`, {more}."
 
 
 def _labels(cell: Cell) -> str:

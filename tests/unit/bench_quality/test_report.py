@@ -196,7 +196,42 @@ def test_the_ladder_is_never_the_best_of_what_was_compared() -> None:
     assert "M = 2" not in best
     assert ", of one seed" in best
     worse = verdicts(with_steps({**rungs, **dict.fromkeys(failing, 2.05)}))
-    assert [line for line in worse if line.startswith("Nothing")]
+    assert [line for line in worse if line.startswith("None of the 4 lines")]
+
+
+def test_the_best_of_equal_cells_is_rarely_more_than_chance() -> None:
+    """By its own interval it would be sure three times as often as one of 95 % is allowed to."""
+    keys = ["baseline", *(f"cell-{n}" for n in range(10))]
+    cells = [
+        Cell(key, (("cell", key),), (), 1, 1 << 16, (0, 1, 2), "" if key == keys[0] else keys[0])
+        for key in keys
+    ]
+    experiment = Experiment("equal", "Equal cells", "", tuple(cells), x="cell")
+    scenario = cells[0].scenario(0)
+    draw, sure, alone, times = np.random.default_rng(0), 0, 0, 1000
+    for _ in range(times):
+        losses = 2.0 + 0.02 * draw.standard_normal((len(keys), 3))
+        runs = {
+            key: {seed: Found(scenario, {"loss": loss}) for seed, loss in enumerate(of_cell)}
+            for key, of_cell in zip(keys, losses, strict=True)
+        }
+        findings = Findings(experiment, runs)
+        (said,) = verdicts(findings)
+        assert " of the 10 lines compared" in said
+        sure += said.startswith("Best") and "chance" not in said
+        found = [more for cell in cells if (more := findings.excess(cell))]
+        alone += min(found, key=lambda more: more.mean).high < 0
+    assert alone > 0.05 * times
+    assert sure < 0.025 * times
+
+
+def test_a_cell_that_is_better_by_far_is_the_best_of_several() -> None:
+    experiment = speeds()
+    losses = dict.fromkeys((c.key for c in experiment.cells), 2.0)
+    findings = gather(experiment, every(experiment, {**losses, "4x-K=M": 1.8}))
+    (best,) = [line for line in verdicts(findings) if line.startswith("Best")]
+    assert "`4x, K = M`" in best
+    assert "chance" not in best
 
 
 def test_where_cells_differ_in_steps_the_best_and_the_plot_are_at_equal_steps() -> None:

@@ -6,13 +6,25 @@ import math
 
 import numpy as np
 import pytest
-from bench.quality.samples import Estimate, at, estimate, excess, first_below, t_95
+from bench.quality.samples import Estimate, at, estimate, excess, first_below, student_t
 from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 5, 17, 30])
-def test_quantiles_are_those_of_students_t(degrees: int) -> None:
-    assert t_95(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=1e-3)
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.995, 0.9995])
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 17, 30, 99])
+def test_quantiles_are_those_of_students_t(degrees: int, level: float) -> None:
+    expected = stats.t.ppf((1 + level) / 2, degrees)
+    assert student_t(degrees, level) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_lowest_of_several_has_a_wider_interval() -> None:
+    found = estimate([-1.0, -1.2, -0.9])
+    assert found.half is not None
+    assert found.among(1) == found
+    half = found.among(10).half
+    ratio = stats.t.ppf(1 - 0.05 / 10 / 2, 2) / stats.t.ppf(0.975, 2)
+    assert half == pytest.approx(ratio * found.half)
+    assert estimate([-1.0]).among(10) == Estimate(-1.0, None, 1)
 
 
 def test_one_value_has_no_interval() -> None:
