@@ -164,7 +164,12 @@ def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
     yield (
         "- Intervals are 95 % of Student's t over seeds, of differences between runs of the same"
         " seed (initial parameters, order of the data). Two or three seeds give wide ones: a mean"
-        " whose interval contains zero is no finding."
+        " whose interval contains zero is no finding. They cover seeds only: another held-out text"
+        " may say something else, and no interval here tells how much."
+    )
+    yield (
+        "- Settings were chosen, and are judged, on the same held-out sequences and the same seeds:"
+        " what looks best here was also chosen for how these came out."
     )
     spread = pooled(_differences(found))
     if spread is not None:

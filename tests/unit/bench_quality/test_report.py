@@ -287,6 +287,14 @@ def test_lines_that_are_the_same_runs_add_nothing_to_the_spread(tmp_path: Path) 
     assert "that 1 lines of several seeds" in page.read_text(encoding="utf-8")
 
 
+def test_limits_say_what_intervals_do_not_cover(tmp_path: Path) -> None:
+    page = tmp_path / "quality.md"
+    write_report(page, [], {})
+    limits = page.read_text(encoding="utf-8").partition("## Limits")[2].partition("##")[0]
+    assert "They cover seeds only" in limits
+    assert "chosen, and are judged, on the same held-out sequences and the same seeds" in limits
+
+
 def test_figures_typed_by_hand_are_told_to_be_older_until_they_are_stamped_with_their_runs(
     tmp_path: Path,
 ) -> None:
