@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -15,12 +16,19 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from .cells import SMALL  # noqa: E402
-from .samples import estimate  # noqa: E402
+from .samples import Estimate, estimate  # noqa: E402
 from .store import Found  # noqa: E402
 from .tables import Findings  # noqa: E402
 
 WIDTH_IN = 7.0
 HEIGHT_IN = 4.0
+HOLLOW = "one seed"
+ONE_SEED: dict[str, Any] = {
+    "marker": "o",
+    "markersize": 4,
+    "linestyle": "none",
+    "markerfacecolor": "none",
+}
 STYLES = ("-", "--", "-.", ":")
 
 
@@ -45,11 +53,14 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def _differences(findings: Findings) -> Figure:
-    """Draw differences in per cent with their intervals, over x, a colour for each series."""
+    """Draw differences in per cent with their intervals, over x, a colour for each series.
+
+    Those of one seed have no interval, and are hollow.
+    """
     figure, axes = plt.subplots(figsize=(WIDTH_IN, HEIGHT_IN))
     experiment = findings.experiment
     places: dict[str, int] = {}
-    lines: dict[str, list[tuple[int, float, float]]] = {}
+    lines: dict[str, list[tuple[int, Estimate]]] = {}
     for cell in experiment.cells:
         labels = dict(cell.labels)
         difference = findings.difference(cell)
@@ -59,19 +70,12 @@ def _differences(findings: Findings) -> Figure:
         if difference is not None:
             rest = [v for k, v in cell.labels if k not in {experiment.x, experiment.series}]
             series = " ".join([labels.get(experiment.series, ""), *rest]).strip() or "helpers"
-            point = (place, difference.mean, difference.half or 0.0)
-            lines.setdefault(series, []).append(point)
+            lines.setdefault(series, []).append((place, difference))
     for number, (series, points) in enumerate(lines.items()):
         shift = 0.5 * (number / max(1, len(lines) - 1) - 0.5) if len(lines) > 1 else 0.0
-        axes.errorbar(
-            [place + shift for place, _, _ in points],
-            [mean for _, mean, _ in points],
-            yerr=[half for _, _, half in points],
-            fmt="o",
-            capsize=3,
-            markersize=4,
-            label=series,
-        )
+        _points(axes, [(place + shift, found) for place, found in points], f"C{number}", series)
+    if any(found.half is None for points in lines.values() for _, found in points):
+        axes.plot([], [], **ONE_SEED, color="grey", label=HOLLOW)
     axes.axhline(0.0, color="grey", linewidth=0.8)
     axes.set_xticks(list(places.values()), list(places))
     axes.set_xlabel(experiment.x)
@@ -79,6 +83,21 @@ def _differences(findings: Findings) -> Figure:
     axes.set_ylabel(f"loss against {beside}, %")
     _legend(axes)
     return figure
+
+
+def _points(axes: Axes, points: Sequence[tuple[float, Estimate]], colour: str, series: str) -> None:
+    """Draw the points of a series, which is in the legend once."""
+    several = [(x, found.mean, found.half) for x, found in points if found.half is not None]
+    single = [(x, found.mean) for x, found in points if found.half is None]
+    if several:
+        xs, means, halves = zip(*several, strict=True)
+        axes.errorbar(
+            xs, means, yerr=halves, fmt="o", capsize=3, markersize=4, color=colour, label=series
+        )
+    if single:
+        xs, means = zip(*single, strict=True)
+        label = "_" if several else series
+        axes.plot(xs, means, **ONE_SEED, color=colour, label=label)
 
 
 def _curves(findings: Findings) -> Figure:
@@ -117,5 +136,8 @@ def _columns(runs: Sequence[Found], name: str) -> list[tuple[float, ...]]:
 
 
 def _legend(axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="x-small", ncols=2)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        entries = sorted(zip(labels, handles, strict=True), key=lambda entry: entry[0] == HOLLOW)
+        labels, handles = map(list, zip(*entries, strict=True))
+        axes.legend(handles, labels, fontsize="x-small", ncols=2)

@@ -18,6 +18,7 @@ from bench.quality.samples import Estimate
 from bench.quality.store import Found
 from bench.quality.tables import Findings, effective_step, gather, table, time_to_target
 from bench.quality.verdicts import _rate, judged, verdicts
+from matplotlib.axes import Axes
 
 
 def found(
@@ -234,6 +235,12 @@ def test_a_cell_that_is_better_by_far_is_the_best_of_several() -> None:
     assert "chance" not in best
 
 
+def hollow(axes: Axes) -> list[float]:
+    """Return the heights of a plot's hollow points."""
+    lines = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+    return [float(height) for line in lines for height in np.asarray(line.get_ydata())]
+
+
 def test_where_cells_differ_in_steps_the_best_and_the_plot_are_at_equal_steps() -> None:
     """At equal tokens 27 % down would be best, for its 1,052 steps: the ladder there is lower."""
     rungs = {"none": 2.0, "none-M3": 1.9, "none-M2": 1.8}
@@ -250,12 +257,27 @@ def test_where_cells_differ_in_steps_the_best_and_the_plot_are_at_equal_steps() 
     assert "`half of them, warm`" in best
     assert "equal fleets of as many steps" in best
     axes = _differences(findings).axes[0]
-    heights = sorted(
-        float(height) for line in axes.containers for height in np.asarray(line[0].get_ydata())
-    )
-    assert heights == pytest.approx(sorted(found.mean for found in equal if found))
+    assert sorted(hollow(axes)) == pytest.approx(sorted(found.mean for found in equal if found))
     assert axes.get_ylabel() == "loss against equal fleets of as many steps, %"
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["half of them", "27 % down"]
+
+
+def test_points_of_one_seed_are_hollow_and_have_no_interval() -> None:
+    experiment = quantisation()
+    losses = {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.02, "lr3e-4-int4-bf16": 2.01}
+    have = every(experiment, {**losses, "lr3e-4-int8-f32": 2.03})
+    axes = _differences(gather(experiment, have)).axes[0]
+    with_interval = [height for line in axes.containers for height in line[0].get_ydata()]
+    assert with_interval == pytest.approx([1.0, 0.5], abs=0.02)
+    assert hollow(axes) == pytest.approx([1.5])
+    legend = axes.get_legend()
+    assert legend is not None
+    said = [text.get_text() for text in legend.get_texts()]
+    assert said.count("one seed") == 1
+    assert len(said) == len(set(said)) == 3  # two series, f32 3e-4 in both ways
+    whole = _differences(gather(experiment, every(experiment, losses))).axes[0].get_legend()
+    assert whole is not None
+    assert "one seed" not in [text.get_text() for text in whole.get_texts()]
 
 
 def test_a_ladder_for_equal_loss_judges_nothing_at_equal_steps() -> None:
