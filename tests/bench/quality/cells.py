@@ -92,6 +92,11 @@ class Cell:
     """Whether its difference is in the plot: not if it is compared with something else."""
 
     @property
+    def said(self) -> str:
+        """Its labels, as sentences name it."""
+        return ", ".join(text for _, text in self.labels)
+
+    @property
     def steps(self) -> int:
         """Steps on the global clock."""
         per_step = self.learners * self.batch * SEQ_LEN * self.share

@@ -205,22 +205,23 @@ def _by_sources(runs: Sequence[Found]) -> Iterator[str]:
 
 
 def _differences(found: Sequence[Findings]) -> Iterator[Sequence[float]]:
-    """Yield by how many per cent each line differs, by seed; a pair of lines once.
+    """Yield by how many per cent each line of several seeds differs, by seed; a pair of runs once.
 
-    Not those of quantisation, made at rates that do not drift, nor lines that are the same run.
+    Not those of quantisation, made at rates that do not drift, nor lines that are the same run as
+    what they are compared with. Runs of different settings that end with the same parameters are
+    one run.
     """
     seen: set[tuple[str, str]] = set()
     for findings in found:
         if findings.experiment.name == "quantisation":
             continue
-        named = {cell.key: cell for cell in findings.experiment.cells}
         for cell in findings.experiment.cells:
             more = findings.excesses(cell)
-            if not any(more):
-                continue
-            pair = (cell.scenario(0).digest, named[cell.against].scenario(0).digest)
-            if pair not in seen:
-                seen.add(pair)
+            ends = {
+                (ours.ended_as, theirs.ended_as) for ours, theirs in findings.pairs(cell).values()
+            }
+            if len(more) > 1 and any(more) and not ends & seen:
+                seen |= ends
                 yield more
 
 
@@ -237,6 +238,13 @@ def _section(findings: Findings, pictures: Sequence[str]) -> Iterator[str]:
     said = verdicts(findings)
     if said:
         yield from (f"- {sentence}" for sentence in said)
+        yield ""
+    for cells in findings.same():
+        names = [f"`{cell.said}`" for cell in cells]
+        yield (
+            f"{', '.join(names[:-1])} and {names[-1]} are the same runs: seed by seed they end with"
+            " the same parameters, to the last bit."
+        )
         yield ""
     if experiment.notes:
         yield experiment.notes

@@ -37,6 +37,12 @@ class Found:
         """Which sources made it; empty for what was made before that was kept."""
         return str(self.result.get("sources", ""))
 
+    @property
+    def ended_as(self) -> str:
+        """What tells the parameters at its end, to the last bit, from those of other runs."""
+        digests = self.result.get("params_digests")
+        return json.dumps(digests) if digests else self.scenario.digest
+
     def like(self, other: Found) -> bool:
         """Tell whether both were trained on and judged by the same text, as far as they say."""
         texts = [(self.result.get(name), other.result.get(name)) for name in TEXTS]

@@ -121,6 +121,15 @@ class Findings:
             return self.excess_at_equal_steps(cell)
         return self.excess(cell)
 
+    def same(self) -> list[list[Cell]]:
+        """Return the groups of cells whose runs ended with the same parameters at every seed."""
+        groups: dict[tuple[tuple[int, str], ...], list[Cell]] = {}
+        for cell in self.experiment.cells:
+            ends = tuple((seed, run.ended_as) for seed, run in sorted(self.of(cell).items()))
+            if ends:
+                groups.setdefault(ends, []).append(cell)
+        return [cells for cells in groups.values() if len(cells) > 1]
+
     def missing(self) -> int:
         """Return how many runs have not been made."""
         return sum(

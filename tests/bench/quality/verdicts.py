@@ -139,7 +139,7 @@ def _best(findings: Findings) -> Iterator[str]:
         if difference is not None and cell.key not in findings.experiment.ladder:
             groups.setdefault(cell.against, []).append((cell, difference))
     for baseline, compared in groups.items():
-        base = f"`{_labels(named[baseline])}`"
+        base = f"`{named[baseline].said}`"
         if findings.experiment.at_equal_steps:
             base = "equal fleets of as many steps"
         yield _best_of(compared, base)
@@ -159,8 +159,4 @@ def _best_of(compared: Sequence[tuple[Cell, Estimate]], base: str) -> str:
     )
     wider = "" if difference == alone else f" (as wide as the best of {k} needs)"
     more = f"{difference.text(2, sign=True)} %{wider}{sure}"
-    return f"{which} {base}: `{_labels(best)}`, {more}."
-
-
-def _labels(cell: Cell) -> str:
-    return ", ".join(text for _, text in cell.labels)
+    return f"{which} {base}: `{best.said}`, {more}."

@@ -309,6 +309,28 @@ def test_lines_that_are_the_same_runs_add_nothing_to_the_spread(tmp_path: Path) 
     assert "that 1 lines of several seeds" in page.read_text(encoding="utf-8")
 
 
+def test_runs_that_end_with_the_same_parameters_are_one_run(tmp_path: Path) -> None:
+    experiment, page = modes(), tmp_path / "quality.md"
+    losses = {"small-data-parallel-M4": 2.0, "small-streaming-M4": 2.1, "small-decoupled-M4": 2.1}
+    have = every(experiment, losses)
+    named = {cell.key: cell for cell in experiment.cells}
+
+    def text_of(*ends: int) -> str:
+        for key, end in zip(losses, ends, strict=True):
+            for seed in (0, 1, 2):
+                run = have[named[key].scenario(seed).digest]
+                run.result["params_digests"] = [end + seed, 7]
+        write_report(page, [experiment], have)
+        return page.read_text(encoding="utf-8")
+
+    text = text_of(100, 200, 200)
+    assert "`small, streaming, 4` and `small, decoupled, 4` are the same runs" in text
+    assert "that 1 lines of several seeds" in text
+    text = text_of(100, 200, 300)
+    assert "are the same runs" not in text
+    assert "that 2 lines of several seeds" in text
+
+
 def test_limits_say_what_intervals_do_not_cover(tmp_path: Path) -> None:
     page = tmp_path / "quality.md"
     write_report(page, [], {})
