@@ -167,8 +167,11 @@ def effective_step(found: Found) -> float | None:
     return made.lr * (1 + made.momentum / (1 - made.momentum * float(rho)))
 
 
-def time_to_target(findings: Findings, cell: Cell, seed: int) -> tuple[float, float] | None:
-    """Return the virtual seconds to the target, and those of the run without helpers."""
+def time_to_target(findings: Findings, cell: Cell, seed: int) -> tuple[float | None, float] | None:
+    """Return the virtual seconds to the target, and those of the run without helpers.
+
+    The first is None where the target is never reached; None where there is nothing to compare.
+    """
     baseline = findings.runs.get(cell.against or cell.key, {}).get(seed)
     found = findings.of(cell).get(seed)
     if baseline is None or found is None or not found.like(baseline):
@@ -177,7 +180,12 @@ def time_to_target(findings: Findings, cell: Cell, seed: int) -> tuple[float, fl
     target = at(times, losses, TARGET_AT * times[-1])
     theirs = first_below(times, losses, target)
     ours = first_below(found.curve("at_s"), found.curve("loss"), target)
-    return (ours, theirs) if ours is not None and theirs is not None else None
+    return None if theirs is None else (ours, theirs)
+
+
+def _of(text: str, entered: int, run: int) -> str:
+    """Add how many of the runs a number is of, where these are not all."""
+    return text if entered == run else f"{text} ({entered} of {run})"
 
 
 def _mean(name: str, digits: int, scale: float = 1.0) -> Column:
@@ -189,12 +197,12 @@ def _mean(name: str, digits: int, scale: float = 1.0) -> Column:
 
 def _rho(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
     values = [float(run.result["rho"]) for run in runs if run.result.get("rho") is not None]
-    return f"{estimate(values).mean:.2f}" if values else "-"
+    return _of(f"{estimate(values).mean:.2f}", len(values), len(runs)) if values else "-"
 
 
 def _effective(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
     values = [step for run in runs if (step := effective_step(run)) is not None]
-    return f"{estimate(values).mean:.2f}" if values else "-"
+    return _of(f"{estimate(values).mean:.2f}", len(values), len(runs)) if values else "-"
 
 
 def _rounds(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
@@ -204,22 +212,32 @@ def _rounds(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
     return f"{estimate(per_fragment).mean:.0f}"
 
 
-def _target(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
-    found = [t for seed in cell.seeds if (t := time_to_target(findings, cell, seed))]
-    return estimate([ours for ours, _ in found]).text(1) + " s" if found else "never"
+def _target(findings: Findings, cell: Cell, runs: Sequence[Found]) -> str:
+    compared = [t for seed in cell.seeds if (t := time_to_target(findings, cell, seed))]
+    reached = [ours for ours, _ in compared if ours is not None]
+    never = len(compared) - len(reached)
+    said = [_of(estimate(reached).text(1) + " s", len(reached), len(runs))] if reached else []
+    said += [f"never in {never} of {len(runs)}"] if never else []
+    return ", ".join(said) or "-"
 
 
-def _speed_up(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
-    found = [t for seed in cell.seeds if (t := time_to_target(findings, cell, seed))]
-    return estimate([theirs / ours for ours, theirs in found]).text(2) if found else "-"
+def _speed_up(findings: Findings, cell: Cell, runs: Sequence[Found]) -> str:
+    compared = [t for seed in cell.seeds if (t := time_to_target(findings, cell, seed))]
+    ratios = [theirs / ours for ours, theirs in compared if ours is not None]
+    return _of(estimate(ratios).text(2), len(ratios), len(runs)) if ratios else "-"
 
 
-def _equal_steps(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
-    more = findings.excess_at_equal_steps(cell)
-    return "-" if more is None else more.text(2, sign=True)
+def _equal_steps(findings: Findings, cell: Cell, runs: Sequence[Found]) -> str:
+    return _more(findings.excess_at_equal_steps(cell), runs)
 
 
-def _equal_loss(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
+def _more(difference: Estimate | None, runs: Sequence[Found]) -> str:
+    if difference is None:
+        return "-"
+    return _of(difference.text(2, sign=True), difference.n, len(runs))
+
+
+def _equal_loss(findings: Findings, cell: Cell, runs: Sequence[Found]) -> str:
     """Return the steps that the ladder takes to a cell's loss, as a share of the cell's own."""
     shares: list[float] = []
     for seed, run in findings.of(cell).items():
@@ -227,8 +245,9 @@ def _equal_loss(findings: Findings, cell: Cell, _: Sequence[Found]) -> str:
         reached = first_below(steps, losses, run.loss)
         if reached is not None and losses and run.loss <= losses[0]:
             shares.append(2**reached / run.number("steps"))
-    mine = cell.key in findings.experiment.ladder
-    return "-" if mine or not shares else estimate(shares).text(2)
+    if cell.key in findings.experiment.ladder or not shares:
+        return "-"
+    return _of(estimate(shares).text(2), len(shares), len(runs))
 
 
 COLUMNS: dict[str, Column] = {
@@ -276,7 +295,7 @@ def table(findings: Findings) -> str:
                 f"{len(runs)} of {len(cell.seeds)}",
                 "not run" if loss is None else loss.text(4),
                 against,
-                "-" if more is None else more.text(2, sign=True),
+                _more(more, runs),
                 *(COLUMNS[n](findings, cell, runs) if runs else "-" for n in experiment.columns),
             ]
         )

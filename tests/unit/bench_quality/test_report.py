@@ -12,6 +12,7 @@ from bench.quality.batches import batch
 from bench.quality.cells import Cell, Experiment
 from bench.quality.experiments import all_experiments, modes, outer, quantisation, speeds
 from bench.quality.fleets import failures, scavenging
+from bench.quality.lengths import length
 from bench.quality.plots import _differences
 from bench.quality.report import BY_HAND, DEFAULTS, STAMP, stamp_defaults, write_report
 from bench.quality.samples import Estimate
@@ -129,6 +130,54 @@ def test_the_target_is_the_loss_without_helpers_at_three_quarters() -> None:
     ours, theirs = times  # from 3 down to 2.25: after half of the way to 1.5
     assert (ours, theirs) == (pytest.approx(50.0), pytest.approx(75.0))
     assert time_to_target(findings, helped, 1) is None
+
+
+def row_of(findings: Findings, cell: Cell) -> dict[str, str]:
+    """Return a line of the table by the names of its columns."""
+    header, _, *lines = [line.strip("| ").split(" | ") for line in table(findings).splitlines()]
+    return dict(zip(header, lines[findings.experiment.cells.index(cell)], strict=True))
+
+
+def test_columns_say_of_how_many_runs_they_are_where_some_do_not_enter() -> None:
+    experiment = scavenging()
+    plain, helped = experiment.cells[0], experiment.cells[3]
+    runs = [
+        found(plain, 0, 2.0),
+        found(plain, 1, 2.0),
+        found(helped, 0, 1.5),
+        found(helped, 1, 2.9),
+    ]
+    have = {run.scenario.digest: run for run in runs}
+    row = row_of(gather(experiment, have), helped)
+    assert row["time to target"] == "50.0 s (1 of 2), never in 1 of 2"
+    assert row["speed-up"] == "1.50 (1 of 2)"
+    assert " of " not in row["difference, %"]
+    del have[plain.scenario(1).digest]
+    row = row_of(gather(experiment, have), helped)
+    assert row["time to target"] == "50.0 s (1 of 2)", "of the other one nothing is known"
+    assert row["difference, %"] == "-25.00 (1 of 2)"
+    row = row_of(
+        gather(experiment, {**have, runs[2].scenario.digest: found(helped, 0, 2.9)}), helped
+    )
+    assert row["time to target"] == "never in 1 of 2"
+    assert row["speed-up"] == "-"
+
+
+def test_comparisons_with_a_ladder_say_of_how_many_runs_they_are() -> None:
+    experiment, failing = failures(), failures().cells[3]
+    rungs = {"none": 2.0, "none-M3": 1.9, "none-M2": 1.8}
+    have = every(experiment, {**rungs, failing.key: 1.96})
+    del have[experiment.cells[1].scenario(2).digest]
+    row = row_of(gather(experiment, have), failing)
+    assert row["at equal steps, %"].endswith(" (2 of 3)")
+    experiment = length()
+    half = next(c for c in experiment.cells if c.key == "decoupled-1024")
+    losses = {key: 3.0 - 0.1 * n for n, key in enumerate(experiment.ladder)}
+    have = every(experiment, {**losses, half.key: losses["data-parallel-1024"] + 0.01})
+    column = "steps of data-parallel to this loss, share"
+    assert "of" not in row_of(gather(experiment, have), half)[column]
+    have[half.scenario(1).digest].result["loss"] = 3.5
+    assert row_of(gather(experiment, have), half)[column].endswith(" (1 of 2)")
 
 
 def test_nothing_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
