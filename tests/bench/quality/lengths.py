@@ -7,6 +7,8 @@ from .cells import BATCH, SEQ_LEN, Cell, Experiment
 M = 4
 MODES = ("data-parallel", "decoupled")
 STEPS = (512, 1024, 2048, 4096, 8192)
+SHORTER = (256, 384)
+"""Of data-parallel alone: what decoupled learners need 512 steps for it has before."""
 LONG = 4096
 """Runs of that many steps take minutes: one seed."""
 
@@ -20,13 +22,17 @@ def length() -> Experiment:
             "Does what it costs to meet seldom stay as runs become longer?"
             f" M = {M}, H = 24, {BATCH} sequences a learner, the same rate; against data-parallel"
             " with as many steps. The last column says after how many steps a run of data-parallel"
-            " would have been as good, between its runs of other lengths by the logarithm of steps."
+            " would have been as good, between its runs of other lengths by the logarithm of steps:"
+            f" those of {' and '.join(map(str, SHORTER))} steps are there for that alone."
         ),
-        cells=tuple(_cell(steps, mode) for steps in STEPS for mode in MODES),
+        cells=(
+            *(_cell(steps, MODES[0]) for steps in SHORTER),
+            *(_cell(steps, mode) for steps in STEPS for mode in MODES),
+        ),
         columns=("tokens", "rounds", "equal loss"),
         x="steps",
         series="mode",
-        ladder=tuple(f"{MODES[0]}-{steps}" for steps in STEPS),
+        ladder=tuple(f"{MODES[0]}-{steps}" for steps in (*SHORTER, *STEPS)),
     )
 
 

@@ -180,6 +180,16 @@ def test_comparisons_with_a_ladder_say_of_how_many_runs_they_are() -> None:
     assert row_of(gather(experiment, have), half)[column].endswith(" (1 of 2)")
 
 
+def test_the_shortest_run_that_is_compared_has_shorter_ones_on_its_ladder() -> None:
+    experiment = length()
+    shortest = next(c for c in experiment.cells if c.key == "decoupled-512")
+    losses = {key: 3.0 - 0.1 * n for n, key in enumerate(experiment.ladder)}
+    have = every(experiment, {**losses, shortest.key: losses["data-parallel-384"]})
+    share = row_of(gather(experiment, have), shortest)["steps of data-parallel to this loss, share"]
+    assert share.startswith("0.75 ±")
+    assert "256" not in "".join(verdicts(gather(experiment, have))), "nothing is compared with it"
+
+
 def test_nothing_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
     page = tmp_path / "quality.md"
     write_report(page, all_experiments(), {})
