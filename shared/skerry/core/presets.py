@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PRESETS = ("auto", "nesterov", "direct", "adamw")
-LONGEST_DIRECT_H = 256
-"""Up to so many inner steps per round momentum hurt (experiment ``outer``, which ends there)."""
+MOMENTUM_FROM_H = 64
+"""From so many inner steps per round on a short momentum was better than none in each pair of runs
+(experiment ``outer`` of docs/quality.md, which ends at 256)."""
 
 
 class Sgd(NamedTuple):
@@ -21,6 +22,6 @@ class Sgd(NamedTuple):
 
 def resolved(preset: str, h_steps: int) -> tuple[str, Sgd]:
     """Return which of ``direct`` and ``nesterov`` a preset is at this H, and its numbers."""
-    if preset == "direct" or (preset == "auto" and h_steps <= LONGEST_DIRECT_H):
+    if preset == "direct" or (preset == "auto" and h_steps < MOMENTUM_FROM_H):
         return "direct", Sgd(1.0, 0.0)
-    return "nesterov", Sgd(0.7, 0.9)
+    return "nesterov", Sgd(0.7, 0.5 if preset == "auto" else 0.9)

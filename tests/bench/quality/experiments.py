@@ -16,6 +16,7 @@ from .lengths import inner, length
 
 LESS = 3 * M_TOKENS // 4
 SHORT = M_TOKENS // 2
+SIX = (0, 1, 2, 3, 4, 5)
 THREE = (0, 1, 2)
 TWO = (0, 1)
 ONE = (0,)
@@ -178,12 +179,17 @@ def outer() -> Experiment:
     ]
     fewer, fewest, longer, long = (
         [several[n] for n in picked]
-        for picked in ((0, 1, 2, 4, 10), (0, 1, 4), (0, 1, 3, 4, 10), (0, 1, 3, 5))
+        for picked in ((0, 1, 2, 4, 10), (0, 1, 4), (0, 1, 3, 4, 10), (0, 1, 3, 5, 10))
     )
-    cells = [_outer(24, 4, name, merge, TWO, LESS) for name, merge in several]
-    for h in (8, 64):
-        cells += [_outer(h, 4, name, merge, TWO, LESS) for name, merge in fewer]
-    cells += [_outer(256, 4, name, merge, ONE, 2 * LESS) for name, merge in longer]
+    closest = {several[n] for n in (0, 1, 10)}  # the default is one of them: a seed more each
+    cells = list[Cell]()
+    for h, ways, tokens, seeds, more in (
+        (24, several, LESS, TWO, THREE),
+        (8, fewer, LESS, TWO, TWO),
+        (64, fewer, LESS, TWO, THREE),
+        (256, longer, 2 * LESS, ONE, TWO),
+    ):
+        cells += [_outer(h, 4, *way, more if way in closest else seeds, tokens) for way in ways]
     cells += [_outer(128, 4, name, merge, ONE, 4 * M_TOKENS) for name, merge in long]
     for m in (2, 8):
         cells += [_outer(24, m, name, merge, ONE, LESS) for name, merge in fewest]
@@ -271,7 +277,8 @@ def quantisation() -> Experiment:
     """Compare formats of contributions and of global fragments, seed by seed, against f32."""
     few = [("f32", "f32"), ("int4", "f32"), ("int4", "bf16"), ("e3m0", "f32")]
     wide = [("bf16", "f32"), ("int8", "f32"), ("f32", "bf16"), ("f32", "int8"), ("f32", "int4")]
-    cells = [_formats(up, down, LOW_LR, THREE) for up, down in (*few, ("int2", "f32"))]
+    cells = [_formats(up, down, LOW_LR, SIX) for up, down in few[:3]]
+    cells += [_formats(up, down, LOW_LR, THREE) for up, down in (few[3], ("int2", "f32"))]
     cells += [_formats(up, down, LOW_LR, ONE) for up, down in wide]
     cells += [_formats(up, down, "3e-3", THREE) for up, down in few]
     return Experiment(

@@ -180,9 +180,9 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
     ("h_steps", "name", "lr", "momentum"),
     [
         (1, "direct", 1.0, 0.0),
-        (256, "direct", 1.0, 0.0),
-        (257, "nesterov", 0.7, 0.9),
-        (5000, "nesterov", 0.7, 0.9),
+        (63, "direct", 1.0, 0.0),
+        (64, "nesterov", 0.7, 0.5),
+        (5000, "nesterov", 0.7, 0.5),
     ],
 )
 def test_auto_goes_by_h(h_steps: int, name: str, lr: float, momentum: float) -> None:
