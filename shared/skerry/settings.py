@@ -150,8 +150,21 @@ def overlay(
     refuse_unknown(tree, known)
 
 
-def run_config_from_json(text: str) -> RunConfig:
-    """Return the RunConfig that a run record holds; ConfigError if it is none of ours."""
+def run_config_from_json(text: str, release: str = "") -> RunConfig:
+    """Return the RunConfig that a run record holds; ConfigError if it is none of ours.
+
+    ``release`` is the one that wrote it, which the error then advises to use.
+    """
+    try:
+        return _run_config(text)
+    except ConfigError as error:
+        if not release:
+            raise
+        msg = f"{error} The run was created by skerry {release}: use that release."
+        raise ConfigError(msg, path=error.path, nearest=error.nearest) from error
+
+
+def _run_config(text: str) -> RunConfig:
     tree = Tree()
     try:
         tree.merge(cast("dict[str, object]", json.loads(text)), "the run record")

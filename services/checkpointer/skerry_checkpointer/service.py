@@ -23,7 +23,7 @@ from skerry.runtime.arrival import arrive
 from skerry.runtime.service import serve
 from skerry.runtime.turn import Turn
 from skerry.runtime.turns import outlast, take_turns
-from skerry.settings import RunConfig
+from skerry.settings import run_config_from_json
 from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump
 from skerry.tasks import in_thread
@@ -63,7 +63,10 @@ class Checkpointer:
 
     @classmethod
     def of(cls, bus: Bus, record: RunRecord, store: Store) -> Checkpointer:
-        """Take config and plan from the record; RunMismatch if we cut its leaves otherwise."""
+        """Take config and plan from the record.
+
+        Raises RunMismatch if we cut its leaves otherwise, ConfigError if we cannot read its config.
+        """
         plan = plan_of(record.leaves, record.fragments)
         if plan.digest != record.plan_digest:
             msg = (
@@ -71,7 +74,7 @@ class Checkpointer:
                 f"({record.skerry_version}): use that release."
             )
             raise RunMismatch(msg)
-        config = RunConfig.model_validate_json(record.config_json).checkpoint
+        config = run_config_from_json(record.config_json, record.skerry_version).checkpoint
         return cls(bus, record, config, plan, store)
 
     async def run(self) -> None:

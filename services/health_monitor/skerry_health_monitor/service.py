@@ -21,7 +21,7 @@ from skerry.chaos.local import LocalGround
 from skerry.errors import BrokerUnavailable, BusError, first_cause
 from skerry.runtime.link import Link
 from skerry.runtime.service import serve
-from skerry.settings import RunConfig
+from skerry.settings import run_config_from_json
 from skerry.tasks import TaskGroup
 from skerry_health_monitor.metrics.exporting import Exporting
 from skerry_health_monitor.metrics.figures import Known
@@ -129,7 +129,7 @@ class Monitor:
         again, and would look as if it had been read already.
         """
         record = await ledger.wait_run(self.bus, self.run)
-        config = RunConfig.model_validate_json(record.config_json)
+        config = run_config_from_json(record.config_json, record.skerry_version)
         watch = Watch(record, config, self.clock_s)
         sources = Sources(self.bus, self.run, self.tally, record.fragments)
         members, pulses, commits, checkpoint, evaluation = await asyncio.gather(

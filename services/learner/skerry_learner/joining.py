@@ -173,7 +173,7 @@ def _streams(run: str, config: RunConfig) -> tuple[StreamSpec, ...]:
 
 def _agreed(record: RunRecord, given: RunConfig) -> RunConfig:
     """Return the run's own config, and warn where the given one says otherwise."""
-    config = settings.run_config_from_json(record.config_json)
+    config = settings.run_config_from_json(record.config_json, record.skerry_version)
     parameters = sum(leaf.size for leaf in record.leaves)
     different = settings.differences(with_window(given, parameters), config)
     if different and given != RunConfig():

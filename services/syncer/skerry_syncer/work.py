@@ -15,7 +15,7 @@ from skerry.core.adamw import AdamW
 from skerry.core.fragments import plan as plan_of
 from skerry.core.outer import make_outer
 from skerry.errors import RunMismatch
-from skerry.settings import RunConfig
+from skerry.settings import run_config_from_json
 from skerry.tasks import TaskGroup
 from skerry_syncer.committer import Committer
 from skerry_syncer.conductor import Conductor
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from skerry.bus.state_writer import StateWriter
     from skerry.core.fragments import Plan
     from skerry.core.outer import Outer
+    from skerry.settings import RunConfig
     from skerry.wire.messages import RunRecord
 
 log = structlog.get_logger()
@@ -51,8 +52,11 @@ class Work:
     async def begin(
         cls, bus: Bus, record: RunRecord, name: str, wall_ns: Callable[[], int]
     ) -> Work:
-        """Read the run's settings and declare its streams; RunMismatch if it cannot be served."""
-        config = RunConfig.model_validate_json(record.config_json)
+        """Read the run's settings and declare its streams.
+
+        Raises ConfigError or RunMismatch where this release cannot serve it.
+        """
+        config = run_config_from_json(record.config_json, record.skerry_version)
         plan = plan_of(record.leaves, record.fragments)
         if plan.digest != record.plan_digest:
             msg = (

@@ -14,6 +14,7 @@ from skerry.bus import ledger
 from skerry.bus.memory import MemoryBroker
 from skerry.errors import (
     BrokerUnavailable,
+    ConfigError,
     RunMismatch,
     StateLost,
     StorageFull,
@@ -310,6 +311,13 @@ async def test_a_run_cut_by_another_release_is_refused(store: LocalStore) -> Non
     scripted = await begun()
     foreign = replace(scripted.record, plan_digest=1)
     with pytest.raises(RunMismatch, match="another release"):
+        Checkpointer.of(scripted.bus, foreign, store)
+
+
+async def test_a_config_of_another_release_is_one_sentence(store: LocalStore) -> None:
+    scripted = await begun()
+    foreign = replace(scripted.record, config_json='{"checkpoint": {"telepathy": true}}')
+    with pytest.raises(ConfigError, match=r"checkpoint\.telepathy .* use that release"):
         Checkpointer.of(scripted.bus, foreign, store)
 
 

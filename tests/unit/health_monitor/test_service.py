@@ -18,7 +18,10 @@ from skerry.bus.alerts import Store
 from skerry.bus.base import Record, Room, Storage
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.recent import RECENT_S
+from skerry.bus.streams import specs
+from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import ConfigError
+from skerry.testing.puppet import run_record
 from skerry.testing.scripted_run import STARTS, ScriptedRun
 from skerry.wire.messages import (
     CheckpointRecord,
@@ -295,6 +298,16 @@ async def test_it_stays_after_the_end_of_the_run_otherwise() -> None:
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     told = await seen(monitor, lambda answer: bool(answer["run"]["finished"]))
     assert told["run"]["finished"]
+
+
+async def test_a_config_of_another_release_is_one_sentence() -> None:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs("run"))
+    cut = plan([LeafSpec("w", (20, 64))], 1)
+    await ledger.create_run(bus, run_record("run", cut, '{"sync": {"telepathy": true}}'))
+    following = Monitor(bus, "run", until_finished=True).follow()
+    with pytest.raises(ConfigError, match=r"sync\.telepathy .* use that release"):
+        await asyncio.wait_for(following, DEADLINE_S)
 
 
 def test_a_port_in_use_is_one_sentence_with_the_fix() -> None:

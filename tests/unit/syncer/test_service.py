@@ -12,7 +12,7 @@ from skerry.bus import ledger
 from skerry.bus.memory import MemoryBroker
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
-from skerry.errors import BrokerUnavailable
+from skerry.errors import BrokerUnavailable, ConfigError, first_cause
 from skerry.settings import RunConfig, SyncConfig
 from skerry.testing.puppet import run_record
 from skerry_syncer import tenure
@@ -49,3 +49,15 @@ async def test_failed_session_holds_no_memory_during_the_next(
     async with asyncio.timeout(60):
         await syncer(bus, RUN, "s", 1.0)
     assert alive == [False]
+
+
+async def test_a_config_of_another_release_is_one_sentence() -> None:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    await ledger.create_run(bus, run_record(RUN, PLAN, '{"sync": {"telepathy": true}}'))
+    with pytest.raises((ConfigError, ExceptionGroup)) as caught:
+        await asyncio.wait_for(syncer(bus, RUN, "s", 1.0), 60)
+    cause = first_cause(caught.value)
+    assert isinstance(cause, ConfigError)
+    assert "sync.telepathy (from the run record) is not a setting" in str(cause)
+    assert str(cause).endswith("use that release.")
