@@ -175,7 +175,7 @@ class Learner:
 
     def _recalled(self, place: Place) -> Recalled:
         if self.shelf is None:
-            return recall.without(place.learner.incarnation, "nothing is kept")
+            return recall.without(place.learner.incarnation, place.start.step, "nothing is kept")
         aged = self.ground.work.config.train.inner_max_age_steps
         return self.shelf.recall(place.learner.incarnation, place.start.step, aged)
 

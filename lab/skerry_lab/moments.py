@@ -36,11 +36,11 @@ class Shelf:
     def recall(self, incarnation: int, step: int, max_age_steps: int) -> Recalled:
         """Say how the next incarnation begins, at ``step`` of the global clock."""
         if self._saved is None:
-            return recall.without(incarnation, "nothing is saved")
+            return recall.without(incarnation, step, "nothing is saved")
         moments, saved = self._saved
         age = max(0, step - saved)
         if age > max_age_steps:
-            return recall.without(incarnation, "it is too old")
+            return recall.without(incarnation, step, "it is too old")
         named = jax.tree_util.tree_flatten_with_path(moments)[0]
         tensors = {path_name(path): np.asarray(leaf) for path, leaf in named}
         return Recalled("warm", "saved", age, tensors)

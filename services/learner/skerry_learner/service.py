@@ -218,14 +218,14 @@ class _Service:
 
     async def _recall(self) -> Recalled:
         """Return the saved inner state, read meanwhile; a disk that hangs holds nobody up."""
-        incarnation = self.place.learner.incarnation
+        start = self.place.learner.incarnation, self.place.start.step
         if self.keeper is None:
-            return recall.without(incarnation, "nothing is kept on this machine")
+            return recall.without(*start, "nothing is kept on this machine")
         try:
             async with asyncio.timeout(RECALL_S):
                 return await asyncio.wrap_future(self.keeper.recalled)
         except TimeoutError:
-            return recall.without(incarnation, f"the disk gave nothing for {RECALL_S:g} s")
+            return recall.without(*start, f"the disk gave nothing for {RECALL_S:g} s")
 
     async def _finished(self) -> None:
         await self.network.finished()

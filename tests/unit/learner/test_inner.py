@@ -130,7 +130,9 @@ def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         (SAVED, 690, 4, ("warm", 0)),
         (replace(SAVED, origin=replace(ORIGIN, created_ns=9)), 700, 4, ("cold", 0)),
         (replace(SAVED, origin=replace(ORIGIN, learner="b")), 700, 4, ("cold", 0)),
-        (replace(SAVED, origin=replace(ORIGIN, config_digest=9)), 700, 1, ("new", 0)),
+        (replace(SAVED, origin=replace(ORIGIN, config_digest=9)), 0, 1, ("new", 0)),
+        (replace(SAVED, origin=replace(ORIGIN, config_digest=9)), 0, 4, ("cold", 0)),
+        (replace(SAVED, origin=replace(ORIGIN, config_digest=9)), 700, 1, ("cold", 0)),
     ],
 )
 def test_saved_state_is_used_if_it_is_the_learners_own_and_young_enough(
@@ -211,10 +213,13 @@ def test_kept_state_is_what_the_next_start_begins_with(desk: Desk) -> None:
     again.end(second)
 
 
-def test_first_start_of_a_learner_is_new(desk: Desk) -> None:
+@pytest.mark.parametrize(("step", "inner"), [(0, "new"), (700, "cold")])
+def test_first_start_of_a_learner_is_new_where_the_run_is(
+    desk: Desk, step: int, inner: str
+) -> None:
     desk.incarnation = 1
-    keeper = desk.keeper()
-    assert keeper.recalled.result(30).inner == "new"
+    keeper = desk.keeper(step)
+    assert keeper.recalled.result(30).inner == inner
     desk.end(keeper)
 
 

@@ -143,10 +143,10 @@ class Keeper:
         try:
             saved, tensors = file.read(self.path, shapes_of(self.template))
         except FileNotFoundError:
-            return recall.without(self.incarnation, "nothing is saved on this machine")
+            return recall.without(self.incarnation, step, "nothing is saved on this machine")
         except (OSError, SkerryError) as error:
             log.warning("inner_state_unreadable", error=str(error))
-            return recall.without(self.incarnation, "what is saved cannot be read")
+            return recall.without(self.incarnation, step, "what is saved cannot be read")
         return recall.judge(
             saved,
             tensors,

@@ -17,8 +17,9 @@ Condition = Literal["new", "warm", "cold"]
 class Recalled:
     """How the inner optimizer begins, and why; ``tensors`` by name if it begins warm.
 
-    new: this learner's first start in the run, so the run's own warm-up is all it needs. warm: as
-    it was ``age_steps`` ago. cold: its moments are gone, so the learning rate rises again.
+    new: this learner's first start, and the run's, so its own warm-up is all it needs. warm: as it
+    was ``age_steps`` ago. cold: its moments are gone, or begin in mid-schedule, as those of who
+    joins later or trains on in a restored run; so the learning rate rises again.
     """
 
     inner: Condition
@@ -27,9 +28,9 @@ class Recalled:
     tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
 
-def without(incarnation: int, reason: str) -> Recalled:
-    """Return how a learner begins that has nothing to go on with."""
-    return Recalled("new" if incarnation <= 1 else "cold", reason)
+def without(incarnation: int, step: int, reason: str) -> Recalled:
+    """Return how a learner begins at ``step`` that has nothing to go on with."""
+    return Recalled("new" if incarnation <= 1 and not step else "cold", reason)
 
 
 def judge(
@@ -43,10 +44,10 @@ def judge(
 ) -> Recalled:
     """Decide whether a saved state may be used at ``step`` of the global clock."""
     if saved.origin != origin:
-        return without(incarnation, "it belongs to another run or learner")
+        return without(incarnation, step, "it belongs to another run or learner")
     age = max(0, step - saved.step)  # a learner may have been ahead of the newest commit
     if age > max_age_steps:
-        return without(incarnation, f"it is {age} steps old, of {max_age_steps} allowed")
+        return without(incarnation, step, f"it is {age} steps old, of {max_age_steps} allowed")
     return Recalled("warm", "saved", age, tensors)
 
 
