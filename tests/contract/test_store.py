@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import random
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from errno import ENOLCK
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +18,9 @@ import pytest
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import local
 from skerry.store.base import MANIFEST, StoredFile
+from skerry.store.listing import locate
 from skerry.store.local import LocalStore
+from skerry.store.opening import folders
 from skerry.store.s3 import S3Store
 from skerry.testing.s3_server import BUCKET, S3Server
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
     from skerry.store.base import Store
 
+TOO_LONG = "x" * 300
+"""As a file's name it is refused by the kernel, whoever asks."""
 MANIFEST_BYTES = b'{"made": "up"}\n'
 
 
@@ -201,6 +207,34 @@ class TestLocalStore:
         (tmp_path / "file").touch()
         with pytest.raises(StoreError, match=r"point store\.path elsewhere"):
             LocalStore(tmp_path / "file" / "run").draft("first")
+
+    def test_what_may_not_be_looked_at_counts_as_an_entry_that_cannot_be_read(
+        self, tmp_path: Path
+    ) -> None:
+        """The kernel looks through no such link, as little as into another user's folder."""
+        store = LocalStore(tmp_path)
+        written(store, "first")
+        (tmp_path / "second").symlink_to(TOO_LONG)
+        assert store.names() == ["first", "second"]
+        with pytest.raises(StoreError, match="check the path"):
+            store.open("second", MANIFEST)
+        assert locate(tmp_path / "first")[1] == "first"
+
+    def test_a_root_that_may_not_be_looked_at_is_one_sentence(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreError, match=r"point store\.path elsewhere"):
+            LocalStore(tmp_path / TOO_LONG).sweep()
+        with pytest.raises(StoreError, match="check the path"):
+            folders(tmp_path / TOO_LONG)
+
+    def test_a_disk_without_locks_is_one_sentence(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_locks(_handle: int, _operation: int) -> None:
+            raise OSError(ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(StoreError, match=r"No locks available.*point store\.path elsewhere"):
+            LocalStore(tmp_path).sweep()
 
     def test_a_write_that_the_kernel_refuses_for_size_leaves_nothing(self, tmp_path: Path) -> None:
         """RLIMIT_FSIZE is a refusal in the middle of a write that ordinary users can set up."""

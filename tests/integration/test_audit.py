@@ -418,6 +418,8 @@ async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
     found = await survey(log, Target(), await read_window(log))
     assert found.folders == (str(store.root),), "the ledger tells where else to look"
     assert usable(tmp_path / "elsewhere", log, found) == store.where(written.name)
+    denied = tmp_path / ("x" * 300)  # no disk looks there, whoever asks
+    assert usable(denied, log, found) == store.where(written.name)
     path = usable(tmp_path / RUN, log, found)
     assert path is not None
     assert path == store.where(written.name)

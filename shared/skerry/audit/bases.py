@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.audit.replayed import Base
 from skerry.errors import ConfigError, RunMismatch, StoreError
 from skerry.store.checkpoint import fragments, read_manifest
 from skerry.store.listing import locate, summaries
-from skerry.store.opening import FROM_ENVIRONMENT, S3Access, is_url, normal, parent_of
+from skerry.store.opening import FROM_ENVIRONMENT, S3Access, normal, parent_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -93,6 +93,4 @@ def _reaches(versions: Sequence[int], log: Log, found: Survey) -> bool:
 
 
 def _in(folder: str, access: S3Access) -> list[Summary]:
-    if not is_url(folder) and not Path(folder).is_dir():
-        return []
     return [summary for summary in summaries(folder, access) if not summary.error]

@@ -54,7 +54,7 @@ class LocalStore:
             return []
         except OSError as error:
             raise unreadable(self.root, error) from error
-        return sorted(n for n in found if (self.root / n / MANIFEST).is_file())
+        return sorted(n for n in found if _has_manifest(self.root / n))
 
     def draft(self, name: str) -> LocalDraft:
         """Make the temporary folder of an entry; StoreError if the root cannot be written."""
@@ -81,8 +81,10 @@ class LocalStore:
         return True
 
     def sweep(self) -> list[str]:
-        if not self.root.is_dir():
-            return []
+        with refusals(self.root):
+            return self._sweep() if self.root.is_dir() else []
+
+    def _sweep(self) -> list[str]:
         swept: list[str] = []
         with root_lock(self.root):
             for path in sorted(self.root.glob(f"{PARTIAL}*")):
@@ -91,6 +93,17 @@ class LocalStore:
                         shutil.rmtree(path, ignore_errors=True)
                         swept.append(path.name)
         return swept
+
+
+def _has_manifest(folder: Path) -> bool:
+    """Tell whether a folder is an entry: where we may not look it counts as one, not as nothing.
+
+    Whoever then reads it is told why it cannot be read, and takes no older one for the newest.
+    """
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError:
+        return True
 
 
 class _Open:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
+from skerry.store.disk import unreadable
 from skerry.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ def open_store(where: str | Path, access: S3Access = FROM_ENVIRONMENT) -> Store:
 
 
 def folders(root: str | Path, access: S3Access = FROM_ENVIRONMENT) -> list[str]:
-    """Return the addresses of the folders below ``root``, sorted: a run's each."""
+    """Return the addresses of the folders below ``root``, sorted: a run's each.
+
+    Raises StoreError where that cannot be told.
+    """
     if is_url(root):
         from skerry.store.s3 import S3Store
 
@@ -76,4 +80,7 @@ def folders(root: str | Path, access: S3Access = FROM_ENVIRONMENT) -> list[str]:
         assert isinstance(found, S3Store)
         return [found.where(name) for name in found.folders()]
     path = Path(root)
-    return [str(p) for p in sorted(path.iterdir()) if p.is_dir()] if path.is_dir() else []
+    try:
+        return [str(p) for p in sorted(path.iterdir()) if p.is_dir()] if path.is_dir() else []
+    except OSError as error:
+        raise unreadable(path, error) from error
