@@ -81,7 +81,7 @@ class Checkpointer:
         """Write checkpoints until the run is finished and its last state is saved.
 
         A checkpoint that fails is logged and tried again at the next turn; at the end of
-        the run that raises its error.
+        the run that raises its error, and before there is a first one a store that cannot be read.
         """
         await self._mend_ledger()
         await take_turns(
@@ -173,12 +173,22 @@ class Checkpointer:
         instruments.record(metrics.CHECKPOINT_SIZE, record.size_bytes, of)
 
     async def _mend_ledger(self) -> None:
-        """Note the newest checkpoint if its writer died, or lost the broker, before it could."""
-        await in_thread(self._look)
+        """Note the newest checkpoint if its writer died, or lost the broker, before it could.
+
+        A store that cannot be used is an error at once where the run has no checkpoint yet: its
+        settings are wrong. Later on it is away, which no restart mends, and is asked at each turn.
+        """
+        noted = await ledger.last_checkpoint(self.bus, self.record.run)
+        try:
+            await in_thread(self._look)
+        except StoreError as error:
+            if noted is None:
+                raise
+            log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
+            return
         if not self.known:
             return
         name, newest = max(self.known.items(), key=lambda item: item[1].age)
-        noted = await ledger.last_checkpoint(self.bus, self.record.run)
         # The step is for checkpoints of format 1, which tell of no sequence.
         mine = newest.ledger_sequence, newest.step
         if noted is None or (noted.ledger_sequence, noted.step) < mine:

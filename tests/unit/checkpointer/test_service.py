@@ -245,6 +245,43 @@ async def test_a_full_disk_is_asked_again_at_the_next_turn(store: LocalStore) ->
     assert len(store.names()) == 1
 
 
+class AwayStore(LocalStore):
+    """A store that refuses to be looked at ``refusing`` times."""
+
+    refusing = 1
+
+    def sweep(self) -> list[str]:
+        if self.refusing:
+            self.refusing -= 1
+            msg = "The store does not answer: try again."
+            raise StoreError(msg)
+        return super().sweep()
+
+
+async def test_a_store_that_is_away_when_it_is_started_again_is_asked_at_the_next_turn(
+    store: LocalStore,
+) -> None:
+    scripted = await begun(every_s=0.01)
+    await scripted.commit_all()
+    assert await of(scripted, store).save() is not None
+    await scripted.commit(0, step=9)
+    away = AwayStore(store.root)
+    async with TaskGroup() as group:
+        running = group.create_task(of(scripted, away).run())
+        await recorded(scripted, 2)
+        running.cancel()
+    assert (away.refusing, len(store.names())) == (0, 2)
+
+
+async def test_a_store_that_never_held_a_checkpoint_of_the_run_is_an_error_at_once(
+    store: LocalStore,
+) -> None:
+    scripted = await begun(every_s=0.01)
+    await scripted.commit_all()
+    with pytest.raises(StoreError, match="does not answer"):
+        await asyncio.wait_for(of(scripted, AwayStore(store.root)).run(), DEADLINE_S)
+
+
 async def test_a_full_disk_at_the_end_of_the_run_is_an_error_with_the_fix(
     store: LocalStore,
 ) -> None:
