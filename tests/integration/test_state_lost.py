@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger
+from skerry.bus import ledger, recovery
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
+from skerry.errors import StateLost
 from skerry.settings import RunConfig, SyncConfig
 from skerry.testing.nats_server import NatsServer
 from skerry.testing.puppet import Puppet, run_record
 from skerry.testing.scripted_run import WINDOW_BYTES, ScriptedRun
 from skerry.wire.messages import CheckpointRecord, Manifest
 from skerry.wire.subjects import Subjects
+from skerry_learner.sync.mailbox import Mailbox
+from skerry_learner.sync.network import Network
+from skerry_learner.sync.session import Learner
 
 pytestmark = [pytest.mark.nats]
 
@@ -120,6 +125,36 @@ async def test_deleted_chunk_of_the_master_is_named_with_its_place(
         code, said = await syncer_says(shared_nats, run_id)
     assert code == 4
     assert f"fragment 2 at version 2: the chunk of its 'master' at sequence {sequence}" in said
+
+
+async def test_older_copy_of_the_store_ends_a_learner_that_has_seen_newer(
+    nats_server: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put in place while the learner lives: it follows on, and nothing else tells it."""
+    monkeypatch.setattr(recovery, "SETTLED_PAUSE_S", 0.05)
+    store, copy = nats_server.store, nats_server.folder / "older"
+    async with NatsBus(nats_server.url, name="test", patience_s=30.0) as bus:
+        scripted = await committed(bus, run_id)
+        nats_server.stop()
+        shutil.copytree(store, copy)
+        nats_server.start()
+        await scripted.commit_all(step=30)
+        learner = Learner(run_id, "a", 1)
+        mailbox = Mailbox(3, lambda: None)
+        network = Network(
+            *(bus, learner, scripted.plan, mailbox, asyncio.Event()), chunk_bytes=4096, pulse_s=0.1
+        )
+        following = asyncio.ensure_future(network.manifests())
+        while len(network._wanted) < len(scripted.plan.fragments):  # noqa: ASYNC110  no event
+            await asyncio.sleep(0.05)
+        nats_server.kill9()
+        shutil.rmtree(store)
+        copy.rename(store)
+        nats_server.start()
+        with pytest.raises(
+            StateLost, match=r"fragment \d was at version 3 and is at 2, so an older"
+        ):
+            await asyncio.wait_for(following, 60)
 
 
 async def ledger_messages(bus: NatsBus, run: str) -> int:

@@ -130,6 +130,17 @@ def run_gone(run: str) -> StateLost:
     )
 
 
+def gone_back(run: str, fragment: int, version: int, known: int) -> StateLost:
+    """Return the error for a log that holds an older ``version`` than the one it held before."""
+    return StateLost(
+        f"The log of run {run!r} has gone back: fragment {fragment} was at version {known} and is"
+        f" at {version}, so an older copy of the broker's store was put in its place, or a power"
+        " cut took the end of it. Start this process again, and it goes on from there; or stop the"
+        " run first and put back what a checkpoint has newer with `skerry checkpoints restore"
+        f" CHECKPOINT --run {run} --replace`."
+    )
+
+
 def _listed(missing: Mapping[int, range]) -> str:
     """Return which versions of which fragments, for a sentence."""
     words: list[str] = []

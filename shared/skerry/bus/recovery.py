@@ -9,7 +9,7 @@ learner that joins looks whether the ledger still knows everybody whom its commi
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from skerry.bus.base import Expect, Start
@@ -17,6 +17,7 @@ from skerry.bus.ledger import CAS_ATTEMPTS, last_commits, members, read_run, sam
 from skerry.bus.loss import (
     begun_by_restore,
     gaps,
+    gone_back,
     ledger_lost,
     members_lost,
     run_gone,
@@ -24,7 +25,7 @@ from skerry.bus.loss import (
     state_lost,
     unknown,
 )
-from skerry.bus.state import read_manifests
+from skerry.bus.state import read_manifest, read_manifests
 from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
 from skerry.telemetry import spans, tracer
 from skerry.wire.messages import Commit, Manifest
@@ -43,6 +44,9 @@ READ_S = 20.0
 LOOKS, LOOK_PAUSE_S = 8, 0.25
 """How often, and at which interval, the ledger is asked before what it lacks counts as lost: a
 replica that lags behind, or a leader that was deposed, does not have the newest."""
+SETTLED_LOOKS, SETTLED_PAUSE_S = 40, 0.5
+"""The same for state that is older than it was: nobody waits for the answer, so until a leader that
+was deposed and does not know it, cut off from the others, must have stepped down (after 10 s)."""
 
 
 async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | None:
@@ -186,6 +190,23 @@ async def _follows(
             raise run_gone(run)
         raise await ledger_lost(bus, run, missing)
     return True
+
+
+async def not_gone_back(bus: Bus, run: str, plan: Plan, fragment: int, version: int) -> None:
+    """Return once the log is found to hold this version of a fragment, or a newer one.
+
+    For who has seen that version, and then an older one: a replica that lags tells of one, too.
+    Waits through a broker's restart. Raises StateLost where the log keeps telling of an older one.
+    """
+    looks, held = 0, 0
+    while looks < SETTLED_LOOKS:
+        with suppress(BrokerUnavailable, WireError):
+            manifest = await read_manifest(bus, run, plan, fragment)
+            held, looks = manifest.commit.version if manifest else 0, looks + 1
+            if held >= version:
+                return
+        await asyncio.sleep(SETTLED_PAUSE_S)
+    raise gone_back(run, fragment, held, version)
 
 
 async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[str, MemberRecord]:

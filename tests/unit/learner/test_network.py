@@ -15,13 +15,14 @@ import pytest
 import structlog
 from numpy.typing import NDArray
 
-from skerry.bus import state
-from skerry.bus.base import Record
+from skerry.bus import recovery, state
+from skerry.bus.base import Bus, Record
 from skerry.bus.contributions import Contribution, Inbox
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.recovery import append_commit
 from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.core.backend import cpu
+from skerry.core.fragments import Plan
 from skerry.core.merge import slice_norms
 from skerry.errors import (
     BrokerUnavailable,
@@ -34,6 +35,7 @@ from skerry.errors import (
 from skerry.settings import (
     RunConfig,
 )
+from skerry.testing.scripted_run import ScriptedRun
 from skerry.wire.messages import (
     Commit,
     ContributionHeader,
@@ -66,7 +68,7 @@ async def until(holds: Callable[[], bool]) -> None:
 class Wire:
     """A network without a trainer: the test is the trainer."""
 
-    def __init__(self, bus: MemoryBus, work: Work) -> None:
+    def __init__(self, bus: Bus, plan: Plan) -> None:
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
 
         def notify() -> None:
@@ -75,7 +77,7 @@ class Wire:
         self.mailbox = Mailbox(2, notify)
         self.who = Learner("run", "a", 1)
         self.network = Network(
-            bus, self.who, work.plan, self.mailbox, wake, chunk_bytes=4096, pulse_s=0.1
+            bus, self.who, plan, self.mailbox, wake, chunk_bytes=4096, pulse_s=0.1
         )
 
 
@@ -92,7 +94,7 @@ async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
     bus: MemoryBus, config: RunConfig
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     fragment = work.plan.fragments[1]
     gradient = jax.random.normal(jax.random.key(0), (fragment.padded_size,), jnp.float32)
     header = ContributionHeader(
@@ -122,7 +124,7 @@ async def contributed(bus: MemoryBus) -> list[Record]:
 
 async def test_a_gradient_that_is_not_finite_is_dropped(bus: MemoryBus, config: RunConfig) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
     header = ContributionHeader(
         ContributionKind.OUTER_GRADIENT, "a", 1, 1, 0, 3, 4, 9, 2, 64, 0, 4, 1.5, 0
@@ -139,7 +141,7 @@ async def test_a_contribution_does_not_wait_until_the_log_has_those_before_it(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     publish, far = bus.publish, asyncio.Event()
 
     async def slow(subject: str, payload: bytes, **options: Any) -> Any:
@@ -161,7 +163,7 @@ async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     publish, failures = bus.publish, list[str]()
 
     async def flaky(subject: str, payload: bytes, **options: Any) -> Any:
@@ -214,7 +216,7 @@ async def test_a_contribution_with_feedback_that_is_sent_again_has_the_same_byte
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     wire.network._chunk_bytes = 400
     size = work.plan.fragments[0].padded_size
     first, second = jax.random.normal(jax.random.key(0), (2, size), jnp.float32)
@@ -268,7 +270,7 @@ async def test_what_a_commit_refuses_does_not_come_back_with_the_next_contributi
     bus: MemoryBus, config: RunConfig, refused: Refused, *, forgotten: bool
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     gradient = jax.random.normal(jax.random.key(0), (work.plan.fragments[0].padded_size,))
     await wire.network._send(posted(wire, gradient, 1))
     writer = await StateWriter.acquire(bus, "run", work.plan, holder="s", now_ns=1)
@@ -284,7 +286,7 @@ async def test_what_the_log_has_lost_does_not_come_back_twice(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     gradient = jax.random.normal(jax.random.key(0), (work.plan.fragments[0].padded_size,))
     await wire.network._send(posted(wire, gradient, 1))
     assert wire.network._residuals.owed(0, 2) is not None
@@ -304,7 +306,7 @@ async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sen
     bus: MemoryBus, config: RunConfig
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
     header = ContributionHeader(ContributionKind.GENESIS, "a", 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 0)
     wire.mailbox.post_outgoing(Outgoing(header, gradient, "f32"))
@@ -317,7 +319,7 @@ async def test_a_global_fragment_that_cannot_be_read_is_asked_for_again(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     fragment = work.plan.fragments[0]
     writer = await StateWriter.acquire(bus, "run", work.plan, holder="s", now_ns=1)
     vector = np.zeros(fragment.padded_size, np.float32)
@@ -345,7 +347,7 @@ async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     far = asyncio.Event()
     reading: list[int] = []
 
@@ -372,7 +374,7 @@ async def test_no_more_fragments_are_read_than_there_is_room_for(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     far = asyncio.Event()
     reading: list[int] = []
 
@@ -399,7 +401,7 @@ async def test_contribution_that_the_log_has_lost_is_told_to_the_trainer(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     doubts = [Doubt("a", 1, 0, identity, 3) for identity in (1, 2, 3)]
     answers: list[bool | BrokerUnavailable] = [False, BrokerUnavailable("away"), True]
 
@@ -421,7 +423,7 @@ async def test_fragment_that_the_log_has_lost_is_said_once_per_version_and_asked
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     reads: list[int] = []
 
     async def gone(*args: Any, **_: object) -> NDArray[np.float32]:
@@ -451,10 +453,57 @@ async def test_fragment_that_the_log_has_lost_is_said_once_per_version_and_asked
     assert not wire.mailbox.fresh()
 
 
+async def test_a_log_that_has_gone_back_for_good_ends_the_learner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "SETTLED_PAUSE_S", 0.0)
+    broker = MemoryBroker()
+    scripted = await ScriptedRun.begin(broker.connect())
+    await scripted.commit_all()
+    name = Subjects("run").stream("STATE")
+    held = broker.streams[name]
+    copy = replace(held, records=dict(held.records), newest=dict(held.newest), waiting=[])
+    await scripted.commit(1)
+    wire = Wire(broker.connect(), scripted.plan)
+    following = asyncio.ensure_future(wire.network.manifests())
+    await until(lambda: len(wire.network._wanted) == len(scripted.plan.fragments))
+    broker.streams[name], held.lost = copy, True
+    held.wake()
+    async with asyncio.timeout(60):
+        with pytest.raises(StateLost, match="fragment 1 was at version 2 and is at 1, so an older"):
+            await following
+
+
+async def test_a_replica_that_tells_of_an_older_version_ends_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "SETTLED_PAUSE_S", 0.0)
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    first = await scripted.commit(0)
+    newest = await scripted.commit(0)
+    answers: list[Manifest | Exception] = [first, BrokerUnavailable("away"), first, newest]
+
+    async def lagging(*_: object) -> Manifest:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def told(*_: object) -> AsyncGenerator[Manifest]:
+        for manifest in (newest, first, newest):
+            yield manifest
+
+    monkeypatch.setattr(recovery, "read_manifest", lagging)
+    monkeypatch.setattr(state, "follow_manifests", told)
+    wire = Wire(scripted.bus, scripted.plan)
+    await wire.network.manifests()
+    assert (answers, wire.network._wanted) == ([], {0: newest})
+
+
 async def test_a_newer_incarnation_ends_the_older(bus: MemoryBus, config: RunConfig) -> None:
     record, work = await find_or_create(bus, "run", config)
     await take_place(bus, record, work, "a", "host")
-    watching = asyncio.ensure_future(Wire(bus, work).network.watch_name())
+    watching = asyncio.ensure_future(Wire(bus, work.plan).network.watch_name())
     await take_place(bus, record, work, "b", "host")
     await take_place(bus, record, work, "a", "elsewhere")
     async with asyncio.timeout(60):
@@ -473,7 +522,7 @@ async def test_how_long_ago_the_run_began_is_what_the_brokers_clock_says(
     commit = replace(refusing(work, Refused("diverged", "b", 1, 1)), refused=())
     await append_commit(bus, replace(commit, closed_ns=broker_ns[0] - hour_ns))
     broker_ns[0] += 40 * 10**9
-    wire = Wire(bus, work)
+    wire = Wire(bus, work.plan)
     wire.network._wall_ns = lambda: broker_ns[0] + 24 * hour_ns
     wire.network._clock = lambda: 1000.0
     lost = ["pulse"] if away else []

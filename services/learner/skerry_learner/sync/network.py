@@ -13,7 +13,7 @@ from functools import partial
 
 import structlog
 
-from skerry.bus import contributions, ledger, presence, state
+from skerry.bus import contributions, ledger, presence, recovery, state
 from skerry.bus.base import Bus
 from skerry.core.fragments import Plan
 from skerry.errors import (
@@ -99,13 +99,24 @@ class Network:
                 self._mailbox.post_round(opened)
 
     async def manifests(self) -> None:
-        """Note the newest version of every fragment."""
-        manifests = state.follow_manifests(self._bus, self._learner.run, self._plan)
+        """Note the newest version of every fragment; StateLost once the log has gone back.
+
+        All that is known here is of versions that the log does not have any more: rounds towards
+        them would count as answered, and what was captured as part of them.
+        """
+        run, plan, newest = self._learner.run, self._plan, dict[int, int]()
+        manifests = state.follow_manifests(self._bus, run, plan)
         async with aclosing(manifests):
             async for manifest in manifests:
-                self._wanted[manifest.commit.fragment] = manifest
+                commit = manifest.commit
+                known = newest.get(commit.fragment, 0)
+                if commit.version < known:
+                    await recovery.not_gone_back(self._bus, run, plan, commit.fragment, known)
+                    continue
+                newest[commit.fragment] = commit.version
+                self._wanted[commit.fragment] = manifest
                 self._posted["wanted"].set()
-                self._note_refused(manifest.commit)
+                self._note_refused(commit)
 
     async def genesis(self) -> None:
         """Post when the run's first commit was made, on the trainer's clock, then be idle for ever.
