@@ -280,7 +280,7 @@ class Conductor:
             syncer=self.committer.writer.holder,
             final=final,
             trace_id=self.teller.trace(fragment, state.version + 1),
-            attempt=attempt,
+            attempt=max(attempt, self.shard.again.pop(fragment, 0)),
         )
         await presence.open_round(self.bus, record)
         self.open[fragment] = Open(record, now, now)

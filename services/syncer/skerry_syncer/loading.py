@@ -6,7 +6,9 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from skerry.bus import ledger
+import structlog
+
+from skerry.bus import ledger, presence
 from skerry.bus.base import Start as From
 from skerry.bus.contributions import Inbox
 from skerry.bus.loss import state_lost
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from skerry.core.outer import Outer
     from skerry.settings import SyncConfig
     from skerry.wire.messages import Manifest
+
+log = structlog.get_logger()
 
 OUTER = "outer."
 READ_ATTEMPTS = 3
@@ -65,7 +69,9 @@ async def load(
             fragments[commit.fragment].settle_all(commit)
     inbox = Inbox(writer.run, plan)
     await _read_starts(bus, writer.run, inbox, streams)
-    return Shard(writer.run, plan, config, fragments, inbox)
+    shard = Shard(writer.run, plan, config, fragments, inbox)
+    shard.again = await _asked_again(bus, shard, streams)
+    return shard
 
 
 def _floors(
@@ -81,6 +87,31 @@ def _floors(
     newest = stream.last_seq if stream else 0
     floors = {index: manifest.commit.contrib_floor for index, manifest in manifests.items()}
     return floors if max(floors.values(), default=0) <= newest else {}
+
+
+async def _asked_again(bus: Bus, shard: Shard, streams: dict[str, StreamInfo]) -> dict[int, int]:
+    """Return by fragment the attempt of its next round, where contributions to it may be gone.
+
+    The window has dropped them, or somebody has removed them, before any commit resolved them. Only
+    who has sent one can tell, and looks when the round that it has answered is opened again.
+    """
+    stream = streams.get(Subjects(shard.run).stream("CONTRIB"))
+    first = stream.first_seq if stream else 0
+    gone = {i: s for i, s in shard.fragments.items() if s.version and s.floor + 1 < first}
+    if not gone:
+        return {}
+    log.warning(
+        "contributions_gone",
+        run=shard.run,
+        versions={index: state.version for index, state in gone.items()},
+        first_sequence=min(state.floor for state in gone.values()) + 1,
+        last_sequence=first - 1,
+        hint="what no commit had resolved may be lost; who sent it and still runs offers it again:"
+        " raise log.window_bytes or log.window_s, and purge no stream of a run",
+    )
+    opened = await presence.last_rounds(bus, shard.run, shard.plan.digest)
+    asked = {i: o.attempt for i, o in opened.items() if i in gone and o.version > gone[i].version}
+    return {index: 1 + asked.get(index, 0) for index in gone}
 
 
 async def _restore(

@@ -164,7 +164,11 @@ class FragmentState:
 
 @dataclass(slots=True)
 class Shard:
-    """All fragments of a shard; the log can rebuild it at any instant."""
+    """All fragments of a shard; the log can rebuild it at any instant.
+
+    ``again``: by fragment, how often its next round counts as opened before, where contributions
+    to it may have left the log: who has answered that round looks whether his is still there.
+    """
 
     run: str
     plan: Plan
@@ -172,6 +176,7 @@ class Shard:
     fragments: dict[int, FragmentState]
     inbox: Inbox
     seen_sequence: int = 0
+    again: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def resume_after(self) -> int:

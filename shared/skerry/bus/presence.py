@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from skerry.bus.base import Start
@@ -55,6 +55,16 @@ async def open_round(bus: Bus, opened: Round) -> None:
     """Ask the learners for contributions; replaces the fragment's previous round."""
     subject = Subjects(opened.run).round(opened.fragment)
     await bus.publish(subject, encode(opened), headers=tracer.headers_for(opened.trace_id))
+
+
+async def last_rounds(bus: Bus, run: str, plan_digest: int) -> dict[int, Round]:
+    """Return the newest round of every fragment; foreign and unreadable ones are left out."""
+    found: dict[int, Round] = {}
+    for record in await bus.last_each(Subjects(run).rounds()):
+        with suppress(WireError):
+            opened = decode(Round, record.payload, run=run, plan_digest=plan_digest)
+            found[opened.fragment] = opened
+    return found
 
 
 async def follow_rounds(bus: Bus, run: str, plan_digest: int) -> AsyncGenerator[Round]:

@@ -387,6 +387,44 @@ async def test_contributions_count_after_their_stream_was_removed() -> None:
         await commits_until(bus, reached + 2)
 
 
+async def until_waiting(bus: MemoryBus, name: str) -> dict[int, Commit]:
+    """Return the newest commits once a learner has sent what none of them has merged."""
+    contrib = bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
+    async with asyncio.timeout(30):
+        while True:
+            await asyncio.sleep(0.2)  # time for what can be merged to be
+            last = await ledger.last_commits(bus, RUN)
+            sent = {f: contrib.newest[Subjects(RUN).contribution(f, name)] for f in last}
+            if all(sent[fragment] > commit.contrib_floor for fragment, commit in last.items()):
+                return last
+
+
+async def test_contribution_that_left_the_log_unread_is_offered_again() -> None:
+    """It waited for a second one when its syncer went, and was gone before the next one came."""
+    sync = CONFIG.sync.model_copy(update={"quorum": 2, "round_timeout_s": 600.0})
+    bus = await connected(CONFIG.model_copy(update={"sync": sync}))
+    contrib = bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
+    async with background(puppet(bus, "a").train()):
+        async with background(session(bus, RUN, "s")):
+            async with background(puppet(bus, "b").train()):
+                await commits_until(bus, 3)
+            last = await until_waiting(bus, "a")
+        ends = contrib.last_seq
+        for sequence in tuple(contrib.records):
+            contrib.drop(sequence)
+        with capture_logs() as lines:
+            async with background(session(bus, RUN, "next"), puppet(bus, "b").train()):
+                commits = await commits_until(bus, max(c.version for c in last.values()) + 1)
+    (gone,) = [line for line in lines if line["event"] == "contributions_gone"]
+    assert gone["versions"] == {fragment: c.version for fragment, c in last.items()}
+    floor = min(commit.contrib_floor for commit in last.values())
+    assert (gone["first_sequence"], gone["last_sequence"]) == (floor + 1, ends)
+    for fragment, before in last.items():
+        (after,) = [c for c in commits if (c.fragment, c.version) == (fragment, before.version + 1)]
+        assert {c.learner for c in after.consumed} == {"a", "b"}
+        assert after.reason == "all_arrived"
+
+
 async def send_boasting(
     bus: MemoryBus, cut: Plan, base: int, *, norm: float = 0.0, scale: float = 1.0
 ) -> None:
