@@ -16,6 +16,7 @@ from skerry.bus.recent import (
     WINDOW_S,
     diverged,
     late_after_s,
+    round_s,
 )
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 FLAPS = 3
 LATE_CHECKPOINTS = 5.0
-"""A checkpoint is too old after this many times ``checkpoint.every_s``,"""
+"""A checkpoint that lacks commits is too old after so many times the time in which one is due,"""
 CHECKPOINT_S = 120.0
 """and never before this time."""
 NEARLY_FULL = 0.9
@@ -235,16 +236,17 @@ def _quality(seen: Situation) -> Iterator[Alert]:
 def _checkpoints(seen: Situation) -> Iterator[Alert]:
     run = seen.told.run
     ago_s = run.wall_s if run.checkpoint_s_ago is None else run.checkpoint_s_ago
-    limit_s = max(CHECKPOINT_S, LATE_CHECKPOINTS * seen.checkpoint_every_s)
-    if any(run.versions) and min(ago_s, _there_s(seen.told.learners)) > limit_s:
+    # Between two rounds there is nothing new to write, however often one may be written.
+    due_s = max(seen.checkpoint_every_s, round_s(seen.gap_s, seen.h_steps, seen.told.learners))
+    limit_s = max(CHECKPOINT_S, LATE_CHECKPOINTS * due_s)
+    if run.checkpoint_lacks and min(ago_s, _there_s(seen.told.learners)) > limit_s:
         what = "There is no checkpoint" if run.checkpoint is None else "The newest checkpoint is"
         yield Alert(
             "checkpoint",
             Severity.WARNING,
             f"{what} after {duration(ago_s)}."
             if run.checkpoint is None
-            else f"{what} {duration(ago_s)} old, one is due each "
-            f"{duration(seen.checkpoint_every_s)}.",
+            else f"{what} {duration(ago_s)} old, one is due each {duration(due_s)}.",
             "Look at the checkpointer's log and at the room where it writes.",
         )
 

@@ -181,15 +181,20 @@ def interval_s(closed_s: Iterable[float]) -> float | None:
     return sum(kept) / len(kept)
 
 
-def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:
-    """Return after how long without a commit something is wrong.
+def round_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:
+    """Return the seconds between two commits that are expected.
 
     By the interval of the commits of late, ``gap_s``; before there is one, by the longest steps.
     """
     if gap_s is not None:
-        return max(LATE_S, LATE_ROUNDS * gap_s)
-    slowest_s = max((row.step_time_s for row in rows), default=0.0)
-    return max(FIRST_S, LATE_ROUNDS * h_steps * slowest_s)
+        return gap_s
+    return h_steps * max((row.step_time_s for row in rows), default=0.0)
+
+
+def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:
+    """Return after how long without a commit something is wrong; see ``round_s``."""
+    least_s = FIRST_S if gap_s is None else LATE_S
+    return max(least_s, LATE_ROUNDS * round_s(gap_s, h_steps, rows))
 
 
 def diverged(rows: Iterable[LearnerRow]) -> list[LearnerRow]:

@@ -98,6 +98,7 @@ class RunRow:
     ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: evaluators of late
     read so many different texts, and more than one is wrong. ``time`` is each use's share of the
     time given to all learners together: that of ``train`` is the goodput, the rest is badput.
+    ``checkpoint_lacks`` counts the commits that are not in the newest checkpoint.
     """
 
     run: str
@@ -123,6 +124,7 @@ class RunRow:
     checkpoint: str | None
     checkpoint_step: int | None
     checkpoint_s_ago: float | None
+    checkpoint_lacks: int
     held_out: EvaluationRow | None
     held_out_texts: int
     wall_s: float
@@ -322,6 +324,7 @@ def _run_row(
         checkpoint_s_ago=(
             None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
         ),
+        checkpoint_lacks=_lacks(view),
         held_out=None if judged is None else _evaluation_row(judged, now_s),
         held_out_texts=_texts(view),
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
@@ -331,6 +334,15 @@ def _run_row(
         f32_bytes_up=sum(row.f32_bytes_up for row in rows),
         f32_bytes_down=sum(row.f32_bytes_down for row in rows),
         time=time,
+    )
+
+
+def _lacks(view: RunView) -> int:
+    """Return how many commits the newest checkpoint does not hold: all of them without one."""
+    held = () if view.checkpoint is None else view.checkpoint.versions
+    return sum(
+        max(0, version - (held[fragment] if fragment < len(held) else 0))
+        for fragment, version in view.versions.items()
     )
 
 

@@ -277,7 +277,12 @@ CHECKPOINT_AGE = _gauge(
     "skerry.checkpoint.age", "s", "Time since the newest checkpoint, or since the run began."
 )
 CHECKPOINT_INTERVAL = _gauge(
-    "skerry.checkpoint.interval", "s", "How often one is due (checkpoint.every_s)."
+    "skerry.checkpoint.interval",
+    "s",
+    "How often one is due: checkpoint.every_s, or once a round where rounds are rarer.",
+)
+CHECKPOINT_BEHIND = _gauge(
+    "skerry.checkpoint.behind", "{commit}", "Commits that the newest one does not hold."
 )
 CHECKPOINT_SIZE = _gauge(
     "skerry.checkpoint.size", "By", "Size of the newest one.", by=(CHECKPOINTER, MONITOR)

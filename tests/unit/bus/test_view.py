@@ -381,6 +381,15 @@ def test_the_newest_checkpoint_is_told() -> None:
     assert run.checkpoint_s_ago == pytest.approx(3.0)
 
 
+def test_what_the_newest_checkpoint_lacks_is_counted() -> None:
+    commits = [(n, commit(0, n, n)) for n in (1, 2, 3)]
+    written = CheckpointRecord("r", "x", "d", (2,), 7, 1, ns(2), 9)
+    assert report(seen(*commits), T0 + 5).run.checkpoint_lacks == 3
+    assert report(seen(*commits, (3, written)), T0 + 5).run.checkpoint_lacks == 1
+    ahead = replace(written, versions=(3, 1))
+    assert report(seen(*commits, (3, ahead)), T0 + 5).run.checkpoint_lacks == 0
+
+
 def evaluation(version: int, loss: float = 2.0, *, by: str = "e", text: int = 7) -> Evaluation:
     return Evaluation(
         *("r", by, 10 * version, 1000 * version, (version, version), loss, math.exp(loss)),

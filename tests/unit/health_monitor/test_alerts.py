@@ -103,6 +103,7 @@ class Scene:
             "last_round_s_ago": 1.0,
             "checkpoint": "/there",
             "checkpoint_s_ago": 10.0,
+            "checkpoint_lacks": 1,
         }
         told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
         seen = Situation(
@@ -227,6 +228,15 @@ def test_low_goodput_is_told_once_it_was_watched_for_some_minutes() -> None:
 def test_a_checkpoint_that_is_too_old_or_never_came() -> None:
     assert Scene(run={"checkpoint_s_ago": 200.0}).keys() == {"checkpoint"}
     assert Scene(run={"checkpoint": None, "checkpoint_s_ago": None}).keys() == {"checkpoint"}
+
+
+def test_a_checkpoint_is_not_too_old_between_two_slow_rounds_nor_while_it_holds_all() -> None:
+    assert Scene(run={"checkpoint_s_ago": 9e5, "checkpoint_lacks": 0}).keys() == set()
+    slow = {"checkpoint_s_ago": 501.0, "last_round_s_ago": 1.0}
+    assert Scene(run=slow, rounds_every_s=500.0).keys() == set()
+    assert Scene((learner("a", step_time_s=5.0),), run=slow).keys() == set()
+    (found,) = Scene(run={**slow, "checkpoint_s_ago": 3e3}, rounds_every_s=500.0).alerts()
+    assert found.text == "The newest checkpoint is 50 min old, one is due each 8 min."
 
 
 def test_a_store_that_is_nearly_full_is_named_with_what_to_raise() -> None:

@@ -291,6 +291,15 @@ def test_the_interval_between_commits_follows_the_learners_speed() -> None:
     assert interval_s(CONFIG, []) is None
 
 
+def test_a_checkpoint_is_due_no_more_often_than_rounds_come() -> None:
+    found = figures(known(view(PULSE, commit())), [], NOW_S)
+    assert values(found, metrics.CHECKPOINT_INTERVAL) == {("r",): CONFIG.checkpoint.every_s}
+    assert values(found, metrics.CHECKPOINT_BEHIND) == {("r",): 2}
+    slow = figures(known(view(replace(PULSE, step_time_s=500.0))), [], NOW_S)
+    (due_s,) = values(slow, metrics.CHECKPOINT_INTERVAL).values()
+    assert due_s == CONFIG.sync.h_steps * 500.0 / CONFIG.sync.fragments
+
+
 def test_before_there_is_a_run_only_the_broker_is_told_of() -> None:
     assert flat(figures(None, [replace(SERVER, up=False)], NOW_S)) == {
         "skerry.broker.up{server=n1}": 0

@@ -73,14 +73,16 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     yield Point(metrics.RUN_STEP_TARGET, row.steps, (run,))
     age_s = row.wall_s if row.checkpoint_s_ago is None else row.checkpoint_s_ago
     yield Point(metrics.CHECKPOINT_AGE, age_s, (run,))
-    yield Point(metrics.CHECKPOINT_INTERVAL, config.checkpoint.every_s, (run,))
+    gap_s = interval_s(config, told.learners)
+    yield Point(metrics.CHECKPOINT_INTERVAL, max(config.checkpoint.every_s, gap_s or 0.0), (run,))
+    yield Point(metrics.CHECKPOINT_BEHIND, row.checkpoint_lacks, (run,))
     checkpoint = known.view.checkpoint
     since_s = row.wall_s if row.last_round_s_ago is None else row.last_round_s_ago
     yield Point(metrics.COMMIT_AGE, since_s, (run,))
     told_if_known: dict[Metric, float | None] = {
         metrics.RUN_TIME_LEFT: row.eta_s,
         metrics.RUN_LOSS: row.loss,
-        metrics.ROUND_INTERVAL: interval_s(config, told.learners),
+        metrics.ROUND_INTERVAL: gap_s,
         metrics.CHECKPOINT_SIZE: None if checkpoint is None else checkpoint.size_bytes,
     }
     for metric, value in told_if_known.items():
