@@ -9,7 +9,7 @@ from skerry.bus.base import Start
 from skerry.errors import WireError
 from skerry.telemetry import tracer
 from skerry.wire.messages import Pulse, Round, SyncerPulse
-from skerry.wire.records import decode, encode
+from skerry.wire.records import believable, decode, encode
 from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ async def follow_syncer_pulses(bus: Bus, run: str) -> AsyncGenerator[SyncerPulse
 
 def _pulse(record: Record, run: str) -> Pulse | None:
     try:
-        return decode(Pulse, record.payload, run=run)
+        pulse = decode(Pulse, record.payload, run=run)
     except WireError:
         return None
+    return pulse if believable(pulse) else None

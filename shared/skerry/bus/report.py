@@ -247,7 +247,7 @@ def _speed(learner: LearnerView, now_s: float) -> float:
     usual_s = max(pulse.step_time_s, learner.heartbeat.mean_s)
     if progress is not None and now_s - progress.advanced_s > STILL * usual_s:
         return 0.0
-    return pulse.tokens / pulse.steps / pulse.step_time_s
+    return _finite(pulse.tokens / pulse.steps / pulse.step_time_s) or 0.0
 
 
 def _split(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -> dict[str, float]:
@@ -303,7 +303,7 @@ def _run_row(
         steps=view.frame.steps,
         tokens=sum(row.tokens for row in rows),
         loss=_loss(rows),
-        tokens_per_s=sum(row.tokens_per_s for row in rows),
+        tokens_per_s=_finite(sum(row.tokens_per_s for row in rows)) or 0.0,
         learners=len(rows),
         alive=sum(row.liveness is Liveness.ALIVE for row in rows),
         rounds=view.rounds,
@@ -358,8 +358,8 @@ def _loss(rows: Sequence[LearnerRow]) -> float | None:
     told = [(r.loss, r.tokens_per_s) for r in rows if r.loss is not None]
     speed = sum(weight for _, weight in told)
     if speed > 0:
-        return sum(loss * weight for loss, weight in told) / speed
-    return sum(loss for loss, _ in told) / len(told) if told else None
+        return _finite(sum(loss * weight for loss, weight in told) / speed)
+    return _finite(sum(loss for loss, _ in told) / len(told)) if told else None
 
 
 def _left_s(
@@ -381,7 +381,7 @@ def _eta_s(
     if view.finished or (rows and all(row.phase in ENDED for row in rows)):
         return 0.0
     ends = [steps_s, time_s if view.started_s is not None else None]
-    known = [left for left in ends if left is not None]
+    known = [left for left in ends if left is not None and math.isfinite(left)]
     return max(0.0, min(known)) if known else None
 
 

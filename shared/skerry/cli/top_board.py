@@ -42,6 +42,8 @@ MOST_ALERTS = 6
 MOST_SENTENCE = 400
 FEWEST_ROWS = 3
 MOST_SAMPLE = 400
+MOST_DRAWN = 1e15
+"""A loss beyond this is one of whoever diverges, and would leave the rest of a curve flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ def _fragments(scene: Scene) -> str:
 
 def sparkline(values: Sequence[float], width: int) -> str:
     """Return a curve as one line of blocks, its newest value at the right; empty for no values."""
+    values = [value for value in values if abs(value) < MOST_DRAWN]
     if not values:
         return ""
     count = min(width, len(values))

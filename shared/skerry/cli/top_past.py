@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from skerry.bus.recent import Recent, interval_s
 from skerry.bus.view import is_round
 from skerry.wire.messages import Commit, Evaluation, MemberRecord, Pulse, RunRecord
+from skerry.wire.records import believable
 
 if TYPE_CHECKING:
     from skerry.bus.view import Message
@@ -53,6 +54,8 @@ class Past:
                 self.written = message
         elif isinstance(message, Commit) and message.version > self._seen.get(message.fragment, 0):
             self._seen[message.fragment] = message.version
+            if not believable(message):
+                return
             self.closed_s[message.fragment] = message.closed_ns / 1e9
             self.lately.committed(message)
             if is_round(message):

@@ -57,6 +57,9 @@ KINDS: dict[type[object], Kind] = {
     Drill: Kind.DRILL,
 }
 
+MOST_S = 1e11
+"""Three thousand years: no time that a record tells is longer."""
+
 
 def encode(record: Record) -> bytes:
     """Return the message for a record; equal records give equal bytes.
@@ -87,6 +90,23 @@ def decode(
     if plan_digest is not None and isinstance(origin, RunRecord | Round | Commit):
         check_plan(origin.plan_digest, plan_digest)
     return record
+
+
+def believable(record: Pulse | Commit) -> bool:
+    """Say whether the times that a record tells can be: no infinities, no NaN, none below 0.
+
+    A frame's checksum says nothing of them, and one of them spoils every sum that it is in. Losses
+    may be anything: those of whoever diverges are.
+    """
+    times: tuple[float, ...]
+    match record:
+        case Pulse():
+            rest = (record.alive_s, record.compile_s, record.recover_s, record.wait_s)
+            codec = (record.encode_s, record.decode_s)
+            times = (record.step_time_s, record.busy_s, record.replay_s, *rest, *codec)
+        case Commit():
+            times = (record.quorum_s, record.grace_s, record.merge_s)
+    return all(0.0 <= seconds <= MOST_S for seconds in times)
 
 
 def check_run(found: str, run: str) -> None:

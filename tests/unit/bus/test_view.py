@@ -381,6 +381,19 @@ def test_the_newest_checkpoint_is_told() -> None:
     assert run.checkpoint_s_ago == pytest.approx(3.0)
 
 
+def test_figures_beyond_all_bounds_are_no_infinities() -> None:
+    """All of them are numbers that a message may tell."""
+    view = seen((0, commit(0, 1, 0, reason="genesis")), *training(4))
+    assert report(view, T0 + 4).run.tokens_per_s > 0
+    sick = [replace(pulse(4, 40, name), step_time_s=1e-300) for name in ("b", "c")]
+    sad = [replace(pulse(4, 40, name), loss=1.7e308) for name in ("d", "e")]
+    for odd in (sick, sad, [replace(one, phase=LearnerPhase.STARTING) for one in sad]):
+        now = to_json(seen(*((4, one) for one in odd)), T0 + 4)
+        assert json.dumps(now, allow_nan=False)
+    endless = replace(view, frame=replace(view.frame, duration_s=math.inf))
+    assert report(endless, T0 + 4).run.eta_s == pytest.approx(6.0)
+
+
 def test_what_the_newest_checkpoint_lacks_is_counted() -> None:
     commits = [(n, commit(0, n, n)) for n in (1, 2, 3)]
     written = CheckpointRecord("r", "x", "d", (2,), 7, 1, ns(2), 9)

@@ -44,6 +44,8 @@ from skerry.wire.messages import (
     Pulse,
     Refused,
 )
+from skerry.wire.records import encode
+from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -540,6 +542,26 @@ async def test_json_holds_the_state_and_the_newest_rounds() -> None:
     assert told["learners"][0]["time"]["train"] >= 0
     (alert,) = told["alerts"]
     assert (alert["key"], alert["severity"]) == ("gone", "critical")
+
+
+async def test_times_that_cannot_be_are_left_out() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    (first, second) = (await scripted.commit(0)).commit, replace(commit(2), run="run")
+    odd = encode(replace(second, grace_s=float("nan")))
+    await scripted.bus.publish(Subjects("run").commit(0), odd)
+    await presence.publish_pulse(
+        scripted.bus, replace(pulse("a"), run="run", step_time_s=float("inf"))
+    )
+    known = Known(Past(), Link())
+    view = await snapshot(scripted.bus, "run", on_message=known.past.take)
+    told = json.dumps(top._json(view, scripted.record, known), allow_nan=False)
+    assert [row["version"] for row in json.loads(told)["rounds"]] == [first.version]
+    assert [row["heard"] for row in json.loads(told)["learners"]] == [False]
+
+
+def test_a_curve_leaves_out_what_would_flatten_it() -> None:
+    assert sparkline([1.0, float("nan"), 2.0, 1.7e308, float("inf"), -1.7e308, 3.0], 8) == "▁▅█"
+    assert sparkline([1e300], 8) == ""
 
 
 async def test_it_draws_until_the_run_is_finished_and_once_more_at_the_end() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -31,10 +32,12 @@ from skerry.wire.messages import (
     Pulse,
     RunRecord,
 )
+from skerry.wire.records import encode
 from skerry.wire.subjects import Subjects
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.web.server import application, listen
+from skerry_health_monitor.web.stream import event
 
 DEADLINE_S = 20.0
 
@@ -201,6 +204,20 @@ async def test_a_newest_commit_that_cannot_be_read_does_not_end_it() -> None:
     await scripted.bus.publish(Subjects("run").commit(1), b"no commit")
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     await seen(monitor, lambda answer: answer["run"]["versions"] == [1, 1, 1])
+
+
+async def test_times_that_cannot_be_end_neither_it_nor_its_answers() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    manifest = await scripted.commit(0, step=4)
+    odd = replace(manifest.commit, version=2, merge_s=math.nan, quorum_s=math.inf)
+    await scripted.bus.publish(Subjects("run").commit(0), encode(odd))
+    for name, step_time_s in (("b", math.inf), ("c", 1e-300)):
+        sick = replace(pulse(5), learner=name, step_time_s=step_time_s)
+        await presence.publish_pulse(scripted.bus, sick)
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    told = await seen(monitor, lambda _: monitor.tally.malformed == {"commit": 1, "pulse": 1})
+    assert [row["name"] for row in told["learners"] if row["heard"]] == ["c"]
+    assert event("whole", monitor.frame().sections)
 
 
 async def test_a_monitor_that_is_started_again_knows_the_same() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 
@@ -96,6 +97,20 @@ async def test_a_commit_of_no_fragment_is_left_out() -> None:
         _, first = await anext(found)
     assert first.fragment == 0
     assert tally.malformed == {"commit": 1}
+
+
+@pytest.mark.parametrize("odd", [nan, inf, -1.0])
+async def test_a_time_that_cannot_be_is_left_out_with_what_tells_it(odd: float) -> None:
+    bus, tally = await connected(), Tally()
+    for pulse in (replace(PULSE, recover_s=odd), replace(PULSE, learner="b", loss=odd)):
+        await bus.publish(NAMES.pulse(pulse.learner), encode(pulse))
+    assert [pulse.learner for pulse in await pulses(bus, tally, 1)] == ["b"]
+    for commit in (replace(COMMIT, merge_s=odd), replace(COMMIT, version=2)):
+        await bus.publish(NAMES.commit(0), encode(commit))
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).commits()) as found:
+        _, first = await anext(found)
+    assert first.version == 2
+    assert tally.malformed == {"pulse": 1, "commit": 1}
 
 
 async def test_what_was_left_out_counts_for_as_long_as_it_is_new() -> None:

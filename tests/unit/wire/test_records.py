@@ -62,6 +62,7 @@ def origin(record: Any) -> Any:
 
 
 PULSE = Pulse("r", "ann", 1, LearnerPhase.TRAINING, 5, 6, 7, 8, 9, 1.5, 0.1, 2.0, 3.0, 1, 2, 3)
+COMMIT = Commit("r", 77, 3, 4, 96, "quorum", "s", 1, 5, 6, 0.5, 0.25, (), (), 0, (), 1, 2)
 ROUND = Round("r", 77, 3, 4, 96, 5, "syncer")
 RUN = RunRecord("r", "{}", (), 2, 77, 5, "0.1.0", RunState.FINISHED)
 
@@ -105,6 +106,20 @@ def test_infinite_and_missing_losses_survive() -> None:
         assert again.loss == loss
     again = records.decode(Pulse, records.encode(replace(PULSE, loss=math.nan)), run="r")
     assert math.isnan(again.loss)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, -0.5, 1e12])
+@pytest.mark.parametrize("kind", [Pulse, Commit])
+def test_every_time_that_cannot_be_is_seen_and_any_loss_is_believed(
+    kind: type[Pulse | Commit], odd: float
+) -> None:
+    record = PULSE if kind is Pulse else COMMIT
+    assert records.believable(record)
+    times = {name for name, hint in get_type_hints(kind).items() if hint is float} - {"loss"}
+    assert {name[-2:] for name in times} == {"_s"}
+    for name in times:
+        assert not records.believable(replace(record, **{name: odd})), name
+    assert records.believable(replace(PULSE, loss=odd))
 
 
 def test_a_record_of_another_run_is_refused() -> None:

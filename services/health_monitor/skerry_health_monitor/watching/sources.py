@@ -22,7 +22,7 @@ from skerry.wire.messages import (
     Round,
     RunRecord,
 )
-from skerry.wire.records import decode
+from skerry.wire.records import believable, decode
 from skerry.wire.subjects import TOKEN, Subjects
 
 if TYPE_CHECKING:
@@ -72,11 +72,15 @@ class Tally:
     def fits(self, message: Read, fragments: int) -> bool:
         """Say whether a run of so many fragments can have this message."""
         match message:
-            case Pulse() | MemberRecord():
-                if isinstance(message, Pulse) and len(message.versions) > fragments:
+            case Pulse():
+                if len(message.versions) > fragments or not believable(message):
                     return False
-                return self._known(message.learner, joined=isinstance(message, MemberRecord))
-            case Commit() | Round():
+                return self._known(message.learner, joined=False)
+            case MemberRecord():
+                return self._known(message.learner, joined=True)
+            case Commit():
+                return message.fragment < fragments and believable(message)
+            case Round():
                 return message.fragment < fragments
             case _:
                 return True
