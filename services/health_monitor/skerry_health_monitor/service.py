@@ -237,6 +237,7 @@ class Monitor:
             watch.config.checkpoint.every_s,
             watch.config.sync.quorum,
             watch.config.sync.h_steps,
+            watch.config.sync.round_timeout_s,
             [*map(Store, self.rooms), *self.brokers_stores()],
             self.link.away_s(now_s),
             self.tally.since(now_s - RECENT_S),

@@ -10,11 +10,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from skerry.bus.recent import (
+    FIRST_S,
     LEAST_GOODPUT,
     RECENT_S,
     WAITED_S,
     WINDOW_S,
     diverged,
+    ending,
     late_after_s,
     round_s,
 )
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from skerry.bus.report import LearnerRow, Report
 
 FLAPS = 3
+ENDING = 2.0
+"""Once all have finished, so many timeouts of a round pass before something is wrong: one in which
+the syncer waits for whoever fell silent at work, and one for the last round."""
 LATE_CHECKPOINTS = 5.0
 """A checkpoint that lacks commits is too old after so many times the time in which one is due,"""
 CHECKPOINT_S = 120.0
@@ -86,6 +91,7 @@ class Situation:
     checkpoint_every_s: float
     quorum: int
     h_steps: int
+    round_timeout_s: float
     stores: Sequence[Store] = ()
     broker_away_s: float | None = None
     malformed: int = 0
@@ -116,7 +122,10 @@ def _rounds(seen: Situation) -> Iterator[Alert]:
     run, gap_s, rows = seen.told.run, seen.gap_s, seen.told.learners
     ago_s = run.wall_s if run.last_round_s_ago is None else run.last_round_s_ago
     missed_s = min(ago_s, _there_s(rows))
-    if missed_s > late_after_s(gap_s, seen.h_steps, rows):
+    limit_s = late_after_s(gap_s, seen.h_steps, rows)
+    if ending(rows):
+        limit_s = max(limit_s, FIRST_S, ENDING * seen.round_timeout_s)
+    if missed_s > limit_s:
         usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"
         yield Alert(
             "no-commit",
@@ -133,17 +142,12 @@ def _there_s(rows: Sequence[LearnerRow]) -> float:
     """Return for how long a round could have been committed, and a checkpoint been due.
 
     That is as long as anybody who is there has been at work, or has waited for parameters in vain:
-    while a run rests nothing is due, and the first to come back must not look hours late. Who has
-    finished waits for the last rounds.
+    while a run rests nothing is due, and the first to come back must not look hours late. Once all
+    have finished they wait for the last rounds; before, the syncer waits with them.
     """
-    worked = (row.worked_s for row in rows if row.at_work or _lingers(row))
+    worked = (row.worked_s for row in [*(row for row in rows if row.at_work), *ending(rows)])
     waited = (row.waited_s for row in rows if _waits(row))
     return max([*worked, *waited], default=0.0)
-
-
-def _lingers(row: LearnerRow) -> bool:
-    """Say whether a learner has taken its steps, and is there until the run is finished."""
-    return row.phase is LearnerPhase.FINISHED and row.liveness is not Liveness.GONE
 
 
 def _waits(row: LearnerRow) -> bool:

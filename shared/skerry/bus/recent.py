@@ -12,6 +12,8 @@ from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.bus.view import GENESIS
+from skerry.core.liveness import Liveness
+from skerry.wire.messages import LearnerPhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -195,6 +197,15 @@ def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) 
     """Return after how long without a commit something is wrong; see ``round_s``."""
     least_s = FIRST_S if gap_s is None else LATE_S
     return max(least_s, LATE_ROUNDS * round_s(gap_s, h_steps, rows))
+
+
+def ending(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
+    """Return who has finished and waits for the end of the run; nobody while others are not done.
+
+    For whoever still works, or is on the way, the end has to wait: no round is due until then.
+    """
+    there = [row for row in rows if row.liveness is not Liveness.GONE]
+    return there if all(row.phase is LearnerPhase.FINISHED for row in there) else []
 
 
 def diverged(rows: Iterable[LearnerRow]) -> list[LearnerRow]:

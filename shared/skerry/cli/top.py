@@ -122,6 +122,7 @@ def alerts_of(
             config.checkpoint.every_s,
             config.sync.quorum,
             config.sync.h_steps,
+            config.sync.round_timeout_s,
             [*map(Store, known.rooms)],
             known.link.away_s(now_s),
             judging=judging,

@@ -107,7 +107,7 @@ class Scene:
         }
         told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
         seen = Situation(
-            NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24
+            NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24, 60.0
         )
         return alerts(replace(seen, **self.more))
 
@@ -125,6 +125,24 @@ def test_no_commit_for_long_is_told_only_while_somebody_trains_or_waits_for_the_
     assert Scene(idle, run={"last_round_s_ago": 130.0}).keys() == set()
     still = (learner("a", tokens_per_s=0.0),)
     assert Scene(still, run={"last_round_s_ago": 130.0}).keys() == {"no-commit"}
+
+
+def test_the_end_of_a_run_waits_for_whoever_is_not_done() -> None:
+    """So does its syncer, and for as long as a round may take where one fell silent at work."""
+    done = learner("a", phase=LearnerPhase.FINISHED)
+    silent = learner("b", Liveness.GONE, reason="silent")
+    for ago_s, more, told in (
+        (30.0, {}, False),
+        (119.0, {}, False),
+        (121.0, {}, True),
+        (590.0, {"round_timeout_s": 300.0}, False),
+        (610.0, {"round_timeout_s": 300.0}, True),
+    ):
+        keys = Scene((done, silent), {"last_round_s_ago": ago_s}, more, rounds_every_s=1.0).keys()
+        assert ("no-commit" in keys) is told, ago_s
+    for phase in (LearnerPhase.STARTING, LearnerPhase.CATCHING_UP):
+        coming = learner("b", phase=phase, worked_s=0.0)
+        assert Scene((done, coming), {"last_round_s_ago": 9e3}, rounds_every_s=1.0).keys() == set()
 
 
 def test_a_run_that_rested_misses_rounds_and_checkpoints_from_when_it_was_resumed() -> None:
