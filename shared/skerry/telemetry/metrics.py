@@ -202,7 +202,10 @@ WIRE_UNCOMPRESSED = _counter(
 # Learners.
 
 LEARNERS = _gauge(
-    "skerry.learners", "{learner}", "Learners by how they look; those that ended are not in.", STATE
+    "skerry.learners",
+    "{learner}",
+    "Learners by how they look; those that have stopped, or finished and left, are not in.",
+    STATE,
 )
 LEARNER_ALIVE = _gauge(
     "skerry.learner.alive", "{learner}", "1 alive, 0 suspect or gone.", LEARNER_NAME

@@ -209,7 +209,24 @@ def test_the_interval_of_rounds_is_expected_of_learners_that_stand_still_too() -
     row = report(view(PULSE), NOW_S).learners[0]
     still = replace(row, tokens_per_s=0.0)
     assert interval_s(CONFIG, [still]) == interval_s(CONFIG, [row]) is not None
-    assert interval_s(CONFIG, [replace(row, phase=LearnerPhase.FINISHED)]) is None
+
+
+def test_who_has_finished_is_there_and_waits_for_the_last_rounds() -> None:
+    done = replace(PULSE, phase=LearnerPhase.FINISHED)
+    found = figures(known(view(done)), [], NOW_S)
+    assert values(found, metrics.LEARNERS)["r", "alive"] == 1
+    assert values(found, metrics.ROUND_INTERVAL) == {("r",): CONFIG.sync.round_timeout_s}
+    slow = report(view(replace(done, step_time_s=1e4)), NOW_S).learners
+    assert interval_s(CONFIG, slow) == CONFIG.sync.h_steps * 1e4 / CONFIG.sync.fragments
+    left = figures(known(view(done)), [], NOW_S + 900)
+    assert set(values(left, metrics.LEARNERS).values()) == {0}
+    assert values(left, metrics.ROUND_INTERVAL) == {}
+    coming = replace(PULSE, learner="b", phase=LearnerPhase.CATCHING_UP)
+    assert interval_s(CONFIG, report(view(done, coming), NOW_S).learners) is None
+    training = replace(PULSE, learner="b")
+    assert interval_s(CONFIG, report(view(done, training), NOW_S).learners) == interval_s(
+        CONFIG, report(view(training), NOW_S).learners
+    )
 
 
 def test_an_account_without_a_limit_is_told_of_without_one() -> None:

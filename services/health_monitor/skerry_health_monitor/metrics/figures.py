@@ -8,6 +8,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
+from skerry.bus.recent import ending
 from skerry.bus.report import report
 from skerry.bus.view import ENDED, spent_in
 from skerry.core.goodput import TRAIN, Cause, split
@@ -97,17 +98,25 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     yield Point(metrics.GOODPUT, row.time[TRAIN], (run,))
     for cause in Cause:
         yield Point(metrics.BADPUT, row.time[cause], (run, cause.value))
-    looks = Counter(r.liveness for r in told.learners if r.phase not in ENDED)
+    there = (r for r in told.learners if r.liveness is not Liveness.GONE or r.phase not in ENDED)
+    looks = Counter(r.liveness for r in there)
     for state in Liveness:
         yield Point(metrics.LEARNERS, looks[state], (run, state.value))
 
 
 def interval_s(config: RunConfig, rows: Sequence[LearnerRow]) -> float | None:
-    """Return the expected time between two commits: H steps over P; None while nobody trains."""
-    times = [row.step_time_s for row in rows if row.takes_steps]
-    if not times:
+    """Return the expected time between two commits: H steps over P; None while nobody trains.
+
+    Once all have finished it is the timeout of a round, where that is longer: so long does the
+    syncer wait for whoever fell silent at work.
+    """
+    done = ending(rows)
+    timed = done or [row for row in rows if row.takes_steps]
+    if not timed:
         return None
-    return config.sync.h_steps * median(times) / config.sync.fragments
+    step_s = median(row.step_time_s for row in timed)
+    gap_s = config.sync.h_steps * step_s / config.sync.fragments
+    return max(gap_s, config.sync.round_timeout_s) if done else gap_s
 
 
 def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
