@@ -23,6 +23,7 @@ from skerry.runtime.link import Link
 from skerry.runtime.service import serve
 from skerry.settings import run_config_from_json
 from skerry.tasks import TaskGroup
+from skerry.wire.subjects import STREAM_KINDS, Subjects
 from skerry_health_monitor.metrics.exporting import Exporting
 from skerry_health_monitor.metrics.figures import Known
 from skerry_health_monitor.metrics.prometheus import metrics_route
@@ -248,11 +249,11 @@ class Monitor:
 
     async def _measure(self) -> None:
         """Look now and then at how much the run's streams hold, and the account altogether."""
-        prefix = f"SKERRY_{self.run}_"
+        names = {Subjects(self.run).stream(kind) for kind in STREAM_KINDS}
         while True:
             with suppress(BrokerUnavailable):
                 found = await self.bus.streams()
-                self.streams = [s for s in found if s.name.startswith(prefix)]
+                self.streams = [s for s in found if s.name in names]
                 self.rooms = await self.bus.rooms()
             await asyncio.sleep(MEASURE_S)
 

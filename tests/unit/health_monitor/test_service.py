@@ -33,7 +33,7 @@ from skerry.wire.messages import (
     RunRecord,
 )
 from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
+from skerry.wire.subjects import STREAM_KINDS, Subjects
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.web.server import application, listen
@@ -116,6 +116,16 @@ async def test_a_store_of_the_broker_that_fills_up_is_an_alert() -> None:
     monitor.brokers_stores = lambda: [Store(Room(Storage.FILE, 95, 100), "n1")]
     await seen(monitor, lambda _: "store-file-n1" in monitor.book.active and monitor.rooms != ())
     assert {room.storage for room in monitor.rooms} == {Storage.FILE, Storage.MEMORY}
+
+
+async def test_streams_of_a_run_whose_id_begins_with_ours_are_not_ours() -> None:
+    broker = MemoryBroker()
+    for run in ("run", "run_2"):
+        await ScriptedRun.begin(broker.connect(), run)
+    monitor = Monitor(broker.connect(), "run", until_finished=False)
+    await seen(monitor, lambda _: monitor.rooms != ())
+    ours = {Subjects("run").stream(kind) for kind in STREAM_KINDS}
+    assert {stream.name for stream in monitor.streams} == ours
 
 
 async def test_the_held_out_loss_and_its_history_show_in_the_run() -> None:
