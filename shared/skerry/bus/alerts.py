@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from skerry.bus.report import LearnerRow, Report
 
 FLAPS = 3
+ANSWERING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
+"""What learners do that answer rounds."""
 ENDING = 2.0
 """Once all have finished, so many timeouts of a round pass before something is wrong: one in which
 the syncer waits for whoever fell silent at work, and one for the last round."""
@@ -80,7 +82,8 @@ class Situation:
     """What alerts are made from.
 
     ``gap_s`` is the interval of the commits of late, None for too few of them; ``broker_away_s``
-    for how long whoever watches has had no broker; ``malformed`` counts the messages of the last
+    for how long whoever watches has had no broker; ``learners`` is how many the run is laid out
+    for; ``malformed`` counts the messages of the last
     ``RECENT_S`` that were left out; ``judging``: old evaluations are still being read.
     """
 
@@ -92,6 +95,7 @@ class Situation:
     quorum: int
     h_steps: int
     round_timeout_s: float
+    learners: int
     stores: Sequence[Store] = ()
     broker_away_s: float | None = None
     malformed: int = 0
@@ -159,8 +163,9 @@ def _learners(seen: Situation) -> Iterator[Alert]:
     rows = seen.told.learners
     gone = [r for r in rows if r.liveness is Liveness.GONE and r.reason != "stopped"]
     suspect = [r for r in rows if r.liveness is Liveness.SUSPECT]
-    working = sum(r.liveness is Liveness.ALIVE and r.phase is LearnerPhase.TRAINING for r in rows)
-    if gone:
+    working = sum(r.liveness is Liveness.ALIVE and r.phase in ANSWERING for r in rows)
+    # A view keeps every name: one that was replaced under another would be missed for ever.
+    if gone and working < seen.learners:
         short = working < seen.quorum
         yield Alert(
             "gone",

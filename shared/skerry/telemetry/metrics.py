@@ -207,6 +207,9 @@ LEARNERS = _gauge(
     "Learners by how they look; those that have stopped, or finished and left, are not in.",
     STATE,
 )
+LEARNERS_TARGET = _gauge(
+    "skerry.learners.target", "{learner}", "Learners that the run is laid out for."
+)
 LEARNER_ALIVE = _gauge(
     "skerry.learner.alive", "{learner}", "1 alive, 0 suspect or gone.", LEARNER_NAME
 )

@@ -324,7 +324,10 @@ def test_warnings_of_every_kind_at_once_leave_room_for_learners() -> None:
     texts = replace(EVALUATION, evaluator="f", text_digest=8, evaluated_ns=9)
     seen = scene([*LIVE[:-1], texts, pulse("gone", at_s=NOW_S - 500), *sick])
     now = replace(seen.now, run=replace(seen.now.run, wall_s=1e6, checkpoint_s_ago=1e6))
-    wrong = alerts_of(now, RECORD, Known(seen.past, Link()), NOW_S)
+    sync = CONFIG.sync.model_copy(update={"learners": len(now.learners)})
+    config_json = CONFIG.model_copy(update={"sync": sync}).model_dump_json()
+    record = replace(RECORD, config_json=config_json)
+    wrong = alerts_of(now, record, Known(seen.past, Link()), NOW_S)
     assert {a.key for a in wrong} == {"gone", "loss", "goodput", "refused", "texts", "checkpoint"}
     seen = replace(seen, now=now, alerts=wrong)
     lines = drawn(seen, 80, 20)

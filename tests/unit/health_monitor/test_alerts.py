@@ -107,7 +107,7 @@ class Scene:
         }
         told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
         seen = Situation(
-            NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24, 60.0
+            NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24, 60.0, 2
         )
         return alerts(replace(seen, **self.more))
 
@@ -201,6 +201,19 @@ def test_the_loss_of_the_quorum_is_worse_than_that_of_one_learner() -> None:
     (all_,) = Scene((gone,)).alerts()
     assert (one.severity, all_.severity) == (Severity.WARNING, Severity.CRITICAL)
     assert "b is gone" in one.text
+
+
+def test_one_that_was_replaced_under_another_name_is_not_missed() -> None:
+    gone = learner("a", Liveness.GONE, reason="silent")
+    two = (learner("b"), learner("c"))
+    assert Scene((gone, *two)).keys() == set()
+    assert Scene((gone, *two), more={"learners": 3}).keys() == {"gone"}
+    done = tuple(replace(row, phase=LearnerPhase.FINISHED) for row in two)
+    assert Scene((gone, *done)).keys() == set()
+    (found,) = Scene((gone, *done), more={"learners": 3}).alerts()
+    assert (found.severity, found.text) == (Severity.WARNING, "a is gone.")
+    coming = (two[0], learner("c", phase=LearnerPhase.STARTING))
+    assert Scene((gone, *coming)).keys() == {"gone"}
 
 
 def test_a_learner_that_said_goodbye_is_not_missed() -> None:

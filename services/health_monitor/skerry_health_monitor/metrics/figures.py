@@ -102,6 +102,7 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     looks = Counter(r.liveness for r in there)
     for state in Liveness:
         yield Point(metrics.LEARNERS, looks[state], (run, state.value))
+    yield Point(metrics.LEARNERS_TARGET, config.sync.learners, (run,))
 
 
 def interval_s(config: RunConfig, rows: Sequence[LearnerRow]) -> float | None:
