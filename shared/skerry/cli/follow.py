@@ -57,7 +57,10 @@ class _BegunAnew(Exception):
 
 
 class Feed:
-    """The newest view of one run; ``run`` keeps it new until it is cancelled."""
+    """The newest view of one run; ``run`` keeps it new until it is cancelled.
+
+    ``finished`` is set once the run is, and all of its rounds are in the view.
+    """
 
     def __init__(
         self, bus: Bus, run: str, *, on_message: Callable[[Message, float], None] | None = None
@@ -136,9 +139,7 @@ class Feed:
                 raise _BegunAnew
             now_s = time.time()
             if self.view is not None:
-                self.view = fold(self.view, message, now_s)
-                if self.view.finished:
-                    self.finished.set()
+                self.view = self._seen(fold(self.view, message, now_s))
             if self._on_message is not None:
                 self._on_message(message, now_s)
 
@@ -160,9 +161,15 @@ class Feed:
             now_s = time.time()
             at_s = seen_s(now_s, stored.time_ns, stored.sequence, self._known_to)
             if self.view is not None:
-                self.view = committed(self.view, commit, at_s)
+                self.view = self._seen(committed(self.view, commit, at_s))
             if self._on_message is not None:
                 self._on_message(commit, now_s)
+
+    def _seen(self, view: RunView) -> RunView:
+        """Return the view; a run is over once its history is read too, not when its record is."""
+        if view.finished and not view.counting:
+            self.finished.set()
+        return view
 
 
 async def snapshot(

@@ -18,12 +18,12 @@ from skerry import settings
 from skerry.bus import ledger
 from skerry.bus.alerts import Situation, Store, alerts
 from skerry.bus.report import report, to_json
-from skerry.cli.follow import Feed, snapshot
+from skerry.cli.follow import Feed, is_finished, snapshot
 from skerry.cli.status import log_of, newest_run, resting_report
 from skerry.cli.top_board import Scene, board
 from skerry.cli.top_past import Past
 from skerry.cli.traffic import parameters
-from skerry.errors import BrokerUnavailable
+from skerry.errors import BrokerUnavailable, RunNotFound
 from skerry.runtime.connect import bus_from
 from skerry.runtime.link import Link
 from skerry.settings import run_config_from_json
@@ -71,17 +71,26 @@ async def _top(
         bus_from(log.nats, "top", on_event=link.heard) as bus,
     ):
         name = log.run or await newest_run(bus)
-        if once or log.at_rest or not (as_json or console.is_terminal):
+        live = as_json or console.is_terminal
+        if once or log.at_rest or not live or await _is_over(bus, name):
             view = await snapshot(bus, name, on_message=past.take)
             record = await ledger.read_run(bus, name)
             known = Known(past, link, await bus.rooms(), at_rest=log.at_rest)
             if as_json:
-                print(json.dumps(_json(view, record, known), indent=2))
+                print(json.dumps(_json(view, record, known), indent=2 if once else None))
             else:
                 console.print(board(_scene(view, record, known), console.width))
             return
         feed = Feed(bus, name, on_message=past.take)
         await _follow(feed, Known(past, link), None if as_json else console)
+
+
+async def _is_over(bus: Bus, run: str) -> bool:
+    """Say whether a run is finished; one that is not in the log yet is not."""
+    try:
+        return is_finished(await ledger.read_run(bus, run))
+    except RunNotFound:
+        return False
 
 
 @dataclass(slots=True)

@@ -579,6 +579,31 @@ async def test_it_draws_until_the_run_is_finished_and_once_more_at_the_end() -> 
     assert "finished" in out.getvalue()
 
 
+async def test_of_a_finished_run_it_draws_all_there_is_however_long_the_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    for step in range(10):
+        await scripted.commit_all(step=step)
+    assert not await top._is_over(scripted.bus, "run")
+    assert not await top._is_over(scripted.bus, "another")
+    await scripted.finish()
+    assert await top._is_over(scripted.bus, "run")
+    follow = ledger.follow_stored_commits
+
+    async def slowly(*of: Any) -> AsyncGenerator[Any]:
+        async for found in follow(*of):
+            await asyncio.sleep(0.05)
+            yield found
+
+    monkeypatch.setattr(ledger, "follow_stored_commits", slowly)
+    out, known = io.StringIO(), Known(Past(), Link())
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    feed = Feed(scripted.bus, "run", on_message=known.past.take)
+    await asyncio.wait_for(top._follow(feed, known, console), DEADLINE_S)
+    assert "rounds 30 " in out.getvalue()
+
+
 async def test_q_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     enough = asyncio.Event()
