@@ -152,9 +152,11 @@ def _saved(scene: Scene) -> str:
 
 
 def _fragments(scene: Scene) -> str:
+    """Return each fragment's version, and its age once no older one's is all that is known."""
+    closed = {} if scene.now.run.counting else scene.past.closed_s
     told: list[str] = []
     for fragment, version in enumerate(scene.now.run.versions):
-        closed_s = scene.past.closed_s.get(fragment)
+        closed_s = closed.get(fragment)
         age = "" if closed_s is None else f" [dim]{clock(max(0.0, scene.now_s - closed_s))}[/]"
         told.append(f"{fragment}:v{version}{age}")
     return "  ".join(told)

@@ -164,6 +164,13 @@ def test_a_run_is_told_at_a_glance() -> None:
         assert fact in text, fact
 
 
+def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of() -> None:
+    seen = scene(LIVE)
+    reading = replace(seen.now.run, versions=(90, 0), counting=True)
+    text = "\n".join(drawn(replace(seen, now=replace(seen.now, run=reading))))
+    assert "fragments 0:v90  1:v0" in text
+
+
 def test_data_parallel_is_that_of_as_many_as_the_run_is_laid_out_for() -> None:
     """Names that replaced others were never in one ring; the page counts the same."""
     seen = scene([*LIVE, pulse("replaces-a"), pulse("replaces-b")])

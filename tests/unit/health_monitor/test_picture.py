@@ -123,6 +123,17 @@ def test_a_round_of_very_many_shows_some_of_their_answers(watch: Watch) -> None:
     assert row[COLUMNS["rounds"].index("learners")] == 200
 
 
+def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of(watch: Watch) -> None:
+    def row() -> dict[str, Any]:
+        return dict(zip(COLUMNS["fragments"], drawn_of(watch)["fragments"]["0"], strict=True))
+
+    assert (row()["version"], row()["closed_s"], row()["step"]) == (2, NOW_S, 10)
+    watch.know(commit(9), 9, int(NOW_S * 1e9))
+    assert (row()["version"], row()["closed_s"], row()["reason"]) == (9, None, "")
+    watch.committed(commit(9), 9, int(NOW_S * 1e9))
+    assert (row()["version"], row()["closed_s"], row()["reason"]) == (9, NOW_S, "all_arrived")
+
+
 def test_marks_name_learners_that_the_picture_numbers(watch: Watch) -> None:
     watch.take(pulse("l0"))
     watch.judge()

@@ -260,12 +260,13 @@ def _fragments(watch: Watch) -> Section:
     shown: Section = {}
     for fragment in range(watch.record.fragments):
         row = newest.get(fragment)
-        version = max(watch.view.versions.get(fragment, 0), row.version if row else 0)
-        if row is None:
+        version = watch.view.versions.get(fragment, 0)
+        if row is None or row.version < version:  # its history is still being read
             shown[str(fragment)] = [version, 0, None, "", watch.sizes[fragment], 0, 0]
             continue
         shown[str(fragment)] = [
-            *(version, row.step, round(row.closed_s, 2), clip(row.reason), watch.sizes[fragment]),
+            *(row.version, row.step, round(row.closed_s, 2), clip(row.reason)),
+            watch.sizes[fragment],
             *(row.adopted, row.staleness),
         ]
     return shown

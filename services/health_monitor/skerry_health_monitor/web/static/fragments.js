@@ -30,7 +30,7 @@ class Row {
     const old = f.closed_s === null ? null : at - f.closed_s;
     say(this.age, old === null ? "–" : age(old));
     this.age.classList.toggle("aged", old !== null && expected > 0 && old > Math.max(5, 4 * expected));
-    say(this.adopted, f.version ? `${f.adopted}/${store.run.learners ?? 0}` : "");
+    say(this.adopted, f.closed_s ? `${f.adopted}/${store.run.learners ?? 0}` : "");
     this.node.title = `fragment ${this.key}: ${count(f.parameters)} parameters, version ${f.version}${f.closed_s ? ` since ${age(old)}, adopted by ${f.adopted} of ${store.run.learners}` : ""}`;
   }
 
