@@ -132,7 +132,7 @@ class Monitor:
         record = await ledger.wait_run(self.bus, self.run)
         config = run_config_from_json(record.config_json, record.skerry_version)
         watch = Watch(record, config, self.clock_s)
-        sources = Sources(self.bus, self.run, self.tally, record.fragments)
+        sources = Sources(self.bus, self.run, self.tally, record.fragments, self.clock_s)
         members, pulses, commits, checkpoint, evaluation = await asyncio.gather(
             sources.newest_members(),
             sources.newest_pulses(),

@@ -120,11 +120,14 @@ class Recent:
         else:
             self.incarnations[member.learner] = max(known, member.incarnation)
 
-    def committed(self, commit: Commit) -> None:
-        """Take in a commit, once; a second offer of initial parameters is nobody's trouble."""
+    def committed(self, commit: Commit, at_s: float) -> None:
+        """Take in a commit that was there at ``at_s``, once.
+
+        Its syncer's clock may be off. A second offer of initial parameters is nobody's trouble.
+        """
         causes = Counter(r.cause for r in commit.refused if r.cause != GENESIS)
         if causes:
-            self._refused.append((commit.closed_ns / 1e9, causes))
+            self._refused.append((at_s, causes))
 
     def starts(self, now_s: float) -> Counter[str]:
         """Return how often each learner was started again in the last RECENT_S."""

@@ -158,12 +158,11 @@ class Feed:
         The broker's may be behind ours, and nothing would ever look new.
         """
         async for stored, commit in _commits(self.bus, self.name):
-            now_s = time.time()
-            at_s = seen_s(now_s, stored.time_ns, stored.sequence, self._known_to)
+            at_s = seen_s(time.time(), stored.time_ns, stored.sequence, self._known_to)
             if self.view is not None:
                 self.view = self._seen(committed(self.view, commit, at_s))
             if self._on_message is not None:
-                self._on_message(commit, now_s)
+                self._on_message(commit, at_s)
 
     def _seen(self, view: RunView) -> RunView:
         """Return the view; a run is over once its history is read too, not when its record is."""
@@ -203,10 +202,10 @@ async def snapshot(
     for message in messages:
         view = take(message)
     async for stored, commit in _commits(bus, run, until=newest):
-        now_s = time.time()
+        at_s = min(time.time(), stored.time_ns / 1e9)
         if on_message is not None:
-            on_message(commit, now_s)
-        view = committed(view, commit, min(now_s, stored.time_ns / 1e9))
+            on_message(commit, at_s)
+        view = committed(view, commit, at_s)
     return view
 
 

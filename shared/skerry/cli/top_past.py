@@ -57,7 +57,7 @@ class Past:
             if not believable(message):
                 return
             self.closed_s[message.fragment] = message.closed_ns / 1e9
-            self.lately.committed(message)
+            self.lately.committed(message, at_s)
             if is_round(message):
                 self.rounds.append(message)
                 self._note(message)

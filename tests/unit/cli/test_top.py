@@ -484,10 +484,11 @@ async def test_who_was_started_again_and_again_is_told_of_by_a_top_that_starts_l
 
 
 async def test_a_round_that_comes_is_new_though_the_brokers_clock_is_an_hour_behind() -> None:
-    broker = MemoryBroker(clock_ns=lambda: time.time_ns() - 3600 * 10**9)
+    """So is what it refuses."""
+    broker, past = MemoryBroker(clock_ns=lambda: time.time_ns() - 3600 * 10**9), Past()
     scripted = await ScriptedRun.begin(broker.connect())
     await scripted.commit_all()
-    feed = Feed(scripted.bus, "run")
+    feed = Feed(scripted.bus, "run", on_message=past.take)
     following = asyncio.create_task(feed.run())
 
     async def ago_s(rounds: int) -> float:
@@ -501,6 +502,10 @@ async def test_a_round_that_comes_is_new_though_the_brokers_clock_is_an_hour_beh
         assert await ago_s(3) > 3500
         await scripted.commit_all()
         assert await ago_s(6) < 60
+        refusing = encode(replace(commit(3), run="run"))
+        await scripted.bus.publish(Subjects("run").commit(0), refusing)
+        assert await ago_s(7) < 60
+        assert past.lately.refused(time.time()) == {"too_stale": 1}
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -88,7 +88,7 @@ class Scene:
         lately = watch.history.lately
         for number, at_s in enumerate(self.started_s):
             lately.joined(member(number + 2, at_s), at_s)
-        lately.committed(refusing(self.refused))
+        lately.committed(refusing(self.refused), NOW_S - 5)
         for version in range(4) if self.rounds_every_s else ():
             closed_s = version * (self.rounds_every_s or 0.0)
             watch.history.timeline.rounds[0, version] = round_at(closed_s)

@@ -65,7 +65,7 @@ def test_names_that_only_commits_know_do_not_fill_the_lanes(
     history = History(1)
     for version, name in enumerate(("a", "b", "c"), 1):
         merged = replace(commit(version).consumed[0], learner=name)
-        history.committed(commit(version, consumed=(merged,)), version, 100.0)
+        history.committed(commit(version, consumed=(merged,)), version, 100.0, 100.0)
     assert list(history.lanes) == ["a", "b"]
 
 
@@ -80,7 +80,7 @@ def row(state: Liveness, phase: LearnerPhase = LearnerPhase.TRAINING) -> Learner
 def test_a_commit_is_counted_once_whatever_is_read_again() -> None:
     history = History(fragments=4)
     for _ in range(2):
-        history.committed(commit(2), 7, 100.1)
+        history.committed(commit(2), 7, 100.1, 100.1)
     (held,) = history.curves.run.bins.values()
     assert (held.tokens, held.loss, held.rounds) == (250.0, 2.0, 1)
     assert [mark.learner for mark in history.marks] == ["a"]
@@ -89,7 +89,7 @@ def test_a_commit_is_counted_once_whatever_is_read_again() -> None:
 
 def test_genesis_is_no_training() -> None:
     history = History(fragments=1)
-    history.committed(commit(1, reason="genesis"), 1, 1.0)
+    history.committed(commit(1, reason="genesis"), 1, 1.0, 1.0)
     assert not history.curves.run.bins
     assert (0, 1) in history.timeline.rounds
 
@@ -100,9 +100,9 @@ def test_a_restored_run_goes_on_with_the_tokens_that_it_comes_with() -> None:
     for fragment in range(2):
         rows = (LearnerProgress("a", 0, 0, 5000, 9), LearnerProgress("b", 0, 0, 3000, 9))
         restored = commit(40, reason="restored from /c/40", consumed=(), progress=rows)
-        history.committed(replace(restored, fragment=fragment), 1 + fragment, 99.0)
+        history.committed(replace(restored, fragment=fragment), 1 + fragment, 99.0, 99.0)
     assert not history.curves.run.bins
-    history.committed(commit(41), 3, 100.0)
+    history.committed(commit(41), 3, 100.0, 100.0)
     (held,) = history.curves.run.bins.values()
     assert (held.total, held.tokens) == (8500.0, 500.0)
 
@@ -110,10 +110,18 @@ def test_a_restored_run_goes_on_with_the_tokens_that_it_comes_with() -> None:
 def test_refusals_are_troubles_for_a_while_and_counted_once() -> None:
     history = History(fragments=1)
     refused = (Refused("too_stale", "b"), Refused("genesis", "c"))
-    history.committed(commit(2, refused=refused), 1, 100.0)
-    history.committed(commit(2, refused=refused), 1, 100.0)
+    history.committed(commit(2, refused=refused), 1, 100.0, 100.0)
+    history.committed(commit(2, refused=refused), 1, 100.0, 100.0)
     assert history.lately.refused(101.0) == {"too_stale": 1}
     assert history.lately.refused(100.0 + 2 * RECENT_S) == {}
+
+
+def test_refusals_are_as_old_as_their_arrival_whatever_other_clocks_say() -> None:
+    history = History(fragments=1)
+    refused = (Refused("too_stale", "b"),)
+    history.committed(commit(2, refused=refused), 1, 100.0, 9000.0)
+    assert history.lately.refused(9000.0 + RECENT_S - 1) == {"too_stale": 1}
+    assert history.lately.refused(9000.0 + RECENT_S + 1) == {}
 
 
 def test_steps_of_earlier_incarnations_count() -> None:

@@ -113,6 +113,20 @@ async def test_a_time_that_cannot_be_is_left_out_with_what_tells_it(odd: float) 
     assert tally.malformed == {"pulse": 1, "commit": 1}
 
 
+async def test_what_is_left_out_while_we_watch_is_new_whatever_the_brokers_clock_says() -> None:
+    bus, tally = await connected(), Tally()
+    await bus.publish(NAMES.round(1), b"noise")
+    reading = Sources(bus, RUN, tally, P, lambda: STORED_S + 3600.0)
+    async with asyncio.timeout(10), aclosing(reading.rounds()) as found:
+        first = asyncio.ensure_future(anext(found))
+        while not tally.malformed:  # noqa: ASYNC110 - it reads the log
+            await asyncio.sleep(0)
+        await bus.publish(NAMES.round(1), b"more noise")
+        await bus.publish(NAMES.round(0), encode(ROUND))
+        await first
+    assert list(tally.lately) == [STORED_S, STORED_S + 3600.0]
+
+
 async def test_what_was_left_out_counts_for_as_long_as_it_is_new() -> None:
     bus, tally = await connected(), Tally()
     await bus.publish(NAMES.pulse("noise"), b"noise")

@@ -11,7 +11,15 @@ from skerry.bus.report import report
 from skerry.core.fragments import LeafSpec, plan
 from skerry.settings import RunConfig
 from skerry.testing.puppet import run_record
-from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse, RunRecord, RunState
+from skerry.wire.messages import (
+    Commit,
+    LearnerPhase,
+    MemberRecord,
+    Pulse,
+    Refused,
+    RunRecord,
+    RunState,
+)
 from skerry_health_monitor.watching.timeline import AHEAD_S, interval_s
 from skerry_health_monitor.watching.watch import Watch
 
@@ -169,6 +177,16 @@ def test_a_round_is_as_old_as_its_arrival_whatever_its_syncers_clock_says(
     watch.judge()
     assert watch.told.run.last_round_s_ago == pytest.approx(5.0)
     assert interval_s(watch.history.timeline.rounds) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+def test_a_refusal_is_as_old_as_its_arrival_whatever_the_brokers_clock_says(
+    watch: Watch, clock: Clock, off_s: float
+) -> None:
+    refused = replace(commit(2, clock.now_s + off_s), refused=(Refused("too_stale", "a"),))
+    watch.committed(refused, 2, int((clock.now_s + off_s) * 1e9))
+    assert watch.history.lately.refused(clock.now_s + 590) == {"too_stale": 1}
+    assert watch.history.lately.refused(clock.now_s + 610) == {}
 
 
 def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(

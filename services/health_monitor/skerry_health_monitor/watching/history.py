@@ -126,14 +126,17 @@ class History:
         self._lane(member.learner).host = member.host
         self.lately.joined(member, at_s)
 
-    def committed(self, commit: Commit, sequence: int, stored_s: float) -> None:
-        """Fold in a commit, where and when the ledger has it; twice changes nothing."""
+    def committed(self, commit: Commit, sequence: int, stored_s: float, at_s: float) -> None:
+        """Fold in a commit, where and when the ledger has it; twice changes nothing.
+
+        ``stored_s`` is that time by the broker's clock, ``at_s`` by the clock of whoever watches.
+        """
         newest = self.timeline.newest.get(commit.fragment)
         if newest is not None and commit.version <= newest.version:
             return
         row = past(commit, sequence, stored_s)
         self.timeline.committed(row)
-        self.lately.committed(commit)
+        self.lately.committed(commit, at_s)
         if not is_round(commit):
             if begun_by_restore(commit):
                 self.curves.begin(sum(p.tokens for p in commit.progress) / self.fragments)

@@ -6,12 +6,14 @@ for a learner's, would be filled by whoever may publish.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from skerry.bus.base import Start
+from skerry.bus.view import seen_s
 from skerry.errors import WireError
 from skerry.wire.messages import (
     CheckpointRecord,
@@ -26,7 +28,7 @@ from skerry.wire.records import believable, decode
 from skerry.wire.subjects import TOKEN, Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from skerry.bus.base import Bus, Record
 
@@ -56,7 +58,8 @@ class Tally:
 
     ``joined`` are the names so far that have a member's record, ``heard`` those that have only
     pulsed, so that invented ones do not keep out who joins later; ``lately`` is when the newest
-    were stored that were none, in seconds since the epoch by the broker's clock.
+    were there that were none, in seconds since the epoch: what came since we watch by our clock,
+    what lay there before by the broker's.
     """
 
     read: Counter[str] = field(default_factory=Counter[str])
@@ -66,8 +69,8 @@ class Tally:
     lately: deque[float] = field(default_factory=lambda: deque[float](maxlen=MOST_LATELY))
 
     def since(self, at_s: float) -> int:
-        """Return how many that were none were stored since then, as far as they are remembered."""
-        return sum(stored_s >= at_s for stored_s in self.lately)
+        """Return how many that were none came since then, as far as they are remembered."""
+        return sum(came_s >= at_s for came_s in self.lately)
 
     def fits(self, message: Read, fragments: int) -> bool:
         """Say whether a run of so many fragments can have this message."""
@@ -101,13 +104,14 @@ class Tally:
 class Sources:
     """One run's messages, each with the record it came in; every one of them goes on for ever.
 
-    ``fragments`` is P.
+    ``fragments`` is P, ``clock_s`` gives seconds since the epoch.
     """
 
     bus: Bus
     run: str
     tally: Tally
     fragments: int
+    clock_s: Callable[[], float] = time.time
 
     def runs(self) -> AsyncGenerator[tuple[Record, RunRecord]]:
         return self._follow(RunRecord, Subjects(self.run).run_record(), Start.LAST_PER_SUBJECT)
@@ -159,13 +163,15 @@ class Sources:
         self, kind: type[T], pattern: str, start: Start
     ) -> AsyncGenerator[tuple[Record, T]]:
         name = NAMES[kind]
+        known_to = max((r.sequence for r in await self.bus.last_each(pattern)), default=0)
         records = self.bus.follow(pattern, start=start)
         async with aclosing(records):
             async for record in records:
                 message = self._read(kind, record)
                 if message is None:
                     self.tally.malformed[name] += 1
-                    self.tally.lately.append(record.time_ns / 1e9)
+                    came_s = seen_s(self.clock_s(), record.time_ns, record.sequence, known_to)
+                    self.tally.lately.append(came_s)
                     continue
                 self.tally.read[name] += 1
                 yield record, message

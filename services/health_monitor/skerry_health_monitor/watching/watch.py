@@ -108,7 +108,7 @@ class Watch:
         at_s = seen_s(self._clock_s(), stored_ns, sequence, self._known_to)
         commit = set_right(commit, stored_ns, self.record.created_ns)
         self.view = committed(self.view, commit, at_s)
-        self.history.committed(commit, sequence, stored_ns / 1e9)
+        self.history.committed(commit, sequence, stored_ns / 1e9, at_s)
         self.sums.take(commit)
 
     def opened(self, told: Round) -> None:
