@@ -11,9 +11,10 @@ import pytest
 from browser.stage import RUN, Stage
 from playwright.sync_api import expect
 
+from skerry.bus import ledger
 from skerry.bus.loss import RESTORED
 from skerry.settings import HealthSettings
-from skerry.wire.messages import LearnerPhase
+from skerry.wire.messages import CheckpointRecord, LearnerPhase
 from skerry_health_monitor.watching.timeline import MOST_ROUNDS, WRITTEN_S
 
 if TYPE_CHECKING:
@@ -230,6 +231,21 @@ def test_the_times_of_a_round_are_of_one_clock(show: Show, page: Page) -> None:
     assert " h " not in told["age"]
     opened_s = datetime.fromisoformat(told["opened"]).timestamp()
     assert abs(opened_s - (stage.now_s - WRITTEN_S - 1)) < 0.01
+
+
+def test_the_newest_checkpoint_is_told_though_an_older_one_is_read_after_it(
+    show: Show, page: Page
+) -> None:
+    theatre = show(stage := Stage())
+    theatre.run(stage.past(60, 1))
+    theatre.run(stage.checkpoint())
+    page.goto(theatre.url)
+    told = f"#tile-checkpoint:has-text('step {max(a.step for a in stage.actors.values()):,}')"
+    page.wait_for_selector(told)
+    older = CheckpointRecord(RUN, "/older", "d", (), 1, 1, stage.ns - 10**9, 1, 1)
+    theatre.run(ledger.record_checkpoint(stage.bus, older))
+    page.wait_for_selector("#checkpoint-rows :has-text('/older')")
+    assert page.query_selector(told) is not None
 
 
 def test_a_version_from_a_checkpoint_says_why_it_has_no_trace(show: Show, page: Page) -> None:
