@@ -1,6 +1,7 @@
 """What an operator must know now, as the page and ``skerry top`` say it: a pure function.
 
-The same conditions are Prometheus rules in infra/prometheus/rules.yml, for whoever is not looking.
+For whoever is not looking there are Prometheus rules, in infra/prometheus/rules.yml, for the same
+conditions but ``suspect``, which only explains.
 """
 
 from __future__ import annotations

@@ -105,6 +105,11 @@ HELD_OUT_LOSS = _gauge(
     EVALUATOR_NAME,
     by=(EVALUATOR, MONITOR),
 )
+HELD_OUT_TEXTS = _gauge(
+    "skerry.held_out.texts",
+    "{text}",
+    "Different texts that evaluators of late have read: losses on them cannot be compared.",
+)
 EVALUATION_DURATION = _histogram(
     "skerry.evaluation.duration",
     LONG_S,
@@ -212,6 +217,12 @@ LEARNERS_TARGET = _gauge(
 )
 LEARNER_ALIVE = _gauge(
     "skerry.learner.alive", "{learner}", "1 alive, 0 suspect or gone.", LEARNER_NAME
+)
+LEARNER_DIVERGED = _gauge(
+    "skerry.learner.diverged",
+    "{learner}",
+    "1 while it trains with a loss that is no finite number.",
+    LEARNER_NAME,
 )
 LEARNER_INCARNATION = _gauge(
     "skerry.learner.incarnation", "{incarnation}", "Starts of its process.", LEARNER_NAME

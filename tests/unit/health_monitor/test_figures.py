@@ -317,6 +317,15 @@ def test_a_checkpoint_is_due_no_more_often_than_rounds_come() -> None:
     assert due_s == CONFIG.sync.h_steps * 500.0 / CONFIG.sync.fragments
 
 
+def test_who_diverges_and_how_many_texts_are_read_is_told() -> None:
+    sick = replace(PULSE, learner="b", loss=math.nan)
+    text = Evaluation("r", "e", 8, 90, (2,), 3.25, 25.0, 4.0, 64, 7, round(NOW_S * 1e9))
+    other = replace(text, evaluator="f", text_digest=8)
+    found = figures(known(view(PULSE, sick, text, other)), [], NOW_S)
+    assert values(found, metrics.LEARNER_DIVERGED) == {("r", "a"): 0, ("r", "b"): 1}
+    assert values(found, metrics.HELD_OUT_TEXTS) == {("r",): 2}
+
+
 def test_before_there_is_a_run_only_the_broker_is_told_of() -> None:
     assert flat(figures(None, [replace(SERVER, up=False)], NOW_S)) == {
         "skerry.broker.up{server=n1}": 0

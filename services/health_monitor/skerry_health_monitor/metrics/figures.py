@@ -8,7 +8,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.recent import ending
+from skerry.bus.recent import diverged, ending
 from skerry.bus.report import report
 from skerry.bus.view import ENDED, spent_in
 from skerry.core.goodput import TRAIN, Cause, split
@@ -91,10 +91,8 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
             yield Point(metric, value, (run,))
     for fragment, version in enumerate(row.versions):
         yield Point(metrics.FRAGMENT_VERSION, version, (run, str(fragment)))
-    newest = {e.evaluator: e.loss for e in told.evaluations if not known.view.judging}
-    for evaluator, loss in newest.items():
-        if loss is not None:
-            yield Point(metrics.HELD_OUT_LOSS, loss, (run, evaluator[:MOST_NAME]))
+    if not known.view.judging:
+        yield from _held_out(run, told)
     yield Point(metrics.GOODPUT, row.time[TRAIN], (run,))
     for cause in Cause:
         yield Point(metrics.BADPUT, row.time[cause], (run, cause.value))
@@ -103,6 +101,14 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     for state in Liveness:
         yield Point(metrics.LEARNERS, looks[state], (run, state.value))
     yield Point(metrics.LEARNERS_TARGET, config.sync.learners, (run,))
+
+
+def _held_out(run: str, told: Report) -> Iterator[Figure]:
+    newest = {e.evaluator: e.loss for e in told.evaluations}
+    for evaluator, loss in newest.items():
+        if loss is not None:
+            yield Point(metrics.HELD_OUT_LOSS, loss, (run, evaluator[:MOST_NAME]))
+    yield Point(metrics.HELD_OUT_TEXTS, told.run.held_out_texts, (run,))
 
 
 def interval_s(config: RunConfig, rows: Sequence[LearnerRow]) -> float | None:
@@ -124,6 +130,7 @@ def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
     """Yield a learner's metrics; its counters are those of its newest incarnation."""
     labels = (view.frame.run, row.name[:MOST_NAME])
     yield Point(metrics.LEARNER_ALIVE, row.liveness is Liveness.ALIVE, labels)
+    yield Point(metrics.LEARNER_DIVERGED, bool(diverged([row])), labels)
     yield Point(metrics.LEARNER_INCARNATION, row.incarnation, labels)
     yield Point(metrics.LEARNER_SILENCE, row.seen_s_ago, labels)
     pulse = view.learners[row.name].pulse
