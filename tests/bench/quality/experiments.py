@@ -184,13 +184,13 @@ def outer() -> Experiment:
     closest = {several[n] for n in (0, 1, 10)}  # the default is one of them: a seed more each
     cells = list[Cell]()
     for h, ways, tokens, seeds, more in (
-        (24, several, LESS, TWO, THREE),
         (8, fewer, LESS, TWO, TWO),
+        (24, several, LESS, TWO, THREE),
         (64, fewer, LESS, TWO, THREE),
+        (128, long, 4 * M_TOKENS, ONE, ONE),
         (256, longer, 2 * LESS, ONE, TWO),
     ):
         cells += [_outer(h, 4, *way, more if way in closest else seeds, tokens) for way in ways]
-    cells += [_outer(128, 4, name, merge, ONE, 4 * M_TOKENS) for name, merge in long]
     for m in (2, 8):
         cells += [_outer(24, m, name, merge, ONE, LESS) for name, merge in fewest]
     return Experiment(
