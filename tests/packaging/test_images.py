@@ -212,6 +212,7 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
         "SKERRY_NATS__USER": "skerry",
         "SKERRY_NATS__PASSWORD_FILE": str(secret),
         "SKERRY_HEALTH__PORT": "0",
+        "SKERRY_LEARNER__SAVE_EVERY_S": "0.01",
     }
     tiny = ("train.steps=12", "sync.h_steps=4", "sync.fragments=2", "model.layers=1")
     config = ["--config", str(root / "infra" / "skerry.toml")]
@@ -241,4 +242,6 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
             process.wait()
     written = image("checkpointer").folder / "checkpoints" / "images"
     assert any(written.rglob("*.safetensors"))
-    assert any((image("learner").folder / "learners" / "images").rglob("*"))
+    kept = image("learner").folder / "learners"
+    assert any((kept / "images").rglob("*"))
+    assert any((kept / ".jax").iterdir())
