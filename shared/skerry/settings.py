@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from skerry.core.presets import Sgd, formerly, resolved
 from skerry.errors import ConfigError
 from skerry.settings_checks import check_local, check_run, masked_url
 from skerry.settings_models import (
@@ -79,6 +80,7 @@ __all__ = [
     "TrainConfig",
     "child_environment",
     "control_variable",
+    "decided",
     "differences",
     "load",
     "masked",
@@ -174,7 +176,27 @@ def _run_config(text: str) -> RunConfig:
     refuse_unknown(tree, leaves(annotations_of(RunConfig)))
     config = validated(RunConfig, tree)
     check_run(config)
-    return config
+    return _spelt_out(config, formerly(config.sync.h_steps))
+
+
+def decided(config: RunConfig) -> RunConfig:
+    """Return the config with its outer optimizer spelt out, as a run's record holds it.
+
+    What ``auto`` means follows what is known; a run that has begun keeps its optimizer.
+    """
+    _, numbers = resolved(config.outer.preset, config.sync.h_steps)
+    return _spelt_out(config, numbers)
+
+
+def _spelt_out(config: RunConfig, numbers: Sgd) -> RunConfig:
+    given = config.outer
+    if given.preset != "auto":
+        return config
+    lr = numbers.lr if given.lr is None else given.lr
+    momentum = numbers.momentum if given.momentum is None else given.momentum
+    preset = "nesterov" if momentum else "direct"
+    outer = OuterConfig(preset=preset, lr=lr, momentum=momentum or None)
+    return config.model_copy(update={"outer": outer})
 
 
 def to_json(config: BaseModel) -> str:

@@ -16,6 +16,7 @@ from skerry.settings import (
     RunConfig,
     Settings,
     child_environment,
+    decided,
     differences,
     load,
     masked,
@@ -309,7 +310,8 @@ def test_a_written_file_loads_to_equal_settings(settings: Settings) -> None:
 @hypothesis_settings(max_examples=60)
 @given(resolved())
 def test_a_run_config_survives_json(settings: Settings) -> None:
-    assert run_config_from_json(to_json(settings.run)) == settings.run
+    config = decided(settings.run)
+    assert run_config_from_json(to_json(config)) == config
 
 
 def test_equal_configs_give_equal_json() -> None:
@@ -353,3 +355,35 @@ def test_children_inherit_everything_but_settings() -> None:
         "A": "mine",
         "B": "2",
     }
+
+
+@pytest.mark.parametrize(
+    ("sets", "spelt_out"),
+    [
+        ([], ("direct", 1.0, None)),
+        (["sync.h_steps=63"], ("direct", 1.0, None)),
+        (["sync.h_steps=64"], ("nesterov", 0.7, 0.5)),
+        (["outer.momentum=0.3"], ("nesterov", 1.0, 0.3)),
+        (["sync.h_steps=64", "outer.momentum=0"], ("direct", 0.7, None)),
+        (["sync.h_steps=64", "outer.lr=0.4"], ("nesterov", 0.4, 0.5)),
+        (["outer.preset=nesterov"], ("nesterov", None, None)),
+        (["outer.preset=direct"], ("direct", None, None)),
+    ],
+)
+def test_a_run_keeps_the_outer_optimizer_that_auto_meant(
+    sets: list[str], spelt_out: tuple[str, float | None, float | None]
+) -> None:
+    config = decided(load(None, sets, {}).run)
+    assert (config.outer.preset, config.outer.lr, config.outer.momentum) == spelt_out
+    assert decided(config) == config
+    assert run_config_from_json(to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("h_steps", "formerly"), [(100, ("direct", 1.0, None)), (257, ("nesterov", 0.7, 0.9))]
+)
+def test_auto_in_an_older_record_is_what_it_was(
+    h_steps: int, formerly: tuple[str, float, float | None]
+) -> None:
+    config = run_config_from_json(to_json(load(None, [f"sync.h_steps={h_steps}"], {}).run))
+    assert (config.outer.preset, config.outer.lr, config.outer.momentum) == formerly

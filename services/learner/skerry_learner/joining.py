@@ -98,14 +98,19 @@ async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work
     if record.created_ns == created_ns:
         log.info("run_created", run=run, parameters=work.plan.parameters)
         return record, replace(work, config=config)
-    if config != given:
+    if config != _recorded(given, work.plan.parameters):
         work = await asyncio.to_thread(prepare, config)
-    return record, _checked(record, work)
+    return record, _checked(record, replace(work, config=config))
+
+
+def _recorded(config: RunConfig, parameters: int) -> RunConfig:
+    """Return the config as a run's record holds it: nothing is left open."""
+    return settings.decided(with_window(config, parameters))
 
 
 async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
     """Declare a run's streams and create its record; returns another's that was there first."""
-    config = with_window(work.config, work.plan.parameters)
+    config = _recorded(work.config, work.plan.parameters)
     check_window(work.plan, config)
     for difference in await bus.declare(_streams(run, config)):
         log.info("stream_mended", difference=difference)
@@ -175,7 +180,7 @@ def _agreed(record: RunRecord, given: RunConfig) -> RunConfig:
     """Return the run's own config, and warn where the given one says otherwise."""
     config = settings.run_config_from_json(record.config_json, record.skerry_version)
     parameters = sum(leaf.size for leaf in record.leaves)
-    different = settings.differences(with_window(given, parameters), config)
+    different = settings.differences(_recorded(given, parameters), config)
     if different and given != RunConfig():
         log.warning("config_from_ledger", ignored=list(different))
     return config

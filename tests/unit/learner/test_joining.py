@@ -28,6 +28,7 @@ from skerry.settings import (
     LogConfig,
     RunConfig,
     TrainConfig,
+    decided,
     run_config_from_json,
 )
 from skerry.testing.scripted_run import ScriptedRun
@@ -50,7 +51,7 @@ async def test_the_first_learner_creates_the_run_and_the_next_takes_its_config(
     other = config.model_copy(update={"train": TrainConfig(steps=7)})
     again, theirs = await find_or_create(bus, "run", other)
     assert again == record
-    assert theirs.config == config
+    assert theirs.config == work.config == decided(config)
     assert theirs.plan.digest == work.plan.digest == record.plan_digest
 
 
