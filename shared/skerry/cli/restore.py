@@ -25,7 +25,7 @@ def restore_here(rest: Sequence[str]) -> int | None:
     """
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     words.add_argument("--nats")
-    words.add_argument("--run", default="main")
+    words.add_argument("--run", default=settings.control_variable("SKERRY_RUN") or "main")
     words.add_argument("--config", type=Path)
     words.add_argument("--set", action="append", default=[])
     try:
@@ -35,6 +35,8 @@ def restore_here(rest: Sequence[str]) -> int | None:
     if asked.nats:
         return None
     given = settings.load(asked.config, asked.set)
+    if "url" in given.local.nats.model_fields_set:
+        return None
     return asyncio.run(_restored(given, asked.run, rest))
 
 

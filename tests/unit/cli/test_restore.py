@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -44,10 +45,16 @@ async def served(place: Place) -> AsyncGenerator[str]:
         broker.stop(5.0)
 
 
-async def restore(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+async def restore(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "skerry.cli.main", "checkpoints", "restore", *words]
     return await asyncio.to_thread(
-        subprocess.run, command, cwd=folder, capture_output=True, text=True, check=False
+        subprocess.run,
+        command,
+        cwd=folder,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -66,7 +73,12 @@ async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_bro
         client = await nats.connect(url)
         await client.jetstream().purge_stream(Subjects(RUN).stream("STATE"))
         await client.close()
-    done = await restore(tmp_path, store.where(saved.name), "--run", RUN, "--replace")
+    where = store.where(saved.name)
+    away = "nats://127.0.0.1:9"
+    for environ in ({"SKERRY_RUN": "other"}, {"SKERRY_RUN": RUN, "SKERRY_NATS__URL": away}):
+        elsewhere = await restore(tmp_path, where, SKERRY_NATS__CONNECT_TIMEOUT_S="0.1", **environ)
+        assert "No NATS server answered" in elsewhere.stderr
+    done = await restore(tmp_path, where, "--replace", SKERRY_RUN=RUN)
     assert done.returncode == 0, done.stderr
     async with served(place) as url, NatsBus(url) as bus:
         for fragment in scripted.plan.fragments:
