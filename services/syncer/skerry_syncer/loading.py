@@ -70,7 +70,7 @@ async def load(
     inbox = Inbox(writer.run, plan)
     await _read_starts(bus, writer.run, inbox, streams)
     shard = Shard(writer.run, plan, config, fragments, inbox)
-    shard.again = await _asked_again(bus, shard, streams)
+    shard.again = await _asked_again(bus, shard, streams, anew=bool(manifests) and not floors)
     return shard
 
 
@@ -89,21 +89,25 @@ def _floors(
     return floors if max(floors.values(), default=0) <= newest else {}
 
 
-async def _asked_again(bus: Bus, shard: Shard, streams: dict[str, StreamInfo]) -> dict[int, int]:
+async def _asked_again(
+    bus: Bus, shard: Shard, streams: dict[str, StreamInfo], *, anew: bool
+) -> dict[int, int]:
     """Return by fragment the attempt of its next round, where contributions to it may be gone.
 
-    The window has dropped them, or somebody has removed them, before any commit resolved them. Only
-    who has sent one can tell, and looks when the round that it has answered is opened again.
+    The window has dropped them, somebody has removed them, or the stream began anew (``anew``),
+    before any commit resolved them. Only who has sent one can tell, and looks when the round that
+    it has answered is opened again.
     """
     stream = streams.get(Subjects(shard.run).stream("CONTRIB"))
     first = stream.first_seq if stream else 0
-    gone = {i: s for i, s in shard.fragments.items() if s.version and s.floor + 1 < first}
+    gone = {i: s for i, s in shard.fragments.items() if s.version and (anew or s.floor + 1 < first)}
     if not gone:
         return {}
     log.warning(
         "contributions_gone",
         run=shard.run,
         versions={index: state.version for index, state in gone.items()},
+        stream_anew=anew,
         first_sequence=min(state.floor for state in gone.values()) + 1,
         last_sequence=first - 1,
         hint="what no commit had resolved may be lost; who sent it and still runs offers it again:"

@@ -399,8 +399,12 @@ async def until_waiting(bus: MemoryBus, name: str) -> dict[int, Commit]:
                 return last
 
 
-async def test_contribution_that_left_the_log_unread_is_offered_again() -> None:
-    """It waited for a second one when its syncer went, and was gone before the next one came."""
+@pytest.mark.parametrize("anew", [False, True])
+async def test_contribution_that_left_the_log_unread_is_offered_again(*, anew: bool) -> None:
+    """It waited for a second one when its syncer went, and was gone before the next one came.
+
+    It had left its stream, or the stream is another one (``anew``), which counts from 1 again.
+    """
     sync = CONFIG.sync.model_copy(update={"quorum": 2, "round_timeout_s": 600.0})
     bus = await connected(CONFIG.model_copy(update={"sync": sync}))
     contrib = bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
@@ -412,13 +416,17 @@ async def test_contribution_that_left_the_log_unread_is_offered_again() -> None:
         ends = contrib.last_seq
         for sequence in tuple(contrib.records):
             contrib.drop(sequence)
+        if anew:
+            del bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
+            await bus.declare(specs(RUN))
         with capture_logs() as lines:
             async with background(session(bus, RUN, "next"), puppet(bus, "b").train()):
                 commits = await commits_until(bus, max(c.version for c in last.values()) + 1)
     (gone,) = [line for line in lines if line["event"] == "contributions_gone"]
     assert gone["versions"] == {fragment: c.version for fragment, c in last.items()}
-    floor = min(commit.contrib_floor for commit in last.values())
-    assert (gone["first_sequence"], gone["last_sequence"]) == (floor + 1, ends)
+    if not anew:
+        floor = min(commit.contrib_floor for commit in last.values())
+        assert (gone["first_sequence"], gone["last_sequence"]) == (floor + 1, ends)
     for fragment, before in last.items():
         (after,) = [c for c in commits if (c.fragment, c.version) == (fragment, before.version + 1)]
         assert {c.learner for c in after.consumed} == {"a", "b"}
