@@ -60,6 +60,8 @@ class Checkpointer:
     plan: Plan
     store: Store
     known: dict[str, Checkpoint] = field(default_factory=dict[str, "Checkpoint"])
+    mended: bool = True
+    """Whether the ledger tells of the newest checkpoint, as far as one that began could see."""
 
     @classmethod
     def of(cls, bus: Bus, record: RunRecord, store: Store) -> Checkpointer:
@@ -101,6 +103,8 @@ class Checkpointer:
 
     async def _save(self, turn: Turn) -> Written | None:
         await in_thread(self._look)  # before the cut: a higher index is never of an older one
+        if not self.mended:
+            await self._note_newest(await ledger.last_checkpoint(self.bus, self.record.run))
         cut = await take_cut(self.bus, self.record.run, self.plan)
         if cut is None:
             return None
@@ -185,7 +189,12 @@ class Checkpointer:
             if noted is None:
                 raise
             log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
+            self.mended = False
             return
+        await self._note_newest(noted)
+
+    async def _note_newest(self, noted: CheckpointRecord | None) -> None:
+        self.mended = True
         if not self.known:
             return
         name, newest = max(self.known.items(), key=lambda item: item[1].age)

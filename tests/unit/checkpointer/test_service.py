@@ -258,6 +258,24 @@ class AwayStore(LocalStore):
         return super().sweep()
 
 
+async def test_a_checkpoint_that_was_not_noted_is_once_a_store_that_was_away_is_back(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = await begun(every_s=0.01)
+    await scripted.commit_all()
+    assert await of(scripted, store).save() is not None
+    await scripted.commit(0, step=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "record_checkpoint", _unheard)
+        with pytest.raises(BrokerUnavailable):
+            await of(scripted, store).save()
+    async with TaskGroup() as group:
+        running = group.create_task(of(scripted, AwayStore(store.root)).run())
+        noted = await recorded(scripted, 2)
+        running.cancel()
+    assert [record.path for record in noted] == [store.where(name) for name in store.names()]
+
+
 async def test_a_store_that_is_away_when_it_is_started_again_is_asked_at_the_next_turn(
     store: LocalStore,
 ) -> None:
