@@ -163,7 +163,8 @@ class Convergence:
         async with aclosing(pulses):
             async for pulse in pulses:
                 first = self._first.setdefault(pulse.syncer, pulse)
-                if (first.instance, first.sent_ns) != (pulse.instance, pulse.sent_ns):
+                new = (first.instance, first.sent_ns) != (pulse.instance, pulse.sent_ns)
+                if new and not pulse.leaves:
                     self._answered[pulse.syncer] = (
                         f"holds shards {', '.join(map(str, pulse.shards))}"
                         if pulse.shards

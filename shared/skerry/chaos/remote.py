@@ -140,7 +140,8 @@ class RemoteGround:
     async def syncers(self) -> None:
         """Hear the syncers, for ever."""
         async for pulse in presence.follow_syncer_pulses(self.bus, self.run):
-            self._hear(pulse.syncer, "syncer", pulse.instance, self.config.sync.lease_s)
+            interval_s = self.config.sync.lease_s
+            self._hear(pulse.syncer, "syncer", pulse.instance, interval_s, ended=pulse.leaves)
 
     def _hear(
         self, name: str, kind: str, which: str, interval_s: float, *, ended: bool = False

@@ -149,7 +149,8 @@ class SyncerPulse:
     """``syncer.<name>``: a syncer lives and holds ``shards`` by the fence tokens in ``fences``.
 
     ``instance`` tells two processes of one name apart. Silence for longer than the lease frees the
-    shards; what makes a take-over safe is the fence alone.
+    shards; what makes a take-over safe is the fence alone. Only the last word of one that ends in
+    order names no host.
     """
 
     run: str
@@ -159,6 +160,10 @@ class SyncerPulse:
     shards: tuple[int, ...] = ()
     fences: tuple[int, ...] = ()
     host: str = ""
+
+    @property
+    def leaves(self) -> bool:
+        return not self.host
 
 
 @dataclass(frozen=True, slots=True)

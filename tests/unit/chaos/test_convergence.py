@@ -66,7 +66,8 @@ async def answering(bus: MemoryBus, *names: str) -> None:
     """Publish pulses of these syncers for as long as the test lasts."""
     for sent_ns in itertools.count(1):
         for name in names:
-            pulse = SyncerPulse(RUN, name, "i", sent_ns, (0,) if name == "s" else ())
+            shards = (0,) if name == "s" else ()
+            pulse = SyncerPulse(RUN, name, "i", sent_ns, shards, host="host")
             await presence.publish_syncer_pulse(bus, pulse)
         await asyncio.sleep(0.01)
 
@@ -120,6 +121,16 @@ async def test_a_stand_by_has_to_answer_though_another_syncer_commits() -> None:
     assert not told["t answers"].ok
     told = await judged(bus, LONG_S, kinds=two, answers=("s", "t"))
     assert (told["t answers"].ok, told["t answers"].detail) == (True, "stands by")
+
+
+async def test_a_syncer_that_only_says_goodbye_has_not_answered() -> None:
+    bus = await connected()
+    two = KINDS | {"t": "syncer"}
+    await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "t", "i", 1, (0,), host="host"))
+    waiting = asyncio.create_task(judged(bus, SHORT_S, kinds=two))
+    await asyncio.sleep(SHORT_S / 2)
+    await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "t", "i", 2))
+    assert not (await waiting)["t answers"].ok
 
 
 async def test_what_cannot_be_watched_is_a_failed_check_beside_the_others(

@@ -34,6 +34,10 @@ def learner(name: str, sent: int, phase: LearnerPhase = LearnerPhase.TRAINING) -
     return Pulse(RUN, name, 2, phase, sent_ns=sent, loss=1.0, **counts, **spent)
 
 
+def syncer(name: str, instance: str, sent: int, host: str = "host") -> SyncerPulse:
+    return SyncerPulse(RUN, name, instance, sent, host=host)
+
+
 @pytest.fixture
 async def bus() -> MemoryBus:
     made = MemoryBroker().connect()
@@ -44,10 +48,10 @@ async def bus() -> MemoryBus:
 async def say(bus: MemoryBus) -> None:
     """Say for ever that ``a`` and ``s`` are there; ``gone`` and ``was`` were, once."""
     await presence.publish_pulse(bus, learner("gone", 1))
-    await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "was", "host/1", 1))
+    await presence.publish_syncer_pulse(bus, syncer("was", "host/1", 1))
     for sent in range(1, 1 << 30):
         await presence.publish_pulse(bus, learner("a", sent))
-        await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "s", "host/2", sent))
+        await presence.publish_syncer_pulse(bus, syncer("s", "host/2", sent))
         await asyncio.sleep(0.02)
 
 
@@ -91,9 +95,11 @@ async def test_who_says_goodbye_is_down_at_once(bus: MemoryBus) -> None:
     async with at_work(bus) as (ground, saying):
         saying.cancel()
         await presence.publish_pulse(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
-        async with asyncio.timeout(1):
-            while ground.entries()["a"].alive:  # noqa: ASYNC110 - the pulse is on its way
-                await asyncio.sleep(0.02)
+        await presence.publish_syncer_pulse(bus, syncer("s", "host/2", 1 << 30, host=""))
+        for name in ("a", "s"):
+            async with asyncio.timeout(1):
+                while ground.entries()[name].alive:  # noqa: ASYNC110 - the pulse is on its way
+                    await asyncio.sleep(0.02)
 
 
 async def test_who_was_gone_before_the_drill_is_not_said_to_have_ended_in_it(
