@@ -208,7 +208,7 @@ class Drill:
         return ""
 
     async def _stayed(self, survivors: Survivors) -> str:
-        gone = survivors.stayed()
+        gone = await survivors.stayed()
         if gone and not await self._is_finished():
             msg = f"{gone} ended in the {self.quiet_s:.0f} s without faults"
             raise SkerryError(msg)

@@ -79,6 +79,10 @@ class Ground(Protocol):
         """Return what is known to be there now, by name."""
         ...
 
+    async def settle(self) -> None:
+        """Return once ``entries`` tells of nobody as alive who had ended before this call."""
+        ...
+
     def entry(self, name: str) -> Service:
         """Return one of them; Absent if it is down."""
         ...

@@ -128,6 +128,7 @@ def _resume(entry: Entry, told: Healing) -> None:
 
 
 async def _returned(ground: Ground, names: set[str]) -> list[str]:
+    await ground.settle()
     try:
         async with asyncio.timeout(BACK_S):
             while _missing(ground, names):  # noqa: ASYNC110 - others' processes send no event

@@ -39,6 +39,9 @@ class LocalGround:
         """Return the processes that run now, by name."""
         return processes.read(self.folder)
 
+    async def settle(self) -> None:
+        """The table of processes tells what is so now."""
+
     def entry(self, name: str) -> Entry:
         """Return one process; Absent if it is down."""
         held = self.entries().get(name)

@@ -35,6 +35,7 @@ SILENT_S = 10.0
 """Who says nothing for so long, and for some of its usual intervals, is down."""
 PULSES = 3
 """Usual intervals that one listens for before somebody counts as silent."""
+LOOK_S = 0.05
 LONGEST_S = 60.0
 """Nobody listens longer than this for a first word, however slow a learner's steps are."""
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
@@ -84,6 +85,12 @@ class RemoteGround:
             name: Heard(name, word.kind, word.which, alive=now - word.at_s <= word.silent_s)
             for name, word in self._words.items()
         }
+
+    async def settle(self) -> None:
+        """Wait until who takes part has said something from now on, or been silent for too long."""
+        since_s = time.monotonic()
+        while self._resting(since_s):  # noqa: ASYNC110 - silence is no event
+            await asyncio.sleep(LOOK_S)
 
     def entry(self, name: str) -> Heard:
         held = self.entries().get(name)
@@ -142,6 +149,11 @@ class RemoteGround:
         async for pulse in presence.follow_syncer_pulses(self.bus, self.run):
             interval_s = self.config.sync.lease_s
             self._hear(pulse.syncer, "syncer", pulse.instance, interval_s, ended=pulse.leaves)
+
+    def _resting(self, since_s: float) -> set[str]:
+        """Return who is told of as alive for a word that is no newer than this."""
+        up = {name for name, heard in self.entries().items() if heard.alive}
+        return {name for name in up & set(self._kinds) if self._words[name].at_s <= since_s}
 
     def _hear(
         self, name: str, kind: str, which: str, interval_s: float, *, ended: bool = False

@@ -35,6 +35,7 @@ class Survivors:
 
     async def checks(self, deadline_s: float) -> list[Check]:
         """Wait until every process runs and has heard something since; one check for each."""
+        await self.ground.settle()
         until = asyncio.get_running_loop().time() + deadline_s
         while True:
             told = await self._look()
@@ -45,8 +46,9 @@ class Survivors:
         self._starts = {name: entries[name].which for name in self.names if name in entries}
         return told
 
-    def stayed(self) -> str:
+    async def stayed(self) -> str:
         """Return who has ended since ``checks``, as words; empty for nobody."""
+        await self.ground.settle()
         now = {name: entry for name, entry in self.ground.entries().items() if entry.alive}
         gone = sorted(
             n for n, which in self._starts.items() if n not in now or now[n].which != which

@@ -265,6 +265,6 @@ async def test_a_process_that_hears_nothing_or_ends_is_named(tmp_path: Path) -> 
         (hears,) = await survivors.checks(10.0)
         assert hears.ok
         assert "4 bytes from the broker" in hears.detail
-        assert survivors.stayed() == ""
+        assert await survivors.stayed() == ""
         await held.obey({"name": "syncer"})
-        assert survivors.stayed() == "syncer"
+        assert await survivors.stayed() == "syncer"

@@ -11,13 +11,14 @@ import pytest
 from skerry.bus import presence
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
+from skerry.chaos import healing
 from skerry.chaos import remote as remotes
 from skerry.chaos.ground import Absent, able, refuse
 from skerry.chaos.messages import Messages
 from skerry.chaos.plan import BROKER, BROKER_KINDS, Fault, FaultPlan, Kind
 from skerry.chaos.remote import RemoteGround, remote
 from skerry.chaos.survivors import Survivors
-from skerry.errors import ConfigError, first_cause
+from skerry.errors import ConfigError, SkerryError, first_cause
 from skerry.settings import LivenessConfig, RunConfig, SyncConfig
 from skerry.tasks import TaskGroup
 from skerry.wire.messages import LearnerPhase, Pulse, SyncerPulse
@@ -113,12 +114,33 @@ async def test_who_was_gone_before_the_drill_is_not_said_to_have_ended_in_it(
             ("a runs", True, "incarnation 2"),
             ("s runs", True, "host/2"),
         ]
-        assert not survivors.stayed()
+        assert not await survivors.stayed()
         saying.cancel()
         await presence.publish_pulse(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
-        async with asyncio.timeout(5):
-            while survivors.stayed() != "a, s":  # noqa: ASYNC110 - silence is no event
-                await asyncio.sleep(0.02)
+        assert await survivors.stayed() == "a, s"
+
+
+async def test_whose_last_word_is_still_fresh_has_not_come_back_nor_runs_nor_stayed(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remotes, "SILENT_S", 1.0)
+    monkeypatch.setattr(healing, "BACK_S", 0.1)
+    async with at_work(bus) as (ground, saying):
+        survivors = Survivors(ground, ground.kinds())
+        await healing.heal(ground, set(ground.kinds()))
+        assert all(check.ok for check in await survivors.checks(5.0))
+        saying.cancel()
+        with pytest.raises(SkerryError, match=r"a, s did not come back"):
+            await healing.heal(ground, set(ground.kinds()))
+    async with at_work(bus) as (ground, saying):
+        saying.cancel()
+        told = await Survivors(ground, ground.kinds()).checks(0.0)
+        assert [(check.name, check.ok) for check in told] == [("a runs", False), ("s runs", False)]
+    async with at_work(bus) as (ground, saying):
+        survivors = Survivors(ground, ground.kinds())
+        await survivors.checks(5.0)
+        saying.cancel()
+        assert await survivors.stayed() == "a, s"
 
 
 async def test_a_run_on_which_nobody_works_is_refused(bus: MemoryBus) -> None:
