@@ -75,7 +75,7 @@ class _Lease:
                 newest = await self.bus.last(self.subject)
                 held = self._read(newest)
                 if held is not None and not self._is_mine(held):
-                    raise self._refusal(held)
+                    raise self._refusal(held)  # also where that one has given it back by now
                 await self._say(newest.sequence if newest is not None else 0)
 
     async def give_back(self) -> None:
@@ -89,14 +89,14 @@ class _Lease:
     async def _free(self) -> int:
         """Return the sequence of a lease that nobody holds, 0 for none, or raise the refusal."""
         newest = await self.bus.last(self.subject)
-        if newest is None or self._read(newest) is None:
+        if newest is None or self._is_free(newest):
             return newest.sequence if newest is not None else 0
         coming = self.bus.follow(self.subject, after=newest.sequence)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEASE_S), aclosing(coming):
                 async for record in coming:
-                    if (held := self._read(record)) is not None:
-                        raise self._refusal(held)
+                    if not self._is_free(record):
+                        raise self._refusal(self._read(record))
                     return record.sequence
         return newest.sequence
 
@@ -110,23 +110,33 @@ class _Lease:
         )
 
     def _read(self, record: Record | None) -> Drill | None:
-        """Return what a record says of a holder; None where there is none, or nobody can tell."""
+        """Return what a record says; None where there is none, or nobody can read it."""
         if record is None:
             return None
         try:
-            held = decode(Drill, record.payload, run=self.mine.run)
+            return decode(Drill, record.payload, run=self.mine.run)
         except WireError:
             return None
-        return held if held.holder else None
+
+    def _is_free(self, record: Record) -> bool:
+        held = self._read(record)
+        return held is None or not held.holder
 
     def _is_mine(self, held: Drill | None) -> bool:
         mine = (self.mine.holder, self.mine.began_ns)
         return held is not None and (held.holder, held.began_ns) == mine
 
     def _refusal(self, held: Drill | None) -> ConfigError:
+        run = f"run {self.mine.run!r}"
+        if held is not None and not held.holder:
+            msg = (
+                f"Another drill was at work on {run} meanwhile, and neither of two can be judged:"
+                " give this command again."
+            )
+            return ConfigError(msg, path="run")
         who = "Another drill" if held is None else f"A drill of {held.holder}"
         msg = (
-            f"{who} is at work on run {self.mine.run!r}, and neither of two could be judged: wait "
-            "for its verdict, or end it."
+            f"{who} is at work on {run}, and neither of two could be judged: wait for its verdict,"
+            " or end it."
         )
         return ConfigError(msg, path="run")

@@ -117,6 +117,18 @@ async def test_a_drill_that_was_taken_for_dead_ends(bus: MemoryBus) -> None:
     assert await holder(bus) == "process 7 on there"
 
 
+async def test_a_drill_that_slept_through_the_whole_of_another_one_ends(bus: MemoryBus) -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with drill(bus):
+            await bus.publish(SUBJECT, encode(Drill(RUN, "", 1, 2)))
+            await asyncio.sleep(30)
+    assert isinstance(first_cause(caught.value), ConfigError)
+    assert "Another drill was at work on run 'r' meanwhile" in str(first_cause(caught.value))
+    record = await bus.last(SUBJECT)
+    assert record is not None
+    assert decode(Drill, record.payload, run=RUN) == Drill(RUN, "", 1, 2)
+
+
 async def test_a_lease_outlives_a_broker_that_is_away_and_forgets_it(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
