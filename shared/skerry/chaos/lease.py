@@ -12,7 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from skerry.bus.base import Expect
+from skerry.bus.base import Expect, Storage
+from skerry.bus.streams import specs
 from skerry.errors import BusError, ConfigError, Conflict, WireError
 from skerry.tasks import TaskGroup
 from skerry.wire.messages import Drill
@@ -30,12 +31,14 @@ LEASE_S = 10.0
 
 
 @contextlib.asynccontextmanager
-async def leased(bus: Bus, run: str, holder: str) -> AsyncGenerator[None]:
+async def leased(bus: Bus, run: str, holder: str, replicas: int = 1) -> AsyncGenerator[None]:
     """Be the only drill of a run while the context lasts; ``holder`` is how others name us.
 
+    The run's stream in memory is made where no service has done so yet, with so many ``replicas``.
     Raises ConfigError while another one is at work. The same ends the context, in a group, where
     another one took this one for dead since it had hung, or its broker had forgotten it.
     """
+    await bus.declare([s for s in specs(run, replicas=replicas) if s.storage is Storage.MEMORY])
     lease = _Lease(bus, Drill(run, holder, began_ns=time.time_ns(), sent_ns=0))
     await lease.take()
     try:

@@ -289,7 +289,8 @@ async def _drilled(
             print(plans.dumps(plan), end="")
             return
         holder = f"process {os.getpid()} on {socket.gethostname()}"
-        await stack.enter_async_context(leased(bus, record.run, holder))
+        lease = leased(bus, record.run, holder, config.log.replicas)
+        await stack.enter_async_context(lease)
         feed = Feed(bus, record.run)
         on = await stack.enter_async_context(_shown(feed, quiet=wanted.as_json))
         for what in left:

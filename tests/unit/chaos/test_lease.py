@@ -129,6 +129,13 @@ async def test_a_drill_that_slept_through_the_whole_of_another_one_ends(bus: Mem
     assert decode(Drill, record.payload, run=RUN) == Drill(RUN, "", 1, 2)
 
 
+async def test_where_no_service_has_made_the_stream_in_memory_yet_a_drill_does() -> None:
+    bus = MemoryBroker().connect()
+    async with drill(bus):
+        assert await holder(bus) == "process 1 on here"
+    assert await bus.declare(specs(RUN)) == (), "as the services would have it"
+
+
 async def test_a_lease_outlives_a_broker_that_is_away_and_forgets_it(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
