@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from skerry.bus.base import Bus, Record
 
 RENEW_S = 2.0
+AGAIN_S = 0.2
+"""How soon what the broker did not take is said again: a drill may have killed its own broker."""
 LEASE_S = 10.0
 """A drill that says nothing for so long has died, and the next one need not wait for it."""
 
@@ -72,14 +74,17 @@ class _Lease:
 
     async def renew(self) -> None:
         """Say so again and again; ConfigError once it is another one's."""
+        pause_s = RENEW_S
         while True:
-            await asyncio.sleep(RENEW_S)
-            with contextlib.suppress(BusError):  # a drill may have killed its own broker
+            await asyncio.sleep(pause_s)
+            pause_s = AGAIN_S
+            with contextlib.suppress(BusError):
                 newest = await self.bus.last(self.subject)
                 held = self._read(newest)
                 if held is not None and not self._is_mine(held):
                     raise self._refusal(held)  # also where that one has given it back by now
                 await self._say(newest.sequence if newest is not None else 0)
+                pause_s = RENEW_S
 
     async def give_back(self) -> None:
         """Let the next one begin at once, as far as that can be said now."""
@@ -90,18 +95,22 @@ class _Lease:
                 await self._say(newest.sequence)
 
     async def _free(self) -> int:
-        """Return the sequence of a lease that nobody holds, 0 for none, or raise the refusal."""
+        """Return the sequence of a lease that nobody holds, 0 for none, or raise the refusal.
+
+        Where there is none a broker may have forgotten it: its holder has time to say it anew.
+        """
         newest = await self.bus.last(self.subject)
-        if newest is None or self._is_free(newest):
-            return newest.sequence if newest is not None else 0
-        coming = self.bus.follow(self.subject, after=newest.sequence)
+        if newest is not None and self._is_free(newest):
+            return newest.sequence
+        over, silent_s = (0, 2 * RENEW_S) if newest is None else (newest.sequence, LEASE_S)
+        coming = self.bus.follow(self.subject, after=over)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEASE_S), aclosing(coming):
+            async with asyncio.timeout(silent_s), aclosing(coming):
                 async for record in coming:
                     if not self._is_free(record):
                         raise self._refusal(self._read(record))
                     return record.sequence
-        return newest.sequence
+        return over
 
     async def _say(self, over: int) -> None:
         now_ns = time.time_ns()
