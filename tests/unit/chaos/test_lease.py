@@ -120,10 +120,13 @@ async def test_a_drill_that_was_taken_for_dead_ends(bus: MemoryBus) -> None:
 
 
 async def test_a_drill_that_slept_through_the_whole_of_another_one_ends(bus: MemoryBus) -> None:
-    with pytest.raises(BaseExceptionGroup) as caught:
+    async def sleep() -> None:
         async with drill(bus):
             await bus.publish(SUBJECT, encode(Drill(RUN, "", 1, 2)))
             await asyncio.sleep(30)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await sleep()
     assert isinstance(first_cause(caught.value), ConfigError)
     assert "Another drill was at work on run 'r' meanwhile" in str(first_cause(caught.value))
     record = await bus.last(SUBJECT)
