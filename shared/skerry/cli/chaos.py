@@ -90,7 +90,8 @@ def run_chaos(wanted: Wanted) -> None:
     _refuse_numbers(wanted)
     named = [f"nats.url={wanted.nats}"] if wanted.nats else []
     given = settings.load(wanted.config, [*wanted.sets, *named])
-    far = wanted.nats or given.local.nats.url != settings.NatsSettings().url
+    elsewhere = given.local.nats.url != settings.NatsSettings().url
+    far = wanted.nats or (elsewhere and not wanted.heal)  # healing asks no broker
     cluster = None if far else _cluster(wanted.run)
     if wanted.heal:
         if cluster is None:

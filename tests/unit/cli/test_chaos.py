@@ -52,6 +52,17 @@ def test_a_folder_without_a_cluster_is_refused(
         run_chaos(Wanted(run="x"))
 
 
+def test_healing_needs_no_broker_so_one_that_is_named_for_other_commands_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SKERRY_NATS__URL", "nats://elsewhere:4222")
+    with pytest.raises(RunNotFound, match="No cluster of run 'x' runs in"):
+        run_chaos(Wanted(run="x", heal=True))
+    with pytest.raises(ConfigError, match="nothing to heal over a broker's address"):
+        run_chaos(Wanted(run="x", heal=True, nats="nats://elsewhere:4222"))
+
+
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
