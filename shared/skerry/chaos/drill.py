@@ -168,11 +168,20 @@ class Drill:
             try:
                 self.say("Healing: whatever lasts of the faults is undone.")
             finally:  # whoever listens may be gone
-                await asyncio.shield(self._heal())
+                await self._healed()
 
     async def _faults(self) -> str:
         await self.engine.run()
         return ""
+
+    async def _healed(self) -> None:
+        """Heal to the end, though a lost lease may come on top of whatever has ended the faults."""
+        healing = asyncio.ensure_future(self._heal())
+        try:
+            await asyncio.shield(healing)
+        except asyncio.CancelledError:
+            await asyncio.wait({healing})
+            raise
 
     async def _heal(self) -> None:
         async def healed() -> str:

@@ -225,7 +225,7 @@ async def _stoppable(
 def _hung_up(task: asyncio.Task[None]) -> None:
     """End the drill although nobody listens any more: whatever is still said must not fail.
 
-    A shell sends it again after the kernel did; twice would interrupt the healing.
+    A shell sends it again after the kernel did; a third signal would interrupt the healing.
     """
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -23,6 +23,7 @@ from skerry.chaos import drill as drills
 from skerry.chaos import healing, local
 from skerry.chaos.drill import Drill, Result
 from skerry.chaos.engine import Firing
+from skerry.chaos.ground import Ground
 from skerry.chaos.local import LocalGround
 from skerry.chaos.meter import Meter
 from skerry.chaos.plan import Fault, FaultPlan, Kind
@@ -199,6 +200,36 @@ async def test_an_interrupted_drill_heals_and_still_tells_its_history(tmp_path: 
     assert [(firing.kind, firing.fired) for firing in result.history] == [("pause", True)]
     assert result.planned == 2
     assert json.loads(json.dumps(result.to_json()))["ok"] is False
+
+
+async def test_a_second_interruption_finds_the_first_one_healed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healing_begins, goes_on, heal = asyncio.Event(), asyncio.Event(), drills.heal
+
+    async def slow(ground: Ground, names: set[str]) -> None:
+        healing_begins.set()
+        await goes_on.wait()
+        await heal(ground, names)
+
+    monkeypatch.setattr(drills, "heal", slow)
+    async with site(tmp_path) as held:
+        os.kill(held.process.pid, signal.SIGSTOP)
+        drill = held.drill(replace(PAUSE, at_s=3600.0))
+        task = asyncio.create_task(drill.run())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        await healing_begins.wait()
+        task.cancel()  # its lease is lost, too
+        await asyncio.sleep(0.05)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not held.ground.entry("syncer").paused
+    assert checks(drill.result()) == {
+        "everything is healed": True,
+        "the drill ran to its end": False,
+    }
 
 
 async def test_a_drill_heals_also_where_nobody_listens_any_more(tmp_path: Path) -> None:
