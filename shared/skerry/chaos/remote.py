@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from skerry.bus import presence
+from skerry.bus import ledger, presence
 from skerry.chaos.ground import Absent
 from skerry.chaos.messages import Messages
 from skerry.chaos.plan import SHARES, SIMULATED, Kind
@@ -67,11 +67,15 @@ class Word:
 
 @dataclass(slots=True)
 class RemoteGround:
-    """One run by its log. ``entries`` are all that were heard of, ``kinds`` those of the start."""
+    """One run by its log. ``entries`` are all that were heard of, ``kinds`` those of the start.
+
+    ``unheard`` are learners that were not heard then, though none of them has said goodbye.
+    """
 
     run: str
     bus: Bus
     config: RunConfig
+    unheard: list[str] = field(default_factory=list[str], init=False)
     _words: dict[str, Word] = field(default_factory=dict[str, Word], init=False)
     _kinds: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
@@ -123,19 +127,40 @@ class RemoteGround:
         return {}
 
     async def listen(self) -> None:
-        """Find out who takes part; ConfigError if nobody does."""
-        said = (await presence.last_pulses(self.bus, self.run)).values()
-        steps_s = max((p.step_time_s for p in said if p.phase not in ENDED), default=0.0)
+        """Find out who takes part, and who may without being heard; ConfigError if no learner does.
+
+        Where anybody works, learners that have not said goodbye have time for a first step.
+        """
+        began_s = time.monotonic()
+        steps_s = await self._learning()
         sync, pulse_s = self.config.sync, self.config.liveness.pulse_s
-        listened_s = min(LONGEST_S, max(2 * sync.lease_s, PULSES * max(pulse_s, steps_s)))
-        await asyncio.sleep(listened_s)
-        self._kinds = {name: heard.kind for name, heard in self.entries().items() if heard.alive}
-        if not self._kinds:
+        interval_s = max([pulse_s, *steps_s.values()])
+        await asyncio.sleep(min(LONGEST_S, max(2 * sync.lease_s, PULSES * interval_s)))
+        while (up := self._up()) and steps_s.keys() - up:
+            if time.monotonic() > began_s + LONGEST_S:
+                break
+            await asyncio.sleep(LOOK_S)
+        self._kinds = up
+        self.unheard = sorted((await self._learning()).keys() - up)
+        if "learner" not in self._kinds.values():
+            who = "No learner" if self._kinds else "Nobody"
+            listened_s = time.monotonic() - began_s
             msg = (
-                f"Nobody works on run {self.run!r}, as far as can be heard in {listened_s:.0f} s:"
+                f"{who} works on run {self.run!r}, as far as can be heard in {listened_s:.0f} s:"
                 " it is finished, or its services do not run."
             )
             raise ConfigError(msg, path="run")
+
+    async def _learning(self) -> dict[str, float]:
+        """Return how long a step takes of who has joined and not said goodbye, 0 if not known."""
+        joined = await ledger.members(self.bus, self.run)
+        steps_s = dict.fromkeys(joined, 0.0)
+        for name, pulse in (await presence.last_pulses(self.bus, self.run)).items():
+            if pulse.phase not in ENDED:
+                steps_s[name] = pulse.step_time_s
+            elif name in joined and pulse.incarnation >= joined[name].incarnation:
+                del steps_s[name]
+        return steps_s
 
     async def learners(self) -> None:
         """Hear the learners, for ever."""
@@ -152,8 +177,11 @@ class RemoteGround:
 
     def _resting(self, since_s: float) -> set[str]:
         """Return who is told of as alive for a word that is no newer than this."""
-        up = {name for name, heard in self.entries().items() if heard.alive}
-        return {name for name in up & set(self._kinds) if self._words[name].at_s <= since_s}
+        up = self._up().keys() & self._kinds
+        return {name for name in up if self._words[name].at_s <= since_s}
+
+    def _up(self) -> dict[str, str]:
+        return {name: heard.kind for name, heard in self.entries().items() if heard.alive}
 
     def _hear(
         self, name: str, kind: str, which: str, interval_s: float, *, ended: bool = False

@@ -278,11 +278,12 @@ async def _drilled(
                 "that was created with --set chaos.allow=true does."
             )
             raise ConfigError(msg, path="chaos.allow")
-        ground: Ground = (
-            await stack.enter_async_context(remote(bus, record.run, config))
-            if place is None
-            else LocalGround(record.run, place.folder, bus)
-        )
+        ground: Ground
+        if place is None:
+            ground = far = await stack.enter_async_context(remote(bus, record.run, config))
+            left = [_unheard(far.unheard)] if far.unheard else []
+        else:
+            ground = LocalGround(record.run, place.folder, bus)
         plan = make_plan(wanted, ground)
         if wanted.save_plan is not None:
             _write(wanted.save_plan, plans.dumps(plan))
@@ -304,6 +305,10 @@ async def _drilled(
             await drill.run()
         finally:
             on_result(drill.result())
+
+
+def _unheard(names: Sequence[str]) -> str:
+    return f"Nothing is heard of {', '.join(names)}: struck and judged are the others alone."
 
 
 async def _record(bus: Bus, run: str | None, place: Place | None) -> RunRecord:

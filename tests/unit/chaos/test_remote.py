@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
-from skerry.bus import presence
+from skerry.bus import ledger, presence
 from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.bus.streams import specs
 from skerry.chaos import healing
@@ -37,6 +38,11 @@ def learner(name: str, sent: int, phase: LearnerPhase = LearnerPhase.TRAINING) -
 
 def syncer(name: str, instance: str, sent: int, host: str = "host") -> SyncerPulse:
     return SyncerPulse(RUN, name, instance, sent, host=host)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remotes, "LONGEST_S", 1.0)
 
 
 @pytest.fixture
@@ -151,6 +157,44 @@ async def test_a_run_on_which_nobody_works_is_refused(bus: MemoryBus) -> None:
     refusal = first_cause(caught.value)
     assert isinstance(refusal, ConfigError)
     assert "Nobody works on run 'r'" in str(refusal)
+
+
+async def test_a_learner_whose_first_steps_take_long_is_waited_for_and_one_that_is_gone_is_named(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow() -> None:
+        """Say nothing at first, as behind a restart of the broker, and then say it seldom."""
+        for sent in range(1, 1 << 30):
+            await asyncio.sleep(0.7)
+            await presence.publish_pulse(bus, learner("slow", sent))
+
+    monkeypatch.setattr(remotes, "LONGEST_S", 3.0)
+    for name in ("a", "slow", "lost", "left", "back"):
+        await ledger.join(bus, RUN, name, "host", 1)
+    for name in ("left", "back"):
+        gone = replace(learner(name, 1, LearnerPhase.STOPPED), incarnation=1)
+        await presence.publish_pulse(bus, gone)
+    await ledger.join(bus, RUN, "back", "host", 2)
+    saying = asyncio.create_task(slow())
+    async with at_work(bus) as (ground, _):
+        assert ground.kinds() == {"a": "learner", "s": "syncer", "slow": "learner"}
+        assert ground.unheard == ["back", "gone", "lost"]
+    saying.cancel()
+
+
+async def test_a_run_on_which_no_learner_works_is_refused(bus: MemoryBus) -> None:
+    async def stand_by() -> None:
+        for sent in range(1, 1 << 30):
+            await presence.publish_syncer_pulse(bus, syncer("s", "host/2", sent))
+            await asyncio.sleep(0.02)
+
+    await ledger.join(bus, RUN, "gone", "host", 1)
+    saying = asyncio.create_task(stand_by())
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with remote(bus, RUN, CONFIG):
+            pytest.fail("there is no learner")
+    saying.cancel()
+    assert "No learner works on run 'r'" in str(first_cause(caught.value))
 
 
 def test_only_messages_can_be_struck_and_any_other_kind_is_refused_with_the_reason() -> None:

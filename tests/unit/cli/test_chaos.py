@@ -8,27 +8,34 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from skerry.bus import ledger
 from skerry.bus.memory import MemoryBroker
+from skerry.bus.streams import specs
+from skerry.chaos import lease
 from skerry.chaos.convergence import Check
-from skerry.chaos.drill import Result
+from skerry.chaos.drill import Drill, Result
 from skerry.chaos.engine import Firing
 from skerry.chaos.local import LocalGround
 from skerry.chaos.meter import Meter
+from skerry.chaos.remote import RemoteGround
 from skerry.cli import chaos as cli
 from skerry.cli import heal
 from skerry.cli.chaos import Wanted, make_plan, run_chaos, sentence, verdict
 from skerry.cli.place import Announced, Place, RunInUse
+from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable, ConfigError, HistoryBroken, RunNotFound
 from skerry.runtime.control import ControlError
 from skerry.runtime.processes import TABLE, Processes
-from skerry.settings import LocalSettings
+from skerry.settings import LocalSettings, RunConfig, to_json
+from skerry.testing.puppet import run_record
 
 NOBODY = "Nobody answers."
 FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is stopped")
@@ -202,6 +209,28 @@ def test_beside_a_drill_nothing_is_struck_and_nothing_healed(
     monkeypatch.setattr(heal, "_allowed", touched)
     with Place("r").drilled(), pytest.raises(RunInUse, match="drills 'r' already"):
         run_chaos(wanted)
+
+
+async def test_a_learner_that_is_left_out_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bus = MemoryBroker().connect()
+    config = RunConfig.model_validate({"chaos": {"allow": True}})
+    await bus.declare(specs("r"))
+    await ledger.create_run(bus, run_record("r", plan([LeafSpec("w", (4, 4))], 1), to_json(config)))
+
+    @asynccontextmanager
+    async def heard(*_: object) -> AsyncGenerator[RemoteGround]:
+        far = RemoteGround("r", bus, config)
+        far._kinds, far.unheard = {"a": "learner"}, ["b", "c"]
+        yield far
+
+    monkeypatch.setattr(cli, "bus_from", lambda *_: bus)
+    monkeypatch.setattr(cli, "remote", heard)
+    monkeypatch.setattr(lease, "RENEW_S", 0.01)
+    monkeypatch.setattr(Drill, "run", lambda _: asyncio.sleep(0))
+    await cli._chaos(Wanted(run="r", as_json=True), LocalSettings(), None, lambda _: None)
+    assert "Nothing is heard of b, c: struck and judged are the others" in capsys.readouterr().err
 
 
 def test_a_dry_run_looks_beside_a_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
