@@ -2,7 +2,8 @@
 
 Two syncers serve a run of puppets at the default lease. The active one gets SIGKILL, and what is
 timed is how long it takes until the log holds a commit of the other one; then the same with
-SIGSTOP, after which the one that wakes up late must step down and stand by.
+SIGSTOP, after which the one that wakes up late must step down and stand by. Before it goes on, the
+stand-by reads the state of its shard: ``--parameters`` says how much that is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from skerry.bus import ledger, presence
 from skerry.bus.base import Bus
 from skerry.bus.nats_bus import NatsBus
 from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
+from skerry.core.fragments import LeafSpec, Plan, plan
 from skerry.settings import RunConfig, SyncConfig
 from skerry.testing.cluster import Cluster, Service
 from skerry.testing.nats_server import NatsServer
@@ -34,7 +35,6 @@ RUN = "takeover"
 NAMES = ("syncer-0", "syncer-1")
 GOAL_S = 3.0
 PATIENCE_S = 120.0
-PLAN = plan([LeafSpec("embed", (300, 256), embedding=True), LeafSpec("w", (200, 256))], 4)
 CONFIG = RunConfig(sync=SyncConfig(fragments=4, h_steps=8))
 STEP_S = 0.05
 ROUNDS = 8
@@ -50,10 +50,16 @@ class Takeover:
     round_s: float
 
 
+def plan_of(parameters: int) -> Plan:
+    """Return a model of about so many parameters in four fragments."""
+    rows = max(200, parameters // 256 - 300)
+    return plan([LeafSpec("embed", (300, 256), embedding=True), LeafSpec("w", (rows, 256))], 4)
+
+
 @asynccontextmanager
-async def training(bus: Bus) -> AsyncGenerator[None]:
+async def training(bus: Bus, cut: Plan) -> AsyncGenerator[None]:
     """Two learners that step and answer for as long as the block lasts."""
-    puppets = [Puppet(bus, RUN, PLAN, name, scheme="int4", step_s=STEP_S) for name in ("a", "b")]
+    puppets = [Puppet(bus, RUN, cut, name, scheme="int4", step_s=STEP_S) for name in ("a", "b")]
     tasks = [asyncio.create_task(puppet.train()) for puppet in puppets]
     try:
         yield
@@ -150,7 +156,7 @@ class Bench:
             raise RuntimeError(msg)
 
 
-async def measure(times: int) -> list[Takeover]:
+async def measure(times: int, cut: Plan) -> list[Takeover]:
     """Kill the active syncer that often, then freeze it as often."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -164,12 +170,12 @@ async def measure(times: int) -> list[Takeover]:
                 Cluster(server.url, RUN, folder, config, folder / "jax") as cluster,
             ):
                 await bus.declare(specs(RUN))
-                await ledger.create_run(bus, run_record(RUN, PLAN, CONFIG.model_dump_json()))
+                await ledger.create_run(bus, run_record(RUN, cut, CONFIG.model_dump_json()))
                 watch = Watch(bus)
                 following = [asyncio.create_task(t) for t in (watch.ledger(), watch.pulses())]
                 bench = Bench(cluster, watch, {})
                 try:
-                    async with training(bus):
+                    async with training(bus, cut):
                         for syncer in NAMES:
                             await bench.start(syncer)
                         return [
@@ -187,10 +193,15 @@ async def measure(times: int) -> list[Takeover]:
 def main() -> None:
     made = parser(__doc__ or "")
     made.add_argument("--times", type=int, default=5, help="of each kind (default 5)")
+    made.add_argument("--parameters", type=int, default=128_000, help="(default 128000)")
     chosen = made.parse_args()
-    found = asyncio.run(measure(chosen.times))
+    cut = plan_of(chosen.parameters)
+    found = asyncio.run(measure(chosen.times, cut))
     lease_s = CONFIG.sync.lease_s
-    print(f"takeover: seconds from the signal to the stand-by's first commit, lease {lease_s:g} s")
+    print(
+        f"takeover: seconds from the signal to the stand-by's first commit, lease {lease_s:g} s,"
+        f" {cut.parameters:,} parameters"
+    )
     for t in found:
         print(f"  {t.signal}  {t.seconds:6.2f}   ({t.round_s:.2f} between rounds before)")
     middle = {
