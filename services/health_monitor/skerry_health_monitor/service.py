@@ -239,7 +239,6 @@ class Monitor:
             watch.config.sync.quorum,
             watch.config.sync.h_steps,
             watch.config.sync.round_timeout_s,
-            watch.config.sync.learners,
             [*map(Store, self.rooms), *self.brokers_stores()],
             self.link.away_s(now_s),
             self.tally.since(now_s - RECENT_S),

@@ -19,6 +19,7 @@ from skerry.bus.recent import (
     diverged,
     ending,
     late_after_s,
+    missed,
     round_s,
 )
 from skerry.core.liveness import Liveness
@@ -83,8 +84,7 @@ class Situation:
     """What alerts are made from.
 
     ``gap_s`` is the interval of the commits of late, None for too few of them; ``broker_away_s``
-    for how long whoever watches has had no broker; ``learners`` is how many the run is laid out
-    for; ``malformed`` counts the messages of the last
+    for how long whoever watches has had no broker; ``malformed`` counts the messages of the last
     ``RECENT_S`` that were left out; ``judging``: old evaluations are still being read.
     """
 
@@ -96,7 +96,6 @@ class Situation:
     quorum: int
     h_steps: int
     round_timeout_s: float
-    learners: int
     stores: Sequence[Store] = ()
     broker_away_s: float | None = None
     malformed: int = 0
@@ -162,11 +161,10 @@ def _waits(row: LearnerRow) -> bool:
 
 def _learners(seen: Situation) -> Iterator[Alert]:
     rows = seen.told.learners
-    gone = [r for r in rows if r.liveness is Liveness.GONE and r.reason != "stopped"]
+    gone = missed(rows)
     suspect = [r for r in rows if r.liveness is Liveness.SUSPECT]
     working = sum(r.liveness is Liveness.ALIVE and r.phase in ANSWERING for r in rows)
-    # A view keeps every name: one that was replaced under another would be missed for ever.
-    if gone and working < seen.learners:
+    if gone:
         short = working < seen.quorum
         yield Alert(
             "gone",

@@ -16,7 +16,7 @@ from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from skerry.bus.report import LearnerRow
     from skerry.wire.messages import Commit, MemberRecord, Pulse
@@ -209,6 +209,28 @@ def ending(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
     """
     there = [row for row in rows if row.liveness is not Liveness.GONE]
     return there if all(row.phase is LearnerPhase.FINISHED for row in there) else []
+
+
+def missed(rows: Sequence[LearnerRow]) -> list[LearnerRow]:
+    """Return who is gone without a goodbye, and whose place nobody has taken since.
+
+    A view keeps every name: one that was replaced under another would be missed for ever. So each
+    name that first joined after another fell silent stands in for one, whatever became of it; one
+    that joined before is no stand-in, however many are left.
+    """
+    gone = [row for row in rows if row.liveness is Liveness.GONE and row.reason != "stopped"]
+    gone.sort(key=_silent_s, reverse=True)
+    came = [row.joined_s_ago for row in rows if row.joined_s_ago is not None]
+    for joined_s_ago in sorted(came, reverse=True):
+        replaced = next((row for row in gone if _silent_s(row) > joined_s_ago), None)
+        if replaced is not None:
+            gone.remove(replaced)
+    return [row for row in rows if row in gone]
+
+
+def _silent_s(row: LearnerRow) -> float:
+    """Return for how long it has been silent: never before it came, whatever its own clock says."""
+    return row.seen_s_ago if row.joined_s_ago is None else min(row.seen_s_ago, row.joined_s_ago)
 
 
 def diverged(rows: Iterable[LearnerRow]) -> list[LearnerRow]:

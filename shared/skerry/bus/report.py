@@ -32,7 +32,8 @@ class LearnerRow:
     ``f32_bytes_...`` are the same vectors in float32. ``time`` is each use's share of the time
     given to it (``core.goodput.USES``), all incarnations and the pauses between them.
     ``waited_s`` is for how long one that is catching up has done so; ``worked_s`` how much of this
-    incarnation's time was neither that nor starting.
+    incarnation's time was neither that nor starting. ``joined_s_ago`` is since the first start of
+    that name, None before it was read.
     """
 
     name: str
@@ -58,6 +59,7 @@ class LearnerRow:
     heard: bool
     waited_s: float = 0.0
     worked_s: float = 0.0
+    joined_s_ago: float | None = None
 
     @property
     def at_work(self) -> bool:
@@ -225,6 +227,7 @@ def _learner_row(
         heard=pulse is not None,
         waited_s=pulse.recover_s if pulse and phase is LearnerPhase.CATCHING_UP else 0.0,
         worked_s=0.0 if pulse is None else _worked_s(pulse),
+        joined_s_ago=None if learner.first_s is None else max(0.0, now_s - learner.first_s),
     )
     return row, seconds
 

@@ -106,7 +106,8 @@ class LearnerView:
 
     ``joined_s`` is when the time allocated to it began: its first start of which the view knows
     what became of it. ``ended_s`` is when it had finished or stopped, ``closed_s`` when it lost its
-    connection without a pulse since.
+    connection without a pulse since. ``first_s`` is when the log had the first start of that name,
+    None before it was read.
     """
 
     name: str
@@ -118,6 +119,7 @@ class LearnerView:
     earlier: Totals = Totals()
     ended_s: float | None = None
     closed_s: float | None = None
+    first_s: float | None = None
 
 
 class Text(NamedTuple):
@@ -214,9 +216,11 @@ def _joined(view: RunView, member: MemberRecord, at_s: float) -> LearnerView | N
         return None  # a place that a restored run keeps for a name: nobody has come yet
     held = view.learners.get(member.learner)
     since_s = min(at_s, member.joined_ns / 1e9)
+    first_s = at_s if held is None or held.first_s is None else min(at_s, held.first_s)
     if held is None or member.incarnation > held.incarnation:
-        return _started(view, held, member.learner, member.incarnation, since_s)
-    return None
+        held = _started(view, held, member.learner, member.incarnation, since_s)
+        return replace(held, first_s=first_s)
+    return replace(held, first_s=first_s) if first_s != held.first_s else None
 
 
 def _started(
@@ -225,7 +229,8 @@ def _started(
     """Return a learner at a new incarnation, with what its earlier ones did added up."""
     heartbeat = liveness.first_heartbeat(since_s, view.frame.liveness)
     if held is None or held.pulse is None:
-        return LearnerView(name, incarnation, since_s, heartbeat)
+        first_s = None if held is None else held.first_s
+        return LearnerView(name, incarnation, since_s, heartbeat, first_s=first_s)
     return replace(
         held,
         incarnation=incarnation,

@@ -132,7 +132,6 @@ def alerts_of(
             config.sync.quorum,
             config.sync.h_steps,
             config.sync.round_timeout_s,
-            config.sync.learners,
             [*map(Store, known.rooms)],
             known.link.away_s(now_s),
             judging=judging,

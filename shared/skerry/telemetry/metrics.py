@@ -212,6 +212,11 @@ LEARNERS = _gauge(
     "Learners by how they look; those that have stopped, or finished and left, are not in.",
     STATE,
 )
+LEARNERS_MISSED = _gauge(
+    "skerry.learners.missed",
+    "{learner}",
+    "Learners gone without a goodbye, and whose place no name that joined since has taken.",
+)
 LEARNERS_TARGET = _gauge(
     "skerry.learners.target", "{learner}", "Learners that the run is laid out for."
 )

@@ -188,6 +188,21 @@ def test_a_learner_that_joined_and_never_pulsed_is_gone_after_a_while() -> None:
     assert report(view, T0 + 60).learners[0].liveness is Liveness.GONE
 
 
+def test_a_name_is_as_old_as_the_log_says_its_first_start_is_in_any_order() -> None:
+    starts = [(5 * n, member(incarnation=n, at_s=-86_400.0)) for n in (1, 2, 3)]
+    told = (20, pulse(20, 5, incarnation=3))
+    for messages in (
+        [*starts, told],
+        [starts[2], told, *starts],
+        [told, *starts],
+        [*starts[:2], told, starts[2]],
+    ):
+        (row,) = report(seen(*messages), T0 + 25).learners
+        assert row.joined_s_ago == 20.0
+    (unread,) = report(seen(told), T0 + 25).learners
+    assert unread.joined_s_ago is None
+
+
 def test_an_old_pulse_read_back_from_the_stream_proves_no_life() -> None:
     (row,) = report(seen((3600, pulse(10, 100))), T0 + 3600).learners
     assert row.liveness is Liveness.GONE

@@ -107,7 +107,7 @@ class Scene:
         }
         told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
         seen = Situation(
-            NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24, 60.0, 2
+            NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24, 60.0
         )
         return alerts(replace(seen, **self.more))
 
@@ -203,17 +203,42 @@ def test_the_loss_of_the_quorum_is_worse_than_that_of_one_learner() -> None:
     assert "b is gone" in one.text
 
 
+def silent(name: str, s_ago: float, joined_s_ago: float = DAYS_S) -> LearnerRow:
+    told = {"reason": "silent", "seen_s_ago": s_ago, "joined_s_ago": joined_s_ago}
+    return learner(name, Liveness.GONE, **told)
+
+
 def test_one_that_was_replaced_under_another_name_is_not_missed() -> None:
-    gone = learner("a", Liveness.GONE, reason="silent")
-    two = (learner("b"), learner("c"))
-    assert Scene((gone, *two)).keys() == set()
-    assert Scene((gone, *two), more={"learners": 3}).keys() == {"gone"}
-    done = tuple(replace(row, phase=LearnerPhase.FINISHED) for row in two)
-    assert Scene((gone, *done)).keys() == set()
-    (found,) = Scene((gone, *done), more={"learners": 3}).alerts()
-    assert (found.severity, found.text) == (Severity.WARNING, "a is gone.")
-    coming = (two[0], learner("c", phase=LearnerPhase.STARTING))
-    assert Scene((gone, *coming)).keys() == {"gone"}
+    gone = silent("a", 600.0)
+    for state in (Liveness.ALIVE, Liveness.SUSPECT):
+        for phase in LearnerPhase:
+            came = learner("c", state, phase=phase, joined_s_ago=500.0)
+            keys = Scene((gone, learner("b"), came)).keys()
+            assert "gone" not in keys
+    for joined_s_ago in (DAYS_S, 601.0, None):
+        was_there = learner("c", joined_s_ago=joined_s_ago)
+        (found,) = Scene((gone, learner("b"), was_there)).alerts()
+        assert (found.severity, found.text) == (Severity.WARNING, "a is gone.")
+
+
+def test_a_loss_is_missed_however_many_are_left() -> None:
+    """``sync.learners`` is what a run is laid out for, and no cap."""
+    rest = tuple(learner(f"l{n}", joined_s_ago=DAYS_S) for n in range(9))
+    assert Scene((silent("a", 600.0), *rest)).keys() == {"gone"}
+
+
+def test_each_that_came_stands_in_for_one_and_may_be_replaced_itself() -> None:
+    came = learner("z", joined_s_ago=100.0)
+    chain = (silent("a", 900.0), silent("b", 600.0, 800.0), silent("c", 300.0, 500.0))
+    assert Scene((*chain, came)).keys() == set()
+    (found,) = Scene((*chain, silent("d", 200.0), came)).alerts()
+    assert found.text == "d is gone."
+    (found,) = Scene((silent("a", 900.0), silent("b", 600.0), came)).alerts()
+    assert found.text == "b is gone."
+
+
+def test_one_whose_clock_is_a_day_behind_does_not_stand_in_for_itself() -> None:
+    assert Scene((silent("a", DAYS_S, 100.0), learner("b"))).keys() == {"gone"}
 
 
 def test_a_learner_that_said_goodbye_is_not_missed() -> None:

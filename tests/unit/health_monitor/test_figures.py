@@ -27,6 +27,7 @@ from skerry.wire.messages import (
     Consumed,
     Evaluation,
     LearnerPhase,
+    MemberRecord,
     Pulse,
     Refused,
 )
@@ -306,6 +307,17 @@ def test_the_interval_between_commits_follows_the_learners_speed() -> None:
     told = values(figures(known(seen), [], NOW_S), metrics.ROUND_INTERVAL)
     assert told == {("r",): CONFIG.sync.h_steps * 0.5 / CONFIG.sync.fragments}
     assert interval_s(CONFIG, []) is None
+
+
+def test_who_is_missed_is_counted() -> None:
+    old = replace(PULSE, sent_ns=round((NOW_S - 900) * 1e9))
+    silent, another = (replace(old, learner=name) for name in ("b", "c"))
+    joined = MemberRecord("r", "new", 1, "h", round(NOW_S * 1e9), 3)
+    there = view(PULSE, silent, another)
+    found = figures(known(there), [], NOW_S)
+    assert values(found, metrics.LEARNERS_MISSED) == {("r",): 2}
+    found = figures(known(fold(there, joined, NOW_S)), [], NOW_S)
+    assert values(found, metrics.LEARNERS_MISSED) == {("r",): 1}
 
 
 def test_a_checkpoint_is_due_no_more_often_than_rounds_come() -> None:

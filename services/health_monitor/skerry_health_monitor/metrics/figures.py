@@ -8,7 +8,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.recent import diverged, ending
+from skerry.bus.recent import diverged, ending, missed
 from skerry.bus.report import report
 from skerry.bus.view import ENDED, spent_in
 from skerry.core.goodput import TRAIN, Cause, split
@@ -100,6 +100,7 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     looks = Counter(r.liveness for r in there)
     for state in Liveness:
         yield Point(metrics.LEARNERS, looks[state], (run, state.value))
+    yield Point(metrics.LEARNERS_MISSED, len(missed(told.learners)), (run,))
     yield Point(metrics.LEARNERS_TARGET, config.sync.learners, (run,))
 
 
