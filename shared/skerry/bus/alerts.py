@@ -247,7 +247,9 @@ def _checkpoints(seen: Situation) -> Iterator[Alert]:
     # Between two rounds there is nothing new to write, however often one may be written.
     due_s = max(seen.checkpoint_every_s, round_s(seen.gap_s, seen.h_steps, seen.told.learners))
     limit_s = max(CHECKPOINT_S, LATE_CHECKPOINTS * due_s)
-    if run.checkpoint_lacks and min(ago_s, _there_s(seen.told.learners)) > limit_s:
+    # Not by its age alone: after an outage the first commit is one that a checkpoint just lacks.
+    late_s = min(ago_s, run.checkpoint_lacks_s, _there_s(seen.told.learners))
+    if run.checkpoint_lacks and late_s > limit_s:
         what = "There is no checkpoint" if run.checkpoint is None else "The newest checkpoint is"
         yield Alert(
             "checkpoint",

@@ -315,6 +315,15 @@ async def last_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
     return decode(CheckpointRecord, found.payload, run=run) if found else None
 
 
+async def newest_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
+    """Return the newest checkpoint, None where there is none or it cannot be read.
+
+    Unlike ``last_checkpoint``: for who only shows the run.
+    """
+    found = await bus.last(Subjects(run).checkpoint())
+    return _readable(CheckpointRecord, found, run) if found else None
+
+
 async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRecord]:
     """Yield every checkpoint of the run, then each new one."""
     follower = bus.follow(Subjects(run).checkpoint(), start=Start.ALL)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.view import ENDED, spent_in
+from skerry.bus.view import ENDED, held_in, spent_in
 from skerry.core import liveness, schedule
 from skerry.core.goodput import TRAIN, Spent, allocated_s, ratios, split
 from skerry.core.liveness import Liveness
@@ -100,7 +100,8 @@ class RunRow:
     ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: evaluators of late
     read so many different texts, and more than one is wrong. ``time`` is each use's share of the
     time given to all learners together: that of ``train`` is the goodput, the rest is badput.
-    ``checkpoint_lacks`` counts the commits that are not in the newest checkpoint.
+    ``checkpoint_lacks`` counts the commits that are not in the newest checkpoint, and
+    ``checkpoint_lacks_s`` is for how long there have been such.
     """
 
     run: str
@@ -127,6 +128,7 @@ class RunRow:
     checkpoint_step: int | None
     checkpoint_s_ago: float | None
     checkpoint_lacks: int
+    checkpoint_lacks_s: float
     held_out: EvaluationRow | None
     held_out_texts: int
     wall_s: float
@@ -328,6 +330,7 @@ def _run_row(
             None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
         ),
         checkpoint_lacks=_lacks(view),
+        checkpoint_lacks_s=max([0.0, *(now_s - since_s for since_s in view.lacking.values())]),
         held_out=None if judged is None else _evaluation_row(judged, now_s),
         held_out_texts=_texts(view),
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
@@ -342,9 +345,8 @@ def _run_row(
 
 def _lacks(view: RunView) -> int:
     """Return how many commits the newest checkpoint does not hold: all of them without one."""
-    held = () if view.checkpoint is None else view.checkpoint.versions
     return sum(
-        max(0, version - (held[fragment] if fragment < len(held) else 0))
+        max(0, version - held_in(view.checkpoint, fragment))
         for fragment, version in view.versions.items()
     )
 

@@ -141,6 +141,8 @@ class RunView:
     how far each evaluator's have been seen, by its name, and ``texts`` which text its newest one
     was on.
     ``last_commit_s`` is when the newest commit was seen to be there, by the clock of whoever folds.
+    ``lacking`` says for fragments with commits that the newest checkpoint does not hold since when
+    there are such; of what an earlier checkpoint lacked, by its time.
     ``judged`` is that of the newest state, which may be known before those that led to it.
     """
 
@@ -161,6 +163,7 @@ class RunView:
     last_commit: Commit | None = None
     last_commit_s: float | None = None
     checkpoint: CheckpointRecord | None = None
+    lacking: Mapping[int, float] = field(default_factory=dict[int, float])
     evaluations: tuple[Evaluation, ...] = ()
     evaluated: Mapping[str, int] = field(default_factory=dict[str, int])
     texts: Mapping[str, Text] = field(default_factory=dict[str, "Text"])
@@ -196,13 +199,34 @@ def fold(view: RunView, message: Message, at_s: float) -> RunView:
         case Commit():
             return committed(view, message, min(at_s, message.closed_ns / 1e9))
         case CheckpointRecord():
-            newest = view.checkpoint is None or message.written_ns > view.checkpoint.written_ns
-            return replace(view, checkpoint=message) if newest else view
+            return _checkpointed(view, message)
         case Evaluation():
             return _evaluated(view, message)
         case RunRecord():
             finished = view.finished or message.state is RunState.FINISHED
             return replace(view, created_s=message.created_ns / 1e9, finished=finished)
+
+
+def _checkpointed(view: RunView, written: CheckpointRecord) -> RunView:
+    if view.checkpoint is not None and written.written_ns <= view.checkpoint.written_ns:
+        return view
+    behind = {f: s for f, s in view.lacking.items() if view.versions[f] > held_in(written, f)}
+    return replace(view, checkpoint=written, lacking=behind)
+
+
+def held_in(checkpoint: CheckpointRecord | None, fragment: int) -> int:
+    """Return a fragment's version in a checkpoint, 0 where there is none."""
+    held = () if checkpoint is None else checkpoint.versions
+    return held[fragment] if fragment < len(held) else 0
+
+
+def _lacking(view: RunView, commit: Commit, seen_s: float) -> Mapping[int, float]:
+    """Return since when commits are lacking, with this one, known or not."""
+    fragment = commit.fragment
+    if commit.version <= held_in(view.checkpoint, fragment):
+        return view.lacking
+    since_s = min(seen_s, view.lacking.get(fragment, seen_s))
+    return {**view.lacking, fragment: since_s}
 
 
 def _with_learner(view: RunView, learner: LearnerView | None) -> RunView:
@@ -309,6 +333,7 @@ def peek(view: RunView, commit: Commit, seen_s: float) -> RunView:
     still: that is for whoever folds the history to fill in.
     """
     newest = view.last_commit_s is None or seen_s >= view.last_commit_s
+    view = replace(view, lacking=_lacking(view, commit, seen_s))
     return _known(view, commit, seen_s, newest=newest)
 
 
@@ -357,6 +382,7 @@ def committed(view: RunView, commit: Commit, seen_s: float) -> RunView:
     return replace(
         _known(view, commit, seen_s, newest=newest),
         counted={**view.counted, commit.fragment: commit.version},
+        lacking=_lacking(view, commit, seen_s),
         staleness={**view.staleness, **{c.learner: c.staleness for c in commit.consumed}},
         refused=_counted(view.refused, commit.refused),
         rounds=view.rounds + (not began),

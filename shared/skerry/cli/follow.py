@@ -115,12 +115,14 @@ class Feed:
                 async with asyncio.timeout(AHEAD_S):  # a log begun anew meanwhile may lack its end
                     starts = await ledger.starts(self.bus, self.name)
                     commits = await ledger.newest_commits(self.bus, self.name)
+                    written = await ledger.newest_checkpoint(self.bus, self.name)
                     judged = await ledger.last_evaluation(self.bus, self.name)
             except (BrokerUnavailable, TimeoutError):
                 await asyncio.sleep(RETRY_S)
                 continue
             for stored, member in starts:
                 view = fold(view, member, min(time.time(), stored.time_ns / 1e9))
+            view = view if written is None else fold(view, written, time.time())
             for stored, commit in commits:
                 view = peek(view, commit, min(time.time(), stored.time_ns / 1e9))
             self._known_to, self._starts_to = (

@@ -306,6 +306,11 @@ CHECKPOINT_INTERVAL = _gauge(
 CHECKPOINT_BEHIND = _gauge(
     "skerry.checkpoint.behind", "{commit}", "Commits that the newest one does not hold."
 )
+CHECKPOINT_BEHIND_TIME = _gauge(
+    "skerry.checkpoint.behind_time",
+    "s",
+    "For how long there have been commits that the newest one does not hold, at most its age.",
+)
 CHECKPOINT_SIZE = _gauge(
     "skerry.checkpoint.size", "By", "Size of the newest one.", by=(CHECKPOINTER, MONITOR)
 )

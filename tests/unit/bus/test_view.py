@@ -409,6 +409,23 @@ def test_figures_beyond_all_bounds_are_no_infinities() -> None:
     assert report(endless, T0 + 4).run.eta_s == pytest.approx(6.0)
 
 
+def test_a_checkpoint_lacks_commits_since_the_first_that_it_does_not_hold() -> None:
+    written = CheckpointRecord("r", "x", "d", (2, 1), 7, 1, ns(3), 9)
+    before = [(1, commit(0, 1, 1)), (1, commit(1, 1, 1)), (2, commit(0, 2, 2)), (3, written)]
+    later = [(60, commit(0, 3, 60)), (61, commit(0, 4, 61)), (62, commit(1, 2, 62))]
+    lacks_s = [report(seen(*before, *later[:n]), T0 + 65).run.checkpoint_lacks_s for n in range(4)]
+    assert lacks_s == [0.0, 5.0, 5.0, 5.0]
+    caught_up = replace(written, versions=(4, 1), written_ns=ns(63))
+    assert report(seen(*before, *later, (63, caught_up)), T0 + 65).run.checkpoint_lacks_s == 3.0
+    ahead = seen(before[-1])
+    for at_s, newest in (later[1], later[2]):
+        ahead = peek(ahead, newest, T0 + at_s)
+    assert report(ahead, T0 + 65).run.checkpoint_lacks_s == 4.0
+    for at_s, told in [*before, *later]:
+        ahead = fold(ahead, told, T0 + at_s)
+    assert report(ahead, T0 + 65).run.checkpoint_lacks_s == 5.0
+
+
 def test_what_the_newest_checkpoint_lacks_is_counted() -> None:
     commits = [(n, commit(0, n, n)) for n in (1, 2, 3)]
     written = CheckpointRecord("r", "x", "d", (2,), 7, 1, ns(2), 9)

@@ -330,7 +330,8 @@ def test_warnings_of_every_kind_at_once_leave_room_for_learners() -> None:
     ]
     texts = replace(EVALUATION, evaluator="f", text_digest=8, evaluated_ns=9)
     seen = scene([*LIVE[:-1], texts, pulse("gone", at_s=NOW_S - 500), *sick])
-    now = replace(seen.now, run=replace(seen.now.run, wall_s=1e6, checkpoint_s_ago=1e6))
+    late: dict[str, Any] = {"wall_s": 1e6, "checkpoint_s_ago": 1e6, "checkpoint_lacks_s": 1e6}
+    now = replace(seen.now, run=replace(seen.now.run, **late))
     sync = CONFIG.sync.model_copy(update={"learners": len(now.learners)})
     config_json = CONFIG.model_copy(update={"sync": sync}).model_dump_json()
     record = replace(RECORD, config_json=config_json)
@@ -450,6 +451,35 @@ async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
     assert not wrong & {"no-commit", "held-out"}
     assert (now.run.counting, feed.view.judging) == (True, True)
     assert (now.run.versions[:3], now.run.step) == ((5, 5, 5), 40)
+
+
+async def test_what_a_checkpoint_lacks_is_told_though_it_is_read_after_a_long_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ago_s = [3600.0]
+    broker = MemoryBroker(clock_ns=lambda: time.time_ns() - int(ago_s[0] * 1e9))
+    scripted = await ScriptedRun.begin(broker.connect())
+    await scripted.commit_all(step=1)
+    written_ns = time.time_ns() - 3600 * 10**9
+    written = CheckpointRecord("run", "/c", "d", (1, 1, 1), 8, 90, written_ns, 512)
+    await ledger.record_checkpoint(scripted.bus, written)
+    ago_s[0] = 5.0
+    await scripted.commit(0)
+
+    async def never(*_: Any) -> AsyncGenerator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(ledger, "follow_checkpoints", never)
+    feed = Feed(scripted.bus, "run")
+    following = asyncio.create_task(feed.run())
+    async with asyncio.timeout(DEADLINE_S):
+        while (now := feed.report()) is None or now.run.counting:  # noqa: ASYNC110 - it reads the log
+            await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert now.run.checkpoint_lacks == 1
+    assert now.run.checkpoint_lacks_s < 60
 
 
 @pytest.mark.parametrize("off_s", [0, 86_400, -660])

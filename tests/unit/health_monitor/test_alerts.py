@@ -104,6 +104,7 @@ class Scene:
             "checkpoint": "/there",
             "checkpoint_s_ago": 10.0,
             "checkpoint_lacks": 1,
+            "checkpoint_lacks_s": DAYS_S,
         }
         told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
         seen = Situation(
@@ -284,6 +285,12 @@ def test_low_goodput_is_told_once_it_was_watched_for_some_minutes() -> None:
 def test_a_checkpoint_that_is_too_old_or_never_came() -> None:
     assert Scene(run={"checkpoint_s_ago": 200.0}).keys() == {"checkpoint"}
     assert Scene(run={"checkpoint": None, "checkpoint_s_ago": None}).keys() == {"checkpoint"}
+
+
+def test_after_an_outage_of_the_syncer_a_checkpoint_is_late_by_what_it_lacks_since() -> None:
+    back = {"checkpoint_s_ago": 3600.0, "checkpoint_lacks_s": 1.0}
+    assert Scene(run=back).keys() == set()
+    assert Scene(run={**back, "checkpoint_lacks_s": 160.0}).keys() == {"checkpoint"}
 
 
 def test_a_checkpoint_is_not_too_old_between_two_slow_rounds_nor_while_it_holds_all() -> None:

@@ -324,6 +324,7 @@ def test_a_checkpoint_is_due_no_more_often_than_rounds_come() -> None:
     found = figures(known(view(PULSE, commit())), [], NOW_S)
     assert values(found, metrics.CHECKPOINT_INTERVAL) == {("r",): CONFIG.checkpoint.every_s}
     assert values(found, metrics.CHECKPOINT_BEHIND) == {("r",): 2}
+    assert values(found, metrics.CHECKPOINT_BEHIND_TIME) == {("r",): 2}
     slow = figures(known(view(replace(PULSE, step_time_s=500.0))), [], NOW_S)
     (due_s,) = values(slow, metrics.CHECKPOINT_INTERVAL).values()
     assert due_s == CONFIG.sync.h_steps * 500.0 / CONFIG.sync.fragments

@@ -77,6 +77,8 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     gap_s = interval_s(config, told.learners)
     yield Point(metrics.CHECKPOINT_INTERVAL, max(config.checkpoint.every_s, gap_s or 0.0), (run,))
     yield Point(metrics.CHECKPOINT_BEHIND, row.checkpoint_lacks, (run,))
+    behind_s = min(age_s, row.checkpoint_lacks_s)
+    yield Point(metrics.CHECKPOINT_BEHIND_TIME, behind_s, (run,))
     checkpoint = known.view.checkpoint
     since_s = row.wall_s if row.last_round_s_ago is None else row.last_round_s_ago
     yield Point(metrics.COMMIT_AGE, since_s, (run,))
