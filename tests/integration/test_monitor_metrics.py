@@ -30,7 +30,13 @@ pytestmark = pytest.mark.nats
 
 DEADLINE_S = 60.0
 FAST = RunConfig.model_validate({"liveness": {"pulse_s": 0.05}})
-NOT_YET = {metrics.HELD_OUT_LOSS, metrics.CHECKPOINT_SIZE, metrics.ACCOUNT_STORAGE_LIMIT}
+NOT_YET = {
+    metrics.HELD_OUT_LOSS,
+    metrics.HELD_OUT_BEST,
+    metrics.HELD_OUT_RECENT,
+    metrics.CHECKPOINT_SIZE,
+    metrics.ACCOUNT_STORAGE_LIMIT,
+}
 """Nobody evaluates here, nor writes checkpoints, and this account has no limit."""
 
 

@@ -18,6 +18,7 @@ from skerry.bus.recent import (
     WINDOW_S,
     diverged,
     ending,
+    held_out,
     late_after_s,
     missed,
     round_s,
@@ -43,8 +44,6 @@ LATE_CHECKPOINTS = 5.0
 CHECKPOINT_S = 120.0
 """and never before this time."""
 NEARLY_FULL = 0.9
-WORSE = 0.1
-"""Held-out loss this share above its best, three times in a row, goes the wrong way."""
 MOST_NAMES = 4
 
 
@@ -231,12 +230,12 @@ def _quality(seen: Situation) -> Iterator[Alert]:
             "Such steps are skipped and weigh nothing. If it is alone, look at its data and its"
             " hardware; lower train.lr if all diverge.",
         )
-    losses = [e.loss for e in seen.told.evaluations if e.loss is not None and not seen.judging]
-    if len(losses) > 3 and min(losses[-3:]) > min(losses) * (1 + WORSE):
+    judged = {} if seen.judging else held_out(seen.told.evaluations)
+    if worse := [found for found in judged.values() if found.worse]:
         yield Alert(
             "held-out",
             Severity.WARNING,
-            f"Held-out loss {losses[-1]:.3f} is well above its best, {min(losses):.3f}.",
+            f"Held-out loss {worse[0].newest:.3f} is well above its best, {worse[0].best:.3f}.",
             "Go back to a checkpoint from before: skerry up --from.",
         )
 

@@ -11,14 +11,14 @@ from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.bus.view import GENESIS
+from skerry.bus.view import GENESIS, TEXTS_OF_LATE
 from skerry.core.liveness import Liveness
 from skerry.wire.messages import LearnerPhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from skerry.bus.report import LearnerRow
+    from skerry.bus.report import EvaluationRow, LearnerRow
     from skerry.wire.messages import Commit, MemberRecord, Pulse
 
 WINDOW_S = 900.0
@@ -44,6 +44,10 @@ REST = 20.0
 committed in bursts, the pause between two of those is shorter, and belongs to the rhythm."""
 RECENT_S = 600.0
 """Refusals and restarts are told of for this long."""
+WORSE = 0.1
+"""Held-out loss this share above its best goes the wrong way,"""
+JUDGED = 3
+"""where it does so many times in a row."""
 MOST_TROUBLES = 400
 """So many of either are kept."""
 
@@ -209,6 +213,37 @@ def ending(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
     """
     there = [row for row in rows if row.liveness is not Liveness.GONE]
     return there if all(row.phase is LearnerPhase.FINISHED for row in there) else []
+
+
+class HeldOut(NamedTuple):
+    """Losses on one text so far: the newest, the least of all, and the least of the newest three.
+
+    In nats per token.
+    """
+
+    newest: float
+    best: float
+    recent: float
+
+    @property
+    def worse(self) -> bool:
+        """Whether it goes the wrong way: one evaluation alone proves nothing."""
+        return self.recent > self.best * (1 + WORSE)
+
+
+def held_out(evaluations: Sequence[EvaluationRow]) -> dict[str, HeldOut]:
+    """Return what evaluators of late found on the text that each read last, by their names.
+
+    Losses on one text are those of one model, whoever read it: an evaluator that took another's
+    place goes on from its best, one that was given another text begins anew.
+    """
+    texts = {e.evaluator: e.text for e in evaluations[-TEXTS_OF_LATE:]}
+    found: dict[str, HeldOut] = {}
+    for evaluator, text in texts.items():
+        losses = [e.loss for e in evaluations if e.text == text and e.loss is not None]
+        if losses:
+            found[evaluator] = HeldOut(losses[-1], min(losses), min(losses[-JUDGED:]))
+    return found
 
 
 def missed(rows: Sequence[LearnerRow]) -> list[LearnerRow]:

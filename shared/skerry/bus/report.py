@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.view import ENDED, held_in, spent_in
+from skerry.bus.view import ENDED, TEXTS_OF_LATE, held_in, spent_in
 from skerry.core import liveness, schedule
 from skerry.core.goodput import TRAIN, Spent, allocated_s, ratios, split
 from skerry.core.liveness import Liveness
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from skerry.bus.view import LearnerView, RunView
     from skerry.wire.messages import Evaluation, Pulse
 
-TEXTS_OF_LATE = 32
-"""An evaluator that is not among this many of the newest evaluations has ended."""
 STILL = 5.0
 """Steps that stay away for so many of their usual intervals stand still."""
 

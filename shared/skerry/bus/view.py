@@ -37,6 +37,8 @@ GENESIS = "genesis"
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
 MOST_EVALUATIONS = 512
 """Above this many a view keeps every second one: old ones thin out, the curve keeps its shape."""
+TEXTS_OF_LATE = 32
+"""An evaluator that is not among this many of the newest evaluations has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,18 @@ HELD_OUT_LOSS = _gauge(
     EVALUATOR_NAME,
     by=(EVALUATOR, MONITOR),
 )
+HELD_OUT_BEST = _gauge(
+    "skerry.held_out.best",
+    "{nat}",
+    "Least loss of this run so far on the text that the evaluator reads now.",
+    EVALUATOR_NAME,
+)
+HELD_OUT_RECENT = _gauge(
+    "skerry.held_out.recent",
+    "{nat}",
+    "Least of the newest three losses on that text: well above the best, it goes the wrong way.",
+    EVALUATOR_NAME,
+)
 HELD_OUT_TEXTS = _gauge(
     "skerry.held_out.texts",
     "{text}",

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.bus.report import TEXTS_OF_LATE, Report, doubted, report, to_json
+from skerry.bus.report import Report, doubted, report, to_json
 from skerry.bus.view import (
     MOST_EVALUATIONS,
+    TEXTS_OF_LATE,
     Frame,
     RunView,
     committed,

@@ -18,7 +18,7 @@ from skerry.bus.alerts import (
 )
 from skerry.bus.base import Room, Storage
 from skerry.bus.recent import WAITED_S
-from skerry.bus.report import LearnerRow, Report
+from skerry.bus.report import EvaluationRow, LearnerRow, Report
 from skerry.core.fragments import LeafSpec, plan
 from skerry.core.liveness import Liveness
 from skerry.settings import RunConfig
@@ -40,6 +40,10 @@ def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> Lear
         worked_s=DAYS_S,
     )
     return replace(row, **changes)
+
+
+def read(*losses: float | None, by: str = "e", text: str = "t") -> tuple[EvaluationRow, ...]:
+    return tuple(EvaluationRow(1, 1, loss, None, None, 1, text, by, 1.0) for loss in losses)
 
 
 def pulse(busy_s: float, alive_s: float) -> Pulse:
@@ -78,6 +82,7 @@ class Scene:
     rounds_every_s: float | None = None
     trained: float = 0.9
     watched_s: float = 1000.0
+    evaluations: tuple[EvaluationRow, ...] = ()
 
     def keys(self) -> set[str]:
         return {alert.key for alert in self.alerts()}
@@ -106,7 +111,8 @@ class Scene:
             "checkpoint_lacks": 1,
             "checkpoint_lacks_s": DAYS_S,
         }
-        told = Report(replace(watch.told.run, **{**quiet, **self.run}), self.learners)
+        run = replace(watch.told.run, **{**quiet, **self.run})
+        told = Report(run, self.learners, self.evaluations)
         seen = Situation(
             NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24, 60.0
         )
@@ -280,6 +286,27 @@ def test_low_goodput_of_late_is_told_whatever_that_of_the_whole_run_is() -> None
 def test_low_goodput_is_told_once_it_was_watched_for_some_minutes() -> None:
     assert Scene(trained=0.3, watched_s=200.0).keys() == set()
     assert Scene(trained=0.3, watched_s=400.0).keys() == {"goodput"}
+
+
+def test_held_out_loss_goes_the_wrong_way_once_it_does_three_times_in_a_row() -> None:
+    assert Scene(evaluations=read(2.0, 3.0, 3.0)).keys() == set()
+    assert Scene(evaluations=read(2.0, 3.0, 2.1, 3.0)).keys() == set()
+    assert Scene(evaluations=read(2.0, 9.0, None, 2.1, 2.2)).keys() == set()
+    (found,) = Scene(evaluations=read(2.0, 2.5, 3.0, 3.1)).alerts()
+    assert found.text == "Held-out loss 3.100 is well above its best, 2.000."
+    reading = {"judging": True}
+    assert Scene(evaluations=read(2.0, 2.5, 3.0, 3.1), more=reading).keys() == set()
+
+
+def test_held_out_losses_are_compared_on_one_text_whoever_reads_it() -> None:
+    another = read(5.0, 5.1, 5.2, 5.3, text="u")
+    assert Scene(evaluations=(*read(2.0, 2.0, 2.0, 2.0), *another)).keys() == set()
+    taken_over = (*read(2.0), *read(3.0, 3.0, 3.0, by="f"))
+    assert Scene(evaluations=taken_over).keys() == {"held-out"}
+    both = (*read(2.0, 3.0, 3.0, 3.0), *read(*[9.0] * 31, by="f", text="u"))
+    assert Scene(evaluations=both).keys() == {"held-out"}
+    over = (*both, *read(9.0, by="f", text="u"))
+    assert Scene(evaluations=over).keys() == set()
 
 
 def test_a_checkpoint_that_is_too_old_or_never_came() -> None:

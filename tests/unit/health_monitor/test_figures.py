@@ -339,6 +339,19 @@ def test_who_diverges_and_how_many_texts_are_read_is_told() -> None:
     assert values(found, metrics.HELD_OUT_TEXTS) == {("r",): 2}
 
 
+def test_held_out_loss_is_told_with_what_it_is_judged_by() -> None:
+    losses = (9.0, 2.0, 3.0, 2.5, 4.0)
+    read = [
+        Evaluation("r", "e", 8, 90, (n,), loss, 25.0, 4.0, 64, 7, n)
+        for n, loss in enumerate(losses, 1)
+    ]
+    new_text = replace(read[0], versions=(9,), text_digest=8, loss=7.0)
+    for evaluations, told in ((read, (4.0, 2.0, 2.5)), ([*read, new_text], (7.0, 7.0, 7.0))):
+        found = figures(known(view(PULSE, *evaluations)), [], NOW_S)
+        both = (metrics.HELD_OUT_LOSS, metrics.HELD_OUT_BEST, metrics.HELD_OUT_RECENT)
+        assert [values(found, metric) for metric in both] == [{("r", "e"): loss} for loss in told]
+
+
 def test_before_there_is_a_run_only_the_broker_is_told_of() -> None:
     assert flat(figures(None, [replace(SERVER, up=False)], NOW_S)) == {
         "skerry.broker.up{server=n1}": 0

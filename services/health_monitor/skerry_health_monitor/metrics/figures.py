@@ -8,7 +8,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.recent import diverged, ending, missed
+from skerry.bus.recent import diverged, ending, held_out, missed
 from skerry.bus.report import report
 from skerry.bus.view import ENDED, spent_in
 from skerry.core.goodput import TRAIN, Cause, split
@@ -111,6 +111,10 @@ def _held_out(run: str, told: Report) -> Iterator[Figure]:
     for evaluator, loss in newest.items():
         if loss is not None:
             yield Point(metrics.HELD_OUT_LOSS, loss, (run, evaluator[:MOST_NAME]))
+    for evaluator, found in held_out(told.evaluations).items():
+        labels = (run, evaluator[:MOST_NAME])
+        yield Point(metrics.HELD_OUT_BEST, found.best, labels)
+        yield Point(metrics.HELD_OUT_RECENT, found.recent, labels)
     yield Point(metrics.HELD_OUT_TEXTS, told.run.held_out_texts, (run,))
 
 
