@@ -14,8 +14,10 @@ from skerry.bus.recent import (
     FIRST_S,
     LEAST_GOODPUT,
     RECENT_S,
+    STARTING_S,
     WAITED_S,
     WINDOW_S,
+    awaited,
     diverged,
     ending,
     held_out,
@@ -139,6 +141,17 @@ def _rounds(seen: Situation) -> Iterator[Alert]:
             "Start a syncer if none runs, or look at its log; learners keep their progress"
             " meanwhile.",
         )
+    elif coming := awaited(rows):
+        there = [row for row in rows if row.liveness is not Liveness.GONE]
+        missed_s = min(ago_s, max(row.worked_s for row in there))
+        if missed_s > max(STARTING_S, ENDING * seen.round_timeout_s):
+            yield Alert(
+                "no-commit",
+                Severity.CRITICAL,
+                f"No round has been committed for {duration(missed_s)}: all others have finished,"
+                f" and the run waits for {_names(coming)} to start.",
+                "Look at its log. Start it again, or stop it: the run then ends without it.",
+            )
 
 
 def _there_s(rows: Sequence[LearnerRow]) -> float:

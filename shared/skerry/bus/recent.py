@@ -42,6 +42,8 @@ MOST_INTERVALS = 64
 REST = 20.0
 """More than so many usual intervals, and than FIRST_S, was a rest or an outage: where fragments are
 committed in bursts, the pause between two of those is shorter, and belongs to the rhythm."""
+STARTING_S = 1800.0
+"""Who starts while all others have finished may take this long: nobody compiles for longer."""
 RECENT_S = 600.0
 """Refusals and restarts are told of for this long."""
 WORSE = 0.1
@@ -213,6 +215,17 @@ def ending(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
     """
     there = [row for row in rows if row.liveness is not Liveness.GONE]
     return there if all(row.phase is LearnerPhase.FINISHED for row in there) else []
+
+
+def awaited(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
+    """Return who is starting while all others have finished, and the end of the run waits for it.
+
+    Whoever catches up is told of by how long it has waited.
+    """
+    there = [row for row in rows if row.liveness is not Liveness.GONE]
+    coming = [row for row in there if row.phase is not LearnerPhase.FINISHED]
+    starting = all(row.phase is LearnerPhase.STARTING for row in coming)
+    return coming if starting and len(coming) < len(there) else []
 
 
 class HeldOut(NamedTuple):

@@ -149,7 +149,24 @@ def test_the_end_of_a_run_waits_for_whoever_is_not_done() -> None:
         assert ("no-commit" in keys) is told, ago_s
     for phase in (LearnerPhase.STARTING, LearnerPhase.CATCHING_UP):
         coming = learner("b", phase=phase, worked_s=0.0)
-        assert Scene((done, coming), {"last_round_s_ago": 9e3}, rounds_every_s=1.0).keys() == set()
+        late = {"last_round_s_ago": 1700.0}
+        assert Scene((done, coming), late, rounds_every_s=1.0).keys() == set()
+
+
+def test_one_that_hangs_while_it_starts_does_not_keep_a_run_from_its_end_unseen() -> None:
+    done, coming = learner("a", phase=LearnerPhase.FINISHED), LearnerPhase.STARTING
+    hung = learner("b", phase=coming, worked_s=0.0)
+    for ago_s, timeout_s, told in ((1790, 60, False), (1810, 60, True), (1810, 1000.0, False)):
+        late, more = {"last_round_s_ago": ago_s}, {"round_timeout_s": timeout_s}
+        keys = Scene((done, hung), late, more, rounds_every_s=1.0).keys()
+        assert ("no-commit" in keys) is told
+    (found,) = Scene((done, hung), {"last_round_s_ago": 3600.0}).alerts()
+    assert (found.key, found.severity) == ("no-commit", Severity.CRITICAL)
+    assert found.text.endswith("and the run waits for b to start.")
+    back = replace(done, worked_s=60.0)
+    left = replace(done, name="c", liveness=Liveness.GONE, reason="stopped")
+    assert Scene((back, hung, left), {"last_round_s_ago": 3600.0}).keys() == set()
+    assert Scene((hung,), {"last_round_s_ago": 3600.0}).keys() == set()
 
 
 def test_a_run_that_rested_misses_rounds_and_checkpoints_from_when_it_was_resumed() -> None:

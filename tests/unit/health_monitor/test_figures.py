@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from skerry.bus.base import Retention, Room, Storage, StreamInfo, StreamSpec
+from skerry.bus.recent import STARTING_S
 from skerry.bus.report import report
 from skerry.bus.view import Frame, RunView, fold, peek
 from skerry.core.liveness import Policy
@@ -224,6 +225,8 @@ def test_who_has_finished_is_there_and_waits_for_the_last_rounds() -> None:
     assert values(left, metrics.ROUND_INTERVAL) == {}
     coming = replace(PULSE, learner="b", phase=LearnerPhase.CATCHING_UP)
     assert interval_s(CONFIG, report(view(done, coming), NOW_S).learners) is None
+    hung = report(view(done, replace(coming, phase=LearnerPhase.STARTING)), NOW_S).learners
+    assert interval_s(CONFIG, hung) == STARTING_S / 10
     training = replace(PULSE, learner="b")
     assert interval_s(CONFIG, report(view(done, training), NOW_S).learners) == interval_s(
         CONFIG, report(view(training), NOW_S).learners

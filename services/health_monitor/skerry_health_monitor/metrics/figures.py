@@ -8,7 +8,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.recent import diverged, ending, held_out, missed
+from skerry.bus.recent import LATE_ROUNDS, STARTING_S, awaited, diverged, ending, held_out, missed
 from skerry.bus.report import report
 from skerry.bus.view import ENDED, spent_in
 from skerry.core.goodput import TRAIN, Cause, split
@@ -122,15 +122,19 @@ def interval_s(config: RunConfig, rows: Sequence[LearnerRow]) -> float | None:
     """Return the expected time between two commits: H steps over P; None while nobody trains.
 
     Once all have finished it is the timeout of a round, where that is longer: so long does the
-    syncer wait for whoever fell silent at work.
+    syncer wait for whoever fell silent at work. While the end waits for somebody who is starting,
+    it is such that ten of them are longer than that ever takes.
     """
-    done = ending(rows)
-    timed = done or [row for row in rows if row.takes_steps]
+    done, coming = ending(rows), awaited(rows)
+    there = [row for row in rows if row.liveness is not Liveness.GONE]
+    timed = there if done or coming else [row for row in rows if row.takes_steps]
     if not timed:
         return None
     step_s = median(row.step_time_s for row in timed)
     gap_s = config.sync.h_steps * step_s / config.sync.fragments
-    return max(gap_s, config.sync.round_timeout_s) if done else gap_s
+    if coming:
+        gap_s = max(gap_s, STARTING_S / LATE_ROUNDS)
+    return max(gap_s, config.sync.round_timeout_s) if done or coming else gap_s
 
 
 def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
