@@ -292,6 +292,23 @@ async def follow_stored_commits(
                 yield record, commit
 
 
+async def stored_commits(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, Commit]]:
+    """Yield every commit that the ledger holds by now, with its record; unreadable ones not.
+
+    To where the ledger ends, and not to each fragment's newest version: that may be unreadable.
+    """
+    newest = max((r.sequence for r in await bus.last_each(Subjects(run).commits())), default=0)
+    if not newest:
+        return
+    follower = bus.follow(Subjects(run).commits(), start=Start.ALL)
+    async with aclosing(follower):
+        async for record in follower:
+            if (commit := _readable(Commit, record, run)) is not None:
+                yield record, commit
+            if record.sequence >= newest:
+                return
+
+
 async def begun_ns(bus: Bus, run: str) -> int:
     """Return when the broker stored the run's first commit in this log, waiting for it."""
     follower = bus.follow(Subjects(run).commits(), start=Start.ALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from skerry.bus import ledger, presence
@@ -27,9 +28,8 @@ from skerry.wire.messages import RunRecord, RunState
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from skerry.bus.base import Bus, Record
+    from skerry.bus.base import Bus
     from skerry.settings import RunConfig
-    from skerry.wire.messages import Commit
 
 AHEAD_S = 60.0
 RETRY_S = 1.0
@@ -159,7 +159,7 @@ class Feed:
 
         The broker's may be behind ours, and nothing would ever look new.
         """
-        async for stored, commit in _commits(self.bus, self.name):
+        async for stored, commit in ledger.follow_stored_commits(self.bus, self.name):
             at_s = seen_s(time.time(), stored.time_ns, stored.sequence, self._known_to)
             if self.view is not None:
                 self.view = self._seen(committed(self.view, commit, at_s))
@@ -190,10 +190,9 @@ async def snapshot(
         if on_message is not None:
             on_message(member, at_s)
     messages: list[Message] = [*(await presence.last_pulses(bus, run)).values()]
-    checkpoint = await ledger.last_checkpoint(bus, run)
+    checkpoint = await ledger.newest_checkpoint(bus, run)
     messages += [checkpoint] if checkpoint else []
     messages += await ledger.evaluations(bus, run)
-    newest = {f: c.version for f, c in (await ledger.last_commits(bus, run)).items()}
 
     def take(message: Message) -> RunView:
         now_s = time.time()
@@ -203,32 +202,16 @@ async def snapshot(
 
     for message in messages:
         view = take(message)
-    async for stored, commit in _commits(bus, run, until=newest):
-        at_s = min(time.time(), stored.time_ns / 1e9)
-        if on_message is not None:
-            on_message(commit, at_s)
-        view = committed(view, commit, at_s)
+    commits = ledger.stored_commits(bus, run)
+    async with aclosing(commits):
+        async for stored, commit in commits:
+            at_s = min(time.time(), stored.time_ns / 1e9)
+            if on_message is not None:
+                on_message(commit, at_s)
+            view = committed(view, commit, at_s)
     return view
 
 
 def is_finished(record: RunRecord) -> bool:
     """Say whether a run takes no more contributions."""
     return record.state is RunState.FINISHED
-
-
-async def _commits(
-    bus: Bus, run: str, until: dict[int, int] | None = None
-) -> AsyncIterator[tuple[Record, Commit]]:
-    """Yield every commit, and before it the record that holds it.
-
-    With ``until``, only up to these versions of each fragment.
-    """
-    missing = None if until is None else set(until)
-    if missing is not None and not missing:
-        return
-    async for record, commit in ledger.follow_stored_commits(bus, run):
-        yield record, commit
-        if until is not None and missing is not None and commit.version >= until[commit.fragment]:
-            missing.discard(commit.fragment)
-            if not missing:
-                return

@@ -604,6 +604,21 @@ async def test_times_that_cannot_be_are_left_out() -> None:
     assert [row["heard"] for row in json.loads(told)["learners"]] == [False]
 
 
+@pytest.mark.parametrize("readable", [0, 1, 2])
+async def test_a_single_look_shows_what_can_be_read_where_the_newest_cannot(readable: int) -> None:
+    """Of a finished run it is the only one: it ended with an error, or showed no rounds at all."""
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    for step in range(2):
+        await scripted.commit_all(step=step)
+    for fragment in range(readable, 3):
+        await scripted.bus.publish(Subjects("run").commit(fragment), b"noise")
+    await scripted.bus.publish(Subjects("run").checkpoint(), b"noise")
+    await scripted.finish()
+    past = Past()
+    view = await asyncio.wait_for(snapshot(scripted.bus, "run", on_message=past.take), DEADLINE_S)
+    assert (view.rounds, len(past.rounds), view.checkpoint) == (6, 6, None)
+
+
 def test_a_curve_leaves_out_what_would_flatten_it() -> None:
     assert sparkline([1.0, float("nan"), 2.0, 1.7e308, float("inf"), -1.7e308, 3.0], 8) == "▁▅█"
     assert sparkline([1e300], 8) == ""
