@@ -139,11 +139,26 @@ class Feed:
         async for message in messages:
             if isinstance(message, RunRecord) and message.created_ns != self._created_ns:
                 raise _BegunAnew
+            if isinstance(message, RunRecord) and is_finished(message):
+                await self._know_the_end()
             now_s = time.time()
             if self.view is not None:
                 self.view = self._seen(fold(self.view, message, now_s))
             if self._on_message is not None:
                 self._on_message(message, now_s)
+
+    async def _know_the_end(self) -> None:
+        """Take note of the last commits: those of the beginning may be read before these are."""
+        while True:
+            try:
+                async with asyncio.timeout(AHEAD_S):
+                    commits = await ledger.newest_commits(self.bus, self.name)
+                break
+            except (BrokerUnavailable, TimeoutError):
+                await asyncio.sleep(RETRY_S)
+        for stored, commit in commits:
+            if self.view is not None:
+                self.view = peek(self.view, commit, min(time.time(), stored.time_ns / 1e9))
 
     async def _take_starts(self) -> None:
         """Take every start there was, each as old as the log says: who flaps did so before."""

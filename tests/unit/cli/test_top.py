@@ -661,6 +661,43 @@ async def test_of_a_finished_run_it_draws_all_there_is_however_long_the_ledger(
     assert "rounds 30 " in out.getvalue()
 
 
+async def test_a_run_that_ends_while_its_ledger_is_read_is_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The record of its end comes before commits that were not there when the reading began."""
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    follow, ended = ledger.follow_stored_commits, asyncio.Event()
+
+    async def late(*of: Any) -> AsyncGenerator[Any]:
+        messages = follow(*of)
+        async with aclosing(messages):
+            for read in range(6):
+                if read == 3:
+                    await ended.wait()
+                yield await anext(messages)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(ledger, "follow_stored_commits", late)
+    feed = Feed(scripted.bus, "run")
+    following = asyncio.create_task(feed.run())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while (now := feed.report()) is None or now.run.rounds < 3:  # noqa: ASYNC110 - it reads the log
+                await asyncio.sleep(0)
+            await scripted.commit_all(step=1)
+            await scripted.finish()
+            while not (feed.view and feed.view.finished):  # noqa: ASYNC110 - it reads the log
+                await asyncio.sleep(0)
+            assert not feed.finished.is_set()
+            ended.set()
+            await feed.finished.wait()
+        assert feed.view.rounds == 6
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
 async def test_q_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     enough = asyncio.Event()
