@@ -127,6 +127,29 @@ async def test_what_is_left_out_while_we_watch_is_new_whatever_the_brokers_clock
     assert list(tally.lately) == [STORED_S, STORED_S + 3600.0]
 
 
+async def test_what_is_left_out_is_new_after_a_broker_that_lost_its_memory_too() -> None:
+    """Its streams in memory count from 1 again, below what was there when we began to watch."""
+    broker = MemoryBroker(clock_ns=lambda: int(STORED_S * 1e9))
+    bus, tally = broker.connect(), Tally()
+    await bus.declare(specs(RUN))
+    for _ in range(5):
+        await bus.publish(NAMES.pulse("a"), encode(PULSE))
+    reading = Sources(bus, RUN, tally, P, lambda: STORED_S + 3600.0)
+    async with asyncio.timeout(10), aclosing(reading.pulses()) as found:
+        await anext(found)
+        second = asyncio.ensure_future(anext(found))
+        await asyncio.sleep(0)
+        for name in tuple(broker.streams):
+            stream = broker.streams.pop(name)
+            stream.lost = True
+            stream.wake()
+        await bus.declare(specs(RUN))
+        await bus.publish(NAMES.pulse("noise"), b"noise")
+        await bus.publish(NAMES.pulse("a"), encode(replace(PULSE, steps=9)))
+        await second
+    assert list(tally.lately) == [STORED_S + 3600.0]
+
+
 async def test_what_was_left_out_counts_for_as_long_as_it_is_new() -> None:
     bus, tally = await connected(), Tally()
     await bus.publish(NAMES.pulse("noise"), b"noise")

@@ -164,9 +164,13 @@ class Sources:
     ) -> AsyncGenerator[tuple[Record, T]]:
         name = NAMES[kind]
         known_to = max((r.sequence for r in await self.bus.last_each(pattern)), default=0)
+        before = 0
         records = self.bus.follow(pattern, start=start)
         async with aclosing(records):
             async for record in records:
+                if record.sequence <= before:  # a stream in memory that began anew with its broker
+                    known_to = 0
+                before = record.sequence
                 message = self._read(kind, record)
                 if message is None:
                     self.tally.malformed[name] += 1
