@@ -17,7 +17,7 @@ from skerry.testing.local_cluster import chaos, cluster
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.soak, pytest.mark.timeout(7200)]
 
 INFRA = Path(__file__).parents[2] / "infra" / "chaos"
-SEED = 20261122
+SEED = 20261123
 SOAK_S = 1800
 EVERY_S = 5
 LEAST_GOODPUT = 0.88

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.store.opening import S3Access, normal, open_store
+from skerry.store.opening import S3Access, normal, open_store, real
 from skerry.wire.subjects import checked_token
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def access_of(store: StoreSettings) -> S3Access:
 
 def root_of(store: StoreSettings) -> str:
     """Return the address below which every run has its folder."""
-    return normal(store.url) if store.url else str(store.path.resolve())
+    return normal(store.url) if store.url else str(real(store.path))
 
 
 def store_of(store: StoreSettings, run: str) -> Store:

@@ -17,6 +17,7 @@ from skerry.store.opening import (
     normal,
     open_store,
     parent_of,
+    real,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def locate(where: str | Path, access: S3Access = FROM_ENVIRONMENT) -> tuple[Stor
     beside = open_store(folder, access)
     if NAME.fullmatch(name) and name in beside.names():
         return beside, name
-    inside = open_store(address if is_url(address) else Path(address).resolve(), access)
+    inside = open_store(address if is_url(address) else real(address), access)
     readable = [found for found in _summaries(inside, name) if not found.error]
     if not readable:
         msg = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,8 +50,17 @@ def parent_of(where: str) -> tuple[str, str]:
     if is_url(where):
         folder, _, name = where.rpartition("/")
         return (where, "") if folder == S3 else (folder, name)
-    path = Path(where).resolve()
+    path = real(where)
     return str(path.parent), path.name
+
+
+def real(where: str | Path) -> Path:
+    """Return where a path leads; the path as it is, where a link in it may not be followed."""
+    path = Path(where)
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # not ours to look at, or a link that leads to itself
+        return Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps ..
 
 
 def open_store(where: str | Path, access: S3Access = FROM_ENVIRONMENT) -> Store:

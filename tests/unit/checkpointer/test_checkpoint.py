@@ -181,6 +181,12 @@ def test_a_folder_without_checkpoint_says_so(tmp_path: Path) -> None:
         locate(tmp_path)
 
 
+def test_a_link_that_leads_nowhere_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(StoreError, match=r"Cannot read .*loop"):
+        locate(tmp_path / "loop")
+
+
 def test_a_damaged_checkpoint_is_listed_with_what_is_wrong(saved: Path) -> None:
     (saved / MANIFEST).write_bytes(b"{}")
     (found,) = summaries(saved.parent)
