@@ -16,6 +16,7 @@ from skerry.settings import (
     RunConfig,
     SyncConfig,
     child_environment,
+    decided,
     differences,
     load,
     masked,
@@ -187,7 +188,7 @@ def test_what_a_mode_fills_in_holds_together_and_is_stored_whole(mode: Mode, lea
     stored = json.loads(to_json(run))
     assert stored["mode"] == mode
     assert all(name in stored["sync"] for name in SyncConfig.model_fields)
-    assert run_config_from_json(to_json(run)) == run
+    assert run_config_from_json(to_json(run)) == decided(run)
     assert RunConfig.model_validate_json(to_json(run)) == run
 
 
@@ -212,7 +213,7 @@ def test_a_stored_run_that_contradicts_its_mode_is_refused() -> None:
 def test_a_stored_run_of_before_there_were_modes_is_decoupled() -> None:
     stored = json.loads(to_json(RunConfig()))
     del stored["mode"], stored["train"]["inner"]
-    assert run_config_from_json(json.dumps(stored)) == RunConfig()
+    assert run_config_from_json(json.dumps(stored)) == decided(RunConfig())
 
 
 def test_one_default_is_not_another_runs() -> None:
