@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,8 +39,9 @@ def tokens(batch: int, seq: int, seed: int = 0) -> jax.Array:
     return jax.random.randint(jax.random.key(seed), (batch, seq), 0, TINY.vocab)
 
 
-def test_loss_of_fresh_parameters_is_that_of_a_uniform_guess() -> None:
-    model = Transformer(TINY)
+@pytest.mark.parametrize("width", [TINY.d_model, 256, 1024])
+def test_loss_of_fresh_parameters_is_that_of_a_uniform_guess(width: int) -> None:
+    model = Transformer(replace(TINY, d_model=width))
     found = loss(model, init(model, 0), tokens(4, 33))
     assert found.shape == ()
     assert float(found) == pytest.approx(math.log(256), rel=0.05)

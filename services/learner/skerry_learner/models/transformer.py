@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from skerry_learner.models.base import Params
 
 INIT_STD = 0.02
+OWN_SCORE = 5.12
+"""The table is tied: a fresh model scores the token that it has just read by d_model times the
+table's standard deviation at most, which is kept to what it is at a width of 256."""
 ROPE_BASE = 10_000.0
 
 
@@ -84,7 +87,8 @@ class Transformer:
         s = self.sizes
         keys = jax.random.split(key, s.layers + 1)
         blocks = {f"{i:03d}": self._init_block(keys[i]) for i in range(s.layers)}
-        table = INIT_STD * jax.random.normal(keys[-1], (s.vocab, s.d_model), jnp.float32)
+        std = min(INIT_STD, OWN_SCORE / s.d_model)
+        table = std * jax.random.normal(keys[-1], (s.vocab, s.d_model), jnp.float32)
         return {"blocks": blocks, "embed": table, "norm": jnp.ones((s.d_model,), jnp.float32)}
 
     def _init_block(self, key: jax.Array) -> dict[str, jax.Array]:
