@@ -62,6 +62,35 @@ def test_bytes_come_back(typesize: int, size: int) -> None:
         assert len(packed) <= size
 
 
+@pytest.mark.parametrize("size", [1000, 1 << 20, (1 << 20) + 1, 3 << 20, 2_500_000])
+def test_any_blosc2_reads_what_is_not_shuffled(size: int) -> None:
+    """It is laid out by hand, with a block that does not shrink among others that do."""
+    rng = np.random.default_rng(size)
+    data = rng.integers(0, 3, size, dtype=np.uint8)
+    data[1 << 20 : 2 << 20] = rng.integers(0, 256, data[1 << 20 : 2 << 20].size, dtype=np.uint8)
+    packed = compress(data, 1)
+
+    assert len(packed) < size
+    assert blosc2.get_cbuffer_sizes(packed)[:2] == (size, len(packed))
+    assert blosc2.decompress2(packed) == data.tobytes()
+
+
+def test_what_repeats_by_chance_is_not_referred_to() -> None:
+    """A plane of exponents takes its entropy; references would make that a tenth more."""
+    words = np.random.default_rng(0).normal(0, 0.02, 1 << 18).astype(np.float32).view(np.uint32)
+    plane = (words >> 24).astype(np.uint8)
+    share = np.bincount(plane) / plane.size
+    entropy = -sum(p * np.log2(p) for p in share if p)
+
+    assert len(compress(plane, 1)) < 1.03 * plane.size * entropy / 8
+
+
+def test_long_runs_still_shrink_to_nothing() -> None:
+    runs = np.repeat(np.arange(256, dtype=np.uint8), 4096)
+
+    assert len(compress(runs, 1)) < runs.size / 500
+
+
 def test_what_does_not_shrink_is_stored_as_it_is() -> None:
     noise = np.random.default_rng(0).integers(0, 256, SIZE, dtype=np.uint8)
 
