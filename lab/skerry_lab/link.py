@@ -100,6 +100,13 @@ class LinkedBus:
         await self._up.carry(0)
         return await self._came(await self._bus.get(stream, sequence))
 
+    async def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
+        await self._up.carry(0)
+        async with aclosing(self._bus.get_each(pattern, sequences)) as records:
+            async for record in records:
+                await self._down.carry(len(record.payload))
+                yield record
+
     async def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:

@@ -85,6 +85,11 @@ async def names(bus: Bus, run_id: str) -> Subjects:
     return Subjects(run_id)
 
 
+async def all_of(records: AsyncGenerator[Record]) -> list[Record]:
+    async with asyncio.timeout(DEADLINE_S), aclosing(records):
+        return [record async for record in records]
+
+
 async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
     async with asyncio.timeout(DEADLINE_S):
         return [await anext(records) for _ in range(count)]
@@ -282,6 +287,37 @@ async def test_get_finds_a_record_by_sequence(bus: Bus, names: Subjects) -> None
     record = await bus.get(names.stream("LEDGER"), 2)
     assert record is not None
     assert (record.subject, record.payload) == (names.commit(1), b"b")
+
+
+@pytest.mark.parametrize("count", [5, 60])
+async def test_get_each_brings_what_is_still_there(bus: Bus, names: Subjects, count: int) -> None:
+    for i in range(count):
+        await bus.publish(names.chunk(0, 0, i), bytes([i]) * 100_000)
+        await bus.publish(names.chunk(1, 0, i), b"of another fragment")
+    await bus.publish(names.chunk(0, 0, 3), b"newer")
+    wanted = [2 * i + 1 for i in range(count)]
+
+    found = await all_of(bus.get_each(names.chunks(0, 0), [*wanted, 10_000]))
+
+    assert sorted(r.sequence for r in found) == [s for s in wanted if s != 7]
+    assert all(r.subject == names.chunk(0, 0, r.payload[0]) for r in found)
+    assert all(len(r.payload) == 100_000 for r in found)
+
+
+async def test_get_each_finds_what_lies_elsewhere(bus: Bus, names: Subjects) -> None:
+    """The pattern says where to look first, and no more."""
+    for i in range(40):
+        await bus.publish(names.chunk(i % 2, 0, i), b"%d" % i)
+
+    found = await all_of(bus.get_each(names.chunks(0, 0), range(1, 41)))
+
+    assert sorted(int(r.payload) for r in found) == list(range(40))
+
+
+async def test_get_each_of_a_stream_that_is_not_there_brings_nothing(bus: Bus, run_id: str) -> None:
+    for count in (2, 60):
+        wanted = range(1, count)
+        assert await all_of(bus.get_each(Subjects(run_id).chunks(0, 0), wanted)) == []
 
 
 async def test_last_each_is_in_sequence_order(bus: Bus, names: Subjects) -> None:

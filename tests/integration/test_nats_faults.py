@@ -76,6 +76,50 @@ async def test_a_follower_that_lagged_goes_on_after_a_restart(
     assert [r.payload[0] for r in first + rest] == list(range(40))
 
 
+async def chunks(bus: NatsBus, names: Subjects, count: int, size: int = 400_000) -> list[int]:
+    """Publish that many chunks of a fragment and return their sequences."""
+    stored = [await bus.publish(names.chunk(0, 0, i), bytes([i]) * size) for i in range(count)]
+    return [receipt.sequence for receipt in stored]
+
+
+async def test_reading_many_messages_survives_kill_9(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    wanted = await chunks(bus, names, 80)
+    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+        found = await take(records, 10)
+        nats_server.kill9()
+        nats_server.start()
+        found += await take(records, 70)
+        with pytest.raises(StopAsyncIteration):
+            await anext(records)
+    assert sorted(record.payload[0] for record in found) == list(range(80))
+
+
+async def test_reading_many_messages_survives_the_loss_of_its_consumer(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    wanted = await chunks(bus, names, 80)
+    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+        found = await take(records, 1)
+        assert await delete_consumers(nats_server.url, names.stream("STATE")) == 1
+        found += await take(records, 79)
+    assert sorted(record.payload[0] for record in found) == list(range(80))
+
+
+async def test_reading_many_messages_asks_for_no_others_and_leaves_no_consumer(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    wanted = await chunks(bus, names, 80)
+    stats = (await bus._connection.ready(None)).stats
+    before = stats["in_bytes"]
+    async with aclosing(bus.get_each(names.chunks(0, 0), wanted[:40])) as records:
+        await take(records, 40)
+    await bus.last(names.run_record())  # whatever was sent before is here
+    assert 40 <= (stats["in_bytes"] - before) / 400_000 < 41
+    assert await delete_consumers(nats_server.url, names.stream("STATE")) == 0
+
+
 async def test_a_publish_outlasts_a_server_that_hangs_for_3_s(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:

@@ -175,6 +175,14 @@ class Bus(Protocol):
         """Return the message with that sequence, or None if it is gone."""
         ...
 
+    def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
+        """Yield the messages with those sequences that are still there, in no certain order.
+
+        They are of one stream, on subjects that match ``pattern``, and many are meant: each may be
+        as large as a message can be.
+        """
+        ...
+
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:

@@ -296,6 +296,11 @@ class MemoryBus:
         found = self.broker.stream(stream)
         return None if found is None else found.records.get(sequence)
 
+    async def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
+        for sequence in sequences:
+            if (record := await self.get(stream_of(pattern), sequence)) is not None:
+                yield record
+
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:

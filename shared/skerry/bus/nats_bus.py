@@ -23,6 +23,7 @@ from skerry.bus.base import (
     StreamInfo,
     StreamSpec,
 )
+from skerry.bus.nats_bulk import get_each
 from skerry.bus.nats_connection import Backoff, Connection, Event, Login
 from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.bus.nats_follow import Cursor, follow
@@ -151,6 +152,10 @@ class NatsBus:
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         return await self._reads.get(stream, sequence)
+
+    def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
+        stream = stream_of(pattern)
+        return get_each(self._connection, self._reads, stream, pattern, sequences)
 
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0

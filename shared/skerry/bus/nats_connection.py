@@ -260,7 +260,7 @@ class Connection:
         while True:
             client = Client()
             if not self.login.urls.startswith("ws"):
-                client._transport = WideTransport()  # type: ignore[no-untyped-call]  # noqa: SLF001
+                client._transport = WideTransport()  # noqa: SLF001
             try:
                 with cancellable():
                     await self._connect(client)

@@ -4,7 +4,8 @@
 A follower is an ephemeral pull consumer that is thrown away at the first doubt (a gap in its own
 numbering, a missed heartbeat, a new connection) and made again behind the last message that was
 yielded. Pull requests overlap, so that there is always one waiting at the server: a new message
-arrives at once, and bulk reading never pauses for a round trip.
+arrives at once, and bulk reading never pauses for a round trip. ``nats_bulk`` reads in bulk what it
+knows to be there, and asks for no more than that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -37,6 +39,8 @@ from skerry.errors import BrokerUnavailable
 
 IN_FLIGHT_BYTES = 16 * 1024**2
 """Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
+BULK_BYTES = 8 * 1024**2
+"""The same for a reading with an end: on a slow link all else that is sent waits behind them."""
 MOST_AHEAD = 256
 LEAST_AHEAD = 2
 HEARTBEAT_S = 1.0
@@ -46,6 +50,10 @@ SHORTER_S = 5.0
 """A new leader of a replicated stream may still be putting in what it has in its own log. Only a
 stream that stays shorter than what was read of it for so long is another one."""
 PULL_EXPIRES_S = 60.0
+ENDLESS = {
+    "expires": int(PULL_EXPIRES_S * NANOSECONDS),
+    "idle_heartbeat": int(HEARTBEAT_S * NANOSECONDS),
+}
 IDLE_CONSUMER_S = 60.0
 ENDED_PULL = ("message size exceeds", "batch completed", "request timeout")
 
@@ -79,11 +87,18 @@ class Cursor:
 
 
 class Puller:
-    """One consumer, its inbox, and the messages that are on their way."""
+    """One consumer, its inbox, and the messages that are on their way.
 
-    def __init__(self, connection: Connection, stream: str) -> None:
+    ``most``: it asks for so many messages in all, and only for those that are there already.
+    """
+
+    def __init__(self, connection: Connection, stream: str, most: int | None = None) -> None:
         self._connection = connection
         self._stream = stream
+        self._left = sys.maxsize if most is None else most
+        self._terms = ENDLESS if most is None else {"no_wait": True}
+        self._patience_s = MISSED_S if most is None else connection.request_timeout_s
+        self._in_flight_bytes = IN_FLIGHT_BYTES if most is None else BULK_BYTES
         self._name = f"skerry-{secrets.token_hex(8)}"
         self._subscription: Subscription | None = None
         self._inbox = ""
@@ -157,7 +172,9 @@ class Puller:
         text = headers.get("Description", "").lower()
         if status not in ("408", "409") or not text.startswith(ENDED_PULL):
             return False
-        self._coming -= int(headers.get("Nats-Pending-Messages", self._coming))
+        unsent = int(headers.get("Nats-Pending-Messages", self._coming))
+        self._coming -= unsent
+        self._left += unsent
         await self._top_up()
         return True
 
@@ -172,16 +189,18 @@ class Puller:
 
     def _ahead(self) -> int:
         """Return how many messages to have on their way, by the size of recent ones."""
-        return max(LEAST_AHEAD, min(MOST_AHEAD, IN_FLIGHT_BYTES // max(1, self._size)))
+        return max(LEAST_AHEAD, min(MOST_AHEAD, self._in_flight_bytes // max(1, self._size)))
 
     async def _pull(self) -> None:
-        count = self._ahead() - max(0, self._coming)
+        count = min(self._left, self._ahead() - max(0, self._coming))
+        if count < 1:
+            return
         request = {
             "batch": count,
-            "max_bytes": max(IN_FLIGHT_BYTES, self._connection.max_payload + 65_536),
-            "expires": int(PULL_EXPIRES_S * NANOSECONDS),
-            "idle_heartbeat": int(HEARTBEAT_S * NANOSECONDS),
+            "max_bytes": max(self._in_flight_bytes, self._connection.max_payload + 65_536),
+            **self._terms,
         }
+        self._left -= count
         self._coming = max(0, self._coming) + count
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         try:
@@ -198,7 +217,7 @@ class Puller:
         """Wait for a message; False if not even a heartbeat came."""
         self._wake.clear()
         try:
-            async with asyncio.timeout(MISSED_S):
+            async with asyncio.timeout(self._patience_s):
                 await self._wake.wait()
         except TimeoutError:
             self._connection.suspect()

@@ -15,8 +15,7 @@ import xxhash
 
 from skerry.bus.base import Start
 from skerry.bus.loss import state_lost
-from skerry.errors import Corrupt, Overtaken, WireError, first_cause
-from skerry.tasks import TaskGroup
+from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.telemetry import instruments, metrics
 from skerry.wire.codec import VectorAssembler
 from skerry.wire.envelope import unseal, vector_blocks
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 
 PARAMS = "params"
 MASTER = "master"
-READ_LANES, READ_GROUP = 3, 8
-"""Groups of chunks on their way at once, and at most so many chunks in each: a group is decoded in
-one hop to a thread."""
 LOST_ATTEMPTS = 8
 LOST_PAUSE_S = 0.25
 """How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
@@ -100,47 +96,40 @@ async def read_part(
         raise Corrupt(msg)
     names = {p.name for p in manifest.parts if p.chunks == part.chunks}
     assembler = VectorAssembler(part.scheme, part.blocks)
-    stream = Subjects(run).stream("STATE")
-    size = max(1, min(READ_GROUP, -(-len(part.chunks) // READ_LANES)))
-    groups = iter([part.chunks[i : i + size] for i in range(0, len(part.chunks), size)])
+    missing = {ref.sequence: ref for ref in part.chunks}
+    spent_s = 0.0
 
-    spent_s: list[float] = []
-
-    async def fetch(ref: ChunkRef) -> tuple[Record, ChunkRef]:
-        found = await bus.get(stream, ref.sequence)
-        record = found or await _missed(bus, stream, plan, manifest, name, ref)
+    def take(record: Record, ref: ChunkRef) -> float:
         if on_bytes is not None:
             on_bytes(len(record.payload))
-        return record, ref
+        return _accept(record, ref, manifest, names, plan, assembler)
 
-    async def lane() -> None:
-        for refs in groups:
-            async with TaskGroup() as group:
-                tasks = [group.create_task(fetch(ref)) for ref in refs]
-            got = tuple(task.result() for task in tasks)
-            spent_s.append(await asyncio.to_thread(_accept, got, manifest, names, plan, assembler))
-
-    try:
-        async with TaskGroup() as group:
-            for _ in range(READ_LANES):
-                group.create_task(lane())
-    except BaseExceptionGroup as errors:
-        raise first_cause(errors) from None
+    # Here and not in another thread: a chunk takes a fraction of a millisecond to decode, and two
+    # threads that take turns at it lose more to each other than they win.
+    async with aclosing(bus.get_each(_chunks(manifest), sorted(missing))) as records:
+        async for record in records:
+            spent_s += take(record, missing.pop(record.sequence))
+    for ref in missing.values():
+        spent_s += take(await _missed(bus, plan, manifest, name, ref), ref)
     if assembler.digest != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
     told = {metrics.RUN: run, metrics.OPERATION: "decode"}
-    instruments.record(metrics.CODEC_DURATION, sum(spent_s), told)
+    instruments.record(metrics.CODEC_DURATION, spent_s, told)
     if on_decoded is not None:
-        on_decoded(sum(spent_s))
+        on_decoded(spent_s)
     return assembler.vector
 
 
-async def _missed(
-    bus: Bus, stream: str, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef
-) -> Record:
+def _chunks(manifest: Manifest) -> str:
+    """Return the pattern of the chunks that a manifest names."""
+    return Subjects(manifest.commit.run).chunks(manifest.commit.fragment, manifest.slot)
+
+
+async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef) -> Record:
     """Return a chunk that was not there when it was asked for, or say why it will never be."""
     commit = manifest.commit
+    stream = Subjects(commit.run).stream("STATE")
     for attempt in range(LOST_ATTEMPTS):
         await asyncio.sleep(LOST_PAUSE_S if attempt else 0)
         newest = await read_manifest(bus, commit.run, plan, commit.fragment)
@@ -154,26 +143,25 @@ async def _missed(
 
 
 def _accept(
-    got: Sequence[tuple[Record, ChunkRef]],
+    record: Record,
+    ref: ChunkRef,
     manifest: Manifest,
     names: Collection[str],
     plan: Plan,
     assembler: VectorAssembler,
 ) -> float:
-    """Check and decode chunks of a vector with these names; return the seconds that took."""
+    """Check and decode a chunk of a vector with these names; return the seconds that took."""
     began_s = time.perf_counter()
-    commit = manifest.commit
-    for record, ref in got:
-        data = record.payload
-        if len(data) != ref.size or xxhash.xxh3_64_intdigest(data) != ref.checksum:
-            msg = f"Chunk at sequence {ref.sequence} does not match the manifest that names it."
-            raise Corrupt(msg)
-        header, packed = unseal(data, run=commit.run, plan=plan)
-        whose = commit.fragment, commit.version
-        if (header.fragment, header.version) != whose or header.part not in names:
-            msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
-            raise Corrupt(msg)
-        assembler.add(header, packed)
+    commit, data = manifest.commit, record.payload
+    if len(data) != ref.size or xxhash.xxh3_64_intdigest(data) != ref.checksum:
+        msg = f"Chunk at sequence {ref.sequence} does not match the manifest that names it."
+        raise Corrupt(msg)
+    header, packed = unseal(data, run=commit.run, plan=plan)
+    whose = commit.fragment, commit.version
+    if (header.fragment, header.version) != whose or header.part not in names:
+        msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
+        raise Corrupt(msg)
+    assembler.add(header, packed)
     return time.perf_counter() - began_s
 
 

@@ -10,7 +10,6 @@ int4 3.33, e3m0 3.52, int8 7.50, bf16 11.1, f32 27.1.
 from __future__ import annotations
 
 import struct
-import threading
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,8 +20,9 @@ import xxhash
 from skerry.core.backend import cpu, decoder
 from skerry.core.fragments import BLOCK
 from skerry.core.quantise import Planes, allocate, raw_bytes, scheme_of
-from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme, WireError
+from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme
 from skerry.wire.lossless import STORED, compress, decompress
+from skerry.wire.vectors import VECTORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -171,11 +171,12 @@ class _Cover:
 
         The same chunk again is no harm, another one in its place is Corrupt.
         """
-        before, identity = self._seen.get(header.index), _identity(header, packed)
+        before = self._seen.get(header.index)
         if before is None:
             self._check(header)
             return True
-        if before != identity or header.scheme != self._scheme or header.count != self._count:
+        same = before == _identity(header, packed)
+        if not same or header.scheme != self._scheme or header.count != self._count:
             msg = f"Chunk {header.index} came twice, with different contents."
             raise Corrupt(msg)
         return False
@@ -186,12 +187,6 @@ class _Cover:
         self._seen[header.index] = _identity(header, packed)
         place = header.first_block, header.blocks
         self._starts.insert(bisect_left(self._starts, place), place)
-
-    def forget(self, header: ChunkHeader) -> None:
-        """Take back what was noted of a chunk that turned out to be damaged."""
-        del self._seen[header.index]
-        self._starts.remove((header.first_block, header.blocks))
-        self._count = self._count if self._seen else 0
 
     def _check(self, header: ChunkHeader) -> None:
         if header.scheme != self._scheme:
@@ -259,15 +254,13 @@ class VectorAssembler:
 
     Memory is the f32 vector of ``blocks`` blocks, taken from the plan and not from a message, and
     one chunk's planes, which stay in the cache: planes of the whole would be written and read back.
-    Threads may add different chunks at once: decoding is most of the work, and needs no lock. The
-    digest grows with what is there without a gap, so that no pass is left for the end.
+    The digest grows with what is there without a gap, so that no pass is left for the end.
     """
 
     def __init__(self, scheme: str, blocks: int) -> None:
         self._scheme = scheme
-        self._vector = np.empty(blocks * BLOCK, np.float32)
+        self._vector = VECTORS.empty(blocks * BLOCK)
         self._cover = _Cover(scheme, blocks)
-        self._lock = threading.Lock()
         self._hash = xxhash.xxh3_64()
         self._hashed = 0
         self._decoded: dict[int, int] = {}
@@ -281,45 +274,26 @@ class VectorAssembler:
 
     @property
     def digest(self) -> int:
-        """``vector_digest`` of the vector; raises Truncated while an ``add`` is to come or runs."""
+        """``vector_digest`` of the vector; raises Truncated while chunks are missing."""
         self._cover.require()
-        if self._hashed < self._vector.size:
-            msg = f"{self._hashed} of {self._vector.size} elements are hashed."
-            raise Truncated(msg)
         return self._hash.intdigest()
 
     def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
         """Take in one chunk and return whether all are here; raises as ``PlaneAssembler.add``."""
-        with self._lock:
-            if not self._cover.lacks(header, packed):
-                return self._cover.complete
-            self._cover.note(header, packed)  # first, so that no other takes its place meanwhile
-        first = header.first_block * BLOCK
-        stop = first + header.blocks * BLOCK
-        try:
+        if self._cover.lacks(header, packed):
+            first = header.first_block * BLOCK
+            stop = first + header.blocks * BLOCK
             _decode_into(header, packed, self._vector[first:stop])
-        except WireError:
-            with self._lock:
-                self._cover.forget(header)
-            raise
-        self._hash_from(first, stop)
+            self._cover.note(header, packed)
+            self._decoded[first] = stop
+            self._hash_on()
         return self._cover.complete
 
-    def _hash_from(self, first: int, stop: int) -> None:
-        """Hash this chunk once nothing before it is missing.
-
-        One thread at a time, and none waits: whoever takes out what comes next has the turn until
-        ``_hashed`` has moved on.
-        """
-        with self._lock:
-            self._decoded[first] = stop
-        while True:
-            with self._lock:
-                end = self._decoded.pop(self._hashed, None)
-            if end is None:
-                return
-            self._hash.update(_little_endian(self._vector[self._hashed : end]))
-            self._hashed = end
+    def _hash_on(self) -> None:
+        """Hash each chunk before which nothing is missing any more."""
+        while (stop := self._decoded.pop(self._hashed, None)) is not None:
+            self._hash.update(_little_endian(self._vector[self._hashed : stop]))
+            self._hashed = stop
 
 
 def _little_endian(x: NDArray[np.float32]) -> memoryview:

@@ -69,6 +69,9 @@ class Subjects:
     def chunk(self, fragment: int, slot: int, index: int) -> str:
         return f"{self.root}.state.{fragment}.{slot}.{index}"
 
+    def chunks(self, fragment: int, slot: int) -> str:
+        return f"{self.root}.state.{fragment}.{slot}.*"
+
     def manifest(self, fragment: int) -> str:
         return f"{self.root}.state.{fragment}.manifest"
 

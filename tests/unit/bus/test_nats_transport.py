@@ -1,13 +1,151 @@
-"""A cancellation that nats-py drops still ends the task."""
+"""The transport brings everything in order; a cancellation that nats-py drops ends the task."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import ParseResult, urlparse
 
 import pytest
 
-from skerry.bus.nats_transport import cancellable
+from skerry.bus.nats_transport import READ_BYTES, WideTransport, cancellable
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+DEADLINE_S = 20.0
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncGenerator[ParseResult]:
+    """Yield the URL of a server whose every connection is served like that, then closed."""
+    ends: list[asyncio.Task[None]] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(asyncio.create_task(handle(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, asyncio.timeout(DEADLINE_S):
+        yield urlparse(f"nats://127.0.0.1:{port}")
+        await asyncio.gather(*ends)
+
+
+@asynccontextmanager
+async def connected(serve: Serve) -> AsyncGenerator[WideTransport]:
+    """Yield a transport on a connection whose other end is ``serve``."""
+    transport = WideTransport()
+    async with listening(serve) as uri:
+        await transport.connect(uri, 0, 5)
+        try:
+            yield transport
+        finally:
+            transport.abort()
+            await transport.wait_closed()
+
+
+async def everything(transport: WideTransport) -> bytes:
+    pieces = bytearray()
+    while not transport.at_eof():
+        pieces += await transport.read(0)
+    return bytes(pieces)
+
+
+async def test_all_that_is_sent_arrives_in_order_though_the_reader_is_slow() -> None:
+    sent = b"".join(i.to_bytes(4, "big") for i in range(3_000_000))
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        await writer.drain()
+
+    async with connected(serve) as transport:
+        first = await transport.read(0)
+        for _ in range(100):  # until the buffer is full, and the socket is not read any more
+            await asyncio.sleep(0.005)
+        assert len(first) <= READ_BYTES
+        second = await transport.read(0)
+        assert READ_BYTES // 2 < len(second) <= READ_BYTES
+        assert first + second + await everything(transport) == sent
+
+
+async def test_a_line_ends_where_it_ends() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO {}\r\nPO")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.write(b"NG\r\nMSG")
+
+    async with connected(serve) as transport:
+        assert await transport.readline() == b"INFO {}\r\n"
+        assert await transport.readline() == b"PONG\r\n"
+        assert await transport.readline() == b"MSG"
+        assert await transport.readline() == b""
+        assert transport.at_eof()
+
+
+async def test_a_line_without_end_is_given_out_where_the_buffer_ends() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(4 * READ_BYTES))
+
+    async with connected(serve) as transport:
+        line = await transport.readline()
+        assert 0 < len(line) <= READ_BYTES
+
+
+async def test_writing_waits_for_a_peer_that_does_not_read() -> None:
+    read = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await read.wait()
+        while await reader.read(READ_BYTES):
+            pass
+
+    async with connected(serve) as transport:
+        transport.writelines([bytes(READ_BYTES)] * 40)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await transport.drain()
+        read.set()
+        await transport.drain()
+
+
+async def test_a_peer_that_is_gone_ends_reading_and_writing() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async with connected(serve) as transport:
+        with suppress(ConnectionError):
+            assert await transport.read(0) == b""
+        await transport.wait_closed()
+        assert transport.at_eof()
+        with pytest.raises(ConnectionError):
+            await transport.drain()
+
+
+async def test_a_second_connection_replaces_the_first() -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello\n")
+        with suppress(ConnectionError):
+            await reader.read()
+        ended.set()
+
+    transport = WideTransport()
+    async with listening(serve) as uri:
+        await transport.connect(uri, 0, 5)
+        await transport.connect(uri, 0, 5)
+        await ended.wait()
+        assert await transport.readline() == b"hello\n"
+        transport.abort()
+        await transport.wait_closed()
 
 
 async def deaf(asked: asyncio.Event) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -20,8 +19,7 @@ from skerry.bus.streams import specs
 from skerry.core.fragments import LeafSpec, plan
 from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, StateLost
 from skerry.testing.puppet import walk
-from skerry.wire.codec import VectorAssembler
-from skerry.wire.messages import CheckpointRecord, ChunkHeader, Commit, Manifest
+from skerry.wire.messages import CheckpointRecord, Commit, Manifest
 from skerry.wire.records import decode, encode
 from skerry.wire.subjects import Subjects
 
@@ -252,22 +250,6 @@ async def test_outer_state_wider_than_its_fragment_reads_back(times: int) -> Non
     manifest = await (await writer(bus)).commit(draft(0, 1), stored, None)
     found = await state.read_part(bus, RUN, PLAN, manifest, "outer.wide")
     np.testing.assert_array_equal(found, wide)
-
-
-async def test_threads_share_the_chunks_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    bus = await connected()
-    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
-    both, add = threading.Barrier(2, timeout=20), VectorAssembler.add
-    waiting = iter(range(2))
-
-    def meeting(self: VectorAssembler, header: ChunkHeader, packed: memoryview) -> bool:
-        if next(waiting, None) is not None:
-            both.wait()  # broken, and so an error, where only one thread comes
-        return add(self, header, packed)
-
-    monkeypatch.setattr(VectorAssembler, "add", meeting)
-    found = await state.read_part(bus, RUN, PLAN, manifest, MASTER)
-    np.testing.assert_array_equal(found, walk(PLAN.fragments[0], 1))
 
 
 async def test_a_part_that_is_not_what_the_manifest_digests_is_refused() -> None:

@@ -135,6 +135,11 @@ class SimulatedBus:
 
         return await self._repeat(look)
 
+    async def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
+        for sequence in sequences:
+            if (record := await self.get(stream_of(pattern), sequence)) is not None:
+                yield record
+
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:

@@ -1,0 +1,59 @@
+"""Memory for decoded vectors that is used again once nobody holds the vector that lay in it.
+
+A page that a process touches for the first time has to be cleared, and where the host of a virtual
+machine takes back what is free, to be found first: 88 MB took 240 ms there, and 6 ms when they had
+been in use a moment before. Who reads fragment after fragment would pay that for each.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEAST_ELEMENTS = 256 * 1024
+"""What is smaller comes from malloc, which keeps it by itself."""
+MOST_IDLE = 2
+
+
+class Vectors:
+    """Hands out vectors; the memory of at most ``MOST_IDLE`` of them waits for the next.
+
+    Any thread may ask, and the last holder of a vector may be anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._idle: deque[NDArray[np.float32]] = deque(maxlen=MOST_IDLE)
+
+    def empty(self, size: int) -> NDArray[np.float32]:
+        """Return an f32 vector (size,) that holds anything."""
+        if size < LEAST_ELEMENTS:
+            return np.empty(size, np.float32)
+        memory = self._idle_for(size)
+        if memory is None:
+            memory = np.empty(size, np.float32)
+        # Through a memoryview: numpy would make views of views hold the memory, and not the vector.
+        vector = np.frombuffer(memory.data, np.float32, size)
+        weakref.finalize(vector, self._idle.append, memory).atexit = False
+        return vector
+
+    def _idle_for(self, size: int) -> NDArray[np.float32] | None:
+        """Take memory that is large enough, and not more than twice that."""
+        for _ in range(MOST_IDLE):
+            try:
+                memory = self._idle.popleft()
+            except IndexError:
+                return None
+            if size <= memory.size <= 2 * size:
+                return memory
+            self._idle.append(memory)
+        return None
+
+
+VECTORS = Vectors()
+"""Of this process, as its heap is."""
