@@ -4,7 +4,8 @@ STOP before you run ``python tests/golden/regenerate.py --yes``: these bytes are
 clusters and stored logs hold. A difference means that old and new releases cannot read each other.
 That needs a new scheme id or a new wire version (see proto/skerry/wire/v1/plan.proto), unless only
 the compressor's choice of bytes changed and every *old* file still decodes to the same values,
-which ``test_golden_bytes_decode`` proves before you overwrite anything.
+which ``test_golden_bytes_decode`` proves before you overwrite anything: copy the old files to
+``earlier/`` first, where it goes on proving it.
 """
 
 from __future__ import annotations

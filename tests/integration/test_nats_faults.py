@@ -93,7 +93,7 @@ async def test_reading_many_messages_survives_kill_9(
         found += await take(records, 70)
         with pytest.raises(StopAsyncIteration):
             await anext(records)
-    assert sorted(record.payload[0] for record in found) == list(range(80))
+    assert [record.payload[0] for record in found] == list(range(80))
 
 
 async def test_reading_many_messages_survives_the_loss_of_its_consumer(
@@ -104,7 +104,7 @@ async def test_reading_many_messages_survives_the_loss_of_its_consumer(
         found = await take(records, 1)
         assert await delete_consumers(nats_server.url, names.stream("STATE")) == 1
         found += await take(records, 79)
-    assert sorted(record.payload[0] for record in found) == list(range(80))
+    assert [record.payload[0] for record in found] == list(range(80))
 
 
 async def test_reading_many_messages_asks_for_no_others_and_leaves_no_consumer(
@@ -118,6 +118,37 @@ async def test_reading_many_messages_asks_for_no_others_and_leaves_no_consumer(
     await bus.last(names.run_record())  # whatever was sent before is here
     assert 40 <= (stats["in_bytes"] - before) / 400_000 < 41
     assert await delete_consumers(nats_server.url, names.stream("STATE")) == 0
+
+
+async def test_reading_what_has_been_replaced_brings_little_of_what_replaced_it(
+    bus: NatsBus, names: Subjects
+) -> None:
+    wanted = await chunks(bus, names, 80)
+    await chunks(bus, names, 80)
+    stats = (await bus._connection.ready(None)).stats
+    before = stats["in_bytes"]
+    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+        with pytest.raises(StopAsyncIteration):
+            await anext(records)
+    assert (stats["in_bytes"] - before) / 400_000 < 10
+
+
+async def test_a_consumer_that_is_silent_is_not_tried_again_soon(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    wanted = await chunks(bus, names, 80, 1000)
+    nats_server.pause()
+    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+        reading = asyncio.ensure_future(take(records, 80))
+        await asyncio.sleep(2.0)  # longer than the consumer's request may take
+        nats_server.resume()
+        found = await reading
+    assert [record.payload[0] for record in found] == list(range(80))
+
+    await delete_consumers(nats_server.url, names.stream("STATE"))  # made after all, and unused
+    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+        await take(records, 1)
+        assert await delete_consumers(nats_server.url, names.stream("STATE")) == 0
 
 
 async def test_a_publish_outlasts_a_server_that_hangs_for_3_s(

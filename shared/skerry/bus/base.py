@@ -176,10 +176,10 @@ class Bus(Protocol):
         ...
 
     def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
-        """Yield the messages with those sequences that are still there, in no certain order.
+        """Yield the messages of one stream with those ascending sequences; ends before a gap.
 
-        They are of one stream, on subjects that match ``pattern``, and many are meant: each may be
-        as large as a message can be.
+        What comes after a message that is gone is not read: who wants it asks again. They are
+        expected on subjects that match ``pattern``, and found elsewhere too, if more slowly.
         """
         ...
 

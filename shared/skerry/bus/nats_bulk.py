@@ -9,6 +9,8 @@ is gone.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -18,7 +20,7 @@ from skerry.bus.base import Record, Start
 from skerry.bus.nats_connection import Connection
 from skerry.bus.nats_errors import ApiError
 from skerry.bus.nats_follow import Cursor, Puller
-from skerry.bus.nats_reads import Reads
+from skerry.bus.nats_reads import AVOID_S, Reads
 from skerry.errors import BrokerUnavailable, first_cause
 from skerry.tasks import TaskGroup
 
@@ -28,46 +30,67 @@ AT_ONCE = 8
 """Single requests on their way at a time."""
 
 
-async def get_each(
-    connection: Connection, reads: Reads, stream: str, pattern: str, sequences: Sequence[int]
-) -> AsyncGenerator[Record]:
-    """Yield those messages that are there, in no certain order; raises as ``Reads.get``."""
-    left = dict.fromkeys(sequences)
-    if len(left) >= MANY:
-        async with aclosing(_pulled(connection, stream, pattern, sorted(left))) as records:
-            async for record in records:
-                if record.sequence in left:
-                    del left[record.sequence]
-                    yield record
-    rest = list(left)
-    for i in range(0, len(rest), AT_ONCE):
-        for found in await _got(reads, stream, rest[i : i + AT_ONCE]):
-            if found is not None:
+class BulkReads:
+    """Reads of many messages through one connection."""
+
+    def __init__(self, connection: Connection, reads: Reads) -> None:
+        self._connection = connection
+        self._reads = reads
+        self._avoid_until = 0.0
+
+    async def get_each(
+        self, stream: str, pattern: str, sequences: Sequence[int]
+    ) -> AsyncGenerator[Record]:
+        """Yield messages by ascending sequence up to the first gap; raises as ``Reads.get``."""
+        left = deque(sequences)
+        if len(left) >= MANY and self._now() >= self._avoid_until:
+            async with aclosing(self._pulled(stream, pattern, sequences)) as records:
+                async for record in records:
+                    if left and record.sequence == left[0]:
+                        left.popleft()
+                        yield record
+                    elif left and record.sequence > left[0]:
+                        break
+        size = 1  # after a gap the next one is gone, most likely
+        while left:
+            for found in await self._got(
+                stream, [left.popleft() for _ in range(min(size, len(left)))]
+            ):
+                if found is None:
+                    return
                 yield found
+            size = AT_ONCE
 
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
-async def _pulled(
-    connection: Connection, stream: str, pattern: str, sequences: Sequence[int]
-) -> AsyncGenerator[Record]:
-    """Yield as many messages as are wanted from the first on, for as long as all goes well."""
-    puller = Puller(connection, stream, most=len(sequences))
-    try:
-        await puller.open((pattern,), Cursor(Start.ALL, sequences[0] - 1))
-        for _ in sequences:
-            record = await puller.next()
-            if record is None:
-                return
-            yield record
-    except (NatsError, ApiError, BrokerUnavailable, OSError):
-        return
-    finally:
-        await puller.close()
+    async def _pulled(
+        self, stream: str, pattern: str, sequences: Sequence[int]
+    ) -> AsyncGenerator[Record]:
+        """Yield as many messages as are wanted, from the first on, for as long as all goes well.
 
+        After a consumer that could not be made or fell silent none is tried for AVOID_S: in a
+        cluster it may have been placed on a node that hangs, as the next one may.
+        """
+        puller = Puller(self._connection, stream, most=len(sequences))
+        try:
+            await puller.open((pattern,), Cursor(Start.ALL, sequences[0] - 1))
+            for _ in sequences:
+                record = await puller.next()
+                if record is None:
+                    break
+                yield record
+        except (NatsError, ApiError, BrokerUnavailable, OSError):
+            puller.silent = True
+        finally:
+            if puller.silent:
+                self._avoid_until = self._now() + AVOID_S
+            await puller.close()
 
-async def _got(reads: Reads, stream: str, sequences: Sequence[int]) -> list[Record | None]:
-    try:
-        async with TaskGroup() as group:
-            tasks = [group.create_task(reads.get(stream, sequence)) for sequence in sequences]
-    except BaseExceptionGroup as errors:
-        raise first_cause(errors) from None
-    return [task.result() for task in tasks]
+    async def _got(self, stream: str, sequences: Sequence[int]) -> list[Record | None]:
+        try:
+            async with TaskGroup() as group:
+                tasks = [group.create_task(self._reads.get(stream, s)) for s in sequences]
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
+        return [task.result() for task in tasks]

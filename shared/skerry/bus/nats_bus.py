@@ -23,7 +23,7 @@ from skerry.bus.base import (
     StreamInfo,
     StreamSpec,
 )
-from skerry.bus.nats_bulk import get_each
+from skerry.bus.nats_bulk import BulkReads
 from skerry.bus.nats_connection import Backoff, Connection, Event, Login
 from skerry.bus.nats_errors import ApiError, NoAnswer
 from skerry.bus.nats_follow import Cursor, follow
@@ -80,6 +80,7 @@ class NatsBus:
         )
         self._patience_s = patience_s or ATTEMPTS_WORTH * request_timeout_s
         self._reads = Reads(self._connection, self._patience_s)
+        self._bulk_reads = BulkReads(self._connection, self._reads)
         self._window = asyncio.Semaphore(publish_window)
         self._turns: dict[str, asyncio.Lock] = {}
         self._forgetful: dict[str, StreamSpec] = {}
@@ -154,8 +155,7 @@ class NatsBus:
         return await self._reads.get(stream, sequence)
 
     def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
-        stream = stream_of(pattern)
-        return get_each(self._connection, self._reads, stream, pattern, sequences)
+        return self._bulk_reads.get_each(stream_of(pattern), pattern, sequences)
 
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0

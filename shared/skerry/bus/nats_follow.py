@@ -39,8 +39,11 @@ from skerry.errors import BrokerUnavailable
 
 IN_FLIGHT_BYTES = 16 * 1024**2
 """Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
-BULK_BYTES = 8 * 1024**2
-"""The same for a reading with an end: on a slow link all else that is sent waits behind them."""
+BULK_BYTES = (1024**2, 4 * 1024**2)
+"""The same for a reading with an end, least and most; between them what came in BULK_S on average:
+on a slow link all else that is sent waits behind them, the server's sign of life too. What is
+decoded as it comes should not have waited until no cache has it any more."""
+BULK_S = 1.0
 MOST_AHEAD = 256
 LEAST_AHEAD = 2
 HEARTBEAT_S = 1.0
@@ -98,7 +101,10 @@ class Puller:
         self._left = sys.maxsize if most is None else most
         self._terms = ENDLESS if most is None else {"no_wait": True}
         self._patience_s = MISSED_S if most is None else connection.request_timeout_s
-        self._in_flight_bytes = IN_FLIGHT_BYTES if most is None else BULK_BYTES
+        self._bounds = (IN_FLIGHT_BYTES, IN_FLIGHT_BYTES) if most is None else BULK_BYTES
+        self._began_s = self._came_bytes = 0.0
+        self.silent = False
+        """Whether nothing has come for longer than anything should take."""
         self._name = f"skerry-{secrets.token_hex(8)}"
         self._subscription: Subscription | None = None
         self._inbox = ""
@@ -134,6 +140,7 @@ class Puller:
             self._subscription = await client.subscribe(
                 self._inbox, cb=self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
             )
+        self._began_s = asyncio.get_running_loop().time()
         await self._pull()
 
     async def close(self) -> None:
@@ -180,6 +187,7 @@ class Puller:
 
     async def _count(self, size: int) -> None:
         self._coming -= 1
+        self._came_bytes += size
         self._size = max(size, int(0.9 * self._size))
         await self._top_up()
 
@@ -189,7 +197,10 @@ class Puller:
 
     def _ahead(self) -> int:
         """Return how many messages to have on their way, by the size of recent ones."""
-        return max(LEAST_AHEAD, min(MOST_AHEAD, self._in_flight_bytes // max(1, self._size)))
+        took_s = asyncio.get_running_loop().time() - self._began_s
+        least, most = self._bounds
+        in_flight = min(most, max(least, int(BULK_S * self._came_bytes / max(1e-3, took_s))))
+        return max(LEAST_AHEAD, min(MOST_AHEAD, in_flight // max(1, self._size)))
 
     async def _pull(self) -> None:
         count = min(self._left, self._ahead() - max(0, self._coming))
@@ -197,7 +208,7 @@ class Puller:
             return
         request = {
             "batch": count,
-            "max_bytes": max(self._in_flight_bytes, self._connection.max_payload + 65_536),
+            "max_bytes": max(self._bounds[1], self._connection.max_payload + 65_536),
             **self._terms,
         }
         self._left -= count
@@ -220,6 +231,7 @@ class Puller:
             async with asyncio.timeout(self._patience_s):
                 await self._wake.wait()
         except TimeoutError:
+            self.silent = True
             self._connection.suspect()
             return False
         return True

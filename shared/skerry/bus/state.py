@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import xxhash
 
 from skerry.bus.base import Start
 from skerry.bus.loss import state_lost
+from skerry.core.backend import decoder
 from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.telemetry import instruments, metrics
 from skerry.wire.codec import VectorAssembler
@@ -96,7 +98,7 @@ async def read_part(
         raise Corrupt(msg)
     names = {p.name for p in manifest.parts if p.chunks == part.chunks}
     assembler = VectorAssembler(part.scheme, part.blocks)
-    missing = {ref.sequence: ref for ref in part.chunks}
+    left = deque(sorted(part.chunks, key=lambda ref: ref.sequence))
     spent_s = 0.0
 
     def take(record: Record, ref: ChunkRef) -> float:
@@ -104,13 +106,15 @@ async def read_part(
             on_bytes(len(record.payload))
         return _accept(record, ref, manifest, names, plan, assembler)
 
+    await asyncio.to_thread(decoder, part.scheme)  # which may have kernels to load, for seconds
     # Here and not in another thread: a chunk takes a fraction of a millisecond to decode, and two
     # threads that take turns at it lose more to each other than they win.
-    async with aclosing(bus.get_each(_chunks(manifest), sorted(missing))) as records:
-        async for record in records:
-            spent_s += take(record, missing.pop(record.sequence))
-    for ref in missing.values():
-        spent_s += take(await _missed(bus, plan, manifest, name, ref), ref)
+    while left:
+        async with aclosing(bus.get_each(_chunks(manifest), [r.sequence for r in left])) as records:
+            async for record in records:
+                spent_s += take(record, left.popleft())
+        if left:
+            spent_s += take(await _missed(bus, plan, manifest, name, left[0]), left.popleft())
     if assembler.digest != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)

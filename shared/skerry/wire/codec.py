@@ -154,6 +154,7 @@ class _Cover:
         self._blocks = blocks
         self._count = 0
         self._seen: dict[int, tuple[int, int, int]] = {}
+        self._covered = 0
         self._starts: list[tuple[int, int]] = []
 
     @property
@@ -187,6 +188,7 @@ class _Cover:
         self._seen[header.index] = _identity(header, packed)
         place = header.first_block, header.blocks
         self._starts.insert(bisect_left(self._starts, place), place)
+        self._covered += header.blocks
 
     def _check(self, header: ChunkHeader) -> None:
         if header.scheme != self._scheme:
@@ -199,7 +201,7 @@ class _Cover:
         place = bisect_left(self._starts, (header.first_block, header.blocks))
         before = sum(self._starts[place - 1]) if place else 0
         after = self._starts[place][0] if place < len(self._starts) else self._blocks
-        missing = self._blocks - sum(blocks for _, blocks in self._starts) - header.blocks
+        missing = self._blocks - self._covered - header.blocks
         if header.blocks < 1 or header.first_block < before or stop > after:
             msg = f"Blocks {header.first_block} to {stop} do not fit into {self._blocks} blocks."
             raise Corrupt(msg)

@@ -28,7 +28,7 @@ from skerry.errors import Corrupt
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
-    from backports import zstd
+    from backports import zstd  # pyright: ignore[reportMissingImports] - 3.14 does without it
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,8 @@ STORED = 0
 """The ``typesize`` of bytes that are never worth compressing."""
 
 _BLOCKSIZE = 1024 * 1024
-"""Pinned, because blosc2 would choose it by this machine's cache: equal input, equal bytes."""
+"""Pinned, because blosc2 would choose it by this machine's cache: equal input, equal bytes, where
+zstd is of the same release."""
 _HEADER = struct.Struct("<4B3I6B2B6B2B")
 _FORMAT, _ZSTD_FORMAT, _ZSTD, _SHUFFLE = 5, 1, 5, 1
 _FLAGS, _ALL_ZERO = 0x95, 0x10
@@ -46,7 +47,6 @@ _WORD = struct.Struct("<I")
 _ENTROPY: dict[int, int] = {
     zstd.CompressionParameter.compression_level: 1,
     zstd.CompressionParameter.strategy: zstd.Strategy.fast,
-    zstd.CompressionParameter.window_log: 17,
     zstd.CompressionParameter.hash_log: 6,
     zstd.CompressionParameter.min_match: 7,
 }

@@ -85,6 +85,27 @@ def test_what_repeats_by_chance_is_not_referred_to() -> None:
     assert len(compress(plane, 1)) < 1.03 * plane.size * entropy / 8
 
 
+def test_nibbles_are_packed_as_blosc2_packs_them() -> None:
+    """There the search finds nothing anyway: what is written is what blosc2 itself would write."""
+    nibbles = np.random.default_rng(0).normal(0, 2.5, (2, 1 << 19)).round().clip(-7, 7)
+    packed = ((nibbles[0] + 7) * 16 + nibbles[1] + 7).astype(np.uint8)
+    theirs = blosc2.compress2(
+        packed,
+        cparams={
+            "typesize": 1,
+            "clevel": 1,
+            "codec": blosc2.Codec.ZSTD,
+            "filters": [blosc2.Filter.NOFILTER] * 6,
+            "filters_meta": [0] * 6,
+            "splitmode": blosc2.SplitMode.NEVER_SPLIT,
+            "blocksize": 1 << 20,
+            "nthreads": 1,
+        },
+    )
+
+    assert compress(packed, 1) == theirs
+
+
 def test_long_runs_still_shrink_to_nothing() -> None:
     runs = np.repeat(np.arange(256, dtype=np.uint8), 4096)
 

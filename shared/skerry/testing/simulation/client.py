@@ -137,8 +137,10 @@ class SimulatedBus:
 
     async def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
         for sequence in sequences:
-            if (record := await self.get(stream_of(pattern), sequence)) is not None:
-                yield record
+            record = await self.get(stream_of(pattern), sequence)
+            if record is None:
+                return
+            yield record
 
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0

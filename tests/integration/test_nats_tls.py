@@ -1,0 +1,83 @@
+"""A broker that asks for TLS is spoken to through it, in bulk too."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from skerry.bus.nats_bus import NatsBus
+from skerry.bus.streams import specs
+from skerry.errors import BrokerUnavailable
+from skerry.testing.nats_server import NatsServer
+from skerry.wire.subjects import Subjects
+
+OPENSSL = shutil.which("openssl")
+pytestmark = [
+    pytest.mark.nats,
+    pytest.mark.skipif(OPENSSL is None, reason="no openssl to make a certificate with"),
+]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for 127.0.0.1 that signs itself; its key lies beside it."""
+    made = tmp_path / "cert.pem"
+    subprocess.run(
+        (
+            *(str(OPENSSL), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(tmp_path / "key.pem"), "-out", str(made)),
+        ),
+        check=True,
+        capture_output=True,
+    )
+    return made
+
+
+@pytest.fixture
+def secured(tmp_path: Path, certificate: Path) -> NatsServer:
+    key = certificate.with_name("key.pem")
+    settings = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}\n'
+    return NatsServer(tmp_path / "nats", settings=settings)
+
+
+async def test_large_messages_go_through_tls(
+    secured: NatsServer, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    secured.start()
+    try:
+        url = secured.url.replace("nats://", "tls://")
+        async with NatsBus(url, connect_timeout_s=10.0) as bus:
+            await bus.declare(specs("t", window_bytes=1024**2))
+            names = Subjects("t")
+            sent = [bytes([i]) * 700_000 for i in range(40)]
+            wanted = [
+                (await bus.publish(names.chunk(0, 0, i), payload)).sequence
+                for i, payload in enumerate(sent)
+            ]
+            async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+                found = [record async for record in records]
+            assert [record.payload for record in found] == sent
+            secured.restart()
+            record = await bus.get(names.stream("STATE"), wanted[7])
+            assert record is not None
+            assert record.payload == sent[7]
+    finally:
+        secured.kill()
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(secured: NatsServer) -> None:
+    secured.start()
+    try:
+        url = secured.url.replace("nats://", "tls://")
+        with pytest.raises(BrokerUnavailable, match="certificate"):
+            async with NatsBus(url, connect_timeout_s=3.0):
+                pass
+    finally:
+        secured.kill()
