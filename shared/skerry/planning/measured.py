@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WIRE_BITS: Mapping[str, float] = MappingProxyType(
-    {"int2": 1.58, "int4": 3.33, "e3m0": 3.52, "int8": 7.50, "bf16": 11.14, "f32": 27.07}
+    {"int2": 1.58, "int4": 3.33, "e3m0": 3.52, "int8": 7.50, "bf16": 10.72, "f32": 26.73}
 )
 """Bits per parameter of a whole message, zstd and headers included, cheapest first."""
 RAW_BITS: Mapping[str, float] = MappingProxyType(
@@ -25,11 +25,11 @@ cannot be asked without numpy."""
 MEMCPY_B_S = 15.4e9
 """What encode and decode were held to, on the same core."""
 ENCODE_B_S: Mapping[str, float] = MappingProxyType(
-    {"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.05 * MEMCPY_B_S}
+    {"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.11 * MEMCPY_B_S}
 )
 """f32 bytes a second that one core encodes, checksum and zstd included."""
 DECODE_B_S: Mapping[str, float] = MappingProxyType(
-    {"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.11 * MEMCPY_B_S}
+    {"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.14 * MEMCPY_B_S}
 )
 """f32 bytes a second that one core decodes."""
 

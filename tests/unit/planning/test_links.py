@@ -166,7 +166,7 @@ def test_the_hubs_own_link_holds_a_round_up_where_it_is_the_narrower_one() -> No
     free = rounds_of(LINK, LINK)
     held = rounds_of(LINK, LINK, hub=HubLimits(down_bits_s=1e9, up_bits_s=1e9, cores=16))
     assert held.round_s(LINK) > free.round_s(LINK)
-    assert held.hub_transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 11.14) / 1e9)
+    assert held.hub_transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 10.72) / 1e9)
 
 
 def test_learners_that_stop_compute_for_h_steps_in_every_cycle() -> None:

@@ -114,7 +114,7 @@ def test_a_broker_that_cannot_store_as_much_is_judged_where_its_rate_is_given() 
     plan = planned(hub={"write": "1 GB/s"}, sync={**FIXED, "overlap_steps": 20})
     assert plan.binding is not None
     assert plan.binding.what == "broker"
-    assert plan.binding.need == pytest.approx((4 * 3.33 + 11.14 + 32) / 8 * 12e9 / 48)
+    assert plan.binding.need == pytest.approx((4 * 3.33 + 10.72 + 32) / 8 * 12e9 / 48)
     assert plan.fixes[-1].startswith("hub.write of 1.76 GB/s")
 
 
@@ -280,7 +280,7 @@ def test_any_request_is_answered_without_nan(
 def test_blocking_diloco_stands_still_while_the_whole_model_passes() -> None:
     plan = planned(2, sync=FIXED)
     diloco = plan.paces[3]
-    wire = 12e9 * (3.33 + 11.14) / 3e9
+    wire = 12e9 * (3.33 + 10.72) / 3e9
     stop = 48.0 / diloco.utilisation - 48.0
     assert wire < stop < wire + 15
     assert diloco.tokens_s == pytest.approx(2 * 262144 * 24 / (48.0 + stop))
