@@ -47,15 +47,15 @@ class Vectors:
         return vector
 
     def _idle_for(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Take memory that is large enough, and not more than twice that."""
+        """Take the memory last used that is large enough, and not more than twice that."""
         for _ in range(MOST_IDLE):
             try:
-                memory = self._idle.popleft()
+                memory = self._idle.pop()
             except IndexError:
                 return None
             if nbytes <= memory.nbytes - ALIGNED_BYTES <= 2 * nbytes:
                 return memory
-            self._idle.append(memory)
+            self._idle.appendleft(memory)
         return None
 
 
