@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import ParseResult, urlparse
@@ -146,6 +147,35 @@ async def test_a_second_connection_replaces_the_first() -> None:
         assert await transport.readline() == b"hello\n"
         transport.abort()
         await transport.wait_closed()
+
+
+async def test_what_came_before_tls_does_not_count_as_if_it_came_through_it() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO {}\r\n+OK\r\n")
+        await reader.read()
+
+    async with connected(serve) as transport:
+        assert await transport.readline() == b"INFO {}\r\n"
+        with pytest.raises(ConnectionError, match="before TLS"):
+            await transport.connect_tls("localhost", ssl.create_default_context(), 0, 5)
+
+
+@pytest.mark.parametrize("answer", ["reset", "silence", "nonsense"])
+async def test_a_handshake_that_fails_leaves_nothing_to_wait_for(answer: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        if answer == "reset":
+            writer.transport.abort()
+        if answer == "nonsense":
+            writer.write(b"this is no handshake\r\n")
+        with suppress(ConnectionError):
+            await reader.read()
+
+    async with connected(serve) as transport:
+        with pytest.raises((OSError, TimeoutError)):
+            await transport.connect_tls("localhost", ssl.create_default_context(), 0, 1)
+        await transport.wait_closed()
+        transport.close()
 
 
 async def deaf(asked: asyncio.Event) -> None:
