@@ -16,6 +16,7 @@ from typing import Self
 
 from skerry.bus.base import (
     MSG_ID,
+    Bus,
     Expect,
     Receipt,
     Record,
@@ -225,6 +226,15 @@ class MemoryBroker:
         return Receipt(record.sequence)
 
 
+async def one_by_one(bus: Bus, stream: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
+    """Yield messages by their sequences up to the first that is gone, each by a request."""
+    for sequence in sequences:
+        record = await bus.get(stream, sequence)
+        if record is None:
+            return
+        yield record
+
+
 class MemoryBus:
     """One client of a MemoryBroker; implements ``skerry.bus.base.Bus``."""
 
@@ -296,12 +306,8 @@ class MemoryBus:
         found = self.broker.stream(stream)
         return None if found is None else found.records.get(sequence)
 
-    async def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
-        for sequence in sequences:
-            record = await self.get(stream_of(pattern), sequence)
-            if record is None:
-                return
-            yield record
+    def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
+        return one_by_one(self, stream_of(pattern), sequences)
 
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from skerry.bus.base import MSG_ID, Receipt, Record, Start, Storage
+from skerry.bus.memory import one_by_one
 from skerry.bus.streams import STREAM_PREFIX, stream_of
 from skerry.chaos.plan import Kind
 from skerry.errors import BrokerUnavailable, BusError, Conflict, StorageFull
@@ -135,12 +136,8 @@ class SimulatedBus:
 
         return await self._repeat(look)
 
-    async def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
-        for sequence in sequences:
-            record = await self.get(stream_of(pattern), sequence)
-            if record is None:
-                return
-            yield record
+    def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
+        return one_by_one(self, stream_of(pattern), sequences)
 
     def follow(
         self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
