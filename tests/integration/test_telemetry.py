@@ -113,7 +113,7 @@ def check_round(found: list[Received], commit: Commit) -> None:
     (root,) = [span for span in found if not span.parent]
     assert (root.name, root.span_id) == ("round", tracing.span_id(commit.trace_id))
     assert root.attributes[spans.REASON] == commit.reason
-    assert all(span.parent in by_id for span in found if span.parent)
+    assert [span for span in found if span.parent and span.parent not in by_id] == []
     (process,) = [span for span in found if span.name.startswith("process ")]
     merged = {(c.learner, c.incarnation, c.identity): c for c in commit.consumed}
     assert len(process.links) == len(merged)

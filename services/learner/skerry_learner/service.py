@@ -229,6 +229,7 @@ class _Service:
 
     async def _finished(self) -> None:
         await self.network.finished()
+        await self.network.answered()
         self.over = True
 
     async def _drain(self) -> None:

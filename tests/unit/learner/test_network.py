@@ -159,6 +159,32 @@ async def test_a_contribution_does_not_wait_until_the_log_has_those_before_it(
     assert wire.mailbox.traffic.contributions == 2
 
 
+async def test_the_end_waits_for_answers_to_what_is_on_its_way_but_not_for_ever(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, work = await find_or_create(bus, "run", config)
+    wire = Wire(bus, work.plan)
+    publish, far = bus.publish, asyncio.Event()
+    arrived = list[str]()
+
+    async def slow(subject: str, payload: bytes, **options: Any) -> Any:
+        got = await publish(subject, payload, **options)
+        arrived.append(subject)
+        await far.wait()
+        return got
+
+    monkeypatch.setattr(bus, "publish", slow)
+    post_two(wire, work)
+    async with running(wire.network.dispatch, wire.network.send):
+        await until(lambda: len(arrived) == 2)
+        await wire.network.answered(0.01)
+        assert wire.mailbox.traffic.contributions == 0
+        far.set()
+        await wire.network.answered(60)
+        assert wire.mailbox.traffic.contributions == 2
+        await wire.network.answered(60)
+
+
 async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from skerry.bus import ledger, presence
-from skerry.bus.memory import MemoryBroker
+from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.errors import StateLost, first_cause
 from skerry.settings import (
     LearnerSettings,
@@ -28,6 +28,7 @@ from skerry.wire.messages import (
     Pulse,
     RunState,
 )
+from skerry.wire.subjects import Subjects
 from skerry_learner.inner import file as inner_file
 from skerry_learner.inner.keeper import shapes_of
 from skerry_learner.inner.recall import Recalled
@@ -62,6 +63,30 @@ async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
     for commit in commits.values():
         (row,) = commit.progress
         assert (row.tokens, row.cursor) == (40 * 32, 80), "a step was lost or counted twice"
+
+
+async def test_what_its_last_commits_merged_counts_as_sent_though_the_answers_came_after_them(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, publish, late = MemoryBroker(), MemoryBus.publish, list[str]()
+
+    async def answer_late(bus: MemoryBus, subject: str, payload: bytes, **options: Any) -> Any:
+        got = await publish(bus, subject, payload, **options)
+        if subject in {Subjects("run").contribution(fragment, "a") for fragment in (0, 1)}:
+            late.append(subject)
+            await asyncio.sleep(0.3)
+        return got
+
+    monkeypatch.setattr(MemoryBus, "publish", answer_late)
+    async with broker.connect() as syncing, broker.connect() as watching:
+        await find_or_create(watching, "run", config)
+        async with asyncio.timeout(90), TaskGroup() as group:
+            conducting = group.create_task(syncer_session(syncing, "run", "s"))
+            await _live(broker, config)
+            await conducting
+        pulse = (await presence.last_pulses(watching, "run"))["a"]
+    assert late, "the fault did not fire"
+    assert pulse.contributions == len(late)
 
 
 async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnation_took_in_vain(

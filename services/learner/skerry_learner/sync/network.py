@@ -40,6 +40,8 @@ from skerry_learner.sync.telling import Stopwatch, Stretch
 log = structlog.get_logger()
 
 RETRY_S = 1.0
+ANSWERED_S = 1.0
+"""What a run's end waits at most for the log's answers to what is on its way."""
 FLOAT32_BYTES = 4
 NANOSECONDS = 1e9
 
@@ -80,7 +82,7 @@ class Network:
         self._reading: set[int] = set()
         self._sender = contributions.Sender(bus, learner.run, plan)
         self._encoding = asyncio.Lock()
-        self._sending: set[int] = set()
+        self._sending: dict[int, asyncio.Task[None]] = {}
         self._posted = {name: asyncio.Event() for name in ("outgoing", "pulse", "wanted", "doubt")}
 
     async def dispatch(self) -> None:
@@ -177,8 +179,8 @@ class Network:
                     if outgoing is None:
                         await self._posted["outgoing"].wait()
                         continue
-                    self._sending.add(outgoing.header.fragment)
                     task = group.create_task(self._send(outgoing))
+                    self._sending[outgoing.header.fragment] = task
                     task.add_done_callback(partial(self._send_ended, outgoing.header.fragment))
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
@@ -251,6 +253,15 @@ class Network:
         await ledger.wait_finished(self._bus, told.run, created_ns=told.created_ns)
         log.info("run_finished")
 
+    async def answered(self, within_s: float = ANSWERED_S) -> None:
+        """Return once what is on its way has come to an end, or after that long.
+
+        The last commits may be here before the log's answers to what they merged: without these it
+        would count as never sent, and be missing from its round's trace.
+        """
+        if self._sending:
+            await asyncio.wait(self._sending.values(), timeout=within_s)
+
     def _read_ended(self, fragment: int, _: object) -> None:
         """Have what is wanted by now looked at again."""
         self._reading.discard(fragment)
@@ -303,7 +314,7 @@ class Network:
 
     def _send_ended(self, fragment: int, _: object) -> None:
         """Have what could not be sent looked at again."""
-        self._sending.discard(fragment)
+        self._sending.pop(fragment, None)
         self._posted["outgoing"].set()
 
     async def _send(self, outgoing: Outgoing) -> None:
