@@ -24,7 +24,7 @@ from nats.errors import NoRespondersError, OutboundBufferLimitError
 
 from skerry.bus import nats_errors
 from skerry.bus.nats_errors import ApiError, NoAnswer
-from skerry.bus.nats_transport import WideTransport, cancellable
+from skerry.bus.nats_transport import LeanParser, WideTransport, cancellable
 from skerry.errors import BrokerUnavailable, BrokerUnfit
 
 PING_INTERVAL_S = 5
@@ -259,6 +259,7 @@ class Connection:
         backoff = Backoff(None)
         while True:
             client = Client()
+            client._ps = LeanParser(client)  # noqa: SLF001
             if not self.login.urls.startswith("ws"):
                 client._transport = WideTransport()  # noqa: SLF001
             try:

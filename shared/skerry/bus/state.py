@@ -160,12 +160,12 @@ def _accept(
     if len(data) != ref.size or xxhash.xxh3_64_intdigest(data) != ref.checksum:
         msg = f"Chunk at sequence {ref.sequence} does not match the manifest that names it."
         raise Corrupt(msg)
-    header, packed = unseal(data, run=commit.run, plan=plan)
+    header, packed = unseal(data, run=commit.run, plan=plan, checked=True)
     whose = commit.fragment, commit.version
     if (header.fragment, header.version) != whose or header.part not in names:
         msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
         raise Corrupt(msg)
-    assembler.add(header, packed)
+    assembler.add(header, packed, ref.checksum)
     return time.perf_counter() - began_s
 
 

@@ -167,26 +167,26 @@ class _Cover:
             msg = f"{len(self._seen)} of {self._count or 'unknown'} chunks are here."
             raise Truncated(msg)
 
-    def lacks(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
+    def lacks(self, header: ChunkHeader, checksum: int) -> bool:
         """Whether a chunk is not here yet and fits; raises the WireError that says why it does not.
 
-        The same chunk again is no harm, another one in its place is Corrupt.
+        The same chunk again is no harm; one with another checksum in its place is Corrupt.
         """
         before = self._seen.get(header.index)
         if before is None:
             self._check(header)
             return True
-        same = before == _identity(header, packed)
+        same = before == (header.first_block, header.blocks, checksum)
         if not same or header.scheme != self._scheme or header.count != self._count:
             msg = f"Chunk {header.index} came twice, with different contents."
             raise Corrupt(msg)
         return False
 
-    def note(self, header: ChunkHeader, packed: bytes | memoryview) -> None:
+    def note(self, header: ChunkHeader, checksum: int) -> None:
         """Remember a chunk that was decoded."""
         self._count = header.count
-        self._seen[header.index] = _identity(header, packed)
         place = header.first_block, header.blocks
+        self._seen[header.index] = (*place, checksum)
         self._starts.insert(bisect_left(self._starts, place), place)
         self._covered += header.blocks
 
@@ -208,10 +208,6 @@ class _Cover:
         if (len(self._seen) + 1 == header.count) != (missing == 0):
             msg = f"The {header.count} chunks do not cover the {self._blocks} blocks."
             raise Corrupt(msg)
-
-
-def _identity(header: ChunkHeader, packed: bytes | memoryview) -> tuple[int, int, int]:
-    return header.first_block, header.blocks, xxhash.xxh3_64_intdigest(packed)
 
 
 class PlaneAssembler:
@@ -242,12 +238,13 @@ class PlaneAssembler:
         Raises a WireError, and forgets that chunk, if it is damaged, of another scheme, outside of
         the vector, or in conflict with a chunk that is here.
         """
-        if self._cover.lacks(header, packed):
+        checksum = xxhash.xxh3_64_intdigest(packed)
+        if self._cover.lacks(header, checksum):
             sections = _split(header, packed)
             part = slice(header.first_block, header.first_block + header.blocks)
             scales = self._planes.scales[part] if self._planes.scales.size else self._planes.scales
             _unpack_into(self._scheme, sections, Planes(self._planes.codes[part], scales))
-            self._cover.note(header, packed)
+            self._cover.note(header, checksum)
         return self._cover.complete
 
 
@@ -280,13 +277,20 @@ class VectorAssembler:
         self._cover.require()
         return self._hash.intdigest()
 
-    def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
-        """Take in one chunk and return whether all are here; raises as ``PlaneAssembler.add``."""
-        if self._cover.lacks(header, packed):
+    def add(
+        self, header: ChunkHeader, packed: bytes | memoryview, checksum: int | None = None
+    ) -> bool:
+        """Take in one chunk and return whether all are here; raises as ``PlaneAssembler.add``.
+
+        ``checksum`` is one that the caller has compared: it tells this chunk from another one.
+        """
+        if checksum is None:
+            checksum = xxhash.xxh3_64_intdigest(packed)
+        if self._cover.lacks(header, checksum):
             first = header.first_block * BLOCK
             stop = first + header.blocks * BLOCK
             _decode_into(header, packed, self._vector[first:stop])
-            self._cover.note(header, packed)
+            self._cover.note(header, checksum)
             self._decoded[first] = stop
             self._hash_on()
         return self._cover.complete

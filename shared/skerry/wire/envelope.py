@@ -26,15 +26,18 @@ def seal(header: ChunkHeader, packed: bytes) -> bytes:
     return frame.write(Kind.CHUNK, proto.encode(header), packed)
 
 
-def unseal(data: bytes | memoryview, *, run: str, plan: Plan) -> tuple[ChunkHeader, memoryview]:
+def unseal(
+    data: bytes | memoryview, *, run: str, plan: Plan, checked: bool = False
+) -> tuple[ChunkHeader, memoryview]:
     """Return a chunk's header and its packed bytes (a view into ``data``), or say why not.
 
     Each check that fails is a WireError of its own, in this order: wire version (WrongVersion),
     sizes (Truncated, Oversized), checksum (Corrupt), run (WrongRun), plan digest and fragment
     (WrongPlan), scheme (UnknownScheme), blocks, sizes and norms against the plan's fragment
-    (Corrupt, Oversized). Whoever gets a header may allocate what it says.
+    (Corrupt, Oversized). Whoever gets a header may allocate what it says. ``checked``: without the
+    checksum, because the caller has compared one of all of ``data``.
     """
-    found = frame.read(Kind.CHUNK, data)
+    found = frame.read(Kind.CHUNK, data, checked=checked)
     header = proto.decode(ChunkHeader, found.header)
     check_run(header.run, run)
     check_plan(header.plan_digest, plan.digest)

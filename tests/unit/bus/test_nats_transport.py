@@ -1,16 +1,23 @@
-"""The transport brings everything in order; a cancellation that nats-py drops ends the task."""
+"""The transport brings everything in order, the parser takes it apart wherever it was cut.
+
+A cancellation that nats-py drops ends the task.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import cast
 from urllib.parse import ParseResult, urlparse
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from skerry.bus.nats_transport import READ_BYTES, WideTransport, cancellable
+from skerry.bus.nats_transport import READ_BYTES, LeanParser, WideTransport, cancellable
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 DEADLINE_S = 20.0
@@ -67,13 +74,56 @@ async def test_all_that_is_sent_arrives_in_order_though_the_reader_is_slow() -> 
         await writer.drain()
 
     async with connected(serve) as transport:
-        first = await transport.read(0)
+        first = bytes(await transport.read(0))
         for _ in range(100):  # until the buffer is full, and the socket is not read any more
             await asyncio.sleep(0.005)
         assert len(first) <= READ_BYTES
-        second = await transport.read(0)
+        second = bytes(await transport.read(0))
         assert READ_BYTES // 2 < len(second) <= READ_BYTES
         assert first + second + await everything(transport) == sent
+
+
+class Heard:
+    """What a client would have been told."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    async def _process_msg(self, *told: object) -> None:
+        self.said.append(told)
+
+    async def _process_ping(self) -> None:
+        self.said.append("ping")
+
+
+@given(st.lists(st.integers(1, 80), min_size=1))
+@settings(max_examples=60)
+async def test_messages_are_parsed_the_same_wherever_the_stream_is_cut(sizes: list[int]) -> None:
+    header = b"NATS/1.0\r\nA: b\r\n\r\n"
+    body = bytes(range(90))
+    stream = b"".join(
+        (
+            b"MSG some.where 7 90\r\n%s\r\nPING\r\n" % body,
+            b"HMSG some.where 8 back %d %d\r\n" % (len(header), len(header) + len(body)),
+            b"%s%s\r\n+OK\r\nMSG some.where 7 0\r\n\r\n" % (header, body),
+        )
+    )
+    heard, at, buffer = Heard(), 0, bytearray(80)
+    parser = LeanParser(heard)
+    for size in itertools.cycle(sizes):
+        part = memoryview(buffer)[: len(stream[at : at + size])]
+        part[:] = stream[at : at + size]
+        await parser.parse(cast("bytes", part))
+        at += size
+        if at >= len(stream):
+            break
+    assert heard.said == [
+        (7, b"some.where", b"", body, None),
+        "ping",
+        (8, b"some.where", b"back", body, header),
+        (7, b"some.where", b"", b"", None),
+    ]
+    assert all(isinstance(told[3], bytes) for told in heard.said if isinstance(told, tuple))
 
 
 async def test_a_line_ends_where_it_ends() -> None:

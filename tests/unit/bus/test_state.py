@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import numpy as np
@@ -258,6 +258,33 @@ async def test_a_part_that_is_not_what_the_manifest_digests_is_refused() -> None
     other = tuple(dataclasses.replace(part, digest=part.digest ^ 1) for part in manifest.parts)
     with pytest.raises(Corrupt, match="does not match its manifest's digest"):
         await state.read_part(bus, RUN, PLAN, dataclasses.replace(manifest, parts=other), PARAMS)
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    """Return a copy with one bit turned over."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda data, at=at: flipped(data, at) for at in (9, 17, 26, 200)),
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+    ],
+    ids=["frame", "checksum", "header", "payload", "shorter", "longer"],
+)
+async def test_a_chunk_that_is_not_the_one_the_manifest_names_is_not_decoded(
+    damage: Callable[[bytes], bytes],
+) -> None:
+    bus = await connected()
+    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
+    ref = manifest.parts[0].chunks[0]
+    held = bus.broker.streams[Subjects(RUN).stream("STATE")].records
+    before = held[ref.sequence]
+    held[ref.sequence] = dataclasses.replace(before, payload=damage(before.payload))
+    with pytest.raises(Corrupt, match="does not match the manifest that names it"):
+        await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
 
 
 def lose(bus: MemoryBus, subject: str) -> None:
