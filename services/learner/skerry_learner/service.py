@@ -229,8 +229,8 @@ class _Service:
 
     async def _finished(self) -> None:
         await self.network.finished()
-        await self.network.answered()
         self.over = True
+        await self.network.answered()
 
     async def _drain(self) -> None:
         """Stop at the next step boundary, send what was captured, say goodbye."""

@@ -282,7 +282,8 @@ class VectorAssembler:
     ) -> bool:
         """Take in one chunk and return whether all are here; raises as ``PlaneAssembler.add``.
 
-        ``checksum`` is one that the caller has compared: it tells this chunk from another one.
+        ``checksum`` is one that the caller has compared, of all chunks of a vector or of none: it
+        tells this chunk from another one.
         """
         if checksum is None:
             checksum = xxhash.xxh3_64_intdigest(packed)

@@ -57,7 +57,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame whose sizes and checksum hold; both views point into the received bytes."""
+    """A frame whose sizes hold, and all its bytes; both views point into the received bytes."""
 
     header: memoryview
     payload: memoryview

@@ -40,6 +40,7 @@ from skerry_learner.joining import (
 )
 from skerry_learner.service import NICENESS, learner, step_back
 from skerry_learner.sync.mailbox import Mailbox
+from skerry_learner.sync.network import Network
 from skerry_learner.sync.rules import Progress
 from skerry_learner.trainer.trainer import Trainer
 from skerry_syncer.service import session as syncer_session
@@ -87,6 +88,31 @@ async def test_what_its_last_commits_merged_counts_as_sent_though_the_answers_ca
         pulse = (await presence.last_pulses(watching, "run"))["a"]
     assert late, "the fault did not fire"
     assert pulse.contributions == len(late)
+
+
+async def test_a_signal_while_the_last_answers_are_waited_for_ends_it_as_finished(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, loop = MemoryBroker(), asyncio.get_running_loop()
+    handlers, signalled = list[Callable[[], None]](), list[str]()
+
+    async def interrupted(_: Network) -> None:
+        handlers[-1]()
+        signalled.append("SIGTERM")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Network, "answered", interrupted)
+    # The syncer beside it would take the handlers of this process away when it ends.
+    monkeypatch.setattr(loop, "add_signal_handler", lambda _, call: handlers.append(call))
+    monkeypatch.setattr(loop, "remove_signal_handler", lambda _: True)
+    async with broker.connect() as syncing, broker.connect() as watching:
+        await find_or_create(watching, "run", config)
+        async with asyncio.timeout(90), TaskGroup() as group:
+            group.create_task(syncer_session(syncing, "run", "s"))
+            await _live(broker, config)
+        pulse = (await presence.last_pulses(watching, "run"))["a"]
+    assert signalled
+    assert pulse.phase is LearnerPhase.FINISHED
 
 
 async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnation_took_in_vain(
