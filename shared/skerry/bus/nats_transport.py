@@ -196,6 +196,7 @@ class WideTransport(Transport):
     def writelines(self, payload: list[bytes]) -> None:
         self._open.transport.writelines(payload)
 
+    # nats-py only ever copies what it is given, so that a view does.
     async def read(self, buffer_size: int) -> memoryview:  # type: ignore[override]  # noqa: ARG002
         return await self._open.read()
 

@@ -57,7 +57,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame whose sizes hold, and all its bytes; both views point into the received bytes."""
+    """A frame that is whole and undamaged; both views point into the received bytes."""
 
     header: memoryview
     payload: memoryview

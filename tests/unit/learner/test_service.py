@@ -69,7 +69,7 @@ async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
 async def test_what_its_last_commits_merged_counts_as_sent_though_the_answers_came_after_them(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker, publish, late = MemoryBroker(), MemoryBus.publish, list[str]()
+    publish, late = MemoryBus.publish, list[str]()
 
     async def answer_late(bus: MemoryBus, subject: str, payload: bytes, **options: Any) -> Any:
         got = await publish(bus, subject, payload, **options)
@@ -79,13 +79,7 @@ async def test_what_its_last_commits_merged_counts_as_sent_though_the_answers_ca
         return got
 
     monkeypatch.setattr(MemoryBus, "publish", answer_late)
-    async with broker.connect() as syncing, broker.connect() as watching:
-        await find_or_create(watching, "run", config)
-        async with asyncio.timeout(90), TaskGroup() as group:
-            conducting = group.create_task(syncer_session(syncing, "run", "s"))
-            await _live(broker, config)
-            await conducting
-        pulse = (await presence.last_pulses(watching, "run"))["a"]
+    pulse = await _last_pulse_of_a_whole_life(config)
     assert late, "the fault did not fire"
     assert pulse.contributions == len(late)
 
@@ -93,7 +87,7 @@ async def test_what_its_last_commits_merged_counts_as_sent_though_the_answers_ca
 async def test_a_signal_while_the_last_answers_are_waited_for_ends_it_as_finished(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker, loop = MemoryBroker(), asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
     handlers, signalled = list[Callable[[], None]](), list[str]()
 
     async def interrupted(_: Network) -> None:
@@ -105,12 +99,7 @@ async def test_a_signal_while_the_last_answers_are_waited_for_ends_it_as_finishe
     # The syncer beside it would take the handlers of this process away when it ends.
     monkeypatch.setattr(loop, "add_signal_handler", lambda _, call: handlers.append(call))
     monkeypatch.setattr(loop, "remove_signal_handler", lambda _: True)
-    async with broker.connect() as syncing, broker.connect() as watching:
-        await find_or_create(watching, "run", config)
-        async with asyncio.timeout(90), TaskGroup() as group:
-            group.create_task(syncer_session(syncing, "run", "s"))
-            await _live(broker, config)
-        pulse = (await presence.last_pulses(watching, "run"))["a"]
+    pulse = await _last_pulse_of_a_whole_life(config)
     assert signalled
     assert pulse.phase is LearnerPhase.FINISHED
 
@@ -214,6 +203,16 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
     assert place.missing == ()
     assert 0 < place.start.cursor <= pulse.cursor
     assert 0 < place.start.step <= pulse.step
+
+
+async def _last_pulse_of_a_whole_life(config: RunConfig) -> Pulse:
+    broker = MemoryBroker()
+    async with broker.connect() as syncing, broker.connect() as watching:
+        await find_or_create(watching, "run", config)
+        async with asyncio.timeout(90), TaskGroup() as group:
+            group.create_task(syncer_session(syncing, "run", "s"))
+            await _live(broker, config)
+        return (await presence.last_pulses(watching, "run"))["a"]
 
 
 async def _live(
