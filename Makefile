@@ -53,7 +53,7 @@ format: .venv/.ready ## rewrite the sources in the house style
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-proto: .venv/.ready ## regenerate shared/skerry/wire/v1 from proto/
+proto: .venv/.ready ## regenerate shared/skerry/protocol/v1 from proto/
 	$(BIN)/python proto/generate.py
 
 simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 500

@@ -1,4 +1,4 @@
-"""Generate the protobuf code under shared/skerry/wire/v1, or with --check fail on a difference.
+"""Generate the protobuf code under shared/skerry/protocol/v1, or with --check fail on a difference.
 
 The generated files are committed, so that installing Skerry needs no compiler; CI runs this with
 ``--check``. It needs grpcio-tools and mypy-protobuf of the dev group in the running interpreter.
@@ -15,8 +15,8 @@ from pathlib import Path
 
 PROTO = Path(__file__).resolve().parent
 OUT = PROTO.parent / "shared"
-PACKAGE = Path("skerry", "wire", "v1")
-INIT = '"""Generated from proto/skerry/wire/v1 by proto/generate.py: do not edit."""\n'
+PACKAGE = Path("skerry", "protocol", "v1")
+INIT = '"""Generated from proto/skerry/protocol/v1 by proto/generate.py: do not edit."""\n'
 
 
 def compile_into(out: Path) -> None:

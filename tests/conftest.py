@@ -13,8 +13,8 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.s3_server import S3Server
+from tests.support.nats_server import NatsServer
+from tests.support.s3_server import S3Server
 
 settings.register_profile("skerry", deadline=None)  # machines are busy; no test is about time
 settings.load_profile("skerry")

@@ -22,10 +22,10 @@ import nats
 from harness import Goal, parser, write
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.subjects import Subjects
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.subjects import Subjects
+from tests.support.nats_server import NatsServer
 
 WINDOW = 6
 WINDOW_BYTES = 1024**3

@@ -35,18 +35,18 @@ from harness import Goal, parser, write
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from skerry.bus import ledger, state
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.state import read_manifests, read_part
-from skerry.bus.state_writer import NewPart
-from skerry.chaos.wires import unable, wired
-from skerry.core import backend
-from skerry.core.fragments import BLOCK, Plan
-from skerry.runtime.broker import LocalBroker
+from skerry.algorithm import backend
+from skerry.algorithm.fragments import BLOCK, Plan
+from skerry.cli.cluster.broker import LocalBroker
+from skerry.cli.cluster.wires import unable, wired
+from skerry.log import ledger, state
+from skerry.log.nats.bus import NatsBus
+from skerry.log.state import read_manifests, read_part
+from skerry.log.state_writer import NewPart
+from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
-from skerry.testing.cluster import Cluster
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.subjects import Subjects
+from tests.support.cluster import Cluster
+from tests.support.nats_server import NatsServer
 
 RUN = "catchup"
 LEARNER = "learner"

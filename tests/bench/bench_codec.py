@@ -18,12 +18,12 @@ from harness import Case, Goal, Result, compare, goals, memcpy, one_core, option
 from numpy.typing import NDArray
 from peers import all_peers
 
-from skerry.core.backend import cpu
-from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
-from skerry.core.quantise import SCHEMES
-from skerry.wire.codec import PlaneAssembler, encode_vector
-from skerry.wire.envelope import seal, unseal
-from skerry.wire.messages import ChunkHeader
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
+from skerry.algorithm.quantise import SCHEMES
+from skerry.protocol.codec import PlaneAssembler, encode_vector
+from skerry.protocol.envelope import seal, unseal
+from skerry.protocol.messages import ChunkHeader
 
 F32 = NDArray[np.float32]
 RUN = "bench"

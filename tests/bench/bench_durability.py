@@ -21,15 +21,15 @@ from typing import Any
 
 from harness import parser, write
 
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.state_writer import NewPart, StateWriter
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
-from skerry.testing.nats_cluster import NatsCluster
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.puppet import walk
-from skerry.wire.messages import Commit, Manifest
-from skerry.wire.subjects import Subjects
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.log.nats.bus import NatsBus
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.subjects import Subjects
+from tests.support.nats_cluster import NatsCluster
+from tests.support.nats_server import NatsServer
+from tests.support.puppet import walk
 
 SIZES = {"1 KiB": 1024, "512 KiB": 524_288}
 WINDOW_BYTES = 64 * 1024**2

@@ -24,14 +24,14 @@ from commits import Scale, begin, write
 from harness import Goal, parser
 from harness import write as write_figures
 
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.place import take_place
-from skerry.bus.state import PARAMS, read_manifests, read_part
-from skerry.core.fragments import Plan
-from skerry.testing.cluster import Cluster, Service
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
+from skerry.algorithm.fragments import Plan
+from skerry.log.nats.bus import NatsBus
+from skerry.log.place import take_place
+from skerry.log.state import PARAMS, read_manifests, read_part
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from tests.support.cluster import Cluster, Service
+from tests.support.nats_server import NatsServer
 
 RUN = "growth"
 SAMPLES = 20

@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass, field
 import jax
 from harness import Goal, parser, write
 
-from skerry.runtime.logs import configure
-from skerry.settings import DataConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_lab.lab import Lab
-from skerry_lab.learner import Feed
-from skerry_lab.scenario import REFERENCE, Judging, Scenario
-from skerry_learner.data.stream import Stream
+from skerry.data.stream import Stream
+from skerry.service.logs import configure
+from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.joining import prepare
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
+from skerry_tools.lab.lab import Lab
+from skerry_tools.lab.learner import Feed
+from skerry_tools.lab.scenario import REFERENCE, Judging, Scenario
 
 GOAL = 0.7
 SETTLE_S = 0.3

@@ -22,9 +22,9 @@ from typing import Any
 
 from harness import Goal, parser, write
 
-from skerry.bus.nats_bus import NatsBus
-from skerry.testing.cluster import Cluster, Service, until_commit
-from skerry.testing.nats_server import NatsServer
+from skerry.log.nats.bus import NatsBus
+from tests.support.cluster import Cluster, Service, until_commit
+from tests.support.nats_server import NatsServer
 
 TIMED = Path(__file__).parent / "timed_learner.py"
 RUN = "bench"

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from harness import Goal, parser, write
 
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
-from skerry.core.quantise import SCHEMES
-from skerry.settings import OuterConfig, RunConfig, SyncConfig
-from skerry.testing.cluster import Cluster, until_commit
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.puppet import Puppet, run_record
+from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
+from skerry.algorithm.quantise import SCHEMES
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from tests.support.cluster import Cluster, until_commit
+from tests.support.nats_server import NatsServer
+from tests.support.puppet import Puppet, run_record
 
 WEIGHED = Path(__file__).parent / "weighed_service.py"
 FRAGMENTS = 8

@@ -16,11 +16,11 @@ import numpy as np
 from harness import Case, Result, compare, goals, memcpy, one_core, options, report
 from numpy.typing import NDArray
 
-from skerry.core import backend, fold
-from skerry.core.fold import Contribution
-from skerry.core.fragments import Fragment, Slice
-from skerry.core.merge import Method, direction, slice_norms
-from skerry.core.outer import Outer, make_outer, merge_and_apply
+from skerry.algorithm import backend, fold
+from skerry.algorithm.fold import Contribution
+from skerry.algorithm.fragments import Fragment, Slice
+from skerry.algorithm.merge import Method, direction, slice_norms
+from skerry.algorithm.outer import Outer, make_outer, merge_and_apply
 
 SLICES = 8
 GOAL_GB_S = 2.5

@@ -22,25 +22,18 @@ from pathlib import Path
 import httpx
 from harness import Goal, parser, write
 
-from skerry.bus import ledger
-from skerry.bus.base import Bus
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
-from skerry.settings import RunConfig
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.log import ledger
+from skerry.log.base import Bus
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, Consumed, LearnerPhase, LearnerProgress, Pulse, Round
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.puppet import run_record
-from skerry.wire.messages import (
-    Commit,
-    Consumed,
-    LearnerPhase,
-    LearnerProgress,
-    Pulse,
-    Round,
-)
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
+from tests.support.nats_server import NatsServer
+from tests.support.puppet import run_record
 
 LEARNERS = 200
 ROUNDS_PER_S = 50

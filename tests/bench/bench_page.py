@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from browser.stage import Stage, served
 
-from skerry.bus.nats_bus import NatsBus
-from skerry.runtime.broker import LocalBroker
-from skerry.settings import RunConfig
-from skerry.testing.scripted_run import ScriptedRun
+from skerry.cli.cluster.broker import LocalBroker
+from skerry.log.nats.bus import NatsBus
+from skerry.settings.models import RunConfig
 from skerry_health_monitor.web import stream
+from tests.support.scripted_run import ScriptedRun
 
 LEARNERS = 8
 COMMITS = 20
@@ -47,10 +47,10 @@ RUN = "run"
 KILLS = 5
 VICTIM = """
 import asyncio, sys
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.core.fragments import plan
-from skerry.testing.puppet import Puppet
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.algorithm.fragments import plan
+from tests.support.puppet import Puppet
 
 async def main(url, run, name):
     async with NatsBus(url, name=name) as bus:

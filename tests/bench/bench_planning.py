@@ -12,9 +12,9 @@ from pathlib import Path
 
 from harness import Goal, parser, write
 
-from skerry.planning import scenario, sweep
-from skerry.planning.report import page, simulated
-from skerry.planning.simulate import Outcome, simulate
+from skerry_tools.plan import scenario, sweep
+from skerry_tools.plan.report import page, simulated
+from skerry_tools.plan.simulate import Outcome, simulate
 
 MONTH_GOAL_S = 1.0
 REPORT_GOAL_S = 5.0

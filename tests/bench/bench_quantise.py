@@ -13,12 +13,12 @@ import numpy as np
 from harness import Case, compare, memcpy, one_core, options, report
 from numpy.typing import NDArray
 
-from skerry.core.backend import cpu
-from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
-from skerry.core.quantise import SCHEMES, Planes
-from skerry.wire.codec import blocks_per_chunk, pack, unpack
-from skerry.wire.envelope import seal, unseal
-from skerry.wire.messages import ChunkHeader
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
+from skerry.algorithm.quantise import SCHEMES, Planes
+from skerry.protocol.codec import blocks_per_chunk, pack, unpack
+from skerry.protocol.envelope import seal, unseal
+from skerry.protocol.messages import ChunkHeader
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")

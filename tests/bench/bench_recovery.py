@@ -21,11 +21,11 @@ from typing import Any
 
 from harness import Goal, parser, write
 
-from skerry.bus import ledger
-from skerry.bus.base import Bus
-from skerry.bus.nats_bus import NatsBus
-from skerry.testing.cluster import Cluster, Service
-from skerry.testing.nats_server import NatsServer
+from skerry.log import ledger
+from skerry.log.base import Bus
+from skerry.log.nats.bus import NatsBus
+from tests.support.cluster import Cluster, Service
+from tests.support.nats_server import NatsServer
 
 RUN = "bench"
 GOAL_S = 10.0

@@ -20,16 +20,16 @@ from pathlib import Path
 
 from harness import Goal, parser, write
 
-from skerry.bus import ledger, presence
-from skerry.bus.base import Bus
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, Plan, plan
-from skerry.settings import RunConfig, SyncConfig
-from skerry.testing.cluster import Cluster, Service
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.puppet import Puppet, run_record
-from skerry.wire.messages import Commit
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.log import ledger, presence
+from skerry.log.base import Bus
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit
+from skerry.settings.models import RunConfig, SyncConfig
+from tests.support.cluster import Cluster, Service
+from tests.support.nats_server import NatsServer
+from tests.support.puppet import Puppet, run_record
 
 RUN = "takeover"
 NAMES = ("syncer-0", "syncer-1")

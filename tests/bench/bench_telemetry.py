@@ -38,14 +38,10 @@ from bench_learner import (
 )
 from harness import Goal, parser, write
 
-from skerry.bus.contributions import Contribution
-from skerry.bus.nats_bus import NatsBus
-from skerry.core.quantise import Planes
-from skerry.core.tracing import parse
-from skerry.telemetry import instruments, metrics, sdk, tracer
-from skerry.testing.cluster import Cluster, until_commit
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.messages import (
+from skerry.algorithm.quantise import Planes
+from skerry.log.contributions import Contribution
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import (
     Commit,
     Consumed,
     ContributionHeader,
@@ -53,11 +49,15 @@ from skerry.wire.messages import (
     Round,
     RunRecord,
 )
+from skerry.telemetry import instruments, metrics, sdk, tracer
+from skerry.telemetry.ids import parse
 from skerry_learner.sync.session import Learner
 from skerry_learner.sync.telling import Stretch
 from skerry_learner.sync.telling import Teller as LearnerTeller
 from skerry_syncer.telling import Spent
 from skerry_syncer.telling import Teller as SyncerTeller
+from tests.support.cluster import Cluster, until_commit
+from tests.support.nats_server import NatsServer
 
 SINK = Path(__file__).parent / "otlp_sink.py"
 ROUND_GOAL_MS = 2.0

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.bus import ledger
-from skerry.bus.base import Bus
-from skerry.bus.state_writer import NewPart, StateWriter
-from skerry.bus.streams import specs
-from skerry.core.fragments import BLOCK, LeafSpec, Plan, plan
-from skerry.settings import RunConfig, SyncConfig
+from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
+from skerry.log import ledger
+from skerry.log.base import Bus
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, Consumed, LearnerProgress, Manifest, RunRecord
+from skerry.settings.models import RunConfig, SyncConfig
 from skerry.tasks import TaskGroup
-from skerry.testing.puppet import run_record
-from skerry.wire.messages import Commit, Consumed, LearnerProgress, Manifest, RunRecord
+from tests.support.puppet import run_record
 
 WINDOW_BYTES = 16 * 1024**2
 H_STEPS = 24

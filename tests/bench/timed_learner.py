@@ -16,13 +16,13 @@ from pathlib import Path
 
 import structlog
 
-from skerry import settings
-from skerry.bus.nats_bus import NatsBus
-from skerry.runtime.entry import run_service
-from skerry.runtime.logs import configure
-from skerry.runtime.telemetry import telemetry
-from skerry.settings import RunConfig
-from skerry_learner.data.stream import Stream
+from skerry.data.stream import Stream
+from skerry.log.nats.bus import NatsBus
+from skerry.service.entry import run_service
+from skerry.service.logs import configure
+from skerry.service.telemetry import telemetry
+from skerry.settings import loading
+from skerry.settings.models import RunConfig
 from skerry_learner.island import Island, Pause
 from skerry_learner.joining import prepare
 from skerry_learner.service import learner
@@ -88,7 +88,7 @@ def main() -> None:
     mode, out, core, path, *place = sys.argv[1:]
     os.sched_setaffinity(0, {int(core)})
     configure("info", service="learner")
-    given = settings.load(Path(path))
+    given = loading.load(Path(path))
     config = given.run
     steps, boundaries = record()
     try:

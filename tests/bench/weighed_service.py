@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry import settings
-from skerry.bus.nats_bus import NatsBus
-from skerry.runtime.entry import run_service
-from skerry.runtime.logs import configure
+from skerry.log.nats.bus import NatsBus
+from skerry.service.entry import run_service
+from skerry.service.logs import configure
+from skerry.settings import loading
 
 Samples = list[dict[str, int]]
 
@@ -103,7 +103,7 @@ def main() -> None:
             weigh_learner(samples)
             from skerry_learner.service import learner
 
-            given = settings.load(Path(config[0])).run
+            given = loading.load(Path(config[0])).run
             began_s = time.monotonic()
             run_service(learner(bus, run, "weighed", given, shutdown_s=5.0, started_s=began_s))
         else:

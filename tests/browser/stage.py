@@ -14,13 +14,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skerry.bus import ledger, presence, recovery
-from skerry.bus.memory import MemoryBroker
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
-from skerry.settings import HealthSettings, RunConfig
-from skerry.testing.puppet import run_record
-from skerry.wire.messages import (
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.log import ledger, presence, recovery
+from skerry.log.memory import MemoryBroker
+from skerry.log.streams import specs
+from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Consumed,
@@ -32,11 +30,13 @@ from skerry.wire.messages import (
     Round,
     RunRecord,
 )
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import HealthSettings, RunConfig
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.server import Connections, application, listen, serve_http
 from skerry_health_monitor.web.strikes import Striker
+from tests.support.puppet import run_record
 
 RUN = "stage"
 STEP_S = 0.25

@@ -11,10 +11,10 @@ import pytest
 from browser.stage import RUN, Stage
 from playwright.sync_api import expect
 
-from skerry.bus import ledger
-from skerry.bus.loss import RESTORED
-from skerry.settings import HealthSettings
-from skerry.wire.messages import CheckpointRecord, LearnerPhase
+from skerry.log import ledger
+from skerry.log.loss import RESTORED
+from skerry.protocol.messages import CheckpointRecord, LearnerPhase
+from skerry.settings.models import HealthSettings
 from skerry_health_monitor.watching.timeline import MOST_ROUNDS, WRITTEN_S
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from browser.stage import Stage
 
-from skerry.settings import HealthSettings
+from skerry.settings.models import HealthSettings
 
 if TYPE_CHECKING:
     from browser.conftest import Show

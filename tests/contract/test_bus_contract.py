@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from skerry.bus.base import (
+from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull, StreamDrift
+from skerry.log.base import (
     MSG_ID,
     Bus,
     Expect,
@@ -21,12 +22,11 @@ from skerry.bus.base import (
     StreamInfo,
     StreamSpec,
 )
-from skerry.bus.memory import MemoryBroker
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs as specs_of_run
-from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull, StreamDrift
-from skerry.testing.nats_cluster import NatsCluster
-from skerry.wire.subjects import Subjects
+from skerry.log.memory import MemoryBroker
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs as specs_of_run
+from skerry.protocol.subjects import Subjects
+from tests.support.nats_cluster import NatsCluster
 
 DEADLINE_S = 10.0
 WINDOW_BYTES = 64 * 1024**2

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.bus.base import Retention
-from skerry.bus.memory import MemoryBroker, matches
-from skerry.bus.streams import specs
-from skerry.wire.subjects import Subjects
+from skerry.log.base import Retention
+from skerry.log.memory import MemoryBroker, matches
+from skerry.log.streams import specs
+from skerry.protocol.subjects import Subjects
 
 SECOND = 1_000_000_000
 NAMES = Subjects("r")

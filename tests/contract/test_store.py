@@ -22,7 +22,7 @@ from skerry.store.listing import locate
 from skerry.store.local import LocalStore
 from skerry.store.opening import folders
 from skerry.store.s3 import S3Store
-from skerry.testing.s3_server import BUCKET, S3Server
+from tests.support.s3_server import BUCKET, S3Server
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from skerry.bus.base import Expect, Receipt
-from skerry.bus.nats_bus import NatsBus
-from skerry.runtime.entry import run_service
+from skerry.log.base import Expect, Receipt
+from skerry.log.nats.bus import NatsBus
+from skerry.service.entry import run_service
 from skerry_syncer.service import syncer
 
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from skerry import settings
-from skerry.bus.base import Expect, Receipt
-from skerry.bus.nats_bus import NatsBus
-from skerry.runtime.entry import run_service
-from skerry.runtime.logs import configure
+from skerry.log.base import Expect, Receipt
+from skerry.log.nats.bus import NatsBus
+from skerry.service.entry import run_service
+from skerry.service.logs import configure
+from skerry.settings import loading
 from skerry_learner.service import learner
 
 CONTRIBUTION = re.compile(r"\.contrib\.\d+\.")
@@ -48,7 +48,7 @@ def main() -> None:
     configure("info", service="learner")
     bus = FreezingBus(url, name=name)
     bus.left = int(count)
-    given = settings.load(Path(config))
+    given = loading.load(Path(config))
     run_service(learner(bus, run, name, given.run, shutdown_s=5.0, started_s=time.monotonic()))
 
 

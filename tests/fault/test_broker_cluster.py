@@ -17,18 +17,18 @@ from typing import NamedTuple
 
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable
-from skerry.settings import LogConfig, OuterConfig, RunConfig, SyncConfig
-from skerry.testing.cluster import until_pulse
-from skerry.testing.history import settle
-from skerry.testing.nats_cluster import NatsCluster
-from skerry.testing.puppet import Puppet, run_record
-from skerry.wire.messages import Commit, Pulse
-from skerry.wire.subjects import Subjects
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, Pulse
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import LogConfig, OuterConfig, RunConfig, SyncConfig
+from tests.support.cluster import until_pulse
+from tests.support.history import settle
+from tests.support.nats_cluster import NatsCluster
+from tests.support.puppet import Puppet, run_record
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(240)]
 

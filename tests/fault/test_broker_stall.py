@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger, presence
-from skerry.bus.nats_bus import NatsBus
 from skerry.errors import BrokerUnavailable
-from skerry.testing.cluster import Cluster, Service, until_commit, until_pulse
-from skerry.testing.history import settle
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.messages import LearnerPhase, Pulse
+from skerry.log import ledger, presence
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import LearnerPhase, Pulse
+from tests.support.cluster import Cluster, Service, until_commit, until_pulse
+from tests.support.history import settle
+from tests.support.nats_server import NatsServer
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(240)]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from skerry.chaos import clock
-from skerry.chaos.healing import BACK_S
-from skerry.runtime.processes import read
-from skerry.testing.local_cluster import SKERRY, chaos, cluster, pids
+from skerry.cli.cluster import clock
+from skerry.cli.cluster.processes import read
+from skerry_tools.chaos.healing import BACK_S
+from tests.support.local_cluster import SKERRY, chaos, cluster, pids
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(1200)]
 

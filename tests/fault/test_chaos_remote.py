@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.base import MSG_ID, Record
-from skerry.bus.nats_bus import NatsBus
-from skerry.testing.cluster import Cluster, until_commit
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.subjects import Subjects
+from skerry.log import ledger
+from skerry.log.base import MSG_ID, Record
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.subjects import Subjects
+from tests.support.cluster import Cluster, until_commit
+from tests.support.nats_server import NatsServer
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(600)]
 

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import fences, ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
-from skerry.core.outer import make_outer
-from skerry.settings import OuterConfig, RunConfig, SyncConfig
-from skerry.testing.cluster import Cluster, Service, until_commit
-from skerry.testing.history import read_history
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.puppet import Puppet, run_record
-from skerry.wire.messages import Commit, RunState
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.outer import make_outer
+from skerry.log import fences, ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, RunState
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from tests.support.cluster import Cluster, Service, until_commit
+from tests.support.history import read_history
+from tests.support.nats_server import NatsServer
+from tests.support.puppet import Puppet, run_record
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.testing.cluster import Cluster, Service, until_commit
-from skerry.testing.history import History, Key, settle
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.messages import Commit, Consumed, ContributionKind, MemberRecord
-from skerry.wire.records import decode
-from skerry.wire.subjects import Subjects
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import Commit, Consumed, ContributionKind, MemberRecord
+from skerry.protocol.records import decode
+from skerry.protocol.subjects import Subjects
+from tests.support.cluster import Cluster, Service, until_commit
+from tests.support.history import History, Key, settle
+from tests.support.nats_server import NatsServer
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(180)]
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus.memory import MemoryBroker
-from skerry.chaos import plan as plans
-from skerry.chaos import wires
-from skerry.chaos.healing import Healing, Undone, undo
-from skerry.chaos.local import LocalGround
-from skerry.chaos.plan import Fault, FaultPlan, Kind
-from skerry.runtime.processes import TABLE, Processes
-from skerry.testing.local_cluster import chaos, cluster, pids
+from skerry.cli.cluster import wires
+from skerry.cli.cluster.processes import TABLE, Processes
+from skerry.log.memory import MemoryBroker
 from skerry_health_monitor.web.strikes import Strikes
+from skerry_tools.chaos import plan as plans
+from skerry_tools.chaos.healing import Healing, Undone, undo
+from skerry_tools.chaos.local import LocalGround
+from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
+from tests.support.local_cluster import chaos, cluster, pids
 
 pytestmark = [
     pytest.mark.fault,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skerry.testing.local_cluster import chaos, cluster
+from tests.support.local_cluster import chaos, cluster
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.soak, pytest.mark.timeout(7200)]
 

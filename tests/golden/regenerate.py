@@ -2,7 +2,7 @@
 
 STOP before you run ``python tests/golden/regenerate.py --yes``: these bytes are what running
 clusters and stored logs hold. A difference means that old and new releases cannot read each other.
-That needs a new scheme id or a new wire version (see proto/skerry/wire/v1/plan.proto), unless only
+That needs a new scheme id or a new wire version (see plan.proto), unless only
 the compressor's choice of bytes changed and every *old* file still decodes to the same values,
 which ``test_golden_bytes_decode`` proves before you overwrite anything: copy the old files to
 ``earlier/`` first, where it goes on proving it.
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.core.fragments import BLOCK, Fragment, LeafSpec, Plan, Slice
-from skerry.core.quantise import SCHEMES, quantise
-from skerry.wire import records
-from skerry.wire.codec import pack
-from skerry.wire.envelope import seal
-from skerry.wire.messages import (
+from skerry.algorithm.fragments import BLOCK, Fragment, LeafSpec, Plan, Slice
+from skerry.algorithm.quantise import SCHEMES, quantise
+from skerry.protocol import records
+from skerry.protocol.codec import pack
+from skerry.protocol.envelope import seal
+from skerry.protocol.messages import (
     CheckpointRecord,
     ChunkHeader,
     ChunkRef,
@@ -49,7 +49,7 @@ from skerry.wire.messages import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from skerry.wire.records import Record
+    from skerry.protocol.records import Record
 
 HERE = Path(__file__).resolve().parent
 RUN = "golden"

@@ -11,30 +11,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skerry.audit.bases import CheckpointBases, usable
-from skerry.audit.branch import Policy, overall
-from skerry.audit.checks import Rules
-from skerry.audit.log import Log
-from skerry.audit.replay import replay
-from skerry.audit.survey import survey
-from skerry.audit.target import Target
-from skerry.audit.verify import Report, verify
-from skerry.audit.violations import What
-from skerry.audit.window import read_window
-from skerry.bus import ledger, state
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import Fragment, LeafSpec, plan
+from skerry.algorithm.fragments import Fragment, LeafSpec, plan
 from skerry.errors import ConfigError
-from skerry.settings import OuterConfig, RunConfig, SyncConfig
+from skerry.log import ledger, state
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.codec import vector_digest
+from skerry.protocol.messages import Commit, Manifest, Refused
+from skerry.protocol.records import decode, encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry.store.local import LocalStore
-from skerry.testing.puppet import Puppet, run_record
-from skerry.wire.codec import vector_digest
-from skerry.wire.messages import Commit, Manifest, Refused
-from skerry.wire.records import decode, encode
-from skerry.wire.subjects import Subjects
 from skerry_checkpointer.service import Checkpointer
 from skerry_syncer.service import session
+from skerry_tools.audit.bases import CheckpointBases, usable
+from skerry_tools.audit.branch import Policy, overall
+from skerry_tools.audit.checks import Rules
+from skerry_tools.audit.log import Log
+from skerry_tools.audit.replay import replay
+from skerry_tools.audit.survey import survey
+from skerry_tools.audit.target import Target
+from skerry_tools.audit.verify import Report, verify
+from skerry_tools.audit.violations import What
+from skerry_tools.audit.window import read_window
+from tests.support.puppet import Puppet, run_record
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.bus.base import Storage
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.runtime.broker import LocalBroker
-from skerry.wire.subjects import Subjects
+from skerry.cli.cluster.broker import LocalBroker
+from skerry.log.base import Storage
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.subjects import Subjects
 from skerry_health_monitor.metrics.broker import LIES, Brokers, lost
 from skerry_health_monitor.metrics.telling import Telling
 

@@ -15,23 +15,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skerry.bus import ledger, state
-from skerry.bus.base import Bus
-from skerry.bus.nats_bus import NatsBus
 from skerry.errors import BusError, RunMismatch
-from skerry.settings import RunConfig
+from skerry.log import ledger, state
+from skerry.log.base import Bus
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import SyncerPulse
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
 from skerry.store.base import Store
 from skerry.store.checkpoint import fragments, plan_of, verify
 from skerry.store.local import LocalStore
 from skerry.store.s3 import S3Store
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.s3_server import BUCKET, S3Server
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import SyncerPulse
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
 from skerry_checkpointer.restore import restore
 from skerry_checkpointer.service import Checkpointer
+from tests.support.nats_server import NatsServer
+from tests.support.s3_server import BUCKET, S3Server
+from tests.support.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.nats
 
@@ -41,7 +41,7 @@ RUN = "run"
 PAUSING = """
 import asyncio, sys, threading
 from pathlib import Path
-from skerry.bus.nats_bus import NatsBus
+from skerry.log.nats.bus import NatsBus
 from skerry.store.local import LocalDraft, LocalStore
 from skerry_checkpointer.service import checkpointer
 

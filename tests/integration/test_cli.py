@@ -17,14 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
-from skerry.runtime.connect import bus_from
-from skerry.runtime.processes import read
-from skerry.settings import NatsSettings, RunConfig, to_json
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.puppet import run_record
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.cli.cluster.processes import read
+from skerry.log import ledger
+from skerry.log.streams import specs
+from skerry.service.connect import bus_from
+from skerry.settings.loading import to_json
+from skerry.settings.models import NatsSettings, RunConfig
+from tests.support.nats_server import NatsServer
+from tests.support.puppet import run_record
 
 DEADLINE_S = 60.0
 KINDS = ("learner", "syncer", "checkpointer", "evaluator", "health-monitor")

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from skerry import settings
-from skerry.audit.log import Log
-from skerry.audit.verify import verify
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
 from skerry.cli.follow import snapshot
-from skerry.settings import RunConfig
-from skerry.testing.cluster import Cluster
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import Evaluation
-from skerry_learner.models.base import specs_of
-from skerry_learner.models.factory import build_model
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.models.base import specs_of
+from skerry.models.factory import build_model
+from skerry.protocol.messages import Evaluation
+from skerry.settings import loading
+from skerry.settings.models import RunConfig
+from skerry_tools.audit.log import Log
+from skerry_tools.audit.verify import verify
+from tests.support.cluster import Cluster
+from tests.support.nats_server import NatsServer
+from tests.support.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.nats
 
@@ -44,7 +44,7 @@ def often(short_config: Path) -> Path:
 @pytest.fixture
 def config(often: Path) -> RunConfig:
     """The same run, cut as scripted runs are."""
-    return settings.load(often, ["sync.fragments=3"], {}).run
+    return loading.load(often, ["sync.fragments=3"], {}).run
 
 
 async def begin(bus: NatsBus, run: str, config: RunConfig) -> ScriptedRun:

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.state import read_manifests
-from skerry.bus.state_writer import NewPart, StateWriter
-from skerry.bus.streams import specs
-from skerry.core.fragments import BLOCK, LeafSpec, plan
-from skerry.settings import RunConfig
-from skerry.testing.puppet import run_record, walk
-from skerry.wire.messages import Commit, Consumed, LearnerProgress, Manifest
-from skerry.wire.subjects import Subjects
+from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.log.state import read_manifests
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, Consumed, LearnerProgress, Manifest
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
+from tests.support.puppet import run_record, walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from skerry.testing.nats_server import NatsServer
+    from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.nats
 

@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
-from skerry.bus.base import Bus
-from skerry.bus.nats_bus import NatsBus
-from skerry.runtime.broker import LocalBroker
-from skerry.settings import RunConfig
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.puppet import Puppet
-from skerry.testing.scripted_run import STARTS, ScriptedRun
+from skerry.cli.cluster.broker import LocalBroker
+from skerry.log.base import Bus
+from skerry.log.nats.bus import NatsBus
+from skerry.settings.models import RunConfig
+from tests.support.nats_server import NatsServer
+from tests.support.puppet import Puppet
+from tests.support.scripted_run import STARTS, ScriptedRun
 
 pytestmark = pytest.mark.nats
 

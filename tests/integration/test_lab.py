@@ -16,12 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger, place, presence
-from skerry.bus.base import Bus, Record
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import Plan
-from skerry.settings import (
+from skerry.algorithm.fragments import Plan
+from skerry.log import ledger, place, presence
+from skerry.log.base import Bus, Record
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.envelope import unseal
+from skerry.protocol.messages import Commit, LearnerPhase, Pulse, RunRecord
+from skerry.protocol.records import decode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import (
     DataConfig,
     LivenessConfig,
     ModelConfig,
@@ -31,14 +35,10 @@ from skerry.settings import (
     TrainConfig,
 )
 from skerry.tasks import TaskGroup
-from skerry.testing.cluster import Cluster
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.envelope import unseal
-from skerry.wire.messages import Commit, LearnerPhase, Pulse, RunRecord
-from skerry.wire.records import decode
-from skerry.wire.subjects import Subjects
-from skerry_lab.lab import RUN, Lab
-from skerry_lab.scenario import Judging, Scenario
+from skerry_tools.lab.lab import RUN, Lab
+from skerry_tools.lab.scenario import Judging, Scenario
+from tests.support.cluster import Cluster
+from tests.support.nats_server import NatsServer
 
 SUBJECTS = Subjects(RUN)
 STEP_S = 0.01

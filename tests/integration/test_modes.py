@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from skerry.audit.log import Log
-from skerry.audit.replay import replay
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.settings import RunConfig, run_config_from_json
-from skerry.testing.cluster import Cluster, until_commit
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.messages import Commit, RunRecord, RunState
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import Commit, RunRecord, RunState
+from skerry.settings.loading import run_config_from_json
+from skerry.settings.models import RunConfig
+from skerry_tools.audit.log import Log
+from skerry_tools.audit.replay import replay
+from tests.support.cluster import Cluster, until_commit
+from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.nats
 

@@ -14,14 +14,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from skerry.bus.nats_bus import NatsBus
-from skerry.runtime.broker import LocalBroker
-from skerry.settings import RunConfig
+from skerry.cli.cluster.broker import LocalBroker
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Kind, Metric, of, prometheus_name
-from skerry.testing.puppet import Puppet
-from skerry.testing.scripted_run import STARTS, ScriptedRun
-from skerry.wire.subjects import Subjects
+from tests.support.puppet import Puppet
+from tests.support.scripted_run import STARTS, ScriptedRun
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from skerry.cli.cluster.broker import LocalBroker, answers, find_server
 from skerry.errors import BrokerUnavailable, ConfigError
-from skerry.runtime.broker import LocalBroker, answers, find_server
-from skerry.testing.nats_server import NatsServer
+from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.nats
 
@@ -58,7 +58,7 @@ def test_a_broker_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from skerry.testing.nats_server import NatsServer\n"
+        "from tests.support.nats_server import NatsServer\n"
         "server = NatsServer(Path(sys.argv[1]))\n"
         "server.start()\n"
         "print(server.pid, flush=True)\n"

@@ -14,14 +14,14 @@ from typing import Any
 import nats
 import pytest
 
-from skerry.bus.base import Expect, Record, Start
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.chaos.proxy import Proxy
+from skerry.cli.cluster.proxy import Proxy
 from skerry.errors import BrokerUnavailable, Conflict, StateLost, StorageFull
-from skerry.testing.nats_cluster import NatsCluster, free_ports
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.subjects import Subjects
+from skerry.log.base import Expect, Record, Start
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.subjects import Subjects
+from tests.support.nats_cluster import NatsCluster, free_ports
+from tests.support.nats_server import NatsServer
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
 

@@ -10,12 +10,12 @@ from contextlib import aclosing
 import nats
 import pytest
 
-from skerry.bus.base import Expect, Record, Start
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
 from skerry.errors import BrokerUnavailable
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.subjects import Subjects
+from skerry.log.base import Expect, Record, Start
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.subjects import Subjects
+from tests.support.nats_server import NatsServer
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
 

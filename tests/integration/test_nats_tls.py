@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
 from skerry.errors import BrokerUnavailable
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.subjects import Subjects
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.subjects import Subjects
+from tests.support.nats_server import NatsServer
 
 OPENSSL = shutil.which("openssl")
 pytestmark = [

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.runtime.broker import LocalBroker
-from skerry.settings import RunConfig
+from skerry.cli.cluster.broker import LocalBroker
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import CheckpointRecord, Commit, Consumed, Evaluation
+from skerry.settings.models import RunConfig
 from skerry.telemetry.metric import MONITOR
 from skerry.telemetry.metrics import Kind, of, prometheus_name
-from skerry.testing.puppet import Puppet
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import CheckpointRecord, Commit, Consumed, Evaluation
+from tests.support.puppet import Puppet
+from tests.support.scripted_run import ScriptedRun
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger, state
-from skerry.bus.nats_bus import NatsBus
-from skerry.core.fragments import plan
-from skerry.testing.cluster import Cluster, until_commit
-from skerry.testing.nats_server import NatsServer
-from skerry.wire.messages import Commit, RunState
+from skerry.algorithm.fragments import plan
+from skerry.log import ledger, state
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import Commit, RunState
 from skerry_learner.service import NICENESS
+from tests.support.cluster import Cluster, until_commit
+from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.nats
 

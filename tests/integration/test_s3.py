@@ -16,12 +16,12 @@ import numpy as np
 import obstore
 import pytest
 
-from skerry.bus import ledger, state
-from skerry.bus.memory import MemoryBroker
-from skerry.bus.nats_bus import NatsBus
-from skerry.core.fragments import LeafSpec
+from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import CheckpointCorrupt, ConfigError, StoreError
-from skerry.settings import RunConfig
+from skerry.log import ledger, state
+from skerry.log.memory import MemoryBroker
+from skerry.log.nats.bus import NatsBus
+from skerry.settings.models import RunConfig
 from skerry.store import s3_draft, s3_sweep
 from skerry.store.checkpoint import fragments, plan_of, verify
 from skerry.store.opening import S3Access
@@ -30,10 +30,10 @@ from skerry.store.s3_client import listed
 from skerry.store.s3_draft import S3Draft
 from skerry.store.s3_layout import DRAFTS, PARTS, SWEEPS
 from skerry.store.s3_sweep import announce
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.s3_server import BUCKET, S3Server
-from skerry.testing.scripted_run import LEAVES, ScriptedRun
 from skerry_checkpointer.service import Checkpointer
+from tests.support.nats_server import NatsServer
+from tests.support.s3_server import BUCKET, S3Server
+from tests.support.scripted_run import LEAVES, ScriptedRun
 
 pytestmark = pytest.mark.nats
 
@@ -45,7 +45,7 @@ BIG = (*LEAVES, LeafSpec("big", (3, 600_000)))
 PAUSING = """
 import asyncio, sys, threading
 from pathlib import Path
-from skerry.bus.nats_bus import NatsBus
+from skerry.log.nats.bus import NatsBus
 from skerry.store.opening import S3Access
 from skerry.store.s3 import S3Store
 from skerry.store.s3_draft import S3Draft

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger, recovery
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import StateLost
-from skerry.settings import RunConfig, SyncConfig
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.puppet import Puppet, run_record
-from skerry.testing.scripted_run import WINDOW_BYTES, ScriptedRun
-from skerry.wire.messages import CheckpointRecord, Manifest
-from skerry.wire.subjects import Subjects
+from skerry.log import ledger, recovery
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import CheckpointRecord, Manifest
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig, SyncConfig
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.network import Network
 from skerry_learner.sync.session import Learner
+from tests.support.nats_server import NatsServer
+from tests.support.puppet import Puppet, run_record
+from tests.support.scripted_run import WINDOW_BYTES, ScriptedRun
 
 pytestmark = [pytest.mark.nats]
 

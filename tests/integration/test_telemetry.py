@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.nats_bus import NatsBus
-from skerry.core import tracing
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import Commit
+from skerry.telemetry import ids as tracing
 from skerry.telemetry import metrics, spans
 from skerry.telemetry.metrics import Kind
-from skerry.testing.cluster import Cluster, Service
-from skerry.testing.nats_server import NatsServer
-from skerry.testing.otlp import Received, Receiver
-from skerry.wire.messages import Commit
+from tests.support.cluster import Cluster, Service
+from tests.support.nats_server import NatsServer
+from tests.support.otlp import Received, Receiver
 
 pytestmark = pytest.mark.nats
 

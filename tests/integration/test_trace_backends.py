@@ -21,11 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from skerry.core import tracing
-from skerry.telemetry import instruments, metrics, sdk
-from skerry.telemetry.metrics import Kind, prometheus_name
-from skerry.telemetry.sdk import Identity, Target
-from skerry.wire.messages import (
+from skerry.protocol.messages import (
     Commit,
     Consumed,
     ContributionHeader,
@@ -35,6 +31,10 @@ from skerry.wire.messages import (
     Round,
     RunRecord,
 )
+from skerry.telemetry import ids as tracing
+from skerry.telemetry import instruments, metrics, sdk
+from skerry.telemetry.metrics import Kind, prometheus_name
+from skerry.telemetry.sdk import Identity, Target
 from skerry_learner.sync.session import Learner
 from skerry_learner.sync.telling import Stretch, observe
 from skerry_learner.sync.telling import Teller as LearnerTeller

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.testing.nats_server import NatsServer
+from tests.support.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
 

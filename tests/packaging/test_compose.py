@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from skerry import settings
 from skerry.errors import BusError
-from skerry.testing.nats_server import NatsServer
+from skerry.settings import loading
+from tests.support.nats_server import NatsServer
 
 BIN = Path(sys.executable).parent
 SERVICES = ("learner", "syncer", "checkpointer", "health_monitor")
@@ -80,7 +80,7 @@ def test_the_environment_of_each_service_is_one_that_settings_accept(
     services: dict[str, Any],
 ) -> None:
     for name in OURS:
-        found = settings.load(None, (), services[name]["environment"])
+        found = loading.load(None, (), services[name]["environment"])
         assert found.local.nats.url == "nats://nats:4222"
 
 
@@ -88,7 +88,7 @@ def test_the_monitor_gets_the_brokers_figures_and_keeps_its_metrics(
     services: dict[str, Any],
 ) -> None:
     monitor = services["health-monitor"]
-    local = settings.load(None, (), monitor["environment"]).local
+    local = loading.load(None, (), monitor["environment"]).local
     assert local.metrics.broker_urls == ("http://nats:8222",)
     kept = {volume["target"] for volume in monitor["volumes"]}
     assert str(local.telemetry.jsonl and local.telemetry.jsonl.parent) in kept
@@ -103,7 +103,7 @@ def test_learners_keep_their_inner_state_in_a_volume(root: Path, services: dict[
 
 
 def test_the_mounted_config_is_one_that_settings_accept(root: Path) -> None:
-    found = settings.load(root / "infra" / "skerry.toml", (), {})
+    found = loading.load(root / "infra" / "skerry.toml", (), {})
     assert found.run.sync.learners == 2
 
 
@@ -117,7 +117,7 @@ def test_hadolint_finds_nothing(root: Path, service: str) -> None:
 
 
 async def connects(url: str, password: str) -> bool:
-    from skerry.bus.nats_bus import NatsBus
+    from skerry.log.nats.bus import NatsBus
 
     try:
         async with NatsBus(url, user="skerry", password=password, connect_timeout_s=2.0):

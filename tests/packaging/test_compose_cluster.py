@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from skerry import settings
-from skerry.bus.nats_bus import NatsBus
-from skerry.bus.streams import specs
-from skerry.testing.nats_cluster import free_ports
-from skerry.testing.nats_server import NatsServer
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.settings import loading
+from tests.support.nats_cluster import free_ports
+from tests.support.nats_server import NatsServer
 
 NODES = ("nats", "nats-2", "nats-3")
 WORD = "12e5_a-B"
@@ -56,7 +56,7 @@ def test_all_brokers_are_locked_down_as_the_one_is(services: dict[str, Any]) -> 
 
 def test_services_know_all_brokers_and_ask_for_three_replicas(services: dict[str, Any]) -> None:
     for name in services.keys() - set(NODES):
-        found = settings.load(None, (), services[name]["environment"])
+        found = loading.load(None, (), services[name]["environment"])
         assert found.local.nats.url == ",".join(f"nats://{node}:4222" for node in NODES)
         assert found.run.log.replicas == 3
         assert services[name]["depends_on"].keys() == set(NODES)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skerry import settings
+from skerry.settings import loading
 
 TELLING = {"syncer", "checkpointer", "evaluator", "learner-1", "learner-2", "learner-gpu"}
 BACKENDS = {"otel-collector", "jaeger", "prometheus"}
@@ -53,7 +53,7 @@ def test_every_service_that_tells_of_rounds_sends_to_the_collector(
     services: dict[str, Any],
 ) -> None:
     for name in TELLING:
-        found = settings.load(None, (), services[name]["environment"]).local.telemetry
+        found = loading.load(None, (), services[name]["environment"]).local.telemetry
         assert found.traces_url == "http://otel-collector:4318/v1/traces", name
         assert found.metrics_url == "http://otel-collector:4318/v1/metrics", name
         assert found.broker_hops, name

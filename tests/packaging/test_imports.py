@@ -14,8 +14,9 @@ PACKAGES = {
     "skerry_learner": "services/learner/skerry_learner",
     "skerry_syncer": "services/syncer/skerry_syncer",
     "skerry_checkpointer": "services/checkpointer/skerry_checkpointer",
+    "skerry_evaluator": "services/evaluator/skerry_evaluator",
     "skerry_health_monitor": "services/health_monitor/skerry_health_monitor",
-    "skerry_lab": "lab/skerry_lab",
+    "skerry_tools": "shared/skerry_tools",
 }
 HEAVY = ("jax", "jaxlib", "numba", "optax")
 

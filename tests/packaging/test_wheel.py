@@ -14,8 +14,9 @@ PACKAGES = {
     "skerry_learner": "services/learner",
     "skerry_syncer": "services/syncer",
     "skerry_checkpointer": "services/checkpointer",
+    "skerry_evaluator": "services/evaluator",
     "skerry_health_monitor": "services/health_monitor",
-    "skerry_lab": "lab",
+    "skerry_tools": "shared",
 }
 """Import packages, and the folders of the checkout that they lie in."""
 
@@ -82,13 +83,15 @@ def test_the_installed_command_works_in_any_folder(
     call([str(installed / command[0]), *command[1:]], cwd=tmp_path, env=plain_environ)
 
 
-@pytest.mark.parametrize("package", [name for name in PACKAGES if PACKAGES[name] != "shared"])
+@pytest.mark.parametrize(
+    "package", [*(n for n in PACKAGES if PACKAGES[n] != "shared"), "skerry_tools.lab"]
+)
 def test_each_installed_program_explains_itself(
     installed: Path, package: str, plain_environ: dict[str, str], tmp_path: Path
 ) -> None:
     python = str(installed / "python")
     told = call([python, "-m", package, "--help"], cwd=tmp_path, env=plain_environ)
-    wanted = ("--learners", "--seed") if package == "skerry_lab" else ("--nats", "--run")
+    wanted = ("--learners", "--seed") if package == "skerry_tools.lab" else ("--nats", "--run")
     assert all(option in told for option in wanted)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from skerry.bus.base import Bus
-from skerry.testing.simulation.cluster import Syncer
+from skerry.log.base import Bus
 from skerry_syncer.service import candidate
+from tests.support.simulation.cluster import Syncer
 
 
 @pytest.fixture(autouse=True)

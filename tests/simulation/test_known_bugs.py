@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger, state
-from skerry.bus.base import Bus, Receipt
-from skerry.bus.recovery import append_commit
-from skerry.bus.state_writer import StateWriter
-from skerry.chaos.plan import FaultPlan, load
-from skerry.core import fragments
-from skerry.testing.simulation.cluster import Syncer
-from skerry.testing.simulation.scenario import draw_plan
-from skerry.testing.simulation.schedule import least, simulate
-from skerry.wire.messages import Commit
+from skerry.algorithm import fragments
+from skerry.log import ledger, state
+from skerry.log.base import Bus, Receipt
+from skerry.log.recovery import append_commit
+from skerry.log.state_writer import StateWriter
+from skerry.protocol.messages import Commit
 from skerry_syncer.shard import FragmentState
+from skerry_tools.chaos.plan import FaultPlan, load
+from tests.support.simulation.cluster import Syncer
+from tests.support.simulation.scenario import draw_plan
+from tests.support.simulation.schedule import least, simulate
 
 MOST_SEEDS = 400
 
@@ -79,7 +79,7 @@ def test_a_run_that_ends_ahead_of_its_ledger_is_found(
         await asyncio.sleep(0.5)  # at full speed the ledger is one behind for too short a time
         await append_commit(bus, commit, after)
 
-    monkeypatch.setattr("skerry.bus.state_writer.append_commit", slowly)
+    monkeypatch.setattr("skerry.log.state_writer.append_commit", slowly)
     with monkeypatch.context() as bug:
         bug.setattr("skerry_syncer.conductor.ledger.last_commits", by_manifests)
         plan, violations = found_and_shrunk(syncer, tmp_path)

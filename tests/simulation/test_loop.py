@@ -8,8 +8,8 @@ from contextvars import Context, ContextVar, copy_context
 
 import pytest
 
-from skerry.runtime.virtual import OWNER, Stuck, VirtualLoop
 from skerry.tasks import TaskGroup
+from skerry_tools.virtual import OWNER, Stuck, VirtualLoop
 
 
 def run(main: Coroutine[None, None, None], loop: VirtualLoop | None = None) -> None:

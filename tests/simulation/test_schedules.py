@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from skerry.chaos.plan import FaultPlan, Kind, load
-from skerry.testing.simulation.cluster import Syncer
-from skerry.testing.simulation.scenario import draw_plan
-from skerry.testing.simulation.schedule import least, simulate
+from skerry_tools.chaos.plan import FaultPlan, Kind, load
+from tests.support.simulation.cluster import Syncer
+from tests.support.simulation.scenario import draw_plan
+from tests.support.simulation.schedule import least, simulate
 
 CHUNK = 100
 DEFAULT_CHUNKS = 5

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skerry.runtime.options import Config, Nats, Run, Sets, answer, application
+from skerry.service.options import Config, Nats, Run, Sets, answer, application
 
 if TYPE_CHECKING:
-    from skerry.settings import LocalSettings
+    from skerry.settings.models import LocalSettings
 
 app = application()
 checkpoints = application(bare_shows_help=True)
@@ -64,8 +64,8 @@ def restore(
     "restored from … at version …". Members and cursors stay. What is newer than the checkpoint is
     not touched; where nothing is lost, that refuses the command.
     """
-    from skerry.runtime.connect import bus_from
-    from skerry.runtime.entry import exit_on_error, run_service
+    from skerry.service.connect import bus_from
+    from skerry.service.entry import exit_on_error, run_service
     from skerry_checkpointer import commands
 
     with exit_on_error():
@@ -80,7 +80,7 @@ def list_command(
     run: OneRun = None, config: Config = None, set_: Sets = None, *, as_json: AsJson = False
 ) -> None:
     """List what lies below store.path or store.url, oldest first."""
-    from skerry.runtime.entry import exit_on_error
+    from skerry.service.entry import exit_on_error
     from skerry_checkpointer import commands
 
     with exit_on_error():
@@ -92,7 +92,7 @@ def verify(
     checkpoint: Where, config: Config = None, set_: Sets = None, *, as_json: AsJson = False
 ) -> None:
     """Check every byte and every vector of a checkpoint."""
-    from skerry.runtime.entry import exit_on_error
+    from skerry.service.entry import exit_on_error
     from skerry_checkpointer import commands
 
     with exit_on_error():
@@ -105,11 +105,11 @@ def _serve(
     import os
     import socket
 
-    from skerry.runtime.connect import bus_from
-    from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.logs import broker_event, configure
-    from skerry.runtime.stores import store_of
-    from skerry.runtime.telemetry import telemetry
+    from skerry.service.connect import bus_from
+    from skerry.service.entry import exit_on_error, run_service
+    from skerry.service.logs import broker_event, configure
+    from skerry.service.stores import store_of
+    from skerry.service.telemetry import telemetry
     from skerry_checkpointer.service import checkpointer
 
     holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"
@@ -125,10 +125,10 @@ def _serve(
 
 
 def _local(nats: str | None, config: Path | None, sets: list[str] | None) -> LocalSettings:
-    from skerry import settings
+    from skerry.settings import loading
 
     overrides = [*(sets or []), *([f'nats.url="{nats}"'] if nats else [])]
-    return settings.load(config, overrides).local
+    return loading.load(config, overrides).local
 
 
 def main() -> None:

@@ -6,17 +6,17 @@ import asyncio
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
-from skerry.bus.base import Start
-from skerry.bus.presence import last_pulses
-from skerry.core.liveness import Activity
+from skerry.algorithm.liveness import Activity
 from skerry.errors import WireError
-from skerry.wire.messages import LearnerPhase, Pulse
-from skerry.wire.records import decode
-from skerry.wire.subjects import Subjects
+from skerry.log.base import Start
+from skerry.log.presence import last_pulses
+from skerry.protocol.messages import LearnerPhase, Pulse
+from skerry.protocol.records import decode
+from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
-    from skerry.bus.base import Bus, Record
-    from skerry.settings import RunConfig
+    from skerry.log.base import Bus, Record
+    from skerry.settings.models import RunConfig
 
 LONGEST_S = 60.0
 """Nobody listens longer than this, however slow a learner's steps are."""

@@ -1,7 +1,7 @@
 """Reading a cut out of the log while the run goes on.
 
 A fragment's version stays readable until the second commit after it begins to write (the double
-buffer of ``skerry.bus.state``), so what was committed first is read first. A fragment that was
+buffer of ``skerry.log.state``), so what was committed first is read first. A fragment that was
 overtaken nevertheless needs a newer cut, in which all that has not changed stays as it was read.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.bus.state import read_part
 from skerry.errors import Overtaken
+from skerry.log.state import read_part
 from skerry.store.checkpoint import MASTER, OUTER
 from skerry_checkpointer.cut import take_cut
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.bus.base import Bus
-    from skerry.core.fragments import Plan
-    from skerry.wire.messages import Manifest
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Manifest
     from skerry_checkpointer.cut import Cut
 
     Vector = NDArray[np.float32]

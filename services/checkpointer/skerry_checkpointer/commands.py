@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from skerry.errors import ConfigError, StoreError
-from skerry.runtime.stores import access_of, root_of
+from skerry.service.stores import access_of, root_of
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.listing import all_summaries, locate
 from skerry_checkpointer.replace import Change, put_back, told
@@ -23,8 +23,8 @@ from skerry_checkpointer.restore import restore
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from skerry.bus.base import Bus
-    from skerry.settings import StoreSettings
+    from skerry.log.base import Bus
+    from skerry.settings.models import StoreSettings
     from skerry.store.listing import Summary
 
 NANOSECONDS = 1e9
@@ -101,8 +101,8 @@ async def restored(
 
 def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
     """Tell settings of the machine (``nats``, ``store``, …) from those of the run."""
-    from skerry.settings import LocalSettings
-    from skerry.settings_tree import split_assignment
+    from skerry.settings.models import LocalSettings
+    from skerry.settings.tree import split_assignment
 
     machine = [s for s in sets if split_assignment(s)[0][0] in LocalSettings.model_fields]
     return [s for s in sets if s not in machine], machine

@@ -15,18 +15,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.bus.ledger import follow_commits, last_commits
-from skerry.bus.loss import state_lost
-from skerry.bus.state import read_manifests
 from skerry.errors import Overtaken, StateLost
-from skerry.wire.subjects import Subjects
+from skerry.log.ledger import follow_commits, last_commits
+from skerry.log.loss import state_lost
+from skerry.log.state import read_manifests
+from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.bus.base import Bus
-    from skerry.core.fragments import Plan
-    from skerry.wire.messages import Manifest
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Manifest
 
 LOOKS = 100
 """Looks at the manifests before a run is said to commit too fast to be seen whole."""

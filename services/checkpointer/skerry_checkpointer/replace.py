@@ -12,15 +12,15 @@ import asyncio
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.bus import ledger, recovery
 from skerry.errors import RunMismatch, RunNotFound
-from skerry.settings import run_config_from_json
+from skerry.log import ledger, recovery
+from skerry.protocol.messages import LearnerProgress, MemberRecord
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import fragments, plan_of, read_manifest, verify
 from skerry.store.listing import locate
 from skerry.store.opening import FROM_ENVIRONMENT
-from skerry.wire.messages import LearnerProgress, MemberRecord
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
 from skerry_checkpointer.alive import living
 from skerry_checkpointer.restore import all_fences, alone, at_work, fresh_commit, parts_of, restore
 from skerry_checkpointer.survey import spread, survey, to_replace
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from skerry.bus.base import Bus
-    from skerry.bus.state_writer import StateWriter
-    from skerry.core.fragments import Plan
-    from skerry.settings import RunConfig
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus
+    from skerry.log.state_writer import StateWriter
+    from skerry.protocol.messages import Commit, RunRecord
+    from skerry.settings.models import RunConfig
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint
     from skerry.store.opening import S3Access
-    from skerry.wire.messages import Commit, RunRecord
     from skerry_checkpointer.survey import Held
 
 

@@ -14,19 +14,19 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from skerry.bus import ledger
-from skerry.bus.state import MASTER, PARAMS, read_manifests
-from skerry.bus.state_writer import NewPart, StateWriter
-from skerry.bus.streams import specs
 from skerry.errors import ConfigError, Fenced, RunMismatch, RunNotFound, WrongPlan
-from skerry.settings import load, run_config_from_json, to_json
-from skerry.settings_tree import split_assignment
+from skerry.log import ledger
+from skerry.log.state import MASTER, PARAMS, read_manifests
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.log.streams import specs
+from skerry.protocol.messages import MemberRecord, RunRecord
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.loading import load, run_config_from_json, to_json
+from skerry.settings.tree import split_assignment
 from skerry.store.checkpoint import fragments, plan_of, read_manifest, verify
 from skerry.store.listing import locate
 from skerry.store.opening import FROM_ENVIRONMENT
-from skerry.wire.messages import MemberRecord, RunRecord
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
 from skerry_checkpointer.alive import living
 from skerry_checkpointer.survey import spread
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.bus.base import Bus
-    from skerry.core.fragments import Plan
-    from skerry.settings import RunConfig
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Commit, Manifest
+    from skerry.settings.models import RunConfig
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint, SavedFragment
     from skerry.store.opening import S3Access
-    from skerry.wire.messages import Commit, Manifest
 
 EXTENDABLE = ("train.steps", "train.duration_s")
 RESTORER = "restore"

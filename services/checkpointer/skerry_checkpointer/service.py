@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import ledger
-from skerry.core.fragments import plan as plan_of
 from skerry.errors import (
-    RunMismatch,
     StoreError,
 )
-from skerry.runtime.arrival import arrive
-from skerry.runtime.service import serve
-from skerry.runtime.turn import Turn
-from skerry.runtime.turns import outlast, take_turns
-from skerry.settings import run_config_from_json
+from skerry.log import ledger
+from skerry.protocol.messages import CheckpointRecord
+from skerry.protocol.run import plan_of
+from skerry.service.arrival import arrive
+from skerry.service.shell import serve
+from skerry.service.turn import Turn
+from skerry.service.turns import outlast, take_turns
+from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
-from skerry.wire.messages import CheckpointRecord
 from skerry_checkpointer.capture import capture
 from skerry_checkpointer.cut import take_cut
 from skerry_checkpointer.retention import keep
@@ -37,12 +36,12 @@ from skerry_checkpointer.writer import CheckpointWriter
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.bus.base import Bus
-    from skerry.core.fragments import Plan
-    from skerry.settings import CheckpointConfig
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Manifest, RunRecord
+    from skerry.settings.models import CheckpointConfig
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint
-    from skerry.wire.messages import Manifest, RunRecord
     from skerry_checkpointer.capture import Vector
     from skerry_checkpointer.cut import Cut
     from skerry_checkpointer.writer import Written
@@ -69,13 +68,7 @@ class Checkpointer:
 
         Raises RunMismatch if we cut its leaves otherwise, ConfigError if we cannot read its config.
         """
-        plan = plan_of(record.leaves, record.fragments)
-        if plan.digest != record.plan_digest:
-            msg = (
-                f"Run {record.run!r} was cut by another release of Skerry "
-                f"({record.skerry_version}): use that release."
-            )
-            raise RunMismatch(msg)
+        plan = plan_of(record)
         config = run_config_from_json(record.config_json, record.skerry_version).checkpoint
         return cls(bus, record, config, plan, store)
 

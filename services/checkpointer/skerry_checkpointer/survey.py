@@ -13,20 +13,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.bus.ledger import last_commits
-from skerry.bus.state import read_part
 from skerry.errors import Overtaken, RunMismatch, StateLost, WireError, WrongPlan
-from skerry.wire.messages import Manifest
-from skerry.wire.records import decode
-from skerry.wire.subjects import Subjects
+from skerry.log.ledger import last_commits
+from skerry.log.state import read_part
+from skerry.protocol.messages import Manifest
+from skerry.protocol.records import decode
+from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.bus.base import Bus
-    from skerry.core.fragments import Plan
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Commit
     from skerry.store.manifest import SavedFragment
-    from skerry.wire.messages import Commit
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.core.fragments import scatter
+from skerry.algorithm.fragments import scatter
 from skerry.store import tensorfile
 from skerry.store.checkpoint import MASTER, entry_name, tensor_name
 from skerry.store.manifest import (
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from skerry.core.fragments import Plan
+    from skerry.algorithm.fragments import Plan
+    from skerry.protocol.messages import Manifest, RunRecord
     from skerry.store.base import Draft, Store
-    from skerry.wire.messages import Manifest, RunRecord
 
     Vector = NDArray[np.float32]
 

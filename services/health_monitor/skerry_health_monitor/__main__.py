@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.runtime.options import Config, Nats, Run, Sets, answer, application
+from skerry.service.options import Config, Nats, Run, Sets, answer, application
 
 app = application()
 
@@ -28,13 +28,13 @@ def run(
     import socket
     from pathlib import Path
 
-    from skerry import settings
-    from skerry.runtime.connect import bus_from
-    from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.link import Link
-    from skerry.runtime.logs import configure
-    from skerry.runtime.telemetry import telemetry
-    from skerry.wire.subjects import checked_token
+    from skerry.protocol.subjects import checked_token
+    from skerry.service.connect import bus_from
+    from skerry.service.entry import exit_on_error, run_service
+    from skerry.service.link import Link
+    from skerry.service.logs import configure
+    from skerry.service.telemetry import telemetry
+    from skerry.settings import loading
     from skerry_health_monitor.metrics.sinks import outlets
     from skerry_health_monitor.service import health_monitor
     from skerry_health_monitor.web.server import listen
@@ -43,7 +43,7 @@ def run(
     overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
         checked_token(run, "run")
-        local = settings.load(config, overrides).local
+        local = loading.load(config, overrides).local
         configure(local.log_level, service="health-monitor")
         rows = local.telemetry.jsonl or Path(".skerry", run, "metrics.jsonl")
         told = outlets(local.metrics, rows, run)

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from skerry.bus import ledger
-from skerry.bus.alerts import Situation, Store, alerts
-from skerry.bus.recent import RECENT_S
-from skerry.bus.report import report
-from skerry.chaos.local import LocalGround
 from skerry.errors import BrokerUnavailable, BusError, first_cause
-from skerry.runtime.link import Link
-from skerry.runtime.service import serve
-from skerry.settings import run_config_from_json
+from skerry.log import ledger
+from skerry.protocol.subjects import STREAM_KINDS, Subjects
+from skerry.service.link import Link
+from skerry.service.shell import serve
+from skerry.settings.loading import run_config_from_json
+from skerry.status.alerts import Situation, Store, alerts
+from skerry.status.recent import RECENT_S
+from skerry.status.report import report
 from skerry.tasks import TaskGroup
-from skerry.wire.subjects import STREAM_KINDS, Subjects
 from skerry_health_monitor.metrics.exporting import Exporting
 from skerry_health_monitor.metrics.figures import Known
 from skerry_health_monitor.metrics.prometheus import metrics_route
@@ -37,6 +36,7 @@ from skerry_health_monitor.web.picture import Drawn, Scene, marks, picture
 from skerry_health_monitor.web.server import Connections, application, serve_http
 from skerry_health_monitor.web.stream import Frame, Hub
 from skerry_health_monitor.web.strikes import Strikes, read_token, strike_route
+from skerry_tools.chaos.local import LocalGround
 
 if TYPE_CHECKING:
     import socket
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
-    from skerry.bus.base import Bus, Record, Room, StreamInfo
-    from skerry.bus.view import RunView
-    from skerry.settings import HealthSettings, LocalSettings
-    from skerry.wire.messages import Commit, MemberRecord
+    from skerry.log.base import Bus, Record, Room, StreamInfo
+    from skerry.protocol.messages import Commit, MemberRecord
+    from skerry.settings.models import HealthSettings, LocalSettings
+    from skerry.status.view import RunView
     from skerry_health_monitor.metrics.sinks import Outlet
     from skerry_health_monitor.web.strikes import Striker
 

@@ -7,18 +7,15 @@ from typing import Annotated
 
 import typer
 
-from skerry.runtime.options import Config, Nats, Run, Sets, answer, application
+from skerry.service.options import Config, Nats, Run, Sets, answer, application
 
 STARTED_S = time.monotonic()
 
 app = application()
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per checkpoint.")]
 
-
-@app.callback(invoke_without_command=True)
+@app.command()
 def run(
-    context: typer.Context,
     nats: Nats = None,
     run: Run = "main",
     name: Annotated[
@@ -28,23 +25,21 @@ def run(
     set_: Sets = None,
 ) -> None:
     """Train one island: creates the run where there is none, else takes the run's config."""
-    if context.invoked_subcommand is not None:
-        return
     import socket
 
-    from skerry import settings
-    from skerry.runtime.connect import bus_from
-    from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.logs import broker_event, configure
-    from skerry.runtime.telemetry import telemetry
-    from skerry.wire.subjects import checked_token
+    from skerry.protocol.subjects import checked_token
+    from skerry.service.connect import bus_from
+    from skerry.service.entry import exit_on_error, run_service
+    from skerry.service.logs import broker_event, configure
+    from skerry.service.telemetry import telemetry
+    from skerry.settings import loading
 
     learner_name = name or socket.gethostname().partition(".")[0]
     overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
         checked_token(run, "run")
         checked_token(learner_name, "learner")
-        given = settings.load(config, overrides)
+        given = loading.load(config, overrides)
         configure(given.local.log_level, service="learner")
         bus = bus_from(given.local.nats, learner_name, on_event=broker_event)
     from skerry_learner.service import learner, step_back
@@ -64,101 +59,8 @@ def run(
     )
 
 
-@app.command()
-def evaluator(
-    nats: Nats = None,
-    run: Run = "main",
-    name: Annotated[
-        str | None, typer.Option(help="Its name; by default the host's.", metavar="NAME")
-    ] = None,
-    config: Config = None,
-    set_: Sets = None,
-) -> None:
-    """Evaluate a run's global model on held-out text, as it goes along and at its end.
-
-    It needs the run's text and model code, runs at low priority, and on the CPU unless
-    JAX_PLATFORMS says otherwise. eval.every_s and eval.batches of the run say how often and on how
-    much text.
-    """
-    import os
-    import socket
-
-    from skerry import settings
-    from skerry.runtime.connect import bus_from
-    from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.logs import broker_event, configure
-    from skerry.runtime.priority import yield_to_others
-    from skerry.runtime.telemetry import telemetry
-    from skerry.wire.subjects import checked_token
-    from skerry_learner.judging import evaluator as service
-
-    holder = name or f"evaluator-{socket.gethostname().partition('.')[0]}"
-    overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
-    with exit_on_error():
-        checked_token(run, "run")
-        local = settings.load(config, overrides).local
-        configure(local.log_level, service="evaluator")
-        bus = bus_from(local.nats, holder, on_event=broker_event)
-    yield_to_others(service.NICENESS)
-    # A second process on an accelerator would take memory that its learner counts on.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    run_service(
-        service.evaluator(bus, run, holder, local.shutdown_s),
-        telemetry(local, "evaluator", run, holder),
-    )
-
-
-@app.command(name="eval")
-def evaluate(
-    checkpoints: Annotated[
-        list[str], typer.Argument(help="Folders or s3:// addresses.", metavar="CHECKPOINT")
-    ],
-    batches: Annotated[
-        int | None,
-        typer.Option(help="Held-out batches at most; default: its run's.", min=1, metavar="N"),
-    ] = None,
-    *,
-    json: AsJson = False,
-) -> None:
-    """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
-    from skerry.runtime.entry import exit_on_error
-    from skerry_learner.judging.commands import print_verdicts
-
-    with exit_on_error():
-        print_verdicts(checkpoints, batches=batches, as_json=json)
-
-
-@app.command()
-def sample(
-    checkpoint: Annotated[
-        str, typer.Argument(help="Its folder or s3:// address.", metavar="CHECKPOINT")
-    ],
-    prompt: Annotated[str, typer.Option(help="Text to continue.", metavar="TEXT")] = "def ",
-    tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1, metavar="N")] = 200,
-    temperature: Annotated[
-        float, typer.Option(help="0: always the likeliest.", min=0, metavar="T")
-    ] = 0.7,
-    seed: Annotated[int, typer.Option(help="Equal seeds write equal text.", metavar="N")] = 0,
-    *,
-    json: AsJson = False,
-) -> None:
-    """Let a checkpoint continue a prompt."""
-    from skerry.runtime.entry import exit_on_error
-    from skerry_learner.judging.commands import print_sample
-
-    with exit_on_error():
-        print_sample(
-            checkpoint,
-            prompt=prompt,
-            count=tokens,
-            temperature=temperature,
-            seed=seed,
-            as_json=json,
-        )
-
-
 def main() -> None:
-    answer(app, "learner", also=("evaluator", "eval", "sample"))
+    answer(app, "learner")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import structlog
 
-from skerry.settings import RunConfig
+from skerry.data.prefetch import Prefetch, Prefetched
+from skerry.data.stream import Stream
+from skerry.protocol.messages import LearnerPhase
+from skerry.settings.models import RunConfig
 from skerry.telemetry import instruments, metrics
-from skerry.wire.messages import LearnerPhase
-from skerry_learner.data.prefetch import Prefetch, Prefetched
-from skerry_learner.data.stream import Stream
 from skerry_learner.inner import recall
 from skerry_learner.inner.recall import Recalled
 from skerry_learner.sync.mailbox import Mailbox

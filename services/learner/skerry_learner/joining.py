@@ -11,12 +11,8 @@ from importlib.metadata import version
 import structlog
 import xxhash
 
-from skerry import settings
-from skerry.bus import ledger, place, presence, state
-from skerry.bus.base import Bus, StreamSpec
-from skerry.bus.recovery import find_run
-from skerry.bus.streams import specs
-from skerry.core.fragments import Plan, plan
+from skerry.algorithm.fragments import Plan, plan
+from skerry.data.corpus import Corpus, load_corpus
 from skerry.errors import (
     BrokerUnavailable,
     BrokerUnfit,
@@ -24,13 +20,17 @@ from skerry.errors import (
     RunMismatch,
     StorageFull,
 )
-from skerry.settings import LogConfig, RunConfig
-from skerry.wire.messages import MemberRecord, RunRecord, RunState
-from skerry_learner.data.corpus import Corpus, load_corpus
+from skerry.log import ledger, place, presence, state
+from skerry.log.base import Bus, StreamSpec
+from skerry.log.recovery import find_run
+from skerry.log.streams import specs
+from skerry.models.base import Model, specs_of
+from skerry.models.factory import build_model
+from skerry.protocol.messages import MemberRecord, RunRecord, RunState
+from skerry.settings import loading
+from skerry.settings.models import LogConfig, RunConfig
 from skerry_learner.inner.file import Origin
 from skerry_learner.inner.recall import Recalled
-from skerry_learner.models.base import Model, specs_of
-from skerry_learner.models.factory import build_model
 from skerry_learner.sync.rules import Progress
 from skerry_learner.sync.session import Learner
 
@@ -105,7 +105,7 @@ async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work
 
 def _recorded(config: RunConfig, parameters: int) -> RunConfig:
     """Return the config as a run's record holds it: nothing is left open."""
-    return settings.decided(with_window(config, parameters))
+    return loading.decided(with_window(config, parameters))
 
 
 async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
@@ -116,7 +116,7 @@ async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
         log.info("stream_mended", difference=difference)
     wanted = RunRecord(
         run=run,
-        config_json=settings.to_json(config),
+        config_json=loading.to_json(config),
         leaves=work.plan.leaves,
         fragments=work.config.sync.fragments,
         plan_digest=work.plan.digest,
@@ -178,9 +178,9 @@ def _streams(run: str, config: RunConfig) -> tuple[StreamSpec, ...]:
 
 def _agreed(record: RunRecord, given: RunConfig) -> RunConfig:
     """Return the run's own config, and warn where the given one says otherwise."""
-    config = settings.run_config_from_json(record.config_json, record.skerry_version)
+    config = loading.run_config_from_json(record.config_json, record.skerry_version)
     parameters = sum(leaf.size for leaf in record.leaves)
-    different = settings.differences(_recorded(given, parameters), config)
+    different = loading.differences(_recorded(given, parameters), config)
     if different and given != RunConfig():
         log.warning("config_from_ledger", ignored=list(different))
     return config

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import jax
 import structlog
 
-from skerry.bus.base import Bus
-from skerry.runtime.priority import yield_to_others
-from skerry.runtime.service import serve
-from skerry.settings import LearnerSettings, RunConfig
-from skerry.wire.messages import LearnerPhase, RunRecord
-from skerry_learner.data.stream import Stream
+from skerry.data.stream import Stream
+from skerry.log.base import Bus
+from skerry.protocol.messages import LearnerPhase, RunRecord
+from skerry.service.priority import yield_to_others
+from skerry.service.shell import serve
+from skerry.settings.models import LearnerSettings, RunConfig
 from skerry_learner.inner import recall
 from skerry_learner.inner.keeper import Keeper
 from skerry_learner.inner.recall import Recalled

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.runtime.options import Config, Nats, Run, Sets, answer, application
+from skerry.service.options import Config, Nats, Run, Sets, answer, application
 
 app = application()
 
@@ -30,19 +30,19 @@ def run(
     import socket
     from functools import partial
 
-    from skerry import settings
-    from skerry.runtime.connect import bus_from
-    from skerry.runtime.entry import exit_on_error, run_service
-    from skerry.runtime.hops import tell_hops
-    from skerry.runtime.logs import broker_event, configure
-    from skerry.runtime.telemetry import telemetry
+    from skerry.service.connect import bus_from
+    from skerry.service.entry import exit_on_error, run_service
+    from skerry.service.hops import tell_hops
+    from skerry.service.logs import broker_event, configure
+    from skerry.service.telemetry import telemetry
+    from skerry.settings import loading
     from skerry_syncer.service import syncer
 
     machine = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40]
     holder = name or f"syncer-{machine}-{os.getpid()}"
     overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
-        local = settings.load(config, overrides).local
+        local = loading.load(config, overrides).local
         configure(local.log_level, service="syncer")
     bus = bus_from(local.nats, holder, on_event=broker_event)
     beside = {"hops": partial(tell_hops, bus, run)} if local.telemetry.broker_hops else {}

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import fences, ledger, presence, recovery
-from skerry.core import succession
 from skerry.errors import BrokerUnavailable, BusError
+from skerry.log import fences, ledger, presence, recovery
+from skerry.protocol import succession
+from skerry.protocol.messages import SyncerPulse
 from skerry.tasks import TaskGroup
-from skerry.wire.messages import SyncerPulse
 from skerry_syncer.conductor import now_s
 from skerry_syncer.tenure import RETRY_S, Ending, Tenure
 

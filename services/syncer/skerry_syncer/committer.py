@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import structlog
 
-from skerry.bus.contributions import refusal
-from skerry.bus.state import MASTER, PARAMS
-from skerry.bus.state_writer import NewPart
-from skerry.core import fragments, weights
-from skerry.core.backend import cpu
-from skerry.core.fold import Contribution as Merged
-from skerry.core.merge import largest, sound
-from skerry.core.outer import merge_and_apply
-from skerry.core.rounds import WITHOUT_QUORUM
+from skerry.algorithm import fragments, weights
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fold import Contribution as Merged
+from skerry.algorithm.merge import largest, sound
+from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
-from skerry.wire.messages import Commit, Consumed, ContributionKind, LearnerProgress
+from skerry.log.contributions import refusal
+from skerry.log.state import MASTER, PARAMS
+from skerry.log.state_writer import NewPart
+from skerry.protocol.messages import Commit, Consumed, ContributionKind, LearnerProgress
+from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry_syncer.loading import OUTER
 from skerry_syncer.shard import judge, mark_of
 from skerry_syncer.telling import Spent
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from skerry.bus.contributions import Contribution
-    from skerry.bus.state_writer import StateWriter
-    from skerry.core.outer import Outer
-    from skerry.settings import SyncConfig
-    from skerry.wire.messages import Manifest
+    from skerry.algorithm.outer import Outer
+    from skerry.log.contributions import Contribution
+    from skerry.log.state_writer import StateWriter
+    from skerry.protocol.messages import Manifest
+    from skerry.settings.models import SyncConfig
     from skerry_syncer.shard import FragmentState, Shard
 
     Vector = NDArray[np.float32]

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import ledger, presence
-from skerry.bus.contributions import Contribution, Refusal
-from skerry.core import rounds, schedule
+from skerry.algorithm import schedule
 from skerry.errors import BrokerUnavailable
-from skerry.wire.messages import Round
-from skerry.wire.subjects import Subjects, contributor
+from skerry.log import ledger, presence
+from skerry.log.contributions import Contribution, Refusal
+from skerry.protocol import rounds
+from skerry.protocol.messages import Round
+from skerry.protocol.subjects import Subjects, contributor
 from skerry_syncer.committer import Closing
 from skerry_syncer.ending import Tail, may_end
 from skerry_syncer.telling import Teller, mark_of
@@ -23,10 +24,10 @@ from skerry_syncer.telling import Teller, mark_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.bus.base import Bus, Record
-    from skerry.core.fragments import Plan
-    from skerry.settings import RunConfig
-    from skerry.wire.messages import RunRecord
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus, Record
+    from skerry.protocol.messages import RunRecord
+    from skerry.settings.models import RunConfig
     from skerry_syncer.committer import Committer
     from skerry_syncer.fleet import Fleet
     from skerry_syncer.shard import FragmentState, Shard

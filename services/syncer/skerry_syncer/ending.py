@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.errors import BrokerUnavailable
-from skerry.wire.subjects import Subjects
+from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.bus.base import Bus
+    from skerry.log.base import Bus
 
 OTHERS_PATIENCE = 3
 """Timeouts of a round for which another shard is waited for: one in which it gives up what is not

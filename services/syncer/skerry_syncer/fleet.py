@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.core import liveness, schedule
-from skerry.wire.messages import LearnerPhase
+from skerry.algorithm import liveness, schedule
+from skerry.protocol.messages import LearnerPhase
 
 if TYPE_CHECKING:
-    from skerry.wire.messages import Pulse
+    from skerry.protocol.messages import Pulse
 
 WORKING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
 ON_THE_WAY = frozenset({LearnerPhase.STARTING, LearnerPhase.CATCHING_UP})

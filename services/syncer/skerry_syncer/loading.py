@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import ledger, presence
-from skerry.bus.base import Start as From
-from skerry.bus.contributions import Inbox
-from skerry.bus.loss import state_lost
-from skerry.bus.state import MASTER, read_part
-from skerry.bus.state_writer import StateWriter
 from skerry.errors import Corrupt, WireError
-from skerry.wire.messages import Commit, Start
-from skerry.wire.records import decode
-from skerry.wire.subjects import Subjects, contributor
+from skerry.log import ledger, presence
+from skerry.log.base import Start as From
+from skerry.log.contributions import Inbox
+from skerry.log.loss import state_lost
+from skerry.log.state import MASTER, read_part
+from skerry.log.state_writer import StateWriter
+from skerry.protocol.messages import Commit, Start
+from skerry.protocol.records import decode
+from skerry.protocol.subjects import Subjects, contributor
 from skerry_syncer.shard import FragmentState, Shard
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.bus.base import Bus, Record, StreamInfo
-    from skerry.core.fragments import Plan
-    from skerry.core.outer import Outer
-    from skerry.settings import SyncConfig
-    from skerry.wire.messages import Manifest
+    from skerry.algorithm.fragments import Plan
+    from skerry.algorithm.outer import Outer
+    from skerry.log.base import Bus, Record, StreamInfo
+    from skerry.protocol.messages import Manifest
+    from skerry.settings.models import SyncConfig
 
 log = structlog.get_logger()
 

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import presence
-from skerry.bus.state_writer import StateWriter
-from skerry.core import backend
+from skerry.algorithm import backend
 from skerry.errors import BrokerUnavailable, BusError, StorageFull, first_cause
-from skerry.runtime.arrival import arrive
-from skerry.runtime.service import serve
+from skerry.log import presence
+from skerry.log.state_writer import StateWriter
+from skerry.protocol.messages import RunState, SyncerPulse
+from skerry.protocol.subjects import checked_token
+from skerry.service.arrival import arrive
+from skerry.service.shell import serve
 from skerry.tasks import TaskGroup
-from skerry.wire.messages import RunState, SyncerPulse
-from skerry.wire.subjects import checked_token
 from skerry_syncer.candidate import Candidate
 from skerry_syncer.work import Work, conduct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.bus.base import Bus
-    from skerry.runtime.service import Loop
+    from skerry.log.base import Bus
+    from skerry.service.shell import Loop
     from skerry_syncer.conductor import Conductor
 
 log = structlog.get_logger()

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.bus.contributions import Contribution, Inbox, Mark, Refusal, refusal
-from skerry.core import staleness
-from skerry.wire.messages import ContributionKind, LearnerProgress, Refused
-from skerry.wire.subjects import contributor
+from skerry.algorithm import staleness
+from skerry.log.contributions import Contribution, Inbox, Mark, Refusal, refusal
+from skerry.protocol.messages import ContributionKind, LearnerProgress, Refused
+from skerry.protocol.subjects import contributor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.bus.base import Record
-    from skerry.core.fragments import Fragment, Plan
-    from skerry.settings import SyncConfig
-    from skerry.wire.messages import Commit, Manifest
+    from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.log.base import Record
+    from skerry.protocol.messages import Commit, Manifest
+    from skerry.settings.models import SyncConfig
 
 MOST_REFUSED = 1000
 """Refusals that one commit names; what a flood has beyond that is in the syncer's log alone."""

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus.view import GENESIS
-from skerry.core import tracing
-from skerry.core.rounds import WITHOUT_QUORUM
+from skerry.protocol.rounds import WITHOUT_QUORUM
+from skerry.protocol.subjects import Subjects, contributor
+from skerry.status.view import GENESIS
+from skerry.telemetry import ids as tracing
 from skerry.telemetry import instruments, metrics, spans, tracer
 from skerry.telemetry.spans import Event, Kind, Link, Span, messaging, messaging_name
-from skerry.wire.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.bus.contributions import Contribution, Refusal
-    from skerry.core.tracing import SpanContext
-    from skerry.wire.messages import Commit, Consumed, Round, RunRecord
+    from skerry.log.contributions import Contribution, Refusal
+    from skerry.protocol.messages import Commit, Consumed, Round, RunRecord
+    from skerry.telemetry.ids import SpanContext
 
 log = structlog.get_logger()
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import fences
-from skerry.bus.state_writer import StateWriter
 from skerry.errors import BrokerUnavailable, Conflict, Fenced, Overtaken, StorageFull, first_cause
+from skerry.log import fences
+from skerry.log.state_writer import StateWriter
 from skerry_syncer.work import conduct
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus import presence
-from skerry.bus.streams import specs
-from skerry.core import liveness, rounds, schedule
-from skerry.core.adamw import AdamW
-from skerry.core.fragments import plan as plan_of
-from skerry.core.outer import make_outer
-from skerry.errors import RunMismatch
-from skerry.settings import run_config_from_json
+from skerry.algorithm import liveness, schedule
+from skerry.algorithm.adamw import AdamW
+from skerry.algorithm.outer import make_outer
+from skerry.log import presence
+from skerry.log.streams import specs
+from skerry.protocol import rounds
+from skerry.protocol.run import plan_of
+from skerry.settings.loading import run_config_from_json
 from skerry.tasks import TaskGroup
 from skerry_syncer.committer import Committer
 from skerry_syncer.conductor import Conductor
@@ -25,12 +25,12 @@ from skerry_syncer.loading import load
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.bus.base import Bus
-    from skerry.bus.state_writer import StateWriter
-    from skerry.core.fragments import Plan
-    from skerry.core.outer import Outer
-    from skerry.settings import RunConfig
-    from skerry.wire.messages import RunRecord
+    from skerry.algorithm.fragments import Plan
+    from skerry.algorithm.outer import Outer
+    from skerry.log.base import Bus
+    from skerry.log.state_writer import StateWriter
+    from skerry.protocol.messages import RunRecord
+    from skerry.settings.models import RunConfig
 
 log = structlog.get_logger()
 
@@ -57,13 +57,7 @@ class Work:
         Raises ConfigError or RunMismatch where this release cannot serve it.
         """
         config = run_config_from_json(record.config_json, record.skerry_version)
-        plan = plan_of(record.leaves, record.fragments)
-        if plan.digest != record.plan_digest:
-            msg = (
-                f"Run {record.run!r} was cut by another release of Skerry "
-                f"({record.skerry_version}): use that release."
-            )
-            raise RunMismatch(msg)
+        plan = plan_of(record)
         outer = make_outer(
             config.outer.preset,
             lr=config.outer.lr,

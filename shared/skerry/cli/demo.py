@@ -12,36 +12,36 @@ from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Any, cast
 
-from skerry import settings
-from skerry.bus import ledger
-from skerry.bus.view import GENESIS
-from skerry.cli.cluster import Cluster, Stop, broker, call, prepared, run_stoppable
+from skerry.algorithm.traffic import data_parallel_bytes
+from skerry.cli.cluster.place import Place
+from skerry.cli.cluster.run import Cluster, Stop, broker, call, prepared, run_stoppable
+from skerry.cli.cluster.services import Team, argv
+from skerry.cli.cluster.supervise import Change
+from skerry.cli.cluster.tail import last_event, size_of
 from skerry.cli.follow import is_finished
 from skerry.cli.live import screen, size
 from skerry.cli.outage import Outage
-from skerry.cli.place import Place
-from skerry.cli.services import Team, argv
-from skerry.cli.supervise import Change
-from skerry.cli.tail import last_event, size_of
 from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink, parameters
 from skerry.cli.up import conduct, existing, ignored
-from skerry.core.traffic import data_parallel_bytes
 from skerry.errors import ConfigError, SkerryError
-from skerry.runtime.connect import bus_from
+from skerry.log import ledger
+from skerry.protocol.messages import Commit, Pulse
+from skerry.service.connect import bus_from
+from skerry.settings import loading
+from skerry.status.view import GENESIS
 from skerry.store.listing import summaries
 from skerry.tasks import TaskGroup
-from skerry.wire.messages import Commit, Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from skerry.bus.report import Report
-    from skerry.bus.view import Message
+    from skerry.cli.cluster.supervise import Event, Supervisor
     from skerry.cli.follow import Feed
     from skerry.cli.live import Screen
-    from skerry.cli.supervise import Event, Supervisor
-    from skerry.settings import Settings
+    from skerry.settings.models import Settings
+    from skerry.status.report import Report
+    from skerry.status.view import Message
     from skerry.store.listing import Summary
 
 RUN = "demo"
@@ -125,7 +125,7 @@ def run_demo(
     """Run the demo and print, and write, what came of it; KeyboardInterrupt if stopped."""
     longer = [] if duration_s is None else [f"train.duration_s={duration_s}"]
     with as_file(files("skerry.cli") / "demo.toml") as path:
-        wanted = settings.load(path, [*longer, *sets])
+        wanted = loading.load(path, [*longer, *sets])
     place = Place(RUN)
     began_s = time.time()
     with place.held(), screen(began_s=began_s) as on:

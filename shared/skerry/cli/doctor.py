@@ -17,15 +17,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skerry.cli.services import NEEDS
+from skerry.cli.cluster.broker import find_server
+from skerry.cli.cluster.services import NEEDS
 from skerry.errors import SkerryError
-from skerry.runtime.broker import find_server
-from skerry.settings import control_variable, masked_url
+from skerry.settings.checks import masked_url
+from skerry.settings.loading import control_variable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from skerry.settings import Settings
+    from skerry.settings.models import Settings
 
 PYTHON = (3, 11)
 NATS_SERVER = (2, 12)
@@ -149,7 +150,7 @@ def nats_server() -> Finding:
 
 def broker(settings: Settings, *, required: bool) -> Finding:
     """Connect, which checks version, JetStream and max_payload, and look at what it stores."""
-    from skerry.runtime.connect import bus_from
+    from skerry.service.connect import bus_from
 
     nats = settings.local.nats.model_copy(update={"connect_timeout_s": 2.0})
     url = masked_url(nats.url)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from skerry import settings
 from skerry.cli.doctor import Finding, Verdict, as_json, examine
+from skerry.settings import loading
+from skerry.settings.models import NatsSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,8 +29,8 @@ def run_doctor(
 ) -> None:
     """Examine this machine, print the findings and exit with 1 if a required one failed."""
     overrides = [*sets, *([f"nats.url={nats}"] if nats else [])]
-    found = settings.load(config, overrides)
-    named = found.local.nats.url != settings.NatsSettings().url
+    found = loading.load(config, overrides)
+    named = found.local.nats.url != NatsSettings().url
     findings = examine(found, reach_broker=named or nats is not None)
     told = _print_json(findings) if as_json else _print_lines(findings)
     sys.exit(1 if any(f.verdict is Verdict.FAIL for f in told) else 0)

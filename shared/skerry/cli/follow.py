@@ -7,9 +7,13 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from skerry.bus import ledger, presence
-from skerry.bus.report import Report, report
-from skerry.bus.view import (
+from skerry.algorithm.liveness import policy_from
+from skerry.errors import BrokerUnavailable
+from skerry.log import ledger, presence
+from skerry.protocol.messages import RunRecord, RunState
+from skerry.settings.loading import run_config_from_json
+from skerry.status.report import Report, report
+from skerry.status.view import (
     Frame,
     Message,
     RunView,
@@ -19,17 +23,13 @@ from skerry.bus.view import (
     peek_evaluation,
     seen_s,
 )
-from skerry.core.liveness import policy_from
-from skerry.errors import BrokerUnavailable
-from skerry.settings import run_config_from_json
 from skerry.tasks import TaskGroup
-from skerry.wire.messages import RunRecord, RunState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from skerry.bus.base import Bus
-    from skerry.settings import RunConfig
+    from skerry.log.base import Bus
+    from skerry.settings.models import RunConfig
 
 AHEAD_S = 60.0
 RETRY_S = 1.0

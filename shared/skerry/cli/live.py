@@ -12,15 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from skerry.bus.view import GENESIS
-from skerry.core.liveness import Liveness
-from skerry.wire.messages import LearnerPhase
+from skerry.algorithm.liveness import Liveness
+from skerry.protocol.messages import LearnerPhase
+from skerry.status.view import GENESIS
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from skerry.bus.report import LearnerRow, Report, RunRow
     from skerry.cli.follow import Feed
+    from skerry.status.report import LearnerRow, Report, RunRow
 
 LINE_S = 2.0
 QUIET_S, QUIET_GAPS = 20.0, 5.0

@@ -12,12 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from skerry.cli.plan import plan
-from skerry.cli.services import HELP, become
-from skerry.cli.simulate import simulate
-from skerry.runtime import options
-from skerry.runtime.entry import exit_on_error
-from skerry.runtime.options import Sets, application
+from skerry.cli.cluster.services import HELP, become
+from skerry.service import options
+from skerry.service.entry import exit_on_error
+from skerry.service.options import Sets, application
 
 HANDED_ON = {
     "learner": ("learner", ()),
@@ -25,37 +23,20 @@ HANDED_ON = {
     "checkpointer": ("checkpointer", ()),
     "health-monitor": ("health-monitor", ()),
     "evaluator": ("evaluator", ()),
-    "sample": ("learner", ("sample",)),
-    "eval": ("learner", ("eval",)),
+    "sample": ("evaluator", ("sample",)),
+    "eval": ("evaluator", ("eval",)),
     "checkpoints": ("checkpointer", ("checkpoints",)),
     "lab": ("lab", ()),
+    **{name: ("tools", (name,)) for name in ("plan", "simulate", "ledger", "replay", "chaos")},
 }
 """Commands that another program answers: which service's, and behind which words."""
 
 
 app = application(bare_shows_help=True)
-ledger_app = application(bare_shows_help=True)
-app.add_typer(ledger_app, name="ledger", help="Prove a run's log.")
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
 Nats = Annotated[str | None, typer.Option(help="A broker that runs already.", metavar="URL")]
 Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
-Moment = Annotated[
-    str | None,
-    typer.Option(
-        help="v17: every fragment at version 17; f3@17: when fragment 3 reached version 17;"
-        " seq:1234: a ledger sequence; a time (ISO, or -5m). Default: now.",
-        metavar="VERSION|TIME|SEQ",
-    ),
-]
-Base = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        help="Begin here. Default: genesis, or the oldest checkpoint that will do.",
-        metavar="CHECKPOINT",
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 FOR_OTHERS: dict[str, Any] = {
     "allow_extra_args": True,
@@ -208,79 +189,6 @@ def top(
         run_top(config=config, sets=set_ or [], run=run, nats=nats, once=once, as_json=json)
 
 
-@ledger_app.command()
-def verify(
-    *,
-    config: options.Config = None,
-    set_: Sets = None,
-    run: Run = None,
-    nats: Nats = None,
-    replay: Annotated[
-        bool, typer.Option("--replay", help="Also rebuild what the window still holds.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """Prove a run's log: nothing missing, nothing counted twice; exit code 5 if it is not so."""
-    from skerry.cli.ledger import run_verify
-
-    with exit_on_error():
-        run_verify(config=config, sets=set_ or [], run=run, nats=nats, replay=replay, as_json=json)
-
-
-@app.command()
-def replay(  # noqa: PLR0913 - one option each
-    *,
-    config: options.Config = None,
-    set_: Sets = None,
-    run: Run = None,
-    nats: Nats = None,
-    to: Moment = None,
-    from_: Base = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the parameters here.", metavar="FOLDER|FILE.safetensors"),
-    ] = None,
-    merge: Annotated[
-        str | None, typer.Option(help="What if: average or rda.", metavar="METHOD")
-    ] = None,
-    outer: Annotated[
-        str | None,
-        typer.Option(help="What if: nesterov, direct or module:function.", metavar="PRESET"),
-    ] = None,
-    outer_lr: Annotated[float | None, typer.Option(help="What if.", metavar="LR")] = None,
-    outer_momentum: Annotated[float | None, typer.Option(help="What if.", metavar="M")] = None,
-    quorum: Annotated[int | None, typer.Option(help="What if.", min=1, metavar="K")] = None,
-    max_staleness: Annotated[int | None, typer.Option(help="What if.", min=0, metavar="N")] = None,
-    staleness_discount: Annotated[float | None, typer.Option(help="What if.", metavar="X")] = None,
-    json: AsJson = False,
-) -> None:
-    """Rebuild the parameters of any moment from the log, bit by bit; or ask what if.
-
-    A what-if merges the same contributions under another policy and says how far the result
-    drifts; --out then holds that result.
-    """
-    from skerry.cli.replay import Asked, policy_of, run_replay
-
-    with exit_on_error():
-        policy = policy_of(
-            merge=merge,
-            outer=outer,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            quorum=quorum,
-            max_staleness=max_staleness,
-            staleness_discount=staleness_discount,
-        )
-        run_replay(
-            config=config,
-            sets=set_ or [],
-            run=run,
-            nats=nats,
-            asked=Asked(to, from_, out, policy),
-            as_json=json,
-        )
-
-
 @app.command(context_settings=FOR_OTHERS)
 def checkpoints(context: typer.Context) -> None:
     """List, verify or restore checkpoints."""
@@ -289,7 +197,7 @@ def checkpoints(context: typer.Context) -> None:
 
 @app.command(context_settings=FOR_OTHERS)
 def sample(context: typer.Context) -> None:
-    """Let a checkpoint write on."""
+    """Generate text from a checkpoint."""
     _hand_on("sample", context.args)
 
 
@@ -299,67 +207,34 @@ def evaluate(context: typer.Context) -> None:
     _hand_on("eval", context.args)
 
 
-@app.command()
-def chaos(  # noqa: PLR0913 - one option each
-    *,
-    config: options.Config = None,
-    set_: Sets = None,
-    run: Run = None,
-    nats: Annotated[
-        str | None,
-        typer.Option(help="Strike a run elsewhere, by its messages.", metavar="URL"),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Draws the plan.", metavar="N")] = None,
-    every_s: Annotated[float, typer.Option(help="Seconds between faults.", metavar="S")] = 5.0,
-    duration_s: Annotated[float, typer.Option(help="Seconds of faults.", metavar="S")] = 120.0,
-    kinds: Annotated[str, typer.Option(help="Only these, by comma.", metavar="K,...")] = "",
-    targets: Annotated[str, typer.Option(help="Only these, by comma.", metavar="T,...")] = "",
-    plan: Annotated[Path | None, typer.Option(help="A fault plan instead.", metavar="FILE")] = None,
-    save_plan: Annotated[
-        Path | None, typer.Option(help="Write the plan here.", metavar="FILE")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the result here.", metavar="FILE")
-    ] = None,
-    quiet_s: Annotated[
-        float, typer.Option(help="Seconds without faults, before and after.", metavar="S")
-    ] = 10.0,
-    heal_s: Annotated[
-        float, typer.Option(help="Time to work again, after a drawn plan.", metavar="S")
-    ] = 300.0,
-    goodput: Annotated[float, typer.Option(help="Least that is good enough.", metavar="G")] = 0.0,
-    json: AsJson = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
-    heal: Annotated[
-        bool, typer.Option("--heal", help="Only undo what a killed drill has left.")
-    ] = False,
-) -> None:
-    """Break a run on purpose, one drill at a time; heal and check it."""
-    from skerry.cli.chaos import Wanted, run_chaos
+@app.command(context_settings=FOR_OTHERS)
+def plan(context: typer.Context) -> None:
+    """Plan a run: will it work, how long does it take, what does it cost."""
+    _hand_on("plan", context.args)
 
-    with exit_on_error():
-        run_chaos(
-            Wanted(
-                config=config,
-                sets=tuple(set_ or ()),
-                nats=nats,
-                run=run,
-                seed=seed,
-                every_s=every_s,
-                duration_s=duration_s,
-                kinds=_words(kinds),
-                targets=_words(targets),
-                plan=plan,
-                save_plan=save_plan,
-                report=report,
-                quiet_s=quiet_s,
-                heal_s=heal_s,
-                goodput=goodput,
-                as_json=json,
-                dry_run=dry_run,
-                heal=heal,
-            )
-        )
+
+@app.command(context_settings=FOR_OTHERS)
+def simulate(context: typer.Context) -> None:
+    """Simulate a fleet's failures and the goodput that is left."""
+    _hand_on("simulate", context.args)
+
+
+@app.command(context_settings=FOR_OTHERS)
+def ledger(context: typer.Context) -> None:
+    """Prove a run's log."""
+    _hand_on("ledger", context.args)
+
+
+@app.command(context_settings=FOR_OTHERS)
+def replay(context: typer.Context) -> None:
+    """Rebuild the parameters of any moment from the log, bit by bit; or ask what if."""
+    _hand_on("replay", context.args)
+
+
+@app.command(context_settings=FOR_OTHERS)
+def chaos(context: typer.Context) -> None:
+    """Break a run on purpose, one drill at a time; heal and check it."""
+    _hand_on("chaos", context.args)
 
 
 @app.command(context_settings=FOR_OTHERS)
@@ -381,14 +256,6 @@ def doctor(
 
     with exit_on_error():
         run_doctor(config=config, sets=set_ or [], nats=nats, as_json=json)
-
-
-app.command()(plan)
-app.command()(simulate)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _hand_on(name: str, rest: list[str]) -> None:

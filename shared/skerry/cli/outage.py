@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.bus.view import GENESIS
-from skerry.wire.messages import Commit, LearnerPhase, Pulse
+from skerry.protocol.messages import Commit, LearnerPhase, Pulse
+from skerry.status.view import GENESIS
 
 if TYPE_CHECKING:
-    from skerry.bus.view import Message
+    from skerry.status.view import Message
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from skerry.cli.place import writing
-from skerry.cli.tail import last_event, size_of
+from skerry.cli.cluster.place import writing
+from skerry.cli.cluster.tail import last_event, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from skerry.cli.place import Place
+    from skerry.cli.cluster.place import Place
 
 LOOK_S = 0.2
 MONITOR = "health-monitor"

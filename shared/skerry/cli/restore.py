@@ -7,14 +7,14 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skerry import settings
-from skerry.cli.services import argv
+from skerry.cli.cluster.services import argv
 from skerry.cli.status import log_of
+from skerry.settings import loading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.settings import Settings
+    from skerry.settings.models import Settings
 
 
 def restore_here(rest: Sequence[str]) -> int | None:
@@ -25,7 +25,7 @@ def restore_here(rest: Sequence[str]) -> int | None:
     """
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     words.add_argument("--nats")
-    words.add_argument("--run", default=settings.control_variable("SKERRY_RUN") or "main")
+    words.add_argument("--run", default=loading.control_variable("SKERRY_RUN") or "main")
     words.add_argument("--config", type=Path)
     words.add_argument("--set", action="append", default=[])
     try:
@@ -34,7 +34,7 @@ def restore_here(rest: Sequence[str]) -> int | None:
         return None  # the command itself says what is wrong
     if asked.nats:
         return None
-    given = settings.load(asked.config, asked.set)
+    given = loading.load(asked.config, asked.set)
     if "url" in given.local.nats.model_fields_set:
         return None
     return asyncio.run(_restored(given, asked.run, rest))

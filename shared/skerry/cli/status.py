@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
-from skerry import settings
-from skerry.bus.ledger import list_runs
-from skerry.bus.report import report, to_json
-from skerry.cli.cluster import broker
+from skerry.cli.cluster.place import resting, running
+from skerry.cli.cluster.run import broker
 from skerry.cli.follow import Feed, snapshot
 from skerry.cli.live import keep_showing, picture, screen
-from skerry.cli.place import resting, running
 from skerry.errors import RunNotFound
-from skerry.runtime.connect import bus_from
-from skerry.wire.messages import LearnerPhase
+from skerry.log.ledger import list_runs
+from skerry.protocol.messages import LearnerPhase
+from skerry.service.connect import bus_from
+from skerry.settings import loading
+from skerry.settings.models import NatsSettings
+from skerry.status.report import report, to_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
-    from skerry.bus.base import Bus
-    from skerry.bus.report import Report
-    from skerry.settings import NatsSettings, Settings
+    from skerry.log.base import Bus
+    from skerry.settings.models import NatsSettings, Settings
+    from skerry.status.report import Report
 
 CONNECT_S = 5.0
 
@@ -43,7 +44,7 @@ def run_status(
     as_json: bool,
 ) -> None:
     """Show a run once or until it is finished; ``as_json`` prints one object and ends."""
-    given = settings.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    given = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
     asyncio.run(_status(given, run, named=nats is not None, once=once, as_json=as_json))
 
 
@@ -66,7 +67,7 @@ async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGener
     nats = nats.model_copy(update={"connect_timeout_s": min(CONNECT_S, nats.connect_timeout_s)})
     clusters = [c for c in running() if run is None or c.run == run]
     places = [p for p in resting() if run is None or p.run == run]
-    if named or nats.url != settings.NatsSettings().url or not (clusters or places):
+    if named or nats.url != NatsSettings().url or not (clusters or places):
         yield Log(nats, run)
     elif clusters:
         yield Log(nats.model_copy(update={"url": clusters[0].url}), run)

@@ -14,29 +14,30 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
-from skerry import settings
-from skerry.bus import ledger
-from skerry.bus.alerts import Situation, Store, alerts
-from skerry.bus.report import report, to_json
 from skerry.cli.follow import Feed, is_finished, snapshot
 from skerry.cli.status import log_of, newest_run, resting_report
 from skerry.cli.top_board import Scene, board
 from skerry.cli.top_past import Past
 from skerry.cli.traffic import parameters
 from skerry.errors import BrokerUnavailable, RunNotFound
-from skerry.runtime.connect import bus_from
-from skerry.runtime.link import Link
-from skerry.settings import run_config_from_json
+from skerry.log import ledger
+from skerry.service.connect import bus_from
+from skerry.service.link import Link
+from skerry.settings import loading
+from skerry.settings.loading import run_config_from_json
+from skerry.settings.models import Settings
+from skerry.status.alerts import Situation, Store, alerts
+from skerry.status.report import report, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
-    from skerry.bus.alerts import Alert
-    from skerry.bus.base import Bus, Room
-    from skerry.bus.report import Report
-    from skerry.bus.view import RunView
-    from skerry.wire.messages import RunRecord
+    from skerry.log.base import Bus, Room
+    from skerry.protocol.messages import RunRecord
+    from skerry.status.alerts import Alert
+    from skerry.status.report import Report
+    from skerry.status.view import RunView
 
 FRAME_S = 0.5
 LINE_S = 1.0
@@ -57,13 +58,11 @@ def run_top(
 
     ``as_json`` prints a JSON object a second, one per line; with ``once`` a single one.
     """
-    given = settings.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    given = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
     asyncio.run(_top(given, run, named=nats is not None, once=once, as_json=as_json))
 
 
-async def _top(
-    given: settings.Settings, run: str | None, *, named: bool, once: bool, as_json: bool
-) -> None:
+async def _top(given: Settings, run: str | None, *, named: bool, once: bool, as_json: bool) -> None:
     console = Console(highlight=False)
     past, link = Past(), Link(tell=lambda _event, _fields: None)
     async with (

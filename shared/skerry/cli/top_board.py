@@ -10,21 +10,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from skerry.bus.alerts import Severity
+from skerry.algorithm.goodput import TRAIN, Cause
+from skerry.algorithm.liveness import Liveness
+from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.cli.live import AT_REST, COLOURS, clock, plain, size
-from skerry.core.goodput import TRAIN, Cause
-from skerry.core.liveness import Liveness
-from skerry.core.rounds import WITHOUT_QUORUM
-from skerry.core.traffic import data_parallel_bytes
-from skerry.wire.messages import LearnerPhase
+from skerry.protocol.messages import LearnerPhase
+from skerry.protocol.rounds import WITHOUT_QUORUM
+from skerry.status.alerts import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.bus.alerts import Alert
-    from skerry.bus.report import LearnerRow, Report
     from skerry.cli.top_past import Past
-    from skerry.wire.messages import Commit
+    from skerry.protocol.messages import Commit
+    from skerry.status.alerts import Alert
+    from skerry.status.report import LearnerRow, Report
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 USE_COLOURS = {

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from skerry.bus.recent import Recent, interval_s
-from skerry.bus.view import is_round
-from skerry.wire.messages import Commit, Evaluation, MemberRecord, Pulse, RunRecord
-from skerry.wire.records import believable
+from skerry.protocol.messages import Commit, Evaluation, MemberRecord, Pulse, RunRecord
+from skerry.protocol.records import believable
+from skerry.status.recent import Recent, interval_s
+from skerry.status.view import is_round
 
 if TYPE_CHECKING:
-    from skerry.bus.view import Message
+    from skerry.status.view import Message
 
 MOST_ROUNDS = 200
 MOST_LOSSES = 480

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from skerry.bus import ledger
-from skerry.bus.base import Start
-from skerry.bus.state import follow_manifests
-from skerry.bus.view import GENESIS
-from skerry.core.fragments import plan
-from skerry.wire.subjects import Subjects
+from skerry.algorithm.fragments import plan
+from skerry.log import ledger
+from skerry.log.base import Start
+from skerry.log.state import follow_manifests
+from skerry.protocol.subjects import Subjects
+from skerry.status.view import GENESIS
 
 if TYPE_CHECKING:
-    from skerry.bus.base import Bus
-    from skerry.core.fragments import Plan
-    from skerry.wire.messages import Commit, Manifest, RunRecord
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Commit, Manifest, RunRecord
 
 PARAMS = "params"
 

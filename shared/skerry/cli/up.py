@@ -8,10 +8,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from skerry import settings
-from skerry.bus import ledger
-from skerry.chaos import clock, wires
-from skerry.cli.cluster import (
+from skerry.cli.cluster import clock, wires
+from skerry.cli.cluster.nets import namespaces
+from skerry.cli.cluster.orders import orders
+from skerry.cli.cluster.place import Place, writing
+from skerry.cli.cluster.routes import proxied, routes
+from skerry.cli.cluster.run import (
     Cluster,
     Stop,
     broker,
@@ -21,29 +23,28 @@ from skerry.cli.cluster import (
     run_stoppable,
     supervisor,
 )
+from skerry.cli.cluster.services import Team, argv
+from skerry.cli.cluster.supervise import Change, Event
 from skerry.cli.follow import Feed, is_finished
 from skerry.cli.live import keep_showing, screen
-from skerry.cli.nets import namespaces
-from skerry.cli.orders import orders
 from skerry.cli.page import Page, token_kept
-from skerry.cli.place import Place, writing
-from skerry.cli.routes import proxied, routes
-from skerry.cli.services import Team, argv
-from skerry.cli.supervise import Change, Event
 from skerry.errors import ConfigError, RunNotFound
-from skerry.runtime.connect import bus_from
-from skerry.runtime.control import CONTROL, listening
-from skerry.settings import masked_url
+from skerry.log import ledger
+from skerry.service.connect import bus_from
+from skerry.service.control import CONTROL, listening
+from skerry.settings import loading
+from skerry.settings.checks import masked_url
+from skerry.settings.models import RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from skerry.bus.view import Message
+    from skerry.cli.cluster.supervise import Supervisor
     from skerry.cli.live import Screen
-    from skerry.cli.supervise import Supervisor
-    from skerry.settings import RunConfig
-    from skerry.wire.messages import RunRecord
+    from skerry.protocol.messages import RunRecord
+    from skerry.settings.models import RunConfig
+    from skerry.status.view import Message
 
 EXTENDING = ("train.steps", "train.duration_s")
 """Settings that a run restored from a checkpoint may change."""
@@ -71,7 +72,7 @@ def run_up(
 ) -> None:
     """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
     counted = [] if counts.learners is None else [f"sync.learners={counts.learners}"]
-    wanted = settings.load(config, [*sets, *counted])
+    wanted = loading.load(config, [*sets, *counted])
     place = Place(run)
     with place.held(), screen(began_s=time.time()) as on:
         if fresh:
@@ -234,15 +235,15 @@ async def existing(cluster: Cluster) -> RunRecord | None:
 
 def config_of(record: RunRecord) -> RunConfig:
     """Return the config that every service of the run takes from the log."""
-    return settings.run_config_from_json(record.config_json)
+    return loading.run_config_from_json(record.config_json)
 
 
 def ignored(record: RunRecord | None, wanted: RunConfig) -> list[str]:
     """Return what to say of a run that the log holds already: its own config counts."""
     if record is None:
         return []
-    given = settings.differences(wanted, settings.RunConfig())
-    unlike = settings.differences(config_of(record), wanted)
+    given = loading.differences(wanted, RunConfig())
+    unlike = loading.differences(config_of(record), wanted)
     paths = [path for path in unlike if path in given]
     told = [f"Going on with run {record.run} as the log has it."]
     if paths:

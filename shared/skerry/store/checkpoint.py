@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from skerry.core.fragments import gather, plan
+from skerry.algorithm.fragments import gather, plan
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import tensorfile
 from skerry.store.base import MANIFEST
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.core.fragments import Fragment, Plan
+    from skerry.algorithm.fragments import Fragment, Plan
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint, SavedFragment
 
@@ -113,7 +113,7 @@ def _compare(
     vectors: dict[str, Vector], saved: SavedFragment, params_path: str, outer_path: str
 ) -> None:
     """Hold every vector against the digest that the log had for it."""
-    from skerry.wire.codec import vector_digest
+    from skerry.protocol.codec import vector_digest
 
     for part in saved.parts:
         if vector_digest(vectors[part.name]) != part.digest:

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from skerry.core.fragments import LeafSpec  # at run time: pydantic reads the annotations
+from skerry.algorithm.fragments import LeafSpec  # at run time: pydantic reads the annotations
 from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.protocol.messages import Commit
 from skerry.store.base import StoredFile
-from skerry.wire.messages import Commit
 
 FORMAT = 2
 READABLE = (1, 2)
@@ -29,7 +29,7 @@ SHARED_OUTER_FILE = "outer.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """One vector of a fragment: its name and its xxh3-64 as in ``skerry.wire.messages.Part``."""
+    """One vector of a fragment: its name and its xxh3-64, as in ``messages.Part``."""
 
     name: str
     digest: int

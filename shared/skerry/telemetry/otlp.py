@@ -32,7 +32,7 @@ from skerry.telemetry import spans, tracer
 from skerry.telemetry.metrics import Kind, Metric
 
 if TYPE_CHECKING:
-    from skerry.core import tracing
+    from skerry.telemetry import ids as tracing
     from skerry.telemetry.instruments import Attributes, Observer
     from skerry.telemetry.sdk import Identity, Target
 

@@ -1,6 +1,6 @@
 """Telling spans: nothing at all, and nothing imported, until ``skerry.telemetry.sdk`` takes them.
 
-Spans are told when they are over, with ids that everybody can compute (``skerry.core.tracing``);
+Spans are told when they are over, with ids that everybody can compute (``skerry.telemetry.ids``);
 so a span costs nothing while it lasts, may begin in one thread and end in another, and a log line
 can name it whether anybody collects traces or not.
 """
@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Protocol
 
-from skerry.core import tracing
-from skerry.core.tracing import SpanContext
+from skerry.telemetry import ids as tracing
+from skerry.telemetry.ids import SpanContext
 from skerry.telemetry.spans import TRACE_DEST, TRACE_PARENT, Span
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from skerry.settings import load
-from skerry_lab.scenario import Failures, Island, Judging, Link, Scenario
+from skerry.settings.loading import load
+from skerry_tools.lab.scenario import Failures, Island, Judging, Link, Scenario
 
 CODE = 2
 """Raised by hand when the code of training, merging or judging changes what a run comes to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skerry_lab.scenario import Link
+from skerry_tools.lab.scenario import Link
 
 from .cells import M_TOKENS, Cell, Experiment
 from .fleets import STEP_S, M, fleet, pace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from skerry_lab.scenario import Failures, Island
+from skerry_tools.lab.scenario import Failures, Island
 
 from .cells import M_TOKENS, Cell, Experiment
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from skerry.errors import LabError, SkerryError, first_cause
-from skerry_lab.scenario import Scenario
+from skerry_tools.lab.scenario import Scenario
 
 from .cells import Wanted
 from .sources import SourcesEdited, check_sources, sources
@@ -40,7 +40,7 @@ def lab_run(scenario_json: str, folder: str, expected: str) -> float:
     """
     import jax
 
-    from skerry_lab.lab import run
+    from skerry_tools.lab.lab import run
 
     check_sources(expected, _imported())
     scenario = Scenario.model_validate_json(scenario_json)

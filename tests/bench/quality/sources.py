@@ -13,7 +13,10 @@ from pathlib import Path
 
 from skerry.errors import LabError
 
-PACKAGES = ("skerry.core", "skerry.bus", "skerry_lab", "skerry_syncer", "skerry_learner")
+PACKAGES = (
+    *("skerry.algorithm", "skerry.protocol", "skerry.log", "skerry.models", "skerry.data"),
+    *("skerry_tools.lab", "skerry_syncer", "skerry_learner"),
+)
 
 
 class SourcesEdited(LabError):

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from skerry_lab.scenario import Scenario
+from skerry_tools.lab.scenario import Scenario
 
 from .cells import CODE
 
@@ -22,7 +22,7 @@ TEXTS = ("training_text", "held_out_text")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A finished run: its scenario, and what ``skerry_lab.lab.Result.to_dict`` said."""
+    """A finished run: its scenario, and what ``skerry_tools.lab.lab.Result.to_dict`` said."""
 
     scenario: Scenario
     result: dict[str, Any]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
-from skerry.core.outer import make_outer
+from skerry.algorithm.outer import make_outer
 
 from .cells import Cell, Experiment
 from .samples import Estimate, at, estimate, excess, excesses, first_below

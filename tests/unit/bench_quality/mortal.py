@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.quality.store import Store
 
-from skerry_lab.scenario import Scenario
+from skerry_tools.lab.scenario import Scenario
 
 
 def killed_once(text: str, folder: str, expected: str) -> float:

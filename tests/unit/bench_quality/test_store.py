@@ -16,7 +16,7 @@ from bench.quality.store import Store
 from mortal import killed_once
 
 from skerry.errors import LabError
-from skerry_lab.scenario import Scenario
+from skerry_tools.lab.scenario import Scenario
 
 
 def wanted(*seeds: int) -> list[Wanted]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus.memory import MemoryBroker
-from skerry.settings import RunConfig
+from skerry.log.memory import MemoryBroker
+from skerry.settings.models import RunConfig
 from skerry.store.local import LocalStore
-from skerry.testing.scripted_run import ScriptedRun
 from skerry_checkpointer.service import Checkpointer
+from tests.support.scripted_run import ScriptedRun
 
 QUICK = RunConfig.model_validate({"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}})
 """A lease that is over soon: a restore listens that long for who works on the run."""

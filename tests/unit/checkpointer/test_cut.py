@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from skerry.bus import ledger, recovery, state_writer
-from skerry.bus.base import Record, Start
-from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.errors import Overtaken, StateLost
+from skerry.log import ledger, recovery, state_writer
+from skerry.log.base import Record, Start
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.records import encode
 from skerry.store.checkpoint import verify
 from skerry.store.local import LocalStore
 from skerry.store.manifest import Checkpoint
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import Commit, Manifest
-from skerry.wire.records import encode
 from skerry_checkpointer import cut as cuts
 from skerry_checkpointer.capture import CUTS, capture
 from skerry_checkpointer.service import Checkpointer
+from tests.support.scripted_run import ScriptedRun
 
 FRAGMENTS = 3
 

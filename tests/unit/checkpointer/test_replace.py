@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skerry.audit.verify import verify as audit
-from skerry.bus import ledger, state
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.state_writer import NewPart, StateWriter
 from skerry.errors import BrokerUnavailable, Fenced, RunMismatch
-from skerry.settings import RunConfig
+from skerry.log import ledger, state
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.protocol.messages import Commit, Manifest, SyncerPulse
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
 from skerry.store.checkpoint import fragments
 from skerry.store.local import LocalStore
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import Commit, Manifest, SyncerPulse
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
 from skerry_checkpointer.replace import Change, put_back
 from skerry_checkpointer.restore import restore
 from skerry_checkpointer.service import Checkpointer
+from skerry_tools.audit.verify import verify as audit
+from tests.support.scripted_run import ScriptedRun
 
 QUICK = {"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}}
 """A lease that is over soon: nobody is waited for who is not there."""

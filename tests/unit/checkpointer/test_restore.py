@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skerry.audit.verify import verify as audit
-from skerry.bus import ledger, state
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.state_writer import NewPart, StateWriter
-from skerry.bus.streams import specs
 from skerry.errors import BrokerUnavailable, CheckpointCorrupt, ConfigError, RunMismatch
-from skerry.settings import RunConfig
+from skerry.log import ledger, state
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, LearnerProgress, Manifest, RunState, SyncerPulse
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
 from skerry.store.checkpoint import fragments
 from skerry.store.local import LocalStore
 from skerry.store.manifest import PARAMS_FILE
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import Commit, LearnerProgress, Manifest, RunState, SyncerPulse
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
 from skerry_checkpointer.replace import put_back
 from skerry_checkpointer.restore import restore
 from skerry_checkpointer.service import Checkpointer
+from skerry_tools.audit.verify import verify as audit
+from tests.support.scripted_run import ScriptedRun
 
 QUICK = RunConfig.model_validate({"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}})
 """A lease that is over soon: a restore listens that long for who works on the run."""

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.memory import MemoryBroker
 from skerry.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -21,18 +19,20 @@ from skerry.errors import (
     StoreError,
     first_cause,
 )
-from skerry.runtime import turns
-from skerry.settings import RunConfig
+from skerry.log import ledger
+from skerry.log.memory import MemoryBroker
+from skerry.protocol.messages import CheckpointRecord
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.service import turns
+from skerry.settings.models import RunConfig
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.listing import locate, summaries
 from skerry.store.local import LocalDraft, LocalStore
 from skerry.tasks import TaskGroup
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import CheckpointRecord
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
 from skerry_checkpointer import service
 from skerry_checkpointer.service import Checkpointer, checkpointer
+from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 20.0
 SHUTDOWN_S = 5.0

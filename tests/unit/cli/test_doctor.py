@@ -12,7 +12,8 @@ import pytest
 from skerry.cli import doctor
 from skerry.cli.doctor import Finding, Verdict, as_json, examine
 from skerry.cli.doctor_report import run_doctor
-from skerry.settings import Settings, load
+from skerry.settings.loading import load
+from skerry.settings.models import Settings
 
 
 @pytest.fixture

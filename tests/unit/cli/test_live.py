@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from skerry.bus.report import Report, report
-from skerry.bus.view import Frame, RunView, fold
+from skerry.algorithm.liveness import Policy
 from skerry.cli import live
 from skerry.cli.live import Lines, Terminal, clock, line, picture, screen, size
-from skerry.core.liveness import Policy
-from skerry.wire.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Pulse
+from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Pulse
+from skerry.status.report import Report, report
+from skerry.status.view import Frame, RunView, fold
 
 FRAME = Frame("t", 2, 1, 100, None, Policy(0.5, 3.0, 8.0))
 BEGAN = 1000.0

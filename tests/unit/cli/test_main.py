@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from skerry.cli import main
 from skerry.cli.main import HANDED_ON, app
 
-COMMANDS = ["demo", "up", *HANDED_ON, "status", "top", "doctor", "chaos", "plan", "simulate"]
+COMMANDS = ["demo", "up", *HANDED_ON, "status", "top", "doctor"]
 HEAVY = ("jax", "numpy", "blosc2", "nats", "numba", "optax", "google.protobuf", "structlog")
 SCREEN_LINES = 24
 
@@ -45,9 +45,7 @@ def test_help_names_every_command() -> None:
     assert all(command in shown for command in COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "command", ["demo", "up", "status", "top", "doctor", "chaos", "plan", "simulate"]
-)
+@pytest.mark.parametrize("command", ["demo", "up", "status", "top", "doctor"])
 def test_help_fits_a_screen(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
@@ -74,9 +72,9 @@ def test_version_is_that_of_the_distribution() -> None:
     [
         (["syncer", "--help"], ["skerry_syncer", "--help"]),
         (["health-monitor", "--run", "x"], ["skerry_health_monitor", "--run", "x"]),
-        (["eval", "c", "--json"], ["skerry_learner", "eval", "c", "--json"]),
-        (["evaluator", "--run", "x"], ["skerry_learner", "evaluator", "--run", "x"]),
-        (["sample", "--help"], ["skerry_learner", "sample", "--help"]),
+        (["eval", "c", "--json"], ["skerry_evaluator", "eval", "c", "--json"]),
+        (["evaluator", "--run", "x"], ["skerry_evaluator", "--run", "x"]),
+        (["sample", "--help"], ["skerry_evaluator", "sample", "--help"]),
         (["checkpoints"], ["skerry_checkpointer", "checkpoints", "list"]),
         (
             ["checkpoints", "--run", "x"],
@@ -97,7 +95,7 @@ def test_services_commands_are_handed_on_whole(
         raise SystemExit(0)
 
     monkeypatch.setattr("os.execv", execv)
-    monkeypatch.setattr("skerry.cli.services.require", lambda _service: None)
+    monkeypatch.setattr("skerry.cli.cluster.services.require", lambda _service: None)
     monkeypatch.setattr(sys, "argv", ["skerry", *given])
     with pytest.raises(SystemExit):
         main.main()
@@ -105,7 +103,7 @@ def test_services_commands_are_handed_on_whole(
 
 
 def test_a_service_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from skerry.cli.services import require
+    from skerry.cli.cluster.services import require
     from skerry.errors import ConfigError
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)

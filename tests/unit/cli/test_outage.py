@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skerry.cli.outage import Outage
-from skerry.wire.messages import Commit, Consumed, LearnerPhase, Pulse
+from skerry.protocol.messages import Commit, Consumed, LearnerPhase, Pulse
 
 VERSIONS = (3, 4)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from skerry.cli.cluster.place import Place
+from skerry.cli.cluster.services import Team, stages
 from skerry.cli.page import Page, token_kept
-from skerry.cli.place import Place
-from skerry.cli.services import Team, stages
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ from pathlib import Path
 import nats
 import pytest
 
-from skerry.bus import state
-from skerry.bus.nats_bus import NatsBus
-from skerry.cli.place import Place
-from skerry.runtime.broker import LocalBroker
-from skerry.settings import RunConfig
+from skerry.cli.cluster.broker import LocalBroker
+from skerry.cli.cluster.place import Place
+from skerry.log import state
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
 from skerry.store.local import LocalStore
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.subjects import Subjects
 from skerry_checkpointer.service import Checkpointer
+from tests.support.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.nats
 CONFIG = RunConfig.model_validate(

@@ -16,26 +16,19 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from skerry.bus import ledger, presence
-from skerry.bus.alerts import Alert, Severity
-from skerry.bus.base import Room, Storage
-from skerry.bus.memory import MemoryBroker
-from skerry.bus.report import report
-from skerry.bus.view import Frame, RunView, fold
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.goodput import USES
+from skerry.algorithm.liveness import Policy
+from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.cli import top
 from skerry.cli.follow import Feed, snapshot
 from skerry.cli.top import Known, alerts_of
 from skerry.cli.top_board import Scene, board, sparkline, split_bar
 from skerry.cli.top_past import MOST_LOSSES, Past
-from skerry.core.fragments import LeafSpec, plan
-from skerry.core.goodput import USES
-from skerry.core.liveness import Policy
-from skerry.core.traffic import data_parallel_bytes
-from skerry.runtime.link import Link
-from skerry.settings import RunConfig
-from skerry.testing.puppet import run_record
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import (
+from skerry.log import ledger, presence
+from skerry.log.base import Room, Storage
+from skerry.log.memory import MemoryBroker
+from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Consumed,
@@ -44,13 +37,20 @@ from skerry.wire.messages import (
     Pulse,
     Refused,
 )
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.service.link import Link
+from skerry.settings.models import RunConfig
+from skerry.status.alerts import Alert, Severity
+from skerry.status.report import report
+from skerry.status.view import Frame, RunView, fold
+from tests.support.puppet import run_record
+from tests.support.scripted_run import ScriptedRun
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from skerry.bus.view import Message
+    from skerry.status.view import Message
 
 NOW_S = 2_000_000.0
 DEADLINE_S = 20.0

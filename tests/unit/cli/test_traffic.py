@@ -8,17 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from skerry.bus import contributions, recovery
-from skerry.bus.memory import MemoryBroker
-from skerry.bus.streams import specs
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.merge import slice_norms
+from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.cli.traffic import Downlink, measure_uplink, parameters
-from skerry.core.fragments import LeafSpec, plan
-from skerry.core.merge import slice_norms
-from skerry.core.traffic import data_parallel_bytes
-from skerry.tasks import TaskGroup
-from skerry.testing.puppet import run_record, walk
-from skerry.wire.codec import Chunk, encode_vector
-from skerry.wire.messages import (
+from skerry.log import contributions, recovery
+from skerry.log.memory import MemoryBroker
+from skerry.log.streams import specs
+from skerry.protocol.codec import Chunk, encode_vector
+from skerry.protocol.messages import (
     ChunkRef,
     Commit,
     Consumed,
@@ -27,7 +25,9 @@ from skerry.wire.messages import (
     Manifest,
     Part,
 )
-from skerry.wire.subjects import Subjects
+from skerry.protocol.subjects import Subjects
+from skerry.tasks import TaskGroup
+from tests.support.puppet import run_record, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 2)

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from skerry.cli.cluster.supervise import Change, Event
 from skerry.cli.live import screen
-from skerry.cli.supervise import Change, Event
 from skerry.cli.up import broker_watch, tell
 
 

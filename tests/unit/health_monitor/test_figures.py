@@ -13,16 +13,9 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from skerry.bus.base import Retention, Room, Storage, StreamInfo, StreamSpec
-from skerry.bus.recent import STARTING_S
-from skerry.bus.report import report
-from skerry.bus.view import Frame, RunView, fold, peek
-from skerry.core.liveness import Policy
-from skerry.settings import RunConfig
-from skerry.telemetry import metrics
-from skerry.telemetry.metrics import Kind, Metric, of, prometheus_name
-from skerry.telemetry.points import Point, Spread, flat
-from skerry.wire.messages import (
+from skerry.algorithm.liveness import Policy
+from skerry.log.base import Retention, Room, Storage, StreamInfo, StreamSpec
+from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Consumed,
@@ -32,6 +25,13 @@ from skerry.wire.messages import (
     Pulse,
     Refused,
 )
+from skerry.settings.models import RunConfig
+from skerry.status.recent import STARTING_S
+from skerry.status.report import report
+from skerry.status.view import Frame, RunView, fold, peek
+from skerry.telemetry import metrics
+from skerry.telemetry.metrics import Kind, Metric, of, prometheus_name
+from skerry.telemetry.points import Point, Spread, flat
 from skerry_health_monitor.metrics.broker import Server
 from skerry_health_monitor.metrics.figures import Known, figures, interval_s
 from skerry_health_monitor.metrics.prometheus import exposition

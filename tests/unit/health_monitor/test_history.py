@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from skerry.bus.recent import RECENT_S
-from skerry.bus.report import LearnerRow
-from skerry.core.liveness import Liveness
-from skerry.wire.messages import (
+from skerry.algorithm.liveness import Liveness
+from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Consumed,
@@ -20,6 +18,8 @@ from skerry.wire.messages import (
     Pulse,
     Refused,
 )
+from skerry.status.recent import RECENT_S
+from skerry.status.report import LearnerRow
 from skerry_health_monitor.watching import history as watching_history
 from skerry_health_monitor.watching.history import (
     MOST_CHECKPOINTS,

@@ -11,19 +11,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.base import Record
-from skerry.bus.memory import MemoryBroker
-from skerry.chaos.ground import NotFired
 from skerry.errors import ConfigError
-from skerry.settings import HealthSettings, RunConfig
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import Commit
+from skerry.log import ledger
+from skerry.log.base import Record
+from skerry.log.memory import MemoryBroker
+from skerry.protocol.messages import Commit
+from skerry.settings.models import HealthSettings, RunConfig
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.web.page import FILES
 from skerry_health_monitor.web.server import Connections, application
 from skerry_health_monitor.web.strikes import LONGEST_S, read_token
+from skerry_tools.chaos.ground import NotFired
+from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 20.0
 TOKEN = "a-token-of-some-length"  # noqa: S105 - of a test

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from skerry.core.fragments import LeafSpec, plan
-from skerry.settings import RunConfig
-from skerry.testing.puppet import run_record
-from skerry.wire.messages import (
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Consumed,
@@ -20,6 +18,7 @@ from skerry.wire.messages import (
     MemberRecord,
     Pulse,
 )
+from skerry.settings.models import RunConfig
 from skerry_health_monitor.watching.book import Book
 from skerry_health_monitor.watching.watch import Watch
 from skerry_health_monitor.web.picture import (
@@ -31,6 +30,7 @@ from skerry_health_monitor.web.picture import (
     marks,
     picture,
 )
+from tests.support.puppet import run_record
 
 NOW_S = 1_000.0
 ROWS = ("learners", "rounds", "fragments", "checkpoints", "evaluations", "samples", "curve_run")

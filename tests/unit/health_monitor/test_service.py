@@ -14,17 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from skerry.bus import ledger, presence
-from skerry.bus.alerts import Store
-from skerry.bus.base import Record, Room, Storage
-from skerry.bus.memory import MemoryBroker
-from skerry.bus.recent import RECENT_S
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import ConfigError
-from skerry.testing.puppet import run_record
-from skerry.testing.scripted_run import STARTS, ScriptedRun
-from skerry.wire.messages import (
+from skerry.log import ledger, presence
+from skerry.log.base import Record, Room, Storage
+from skerry.log.memory import MemoryBroker
+from skerry.log.streams import specs
+from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Evaluation,
@@ -32,12 +28,16 @@ from skerry.wire.messages import (
     Pulse,
     RunRecord,
 )
-from skerry.wire.records import encode
-from skerry.wire.subjects import STREAM_KINDS, Subjects
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import STREAM_KINDS, Subjects
+from skerry.status.alerts import Store
+from skerry.status.recent import RECENT_S
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.web.server import application, listen
 from skerry_health_monitor.web.stream import event
+from tests.support.puppet import run_record
+from tests.support.scripted_run import STARTS, ScriptedRun
 
 DEADLINE_S = 20.0
 

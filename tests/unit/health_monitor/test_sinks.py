@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from skerry.errors import ConfigError
-from skerry.settings import MetricsSettings
+from skerry.settings.models import MetricsSettings
 from skerry_health_monitor.metrics.sinks import MOST_WAITING, Journal, Outlet, Row, outlets, tag
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from math import inf, nan
 
 import pytest
 
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.streams import specs
-from skerry.wire.messages import Commit, LearnerPhase, MemberRecord, Pulse, Round
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, LearnerPhase, MemberRecord, Pulse, Round
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
 from skerry_health_monitor.watching import sources
 from skerry_health_monitor.watching.sources import Sources, Tally
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from skerry.bus.memory import MemoryBroker
-from skerry.chaos.ground import NotFired
-from skerry.chaos.local import LocalGround
+from skerry.cli.cluster.processes import Processes, read
 from skerry.errors import ConfigError
-from skerry.runtime.control import CONTROL, PROXY, ControlError, listening
-from skerry.runtime.processes import Processes, read
+from skerry.log.memory import MemoryBroker
+from skerry.service.control import CONTROL, PROXY, ControlError, listening
 from skerry_health_monitor.web.strikes import Strikes
+from skerry_tools.chaos.ground import NotFired
+from skerry_tools.chaos.local import LocalGround
 
 DEADLINE_S = 20.0
 LONG_S = 300.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from skerry.wire.messages import Commit, Consumed, LearnerPhase, Pulse, Round
+from skerry.protocol.messages import Commit, Consumed, LearnerPhase, Pulse, Round
 from skerry_health_monitor.watching.timeline import (
     AHEAD_S,
     SPARSE,

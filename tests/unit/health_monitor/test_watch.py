@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.bus.report import report
-from skerry.core.fragments import LeafSpec, plan
-from skerry.settings import RunConfig
-from skerry.testing.puppet import run_record
-from skerry.wire.messages import (
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.protocol.messages import (
     Commit,
     LearnerPhase,
     MemberRecord,
@@ -20,8 +17,11 @@ from skerry.wire.messages import (
     RunRecord,
     RunState,
 )
+from skerry.settings.models import RunConfig
+from skerry.status.report import report
 from skerry_health_monitor.watching.timeline import AHEAD_S, interval_s
 from skerry_health_monitor.watching.watch import Watch
+from tests.support.puppet import run_record
 
 PULSE_S = 0.5
 STARTED_S = 1_000_000.0

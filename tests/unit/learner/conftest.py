@@ -8,10 +8,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from skerry import settings
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.settings import (
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.settings.models import (
     DataConfig,
+    LivenessConfig,
     ModelConfig,
     RunConfig,
     SyncConfig,
@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> RunConfig:
         data=DataConfig(source="text", paths=(str(text),), batch=2, seq_len=16, streams=2),
         train=TrainConfig(steps=40),
         sync=SyncConfig(learners=1, fragments=2, h_steps=8),
-        liveness=settings.LivenessConfig(pulse_s=0.05),
+        liveness=LivenessConfig(pulse_s=0.05),
     )
 
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from skerry.core.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import Diverged
-from skerry.testing.puppet import walk
-from skerry.wire.messages import ContributionHeader, ContributionKind
+from skerry.protocol.messages import ContributionHeader, ContributionKind
 from skerry_learner.sync import encode
 from skerry_learner.sync.mailbox import Outgoing
+from tests.support.puppet import walk
 
 PLAN = plan([LeafSpec("w", (70, 100)), LeafSpec("b", (5,))], 1)
 FRAGMENT = PLAN.fragments[0]

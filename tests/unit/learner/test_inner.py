@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from skerry.errors import CheckpointCorrupt
-from skerry.settings import LearnerSettings
+from skerry.settings.models import LearnerSettings
 from skerry_learner.inner import file, recall
 from skerry_learner.inner.file import Origin, Saved
 from skerry_learner.inner.keeper import Keeper, shapes_of

@@ -16,15 +16,15 @@ import pytest
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
-from skerry.core import fragments, weights
-from skerry.settings import DataConfig, RunConfig, SyncConfig, TrainConfig
+from skerry.algorithm import fragments, weights
+from skerry.data.prefetch import Prefetched
+from skerry.data.stream import Stream
+from skerry.models.base import specs_of
+from skerry.protocol.messages import Commit, Manifest, Pulse, Round
+from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.telemetry import instruments, metrics
 from skerry.telemetry.metrics import Metric
-from skerry.wire.messages import Commit, Manifest, Pulse, Round
-from skerry_learner.data.prefetch import Prefetched
-from skerry_learner.data.stream import Stream
 from skerry_learner.island import DIVERGED_IN_A_ROW, Island
-from skerry_learner.models.base import specs_of
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.rules import Progress

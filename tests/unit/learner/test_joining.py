@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from skerry.bus import ledger, presence, recovery
-from skerry.bus import place as places
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import (
     BrokerUnavailable,
     BrokerUnfit,
@@ -23,16 +19,13 @@ from skerry.errors import (
     StateLost,
     StorageFull,
 )
-from skerry.settings import (
-    DataConfig,
-    LogConfig,
-    RunConfig,
-    TrainConfig,
-    decided,
-    run_config_from_json,
-)
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import LearnerPhase, Pulse
+from skerry.log import ledger, presence, recovery
+from skerry.log import place as places
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import LearnerPhase, Pulse
+from skerry.settings.loading import decided, run_config_from_json
+from skerry.settings.models import DataConfig, LogConfig, RunConfig, TrainConfig
 from skerry_learner import joining
 from skerry_learner.inner.recall import Recalled
 from skerry_learner.joining import (
@@ -42,6 +35,7 @@ from skerry_learner.joining import (
     prepare,
     take_place,
 )
+from tests.support.scripted_run import ScriptedRun
 
 
 async def test_the_first_learner_creates_the_run_and_the_next_takes_its_config(

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from skerry.bus import contributions
-from skerry.bus.memory import MemoryBroker, MemoryBus, MemoryStream
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
-from skerry.testing.puppet import walk
-from skerry.wire.codec import encode_vector
-from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, Manifest
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.log import contributions
+from skerry.log.memory import MemoryBroker, MemoryBus, MemoryStream
+from skerry.log.streams import specs
+from skerry.protocol.codec import encode_vector
+from skerry.protocol.messages import Commit, ContributionHeader, ContributionKind, Manifest
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
 from skerry_learner.sync.lost import Doubt, is_lost
+from tests.support.puppet import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (24, 256))], 2)

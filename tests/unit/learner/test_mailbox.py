@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from skerry.wire.messages import Round
+from skerry.protocol.messages import Round
 from skerry_learner.sync.mailbox import Mailbox
 
 NEVER_S = 600.0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from skerry.bus.view import spent_in
-from skerry.core.goodput import Cause, split
-from skerry.wire.messages import LearnerPhase, Pulse
+from skerry.algorithm.goodput import Cause, split
+from skerry.protocol.messages import LearnerPhase, Pulse
+from skerry.status.view import spent_in
 from skerry_learner.sync.mailbox import Traffic
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.rules import Progress

@@ -15,15 +15,9 @@ import pytest
 import structlog
 from numpy.typing import NDArray
 
-from skerry.bus import recovery, state
-from skerry.bus.base import Bus, Record
-from skerry.bus.contributions import Contribution, Inbox
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.recovery import append_commit
-from skerry.bus.state_writer import NewPart, StateWriter
-from skerry.core.backend import cpu
-from skerry.core.fragments import Plan
-from skerry.core.merge import slice_norms
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import Plan
+from skerry.algorithm.merge import slice_norms
 from skerry.errors import (
     BrokerUnavailable,
     ModelError,
@@ -32,11 +26,13 @@ from skerry.errors import (
     Truncated,
     WrongVersion,
 )
-from skerry.settings import (
-    RunConfig,
-)
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import (
+from skerry.log import recovery, state
+from skerry.log.base import Bus, Record
+from skerry.log.contributions import Contribution, Inbox
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.recovery import append_commit
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.protocol.messages import (
     Commit,
     ContributionHeader,
     ContributionKind,
@@ -45,7 +41,8 @@ from skerry.wire.messages import (
     Pulse,
     Refused,
 )
-from skerry.wire.subjects import Subjects
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
 from skerry_learner.joining import (
     Work,
     find_or_create,
@@ -56,6 +53,7 @@ from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.mailbox import Mailbox, Outgoing
 from skerry_learner.sync.network import Network
 from skerry_learner.sync.session import Learner
+from tests.support.scripted_run import ScriptedRun
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from skerry.core.backend import cpu
-from skerry.core.fragments import BLOCK, LeafSpec, plan
-from skerry.core.merge import slice_norms
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
+from skerry.algorithm.merge import slice_norms
 from skerry.errors import Diverged
-from skerry.wire.messages import ContributionHeader, ContributionKind
+from skerry.protocol.messages import ContributionHeader, ContributionKind
 from skerry_learner.sync.encode import Encoded, encode
 from skerry_learner.sync.mailbox import Outgoing
 from skerry_learner.sync.residual import Residuals

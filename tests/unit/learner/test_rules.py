@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.settings import SyncConfig
-from skerry.wire.messages import Round
+from skerry.protocol.messages import Round
+from skerry.settings.models import SyncConfig
 from skerry_learner.sync import rules
 from skerry_learner.sync.rules import FragmentSync, Policy, Progress
 

@@ -14,21 +14,13 @@ from typing import Any
 
 import pytest
 
-from skerry.bus import ledger, presence
-from skerry.bus.memory import MemoryBroker, MemoryBus
 from skerry.errors import StateLost, first_cause
-from skerry.settings import (
-    LearnerSettings,
-    RunConfig,
-    TrainConfig,
-)
+from skerry.log import ledger, presence
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.protocol.messages import LearnerPhase, Pulse, RunState
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
-from skerry.wire.messages import (
-    LearnerPhase,
-    Pulse,
-    RunState,
-)
-from skerry.wire.subjects import Subjects
 from skerry_learner.inner import file as inner_file
 from skerry_learner.inner.keeper import shapes_of
 from skerry_learner.inner.recall import Recalled

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from skerry.core import adoption, fragments
-from skerry.core.fragments import Plan
-from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry.wire.messages import Commit, ContributionKind, Manifest, Round
-from skerry_learner.models.base import specs_of
-from skerry_learner.models.factory import build_model
+from skerry.algorithm import adoption, fragments
+from skerry.algorithm.fragments import Plan
+from skerry.models.base import specs_of
+from skerry.models.factory import build_model
+from skerry.protocol.messages import Commit, ContributionKind, Manifest, Round
+from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.rules import Progress

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.core import tracing
-from skerry.telemetry import instruments, metrics, spans, tracer
-from skerry.telemetry.instruments import Attributes, Observation, Observer
-from skerry.telemetry.metrics import Metric
-from skerry.telemetry.spans import Span
-from skerry.wire.messages import (
+from skerry.protocol.messages import (
     Commit,
     ContributionHeader,
     ContributionKind,
     LearnerPhase,
     Pulse,
 )
+from skerry.telemetry import ids as tracing
+from skerry.telemetry import instruments, metrics, spans, tracer
+from skerry.telemetry.instruments import Attributes, Observation, Observer
+from skerry.telemetry.metrics import Metric
+from skerry.telemetry.spans import Span
 from skerry_learner.sync.session import Learner
 from skerry_learner.sync.telling import MOST_TROUBLE, Stopwatch, Stretch, Teller, observe
 

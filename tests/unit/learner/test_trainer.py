@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from skerry.core import adoption, fragments
-from skerry.core.fragments import Plan
-from skerry.settings import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
+from skerry.algorithm import adoption, fragments
+from skerry.algorithm.fragments import Plan
+from skerry.models.base import specs_of
+from skerry.models.factory import build_model
+from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.inner.keeper import shapes_of
-from skerry_learner.models.base import specs_of
-from skerry_learner.models.factory import build_model
 from skerry_learner.trainer.schedule import learning_rate, progress
 from skerry_learner.trainer.trainer import Trainer
 

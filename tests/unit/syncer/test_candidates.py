@@ -13,24 +13,25 @@ from typing import Any, TypeVar
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.bus import fences, ledger, presence, state
-from skerry.bus.base import Expect, Receipt, Record, Start
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.streams import specs
-from skerry.core import schedule, succession
-from skerry.core.fragments import LeafSpec, plan
-from skerry.core.outer import make_outer
+from skerry.algorithm import schedule
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.outer import make_outer
 from skerry.errors import BrokerUnavailable, ConfigError, Conflict, StateLost, first_cause
-from skerry.runtime.virtual import OWNER, VirtualLoop
-from skerry.settings import OuterConfig, RunConfig, SyncConfig
-from skerry.testing.history import read_history
-from skerry.testing.puppet import Puppet, run_record
-from skerry.wire.messages import Commit, Round, RunState
-from skerry.wire.subjects import StreamKind, Subjects
+from skerry.log import fences, ledger, presence, state
+from skerry.log.base import Expect, Receipt, Record, Start
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol import succession
+from skerry.protocol.messages import Commit, Round, RunState
+from skerry.protocol.subjects import StreamKind, Subjects
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry_syncer import candidate as candidate_module
 from skerry_syncer.committer import Committer
 from skerry_syncer.conductor import Conductor
 from skerry_syncer.service import candidate
+from skerry_tools.virtual import OWNER, VirtualLoop
+from tests.support.history import read_history
+from tests.support.puppet import Puppet, run_record
 
 T = TypeVar("T")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.streams import specs
 from skerry.errors import BrokerUnavailable
-from skerry.wire.subjects import Subjects
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.subjects import Subjects
 from skerry_syncer.ending import OTHERS_PATIENCE, Tail, may_end
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from skerry.core.liveness import policy_from
-from skerry.settings import LivenessConfig
-from skerry.wire.messages import LearnerPhase, Pulse
+from skerry.algorithm.liveness import policy_from
+from skerry.protocol.messages import LearnerPhase, Pulse
+from skerry.settings.models import LivenessConfig
 from skerry_syncer.fleet import Fleet
 
 PATIENCE_S = 60.0

@@ -6,18 +6,18 @@ import dataclasses
 
 import pytest
 
-from skerry.bus import state
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.state_writer import StateWriter
-from skerry.core.outer import Outer, make_outer
+from skerry.algorithm.outer import Outer, make_outer
 from skerry.errors import StateLost
-from skerry.settings import SyncConfig
-from skerry.testing.scripted_run import ScriptedRun
-from skerry.wire.messages import Commit, MemberRecord, Refused, Start
-from skerry.wire.records import encode
-from skerry.wire.subjects import Subjects
+from skerry.log import state
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.state_writer import StateWriter
+from skerry.protocol.messages import Commit, MemberRecord, Refused, Start
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import SyncConfig
 from skerry_syncer import loading
 from skerry_syncer.shard import Shard
+from tests.support.scripted_run import ScriptedRun
 
 OUTER: Outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
 CONFIG = SyncConfig(fragments=3, shards=2)

@@ -8,16 +8,16 @@ import weakref
 
 import pytest
 
-from skerry.bus import ledger
-from skerry.bus.memory import MemoryBroker
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable, ConfigError, first_cause
-from skerry.settings import RunConfig, SyncConfig
-from skerry.testing.puppet import run_record
+from skerry.log import ledger
+from skerry.log.memory import MemoryBroker
+from skerry.log.streams import specs
+from skerry.settings.models import RunConfig, SyncConfig
 from skerry_syncer import tenure
 from skerry_syncer.conductor import Conductor
 from skerry_syncer.service import syncer
+from tests.support.puppet import run_record
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (20, 64))], 1)

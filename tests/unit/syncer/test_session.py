@@ -16,22 +16,22 @@ import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.bus import contributions, ledger, presence
-from skerry.bus.memory import MemoryBroker, MemoryBus
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, Plan, plan
-from skerry.core.outer import make_outer
-from skerry.core.rounds import WITHOUT_QUORUM
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.algorithm.outer import make_outer
 from skerry.errors import Fenced, first_cause
-from skerry.runtime.virtual import VirtualLoop
-from skerry.settings import OuterConfig, RunConfig, SyncConfig
-from skerry.testing.history import read_history
-from skerry.testing.puppet import Outgoing, Puppet, run_record, walk
-from skerry.wire.codec import encode_vector
-from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, RunState
-from skerry.wire.subjects import Subjects
+from skerry.log import contributions, ledger, presence
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.codec import encode_vector
+from skerry.protocol.messages import Commit, ContributionHeader, ContributionKind, RunState
+from skerry.protocol.rounds import WITHOUT_QUORUM
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.service import session
 from skerry_syncer.shard import MOST_REFUSED
+from skerry_tools.virtual import VirtualLoop
+from tests.support.history import read_history
+from tests.support.puppet import Outgoing, Puppet, run_record, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from skerry.bus import contributions
-from skerry.bus.base import Record
-from skerry.bus.contributions import Contribution, Inbox, Refusal
-from skerry.bus.memory import MemoryBroker
-from skerry.bus.streams import specs
-from skerry.core.fragments import LeafSpec, plan
-from skerry.settings import SyncConfig
-from skerry.testing.puppet import walk
-from skerry.wire.codec import encode_vector
-from skerry.wire.messages import Commit, ContributionHeader, ContributionKind, Manifest, Refused
-from skerry.wire.subjects import Subjects
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.log import contributions
+from skerry.log.base import Record
+from skerry.log.contributions import Contribution, Inbox, Refusal
+from skerry.log.memory import MemoryBroker
+from skerry.log.streams import specs
+from skerry.protocol.codec import encode_vector
+from skerry.protocol.messages import (
+    Commit,
+    ContributionHeader,
+    ContributionKind,
+    Manifest,
+    Refused,
+)
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import SyncConfig
 from skerry_syncer.shard import MOST_REFUSED, MOST_SETTLED, FragmentState, Refusals, Shard, judge
+from tests.support.puppet import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 1)

@@ -8,15 +8,9 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from skerry.bus.contributions import Contribution, Refusal
-from skerry.core import tracing
-from skerry.core.quantise import Planes
-from skerry.core.tracing import SpanContext
-from skerry.telemetry import instruments, metrics, spans, tracer
-from skerry.telemetry.instruments import Attributes, Observer
-from skerry.telemetry.metrics import Metric
-from skerry.telemetry.spans import Span
-from skerry.wire.messages import (
+from skerry.algorithm.quantise import Planes
+from skerry.log.contributions import Contribution, Refusal
+from skerry.protocol.messages import (
     Commit,
     Consumed,
     ContributionHeader,
@@ -25,6 +19,12 @@ from skerry.wire.messages import (
     Round,
     RunRecord,
 )
+from skerry.telemetry import ids as tracing
+from skerry.telemetry import instruments, metrics, spans, tracer
+from skerry.telemetry.ids import SpanContext
+from skerry.telemetry.instruments import Attributes, Observer
+from skerry.telemetry.metrics import Metric
+from skerry.telemetry.spans import Span
 from skerry_syncer.telling import Spent, Teller
 
 RECORD = RunRecord("run", "{}", (), 1, 0, created_ns=7, skerry_version="0")

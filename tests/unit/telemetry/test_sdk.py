@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from skerry.core import tracing
+from skerry.telemetry import ids as tracing
 from skerry.telemetry import instruments, metrics, sdk, spans, tracer
 from skerry.telemetry.sdk import Identity, Target
 from skerry.telemetry.spans import Event, Kind, Link, Span
-from skerry.testing.otlp import Receiver
+from tests.support.otlp import Receiver
 
 WHO = Identity("syncer", "run", "s", "1.0")
 TRACE = tracing.trace_id("run", 0, 2)

@@ -13,7 +13,7 @@ from opentelemetry.semconv._incubating.attributes import (  # pyright: ignore[re
 )
 from opentelemetry.semconv.attributes import error_attributes
 
-from skerry.core import tracing
+from skerry.telemetry import ids as tracing
 from skerry.telemetry import spans, tracer
 from skerry.telemetry.spans import Kind, Span
 
@@ -108,11 +108,11 @@ def test_operations_have_the_types_of_the_conventions() -> None:
 
 NO_ENDPOINT = """
 import sys
-from skerry import settings
-from skerry.runtime.telemetry import telemetry
+from skerry.settings import loading
+from skerry.service.telemetry import telemetry
 import skerry_syncer.service, skerry_learner.service, skerry_checkpointer.service
-import skerry_learner.judging.evaluator
-with telemetry(settings.load(None, [], {}).local, "syncer", "run", "s"):
+import skerry_evaluator.service
+with telemetry(loading.load(None, [], {}).local, "syncer", "run", "s"):
     pass
 loaded = sorted(name for name in sys.modules if name.split(".")[0] in ("opentelemetry", "requests"))
 sys.exit(", ".join(loaded) or 0)

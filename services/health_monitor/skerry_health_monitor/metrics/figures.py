@@ -8,11 +8,19 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
-from skerry.bus.recent import LATE_ROUNDS, STARTING_S, awaited, diverged, ending, held_out, missed
-from skerry.bus.report import report
-from skerry.bus.view import ENDED, spent_in
-from skerry.core.goodput import TRAIN, Cause, split
-from skerry.core.liveness import Liveness
+from skerry.algorithm.goodput import TRAIN, Cause, split
+from skerry.algorithm.liveness import Liveness
+from skerry.status.recent import (
+    LATE_ROUNDS,
+    STARTING_S,
+    awaited,
+    diverged,
+    ending,
+    held_out,
+    missed,
+)
+from skerry.status.report import report
+from skerry.status.view import ENDED, spent_in
 from skerry.telemetry import metrics
 from skerry.telemetry.points import Point
 from skerry_health_monitor.watching.sources import MOST_LEARNERS
@@ -20,13 +28,13 @@ from skerry_health_monitor.watching.sources import MOST_LEARNERS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from skerry.bus.base import Room, StreamInfo
-    from skerry.bus.report import LearnerRow, Report
-    from skerry.bus.view import RunView
-    from skerry.settings import RunConfig
+    from skerry.log.base import Room, StreamInfo
+    from skerry.protocol.messages import Pulse
+    from skerry.settings.models import RunConfig
+    from skerry.status.report import LearnerRow, Report
+    from skerry.status.view import RunView
     from skerry.telemetry.metrics import Metric
     from skerry.telemetry.points import Figure
-    from skerry.wire.messages import Pulse
     from skerry_health_monitor.metrics.broker import Server
     from skerry_health_monitor.watching.sums import Sums
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from skerry.settings import MetricsSettings
+    from skerry.settings.models import MetricsSettings
 
 log = structlog.get_logger()
 

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from skerry.bus.alerts import Store
-from skerry.bus.base import Room, Storage
+from skerry.log.base import Room, Storage
+from skerry.status.alerts import Store
 from skerry.telemetry.points import flat
 from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.figures import figures

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus.alerts import Severity
+from skerry.status.alerts import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.bus.alerts import Alert
+    from skerry.status.alerts import Alert
 
 log = structlog.get_logger()
 

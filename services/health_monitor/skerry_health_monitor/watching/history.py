@@ -1,6 +1,6 @@
 """What the page shows and a view forgets: rounds of late, curves, lanes, checkpoints, samples.
 
-A fold beside ``skerry.bus.view``, over the same messages. All of it is bounded; all that is made
+A fold beside ``skerry.status.view``, over the same messages. All of it is bounded; all that is made
 from the ledger is the same again after a restart. What only pulses tell (who adopted when, when
 somebody fell silent) begins with the monitor.
 """
@@ -12,25 +12,19 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from skerry.bus.loss import begun_by_restore
-from skerry.bus.recent import Recent
-from skerry.bus.view import is_round
-from skerry.core.liveness import Liveness
-from skerry.wire.messages import (
-    CheckpointRecord,
-    Commit,
-    Evaluation,
-    LearnerPhase,
-    Pulse,
-)
+from skerry.algorithm.liveness import Liveness
+from skerry.log.loss import begun_by_restore
+from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
+from skerry.status.recent import Recent
+from skerry.status.view import is_round
 from skerry_health_monitor.watching.curves import Bin, Curves
 from skerry_health_monitor.watching.sources import MOST_LEARNERS
 from skerry_health_monitor.watching.timeline import Past, Timeline, past
 
 if TYPE_CHECKING:
-    from skerry.bus.report import LearnerRow
-    from skerry.bus.view import Message
-    from skerry.wire.messages import MemberRecord
+    from skerry.protocol.messages import MemberRecord
+    from skerry.status.report import LearnerRow
+    from skerry.status.view import Message
 
 LANE_S = 900.0
 """How far back a learner's lane reaches."""

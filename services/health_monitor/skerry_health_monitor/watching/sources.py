@@ -12,10 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from skerry.bus.base import Start
-from skerry.bus.view import seen_s
 from skerry.errors import WireError
-from skerry.wire.messages import (
+from skerry.log.base import Start
+from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Evaluation,
@@ -24,13 +23,14 @@ from skerry.wire.messages import (
     Round,
     RunRecord,
 )
-from skerry.wire.records import believable, decode
-from skerry.wire.subjects import TOKEN, Subjects
+from skerry.protocol.records import believable, decode
+from skerry.protocol.subjects import TOKEN, Subjects
+from skerry.status.view import seen_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from skerry.bus.base import Bus, Record
+    from skerry.log.base import Bus, Record
 
 Read = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Pulse | Round
 T = TypeVar("T", RunRecord, MemberRecord, Commit, CheckpointRecord, Evaluation, Pulse, Round)

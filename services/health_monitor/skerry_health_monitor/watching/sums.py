@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.bus.view import GENESIS, is_round
-from skerry.core.rounds import WITHOUT_QUORUM
+from skerry.protocol.rounds import WITHOUT_QUORUM
+from skerry.status.view import GENESIS, is_round
 from skerry.telemetry import metrics
 from skerry.telemetry.points import Point, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from skerry.protocol.messages import Commit
     from skerry.telemetry.points import Figure
-    from skerry.wire.messages import Commit
 
 MOST_WORDS = 32
 """Reasons and causes come from the log: beyond so many different ones, the rest is ``other``."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from skerry.bus import recent
-from skerry.bus.view import GENESIS, is_round
+from skerry.status import recent
+from skerry.status.view import GENESIS, is_round
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.wire.messages import Commit, Pulse, Round
+    from skerry.protocol.messages import Commit, Pulse, Round
 
 MOST_ROUNDS = 160
 SPARSE = 64

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.bus.report import doubted, report
-from skerry.bus.view import (
+from skerry.algorithm.fragments import plan
+from skerry.algorithm.liveness import Liveness, policy_from
+from skerry.status.report import doubted, report
+from skerry.status.view import (
     Frame,
     RunView,
     committed,
@@ -18,8 +20,6 @@ from skerry.bus.view import (
     peek_evaluation,
     seen_s,
 )
-from skerry.core.fragments import plan
-from skerry.core.liveness import Liveness, policy_from
 from skerry_health_monitor.watching.history import History
 from skerry_health_monitor.watching.sums import Sums
 from skerry_health_monitor.watching.timeline import set_right
@@ -27,10 +27,10 @@ from skerry_health_monitor.watching.timeline import set_right
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.bus.report import LearnerRow
-    from skerry.bus.view import Message
-    from skerry.settings import RunConfig
-    from skerry.wire.messages import Commit, Evaluation, MemberRecord, Round, RunRecord
+    from skerry.protocol.messages import Commit, Evaluation, MemberRecord, Round, RunRecord
+    from skerry.settings.models import RunConfig
+    from skerry.status.report import LearnerRow
+    from skerry.status.view import Message
 
 log = structlog.get_logger()
 

@@ -17,8 +17,8 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from skerry.bus import ledger
 from skerry.errors import BrokerUnavailable
+from skerry.log import ledger
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from skerry.bus.base import Bus
-    from skerry.wire.messages import Commit
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Commit
     from skerry_health_monitor.watching.watch import Watch
     from skerry_health_monitor.web.stream import Client, Hub
 

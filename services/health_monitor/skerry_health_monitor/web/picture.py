@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from skerry.bus.alerts import clip
-from skerry.core.traffic import data_parallel_bytes
+from skerry.algorithm.traffic import data_parallel_bytes
+from skerry.status.alerts import clip
 from skerry_health_monitor.watching.timeline import interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.bus.base import StreamInfo
-    from skerry.bus.report import LearnerRow, Report, RunRow
+    from skerry.log.base import StreamInfo
+    from skerry.status.report import LearnerRow, Report, RunRow
     from skerry_health_monitor.watching.book import Book
     from skerry_health_monitor.watching.curves import Curve
     from skerry_health_monitor.watching.history import History

@@ -16,8 +16,8 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from skerry.bus.report import to_json
 from skerry.errors import ConfigError
+from skerry.status.report import to_json
 from skerry_health_monitor.web.page import Headed
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from skerry.bus.view import RunView
+    from skerry.status.view import RunView
 
 log = structlog.get_logger()
 

@@ -19,12 +19,12 @@ import structlog
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from skerry.chaos.actions import Kill, Pause, silence
-from skerry.chaos.ground import NotFired
-from skerry.chaos.local import LocalGround
 from skerry.errors import ConfigError, SkerryError
-from skerry.runtime.control import ControlError
+from skerry.service.control import ControlError
 from skerry.tasks import TaskGroup
+from skerry_tools.chaos.actions import Kill, Pause, silence
+from skerry_tools.chaos.ground import NotFired
+from skerry_tools.chaos.local import LocalGround
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from skerry.chaos.ground import Action
+    from skerry_tools.chaos.ground import Action
 
 log = structlog.get_logger()
 

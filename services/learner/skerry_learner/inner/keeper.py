@@ -24,11 +24,11 @@ import structlog
 from numpy.typing import NDArray
 
 from skerry.errors import SkerryError
-from skerry.settings import LearnerSettings
+from skerry.models.base import path_name
+from skerry.settings.models import LearnerSettings
 from skerry_learner.inner import file, recall
 from skerry_learner.inner.file import Origin, Saved, Shapes
 from skerry_learner.inner.recall import Recalled
-from skerry_learner.models.base import path_name
 from skerry_learner.sync.rules import Progress
 
 log = structlog.get_logger()

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.core.backend import cpu, merger
-from skerry.core.fragments import Fragment, Plan
-from skerry.core.merge import slice_norms
-from skerry.core.quantise import Planes, scheme_of
+from skerry.algorithm.backend import cpu, merger
+from skerry.algorithm.fragments import Fragment, Plan
+from skerry.algorithm.merge import slice_norms
+from skerry.algorithm.quantise import Planes, scheme_of
 from skerry.errors import Diverged
-from skerry.wire.codec import Chunk, pack
-from skerry.wire.messages import ContributionHeader
+from skerry.protocol.codec import Chunk, pack
+from skerry.protocol.messages import ContributionHeader
 from skerry_learner.sync.mailbox import Outgoing
 
 
@@ -90,7 +90,7 @@ def _with_feedback(
 
 
 def _on_device(outgoing: Outgoing, fragment: Fragment) -> Quantised:
-    from skerry.core import device
+    from skerry.algorithm import device
 
     codes, scales, finite = device.quantise(outgoing.scheme, outgoing.gradient)
     decoded = device.dequantise(outgoing.scheme, codes, scales)

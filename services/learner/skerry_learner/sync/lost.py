@@ -6,12 +6,12 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from skerry.bus import state
-from skerry.bus.base import Bus, Record
-from skerry.core.fragments import Plan
+from skerry.algorithm.fragments import Plan
 from skerry.errors import WireError
-from skerry.wire.envelope import unseal
-from skerry.wire.subjects import Subjects
+from skerry.log import state
+from skerry.log.base import Bus, Record
+from skerry.protocol.envelope import unseal
+from skerry.protocol.subjects import Subjects
 
 STALLED_S = 2.0
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.messages import ContributionHeader, Manifest, Pulse, Round
+from skerry.protocol.messages import ContributionHeader, Manifest, Pulse, Round
 from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.telling import Teller
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from skerry.wire.messages import LearnerPhase, Pulse
+from skerry.protocol.messages import LearnerPhase, Pulse
 from skerry_learner.sync.mailbox import Traffic
 from skerry_learner.sync.rules import Progress
 from skerry_learner.sync.session import Learner, Session

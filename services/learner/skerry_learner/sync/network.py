@@ -13,9 +13,7 @@ from functools import partial
 
 import structlog
 
-from skerry.bus import contributions, ledger, presence, recovery, state
-from skerry.bus.base import Bus
-from skerry.core.fragments import Plan
+from skerry.algorithm.fragments import Plan
 from skerry.errors import (
     BrokerUnavailable,
     Diverged,
@@ -27,9 +25,11 @@ from skerry.errors import (
     WireError,
     first_cause,
 )
+from skerry.log import contributions, ledger, presence, recovery, state
+from skerry.log.base import Bus
+from skerry.protocol.messages import Commit, ContributionKind, LearnerPhase, Manifest
 from skerry.tasks import TaskGroup, in_thread
 from skerry.telemetry import instruments, metrics, tracer
-from skerry.wire.messages import Commit, ContributionKind, LearnerPhase, Manifest
 from skerry_learner.sync.encode import Encoded, encode
 from skerry_learner.sync.lost import is_lost
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing

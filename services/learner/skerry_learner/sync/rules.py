@@ -22,9 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from skerry.core import schedule
-from skerry.settings import SyncConfig
-from skerry.wire.messages import Round
+from skerry.algorithm import schedule
+from skerry.protocol.messages import Round
+from skerry.settings.models import SyncConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from skerry.core import tracing
-from skerry.core.fragments import Plan
-from skerry.core.tracing import SpanContext
-from skerry.settings import SyncConfig
+from skerry.algorithm.fragments import Plan
+from skerry.protocol.messages import ContributionHeader, ContributionKind, Round
+from skerry.settings.models import SyncConfig
+from skerry.telemetry import ids as tracing
 from skerry.telemetry import spans, tracer
-from skerry.wire.messages import ContributionHeader, ContributionKind, Round
+from skerry.telemetry.ids import SpanContext
 from skerry_learner.sync import rules
 from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from skerry.bus.view import spent_in
-from skerry.core.goodput import Cause, split
+from skerry.algorithm.goodput import Cause, split
+from skerry.protocol.messages import Commit, ContributionHeader, Pulse
+from skerry.protocol.subjects import Subjects
+from skerry.status.view import spent_in
 from skerry.telemetry import instruments, metrics, spans, tracer
 from skerry.telemetry.instruments import Observation
 from skerry.telemetry.metrics import Metric
 from skerry.telemetry.spans import Event, Kind, Link, Span, messaging, messaging_name
-from skerry.wire.messages import Commit, ContributionHeader, Pulse
-from skerry.wire.subjects import Subjects
 
 if TYPE_CHECKING:
     from skerry_learner.sync.session import Learner

@@ -2,7 +2,7 @@
 
 Two jitted functions per fragment, with the plan's slices baked in. Donated leaves are written in
 place, so a fragment in flight costs its own size and nothing more. The formulas are those of
-``skerry.core.adoption``, and tests hold the two against each other bit by bit.
+``skerry.algorithm.adoption``, and tests hold the two against each other bit by bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from skerry.core.fragments import Fragment, LeafSpec, padded
+from skerry.algorithm.fragments import Fragment, LeafSpec, padded
 
 Leaves: TypeAlias = tuple[jax.Array, ...]
 """The leaves that a fragment touches, in the order of ``leaves_of``."""

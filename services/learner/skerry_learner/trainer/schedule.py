@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from skerry.settings import TrainConfig
+from skerry.settings.models import TrainConfig
 
 
 def progress(config: TrainConfig, step: int, elapsed_s: float) -> float:

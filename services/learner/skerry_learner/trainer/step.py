@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 
-from skerry.settings import TrainConfig
-from skerry_learner.models.base import Model, Params
+from skerry.models.base import Model, Params
+from skerry.settings.models import TrainConfig
 from skerry_learner.trainer.schedule import learning_rate
 
 

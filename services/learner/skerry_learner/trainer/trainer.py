@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.core.fragments import Plan
-from skerry.settings import RunConfig
-from skerry_learner.models.base import Model, Params, path_name
+from skerry.algorithm.fragments import Plan
+from skerry.models.base import Model, Params, path_name
+from skerry.settings.models import RunConfig
 from skerry_learner.trainer.fragments import (
     Adopt,
     Capture,

@@ -12,8 +12,8 @@ const WHY = {
   genesis: "the first parameters of the fragment",
   nothing_counts: "nothing that arrived could be merged: the version equals the one before",
 };
-const SHORT = new Set(["short_handed", "timeout", "final_empty"]); // as skerry.core.rounds has them: never had their quorum
-const RESTORED = "restored from "; // as skerry.bus.loss has it
+const SHORT = new Set(["short_handed", "timeout", "final_empty"]); // as skerry.protocol.rounds has them: never had their quorum
+const RESTORED = "restored from "; // as skerry.log.loss has it
 let asked = 0;
 let air = null; // the round in the air that is shown
 

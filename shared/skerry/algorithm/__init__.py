@@ -1,0 +1,1 @@
+"""The algorithm as pure functions: fragments, schedule, codec arithmetic, merge, outer step."""

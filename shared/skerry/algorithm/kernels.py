@@ -1,0 +1,399 @@
+"""The codec in numba: one pass over the data, the GIL released, equal to the reference bit by bit.
+
+Loops are written so that LLVM vectorises them: fixed trip counts of half a block, integer maxima
+(float maxima would need fast-math to ignore NaN), int32 casts between f32 and codes. Kernels are
+compiled when this module is imported and cached on disk where numba finds a writable folder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import numpy as np
+from numba import njit, types
+
+from skerry.algorithm import quantise as reference
+from skerry.algorithm.coarse import FINE_SHIFT, FINEST, POWER_BASE, POWER_UP, QUARTER
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.quantise import (
+    BF16_MAX,
+    HALF,
+    INF_BITS,
+    MAGNITUDE,
+    SCALE_FLOOR,
+    ZERO_PEAK,
+    Planes,
+    allocate,
+    as_blocks,
+    check_joined,
+    check_planes,
+    diverged,
+    scheme_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    F32s = NDArray[np.float32]
+    U32s = NDArray[np.uint32]
+    I32s = NDArray[np.int32]
+    U16s = NDArray[np.uint16]
+    U8s = NDArray[np.uint8]
+
+F = TypeVar("F", bound="Callable[..., object]")
+
+u8, u16, u32, i32, i64 = types.uint8, types.uint16, types.uint32, types.int32, types.int64
+f32, f64, i1 = types.float32, types.float64, types.boolean
+
+_MAGNITUDE = np.int32(MAGNITUDE)
+_INF = np.int32(INF_BITS)
+_ZERO_PEAK = np.int32(ZERO_PEAK)
+_FLOOR = np.int32(SCALE_FLOOR)
+_BF16_MAX = np.uint32(BF16_MAX)
+_ROUND_UP = np.int32(0xFFFF)
+_ROUND = np.float32(12_582_912.0)
+"""1.5 * 2**23: adding and subtracting it rounds a small f32 to an integer, half to even."""
+_POWER_UP, _POWER_BASE = np.int32(POWER_UP), np.int32(POWER_BASE)
+_FINE_SHIFT, _FINEST, _BIAS = np.int32(FINE_SHIFT), np.int32(FINEST), np.int32(127)
+_N1, _N2, _N3, _N6, _N7, _N8 = (np.int32(n) for n in (1, 2, 3, 6, 7, 8))
+_N23, _N30 = np.int32(23), np.int32(30)
+_N0, _N4, _N15, _N16, _N28 = np.int32(0), np.int32(4), np.int32(15), np.int32(16), np.int32(28)
+
+
+def array(scalar: types.Type, dims: int, *, written: bool = False) -> types.Type:
+    """Return numba's type of a C-contiguous array; one that is only read may be read-only."""
+    return types.Array(scalar, dims, "C", readonly=not written)
+
+
+def four(item: types.Type) -> types.Type:
+    """Return numba's type of a tuple of four."""
+    return types.UniTuple(item, 4)
+
+
+def compiled(*signature: types.Type, fastmath: bool | set[str] = False) -> Callable[[F], F]:
+    """Compile a function for these argument types, without the GIL, cached on disk.
+
+    Where no cache folder is writable (a read-only image) it is compiled at every start instead.
+    """
+
+    def decorate(function: F) -> F:
+        try:
+            kernel = njit(signature, cache=True, nogil=True, fastmath=fastmath)(function)
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, RuntimeError) and "cannot cache" not in str(error):
+                raise
+            kernel = njit(signature, nogil=True, fastmath=fastmath)(function)
+        return cast("F", kernel)
+
+    return decorate
+
+
+_ENCODER = (
+    *(array(f32, 2), array(i32, 2), f32, i32),
+    *(array(u8, 2, written=True), array(u16, 1, written=True)),
+)
+
+
+@compiled(array(i32, 2), i64)
+def _peak(bits: I32s, b: int) -> np.int32:
+    peak = _N0
+    for i in range(BLOCK):
+        peak = max(peak, bits[b, i] & _MAGNITUDE)
+    return peak
+
+
+@compiled(i32, f32, i32)
+def _scale(peak: np.int32, step: np.float32, ceiling: np.int32) -> np.int32:
+    """Bf16 bits of the scale for a peak's f32 bits, as in ``quantise.scale_bits``."""
+    if peak <= _ZERO_PEAK:
+        return _N0
+    raw = np.float32(np.int32(peak).view(np.float32) * step).view(np.int32)
+    return min(max((raw + _ROUND_UP) >> _N16, _FLOOR), ceiling)
+
+
+@compiled(array(f32, 2), i64, i32, i32)
+def _ternary_scale(x: F32s, b: int, peak: np.int32, ceiling: np.int32) -> np.int32:
+    """Bf16 bits of the scale of block ``b``, as in ``coarse.ternary_scale``."""
+    if peak <= _ZERO_PEAK:
+        return _N0
+    shift = min(_FINE_SHIFT - (peak >> _N23), _FINEST)
+    per_unit = np.int32((_BIAS + shift) << _N23).view(np.float32)
+    unit = np.int32((_BIAS - shift) << _N23).view(np.float32)
+    total, present = _N0, _N0
+    for i in range(BLOCK):
+        magnitude = np.int32(abs(x[b, i]) * per_unit)
+        total = np.int32(total + magnitude)
+        present = np.int32(present + (_N1 if magnitude > _N0 else _N0))
+    top = np.int32(np.int32(peak).view(np.float32) * per_unit)
+    level = np.int32((_N3 * total) // (_N2 * max(present, _N1)))
+    level = min(max(level, np.int32((top + _N2) // _N3)), top)
+    raw = np.float32(np.float32(level) * unit).view(np.int32)
+    return min(max((raw + _ROUND_UP) >> _N16, _FLOOR), ceiling)
+
+
+@compiled(i32)
+def _reciprocal(scale: np.int32) -> np.float32:
+    if scale == _N0:
+        return np.float32(0)
+    return np.float32(1) / np.int32(scale << _N16).view(np.float32)
+
+
+@compiled(*_ENCODER)
+def _quantise_int4(
+    x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
+) -> bool:
+    for b in range(x.shape[0]):
+        peak = _peak(bits, b)
+        if peak >= _INF:
+            return False
+        scale = _scale(peak, step, ceiling)
+        scales[b] = scale
+        inverse = _reciprocal(scale)
+        for i in range(HALF):
+            first = np.int32((x[b, i] * inverse + _ROUND) - _ROUND)
+            second = np.int32((x[b, i + HALF] * inverse + _ROUND) - _ROUND)
+            codes[b, i] = np.uint8((first & _N15) | ((second & _N15) << _N4))
+    return True
+
+
+@compiled(*_ENCODER)
+def _quantise_int8(
+    x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
+) -> bool:
+    high = np.int32(0xF0)
+    for b in range(x.shape[0]):
+        peak = _peak(bits, b)
+        if peak >= _INF:
+            return False
+        scale = _scale(peak, step, ceiling)
+        scales[b] = scale
+        inverse = _reciprocal(scale)
+        for i in range(HALF):
+            first = np.int32((x[b, i] * inverse + _ROUND) - _ROUND)
+            second = np.int32((x[b, i + HALF] * inverse + _ROUND) - _ROUND)
+            codes[b, i] = np.uint8(((first >> _N4) & _N15) | (second & high))
+            codes[b, i + HALF] = np.uint8((first & _N15) | ((second & _N15) << _N4))
+    return True
+
+
+@compiled(f32)
+def _power(y: np.float32) -> np.int32:
+    """Sign and exponent in four bits, as in ``coarse.power_codes``."""
+    bits = np.float32(y).view(np.int32)
+    raised = np.int32(((bits & _MAGNITUDE) + _POWER_UP) >> _N23)
+    power = min(max(np.int32(raised - _POWER_BASE), _N0), _N7)
+    return np.int32(power | ((bits >> _N28) & _N8)) if power > _N0 else _N0
+
+
+@compiled(*_ENCODER)
+def _quantise_e3m0(
+    x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
+) -> bool:
+    for b in range(x.shape[0]):
+        peak = _peak(bits, b)
+        if peak >= _INF:
+            return False
+        scale = _scale(peak, step, ceiling)
+        scales[b] = scale
+        inverse = _reciprocal(scale)
+        for i in range(HALF):
+            first, second = _power(x[b, i] * inverse), _power(x[b, i + HALF] * inverse)
+            codes[b, i] = np.uint8(first | (second << _N4))
+    return True
+
+
+@compiled(i32, i32)
+def _ternary(bits: np.int32, half: np.int32) -> np.int32:
+    """Sign and magnitude in two bits of the f32 that these are the bits of."""
+    return np.int32(((bits >> _N30) & _N2) | _N1) if (bits & _MAGNITUDE) > half else _N0
+
+
+@compiled(*_ENCODER)
+def _quantise_int2(
+    x: F32s, bits: I32s, _step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
+) -> bool:
+    for b in range(x.shape[0]):
+        peak = _peak(bits, b)
+        if peak >= _INF:
+            return False
+        scale = _ternary_scale(x, b, peak, ceiling)
+        scales[b] = scale
+        half = np.int32((scale << _N16) - (_N1 << _N23)) if scale > _N0 else _MAGNITUDE
+        for i in range(QUARTER):
+            first = _ternary(bits[b, i], half)
+            second = _ternary(bits[b, i + QUARTER], half)
+            third = _ternary(bits[b, i + 2 * QUARTER], half)
+            fourth = _ternary(bits[b, i + 3 * QUARTER], half)
+            low, high = first | (second << _N2), third | (fourth << _N2)
+            codes[b, i] = np.uint8(low | (high << _N4))
+    return True
+
+
+@compiled(array(u32, 2), array(u16, 2, written=True))
+def _quantise_bf16(bits: U32s, words: U16s) -> bool:
+    one, half, sixteen = np.uint32(1), np.uint32(0x7FFF), np.uint32(16)
+    sign, magnitude = np.uint32(0x8000), np.uint32(0x7FFF_FFFF)
+    for b in range(bits.shape[0]):
+        peak = np.uint32(0)
+        for i in range(BLOCK):
+            raw = bits[b, i]
+            low = raw & magnitude
+            peak = max(peak, low)
+            word = (low + half + ((low >> sixteen) & one)) >> sixteen
+            words[b, i] = np.uint16(min(word, _BF16_MAX) | ((raw >> sixteen) & sign))
+        if peak >= np.uint32(INF_BITS):
+            return False
+    return True
+
+
+@compiled(array(f32, 2), array(i32, 2), array(f32, 2, written=True))
+def _quantise_f32(x: F32s, bits: I32s, out: F32s) -> bool:
+    for b in range(x.shape[0]):
+        if _peak(bits, b) >= _INF:
+            return False
+        for i in range(BLOCK):
+            out[b, i] = x[b, i]
+    return True
+
+
+@compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
+def _dequantise_int4(codes: U8s, scales: U16s, out: F32s) -> None:
+    for b in range(codes.shape[0]):
+        scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
+        for i in range(HALF):
+            byte = np.int32(np.int8(codes[b, i]))
+            out[b, i] = scale * np.float32(np.int32(np.int32(byte << _N28) >> _N28))
+            out[b, i + HALF] = scale * np.float32(np.int32(byte >> _N4))
+
+
+@compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
+def _dequantise_int8(codes: U8s, scales: U16s, out: F32s) -> None:
+    sign, high = np.int32(0x80), np.int32(0xF0)
+    for b in range(codes.shape[0]):
+        scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
+        for i in range(HALF):
+            upper, lower = np.int32(codes[b, i]), np.int32(codes[b, i + HALF])
+            first = ((upper & _N15) << _N4) | (lower & _N15)
+            second = (upper & high) | (lower >> _N4)
+            out[b, i] = scale * np.float32(np.int32((first ^ sign) - sign))
+            out[b, i + HALF] = scale * np.float32(np.int32((second ^ sign) - sign))
+
+
+@compiled(i32)
+def power_of(code: np.int32) -> np.float32:
+    """Return the multiple of its scale that the low four bits stand for in e3m0."""
+    power = np.int32(np.int32(_N1 << (code & _N7)) >> _N1)
+    return np.float32(-power if code & _N8 else power)
+
+
+@compiled(i32)
+def ternary_of(code: np.int32) -> np.float32:
+    """Return the multiple of its scale that the low two bits stand for in int2."""
+    return np.float32(np.int32(code & _N1) * np.int32(_N1 - (code & _N2)))
+
+
+@compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
+def _dequantise_e3m0(codes: U8s, scales: U16s, out: F32s) -> None:
+    for b in range(codes.shape[0]):
+        scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
+        for i in range(HALF):
+            byte = np.int32(codes[b, i])
+            out[b, i] = scale * power_of(byte)
+            out[b, i + HALF] = scale * power_of(np.int32(byte >> _N4))
+
+
+@compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
+def _dequantise_int2(codes: U8s, scales: U16s, out: F32s) -> None:
+    for b in range(codes.shape[0]):
+        scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
+        for i in range(QUARTER):
+            byte = np.int32(codes[b, i])
+            out[b, i] = scale * ternary_of(byte)
+            out[b, i + QUARTER] = scale * ternary_of(np.int32(byte >> _N2))
+            out[b, i + 2 * QUARTER] = scale * ternary_of(np.int32(byte >> _N4))
+            out[b, i + 3 * QUARTER] = scale * ternary_of(np.int32(byte >> _N6))
+
+
+@compiled(array(u16, 2), array(u32, 2, written=True))
+def _dequantise_bf16(words: U16s, out: U32s) -> None:
+    for b in range(words.shape[0]):
+        for i in range(BLOCK):
+            out[b, i] = np.uint32(words[b, i]) << np.uint32(16)
+
+
+@compiled(array(u8, 1), array(u8, 1), array(u32, 1, written=True))
+def _join_two(high: U8s, low: U8s, out: U32s) -> None:
+    for i in range(out.shape[0]):
+        out[i] = (np.uint32(high[i]) << np.uint32(24)) | (np.uint32(low[i]) << np.uint32(16))
+
+
+_ENCODERS = {
+    "int8": _quantise_int8,
+    "int4": _quantise_int4,
+    "e3m0": _quantise_e3m0,
+    "int2": _quantise_int2,
+}
+_DECODERS = {
+    "int8": _dequantise_int8,
+    "int4": _dequantise_int4,
+    "e3m0": _dequantise_e3m0,
+    "int2": _dequantise_int2,
+}
+
+
+@compiled(array(f32, 2), i64, fastmath={"reassoc", "contract"})
+def sum_of_squares(rows: F32s, b: int) -> float:
+    """Sum of squares of ``rows[b]`` in f64; LLVM picks the order of the sum."""
+    total = 0.0
+    for i in range(BLOCK):
+        value = np.float64(rows[b, i])
+        total += value * value
+    return total
+
+
+def quantise(scheme: str, x: NDArray[np.float32]) -> Planes:
+    """Quantise a padded vector f32 (blocks*256,); raises Diverged if anything is not finite."""
+    kind = scheme_of(scheme)
+    rows = as_blocks(x)
+    planes = allocate(scheme, rows.shape[0])
+    codes, scales = planes
+    if kind.name == "f32":
+        finite = _quantise_f32(rows, rows.view(np.int32), codes.view(np.float32))
+    elif kind.name == "bf16":
+        finite = _quantise_bf16(rows.view(np.uint32), codes.view(np.uint16))
+    else:
+        encode, ceiling = _ENCODERS[kind.name], np.int32(kind.scale_ceiling)
+        finite = encode(rows, rows.view(np.int32), kind.step, ceiling, codes, scales)
+    if not finite:
+        raise diverged()
+    return planes
+
+
+def dequantise(
+    scheme: str, planes: Planes, out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """Decode planes to f32 (blocks*256,), into ``out`` if given; ValueError on wrong shapes."""
+    kind = check_planes(scheme, planes, out)
+    vector = np.empty(planes.codes.shape[0] * BLOCK, np.float32) if out is None else out
+    rows = as_blocks(vector)
+    if kind.name == "f32":
+        rows.view(np.uint8)[:] = planes.codes
+    elif kind.name == "bf16":
+        _dequantise_bf16(planes.codes.view(np.uint16), rows.view(np.uint32))
+    else:
+        _DECODERS[kind.name](planes.codes, planes.scales, rows)
+    return vector
+
+
+def join(planes: Sequence[U8s], out: F32s) -> None:
+    """Put f32 (n,) together from its byte planes u8 (n,), the highest first; what lacks is zero.
+
+    Raises ValueError if a plane is of another length.
+    """
+    check_joined(planes, out)
+    if len(planes) == 2:
+        _join_two(planes[0], planes[1], out.view(np.uint32))
+    else:
+        reference.join(planes, out)

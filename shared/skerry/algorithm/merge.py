@@ -1,0 +1,219 @@
+"""Merging quantised outer gradients: the weighted average, or radial-directional averaging (RDA).
+
+Decoupled DiLoCo (arXiv 2604.21428) merges each tensor by direction and length apart: with weights
+``w_m`` that sum to one, norms ``n_m = |x_m|`` and unit vectors ``u_m = x_m / n_m``,
+
+    merged = (sum_m w_m n_m) * d / |d|,   d = sum_m w_m u_m,
+
+so that the merged norm does not shrink as more, nearly orthogonal learners join, while averaging
+shrinks it by ``sqrt((1 + (M-1) rho) / M)``. Embeddings are averaged. Where the unit vectors cancel
+(``|d| <= 1e-6``) or every norm is zero there is no direction, and the average is taken.
+
+Contributions are put into an order that depends on their contents only, and added in f32 in that
+order: a permutation changes no bit, and a rerun on the same machine gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from skerry.algorithm import backend
+from skerry.algorithm.fold import Contribution, Spans, spans_of
+from skerry.algorithm.quantise import check_planes, peak
+from skerry.errors import Diverged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Fragment
+
+Method = Literal["average", "rda"]
+
+DEGENERATE = 1e-6
+"""A mean of unit vectors this short is rounding noise, not a direction."""
+ABSURD = 100.0
+"""A step that is longer than that, and than so many times the fragment's largest parameter, is none
+that training took: a device that computes nonsense can still send finite numbers.
+"""
+_ROUNDING = 1e-3
+"""What summing up in f32 may add to a norm, and more."""
+_NO_NORM = 2.0**-100
+"""Norms up to this count as zero: their reciprocal would leave f32."""
+
+
+class Direction(NamedTuple):
+    """A merge before its last multiplication: merged slice s is ``gains[s] * vector`` over span s.
+
+    ``vector`` is f32 (padded_size,), ``gains`` f32 (slices,), ``norm`` the merged L2 norm.
+    """
+
+    vector: NDArray[np.float32]
+    gains: NDArray[np.float32]
+    spans: Spans
+    norm: float
+
+
+def sound(item: Contribution, fragment: Fragment, master: NDArray[np.float32] | None) -> bool:
+    """Tell whether a contribution can come of training that has not diverged.
+
+    The norms it came with are its sender's word, and lengthen what is merged: none may be longer
+    than its values can be. ``master`` f32 (padded_size,) is what it would be merged into; None for
+    bare gradients, which have no scale of their own, and whose optimizer clips.
+    """
+    top = peak(item.scheme, item.planes)
+    if not math.isfinite(top):
+        return False
+    if item.norms:
+        longest = top * np.sqrt(np.diff(fragment.offsets)) * (1 + _ROUNDING)
+        if bool((np.asarray(item.norms) > longest).any()):
+            return False
+    return top <= ABSURD or master is None or top <= ABSURD * float(np.abs(master).max(initial=0.0))
+
+
+def slice_norms(fragment: Fragment, x: NDArray[np.float32]) -> tuple[float, ...]:
+    """Return the L2 norm of each slice of a padded vector f32 (padded_size,)."""
+    squares = backend.merger().segment_squares(x, spans_of(fragment))
+    return tuple(float(norm) for norm in np.sqrt(squares))
+
+
+def merge(
+    method: Method,
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    fragment: Fragment,
+    averaged: Sequence[bool],
+) -> NDArray[np.float32]:
+    """Merge contributions to one outer gradient f32 (padded_size,).
+
+    Args:
+        method: ``average``, or ``rda`` for every slice that ``averaged`` does not mark.
+        contributions: quantised outer gradients of this fragment; missing norms are computed.
+        weights: one per contribution, none negative, sum one; else ValueError.
+        fragment: which slices the vector holds.
+        averaged: per slice, whether it is always averaged (embeddings).
+
+    Raises:
+        Diverged: the result would not be finite.
+
+    """
+    vector, gains, spans, _ = direction(method, contributions, weights, fragment, averaged)
+    zero = np.zeros_like(vector)
+    backend.merger().step(vector, gains, spans, zero, None, lr=-1.0, decay=0.0)
+    return vector
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def direction(
+    method: Method,
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    fragment: Fragment,
+    averaged: Sequence[bool],
+    into: NDArray[np.float32] | None = None,
+) -> Direction:
+    """Do what ``merge`` does, but leave the gain per slice to the caller's last pass.
+
+    The vector is ``into`` if given, whatever it held.
+    """
+    spans = spans_of(fragment)
+    _check(contributions, weights, fragment, averaged)
+    radial = ~np.asarray(averaged, np.bool_) & (method == "rda")
+    ordered, shares, norms = _in_order(contributions, weights, fragment, needed=bool(radial.any()))
+    present = norms > _NO_NORM
+    inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=present)
+    radii = shares @ np.where(present, norms, 0.0)
+    coefficients = np.where(radial, shares[:, None] * inverse, shares[:, None]).astype(np.float32)
+
+    out = np.empty(fragment.padded_size, np.float32) if into is None else into
+    accumulate = backend.merger().accumulate
+    lengths = np.sqrt(accumulate(ordered, coefficients, spans, out))
+    lost = radial & (lengths <= DEGENERATE)
+    if bool(lost.any()):
+        average = np.repeat(shares[:, None].astype(np.float32), int(lost.sum()), axis=1)
+        lengths[lost] = np.sqrt(accumulate(ordered, average, spans.only(lost), out))
+    kept = radial & ~lost
+    gains = np.divide(radii, lengths, out=np.ones_like(lengths), where=kept).astype(np.float32)
+    norm = float(np.sqrt(np.square(gains * lengths).sum()))
+    if not math.isfinite(norm):
+        msg = "a merged outer gradient is not finite; a contribution carries NaN or infinity"
+        raise Diverged(msg)
+    return Direction(out, gains, spans, norm)
+
+
+def largest(contributions: Sequence[Contribution], fragment: Fragment) -> int:
+    """Return the number of the contribution that is the largest, by its norms or by its values.
+
+    The norms it came with are its sender's word, and a merge uses both.
+    """
+
+    def size(item: Contribution) -> float:
+        values = slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
+        return max(*values, *item.norms)
+
+    sizes = [size(item) for item in contributions]
+    return sizes.index(max(sizes))
+
+
+def _check(
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    fragment: Fragment,
+    averaged: Sequence[bool],
+) -> None:
+    blocks = spans_of(fragment).stops[-1]
+    for contribution in contributions:
+        check_planes(contribution.scheme, contribution.planes, None)
+        if contribution.planes.codes.shape[0] != blocks:
+            got = contribution.planes.codes.shape[0]
+            msg = f"a contribution of {got} blocks to fragment {fragment.index} of {blocks}"
+            raise ValueError(msg)
+    if len(averaged) != len(fragment.slices):
+        msg = f"{len(averaged)} averaged flags for {len(fragment.slices)} slices"
+        raise ValueError(msg)
+    sound = len(weights) == len(contributions) and all(weight >= 0 for weight in weights)
+    if not (sound and math.isclose(math.fsum(weights), 1.0, rel_tol=1e-6)):
+        msg = f"weights {tuple(weights)} for {len(contributions)} contributions: want a sum of 1"
+        raise ValueError(msg)
+
+
+def _in_order(
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    fragment: Fragment,
+    *,
+    needed: bool,
+) -> tuple[list[Contribution], NDArray[np.float64], NDArray[np.float64]]:
+    """Sort by content; returns contributions, weights (M,), norms (M, slices; ones if unused)."""
+    ones = (1.0,) * len(fragment.slices)
+    keys = [
+        (weight, item.scheme, _norms(item, fragment) if needed else ones)
+        for weight, item in zip(weights, contributions, strict=True)
+    ]
+    tied = len(set(keys)) < len(keys)
+    ranked = sorted(
+        zip(keys, (_digest(c) if tied else b"" for c in contributions), contributions, strict=True),
+        key=lambda entry: entry[:2],
+    )
+    ordered = [item for _, _, item in ranked]
+    shares = np.array([key[0] for key, _, _ in ranked])
+    return ordered, shares, np.array([key[2] for key, _, _ in ranked])
+
+
+def _norms(item: Contribution, fragment: Fragment) -> tuple[float, ...]:
+    """Return the header's norms if they are usable, else compute them from the planes."""
+    usable = len(item.norms) == len(fragment.slices)
+    if usable and all(math.isfinite(norm) and norm >= 0 for norm in item.norms):
+        return item.norms
+    return slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
+
+
+def _digest(item: Contribution) -> bytes:
+    digest = blake2b(item.planes.scales.data, digest_size=16)
+    digest.update(item.planes.codes.data)
+    return digest.digest()

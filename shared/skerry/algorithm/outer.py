@@ -1,0 +1,260 @@
+"""The outer optimizer: what the syncer does with a merged outer gradient.
+
+A contribution is ``anchor - local``, so the merged outer gradient is *subtracted*, like a gradient.
+Presets, following DiLoCo (arXiv 2311.08105: Nesterov, lr 0.7, momentum 0.9 at H = 500) and what our
+own quality benchmark found where it looked:
+
+- ``nesterov``: lr 0.7, momentum 0.9;
+- ``direct``: lr 1, no momentum: the global model is the mean of the local ones;
+- ``auto``: ``direct`` below H = 64, from there on Nesterov with lr 0.7 and momentum 0.5;
+- ``adamw``: what a learner's AdamW would do, for mode ``data-parallel``;
+- ``module:function``: any optax transformation, built by your function.
+
+Decoupled DiLoCo (2604.21428) prints no outer learning rate. In experiment ``outer`` of
+docs/quality.md (small models) ``direct`` was better than momentum 0.9 at every H and M tried: 8,
+24, 64, 128 and 256 with M = 4; M = 2 and 8 with H = 24. Momentum 0.5 was better than ``direct`` in
+every pair of runs from H = 24 on, by 0.5 % there and 0.8 to 2 % from 64 on, and worse at H = 8.
+The presets need neither jax nor optax; those of momentum equal ``optax.sgd`` to the last bit.
+"""
+# pyright: basic
+
+from __future__ import annotations
+
+import math
+import re
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from skerry.algorithm import backend
+from skerry.algorithm.adamw import AdamW, Moments
+from skerry.algorithm.fold import whole
+from skerry.algorithm.fragments import padded
+from skerry.algorithm.merge import Method, direction, merge
+from skerry.algorithm.presets import PRESETS, Sgd, resolved
+from skerry.errors import ConfigError, Diverged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from optax import GradientTransformation
+
+    from skerry.algorithm.fold import Contribution
+    from skerry.algorithm.fragments import Fragment
+
+    F32s = NDArray[np.float32]
+
+MOMENTUM = "momentum"
+FIRST, SECOND, COUNT = "first_moment", "second_moment", "count"
+
+
+class Outer(NamedTuple):
+    """An outer optimizer as pure functions over padded f32 vectors; state is opaque.
+
+    ``leaves`` turns a state into named f32 vectors of whole blocks, for storage; ``restore`` is its
+    inverse, given the master. ``fused`` is set where the merge and the step can share a pass.
+    """
+
+    name: str
+    init: Callable[[F32s], Any]
+    apply: Callable[[F32s, F32s, Any], tuple[F32s, Any]]
+    leaves: Callable[[Any], dict[str, F32s]]
+    restore: Callable[[F32s, Mapping[str, F32s]], Any]
+    fused: Sgd | None = None
+
+
+def make_outer(
+    preset: str,
+    *,
+    lr: float | None,
+    momentum: float | None,
+    h_steps: int,
+    adamw: AdamW | None = None,
+) -> Outer:
+    """Build the outer optimizer of a preset; ``lr`` and ``momentum`` override the preset's.
+
+    ``adamw`` is ``AdamW.of`` the run, which the preset of that name needs.
+
+    Raises ConfigError for an unknown preset (with the nearest one), a bad number, or a factory
+    that cannot be loaded or does not return an optax transformation.
+    """
+    if lr is not None and not (lr > 0 and math.isfinite(lr)):
+        msg = f"outer.lr is {lr}: give a positive number"
+        raise ConfigError(msg, path="outer.lr")
+    if momentum is not None and not 0 <= momentum < 1:
+        msg = f"outer.momentum is {momentum}: give a number from 0 up to, but not including, 1"
+        raise ConfigError(msg, path="outer.momentum")
+    if ":" in preset:
+        return from_optax(preset, _load(preset, {"lr": lr, "momentum": momentum}))
+    if preset not in PRESETS:
+        nearest = next(iter(get_close_matches(preset, PRESETS, n=1, cutoff=0.0)), "")
+        msg = (
+            f"outer.preset {preset!r} is not known: did you mean {nearest!r}? "
+            f"Use one of {', '.join(PRESETS)}, or module:function"
+        )
+        raise ConfigError(msg, path="outer.preset", nearest=nearest)
+    if preset == "adamw":
+        return _adamw_outer(adamw, lr, momentum)
+    name, default = resolved(preset, h_steps)
+    sgd = Sgd(default.lr if lr is None else lr, default.momentum if momentum is None else momentum)
+    return _sgd_outer(name, sgd)
+
+
+def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in its order
+    outer: Outer,
+    master: F32s,
+    state: Any,
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    method: Method,
+    fragment: Fragment,
+    averaged: Sequence[bool],
+    spare: Sequence[F32s] = (),
+) -> tuple[F32s, Any, float]:
+    """Merge contributions and take one outer step; the syncer's only call.
+
+    Returns the new master f32 (padded_size,), the new state and the merged gradient's L2 norm; the
+    inputs are untouched. Presets decode, merge and step block by block without another vector.
+    ``spare`` are up to two dead vectors (an earlier master and momentum) that presets write into
+    instead of fresh memory, whose first touch costs as much as the merge: never those in use.
+    Raises Diverged when the merge or the step is not finite, ValueError when shapes or weights do
+    not fit.
+    """
+    if outer.fused is None:
+        vector = merge(method, contributions, weights, fragment, averaged)
+        norm = float(np.sqrt(backend.merger().segment_squares(vector, whole(vector))[0]))
+        moved, fresh = outer.apply(master, vector, state)
+        if not np.isfinite(moved).all():
+            msg = f"the outer step of {outer.name} is not finite"
+            raise Diverged(msg)
+        return moved, fresh, norm
+    fitting = [vector for vector in spare if vector.size == fragment.padded_size]
+    out, into = (*fitting, None, None)[:2]
+    merged = direction(method, contributions, weights, fragment, averaged, out)
+    vector, gains, spans, norm = merged
+    lr, decay = outer.fused
+    step = backend.merger().step
+    fresh = step(vector, gains, spans, master, state, lr=lr, decay=decay, into=into)
+    return vector, fresh, norm
+
+
+def _sgd_outer(name: str, sgd: Sgd) -> Outer:
+    """Nesterov SGD whose state is the momentum vector, or None where momentum is 0."""
+
+    def init(master: F32s) -> F32s | None:
+        return np.zeros_like(master) if sgd.momentum else None
+
+    def apply(master: F32s, merged: F32s, state: F32s | None) -> tuple[F32s, F32s | None]:
+        out, one = merged.copy(), np.ones(1, np.float32)
+        step = backend.merger().step
+        fresh = step(out, one, whole(out), master, state, lr=sgd.lr, decay=sgd.momentum)
+        return out, fresh
+
+    def leaves(state: F32s | None) -> dict[str, F32s]:
+        return {} if state is None else {MOMENTUM: state}
+
+    def restore(master: F32s, stored: Mapping[str, F32s]) -> F32s | None:
+        if not sgd.momentum:
+            return None
+        return _fit(stored, MOMENTUM, master.size).copy()
+
+    return Outer(name, init, apply, leaves, restore, sgd)
+
+
+def _adamw_outer(adamw: AdamW | None, lr: float | None, momentum: float | None) -> Outer:
+    """AdamW on averaged gradients; its state is two moments and a count of its steps."""
+    if adamw is None or adamw.fragments != 1 or (lr, momentum) != (None, None):
+        msg = (
+            "outer.preset 'adamw' takes one fragment of bare gradients, and its rate and decays "
+            "from the training settings: set mode=data-parallel, or another preset"
+        )
+        raise ConfigError(msg, path="outer.preset")
+
+    def leaves(state: Moments) -> dict[str, F32s]:
+        count = np.array([state.steps], np.float32)  # exact up to 2^24 steps
+        return {FIRST: state.first, SECOND: state.second, COUNT: _to_vector(count)}
+
+    def restore(master: F32s, stored: Mapping[str, F32s]) -> Moments:
+        first, second = (_fit(stored, name, master.size).copy() for name in (FIRST, SECOND))
+        return Moments(first, second, int(_fit(stored, COUNT, 1)[0]))
+
+    return Outer("adamw", adamw.init, adamw.apply, leaves, restore)
+
+
+def from_optax(name: str, transformation: GradientTransformation) -> Outer:
+    """Wrap any optax transformation; it sees one f32 vector (padded_size,) per fragment."""
+    import jax
+    import optax
+
+    def _update(master: Any, merged: Any, state: Any) -> tuple[Any, Any]:
+        updates, fresh = transformation.update(merged, state, master)
+        return optax.apply_updates(master, updates), fresh
+
+    update = jax.jit(_update)
+
+    def init(master: F32s) -> Any:
+        return transformation.init(jax.numpy.array(master))
+
+    def apply(master: F32s, merged: F32s, state: Any) -> tuple[F32s, Any]:
+        fresh, state = update(jax.numpy.array(master), jax.numpy.array(merged), state)
+        return np.array(fresh), state
+
+    def named(state: Any) -> dict[str, Any]:
+        paths = jax.tree_util.tree_leaves_with_path(state)
+        clean = (re.sub(r"\W+", "_", jax.tree_util.keystr(path)).strip("_") for path, _ in paths)
+        return {f"{i}_{n}": leaf for i, (n, (_, leaf)) in enumerate(zip(clean, paths, strict=True))}
+
+    def leaves(state: Any) -> dict[str, F32s]:
+        return {key: _to_vector(np.asarray(leaf)) for key, leaf in named(state).items()}
+
+    def restore(master: F32s, stored: Mapping[str, F32s]) -> Any:
+        blank = init(master)
+        values = [
+            jax.numpy.array(_from_vector(stored, key, np.asarray(leaf)))
+            for key, leaf in named(blank).items()
+        ]
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(blank), values)
+
+    return Outer(name, init, apply, leaves, restore)
+
+
+def _load(path: str, options: Mapping[str, float | None]) -> GradientTransformation:
+    """Call the factory at ``module:function`` with the options that are set."""
+    module, _, function = path.partition(":")
+    try:
+        factory = getattr(import_module(module), function)
+        made = factory(**{key: value for key, value in options.items() if value is not None})
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        msg = f"outer.preset {path!r} cannot be loaded: {error}"
+        raise ConfigError(msg, path="outer.preset") from error
+    if not (callable(getattr(made, "init", None)) and callable(getattr(made, "update", None))):
+        msg = f"outer.preset {path!r} returned {type(made).__name__}, not an optax transformation"
+        raise ConfigError(msg, path="outer.preset")
+    return cast("GradientTransformation", made)
+
+
+def _fit(stored: Mapping[str, F32s], name: str, size: int) -> F32s:
+    found = stored.get(name)
+    if found is None or found.size != padded(size):
+        msg = f"the stored outer state has no {name!r} of {size} values: it is another optimizer's"
+        raise ConfigError(msg, path="outer.preset")
+    return found
+
+
+def _to_vector(leaf: NDArray[Any]) -> F32s:
+    """Store f32 as it is and anything else one byte per value, which f32 holds exactly."""
+    flat = leaf.ravel() if leaf.dtype == np.float32 else np.frombuffer(leaf.tobytes(), np.uint8)
+    vector = np.zeros(padded(flat.size), np.float32)
+    vector[: flat.size] = flat
+    return vector
+
+
+def _from_vector(stored: Mapping[str, F32s], name: str, like: NDArray[Any]) -> NDArray[Any]:
+    """Do the inverse of ``_to_vector`` for a leaf of the shape and dtype of ``like``."""
+    size = like.size if like.dtype == np.float32 else like.nbytes
+    flat = _fit(stored, name, size)[:size]
+    raw = flat.tobytes() if like.dtype == np.float32 else flat.astype(np.uint8).tobytes()
+    return np.frombuffer(raw, like.dtype).reshape(like.shape)

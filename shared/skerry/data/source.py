@@ -1,0 +1,130 @@
+"""Where text comes from: the standard library, text files, or memory-mapped token shards."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.errors import CorpusError
+from skerry.settings.models import DataConfig
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""One dimension of uint8, uint16 or uint32 token ids; may be memory-mapped."""
+Places = NDArray[np.int64]
+
+END_OF_FILE = b"\0"
+SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Tokens that follow each other; ``files`` are where files of text end, None if it is no text.
+
+    What a file holds does not tell: text in two bytes a character is full of zeros.
+    """
+
+    tokens: Tokens
+    files: Places | None = None
+
+
+def read_source(config: DataConfig) -> list[Document]:
+    """Return a corpus as documents, text files joined into one; CorpusError says what fails."""
+    if config.source == "stdlib":
+        return [_join(_stdlib_files())]
+    if not config.paths:
+        msg = f"data.source is {config.source!r} but data.paths is empty: name files or folders."
+        raise CorpusError(msg, path="data.paths")
+    if config.source == "text":
+        return [_join(_expand(config.paths, config.suffixes))]
+    shards = _expand(config.paths, (".bin", ".npy"))
+    return [Document(_map(path, config.token_dtype)) for path in shards]
+
+
+def _stdlib_files() -> list[Path]:
+    """List the standard library's sources, without its tests, which not every system installs.
+
+    Folders that are left out are not looked into: below one of them lies everything installed.
+    """
+    found: list[Path] = []
+    for folder, below, names in os.walk(sysconfig.get_path("stdlib")):
+        below[:] = {*below} - SKIPPED_FOLDERS
+        found += (Path(folder, name) for name in names if name.endswith(".py"))
+    return sorted(found)
+
+
+def _expand(paths: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
+    """Return every named file, and the files with these suffixes below every named folder."""
+    files: list[Path] = []
+    for named in paths:
+        path = Path(named).expanduser()
+        if path.is_dir():
+            files += sorted(p for p in _below(path) if p.suffix in suffixes and p.is_file())
+        elif path.exists():
+            files.append(path)
+        else:
+            msg = f"Corpus path {named} does not exist: correct data.paths."
+            raise CorpusError(msg, path="data.paths")
+    if not files:
+        msg = f"No file below {', '.join(paths)} ends in {', '.join(suffixes)}:"
+        raise CorpusError(msg + " correct data.paths or data.suffixes.", path="data.paths")
+    return files
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield every file below a folder; CorpusError for one that cannot be looked into.
+
+    ``rglob`` would pass over it, and two learners would silently read different texts.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error)
+
+    for root, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(root, name) for name in names)
+
+
+def _unreadable(error: OSError) -> CorpusError:
+    msg = f"Cannot read {error.filename}: {error.strerror}. Make it readable or leave it out."
+    return CorpusError(msg, path="data.paths")
+
+
+def _join(paths: Sequence[Path]) -> Document:
+    """Read files as bytes, each closed by a zero byte."""
+    try:
+        files = [path.read_bytes() for path in paths]
+    except OSError as error:
+        raise _unreadable(error) from error
+    if not any(files):
+        msg = "The corpus is empty: name files with text in data.paths."
+        raise CorpusError(msg, path="data.paths")
+    return text(files)
+
+
+def text(files: Sequence[bytes]) -> Document:
+    """Return files as one document of bytes, each of them closed by a zero byte."""
+    data = b"".join(part for file in files for part in (file, END_OF_FILE))
+    ends = np.cumsum([len(file) + len(END_OF_FILE) for file in files], dtype=np.int64)
+    return Document(np.frombuffer(data, np.uint8), ends)
+
+
+def _map(path: Path, dtype: str) -> Tokens:
+    """Map one shard: ``.npy`` by its own header, anything else as raw little-endian ``dtype``."""
+    try:
+        if path.suffix == ".npy":
+            tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            tokens = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r")
+    except (OSError, ValueError) as error:
+        msg = f"Cannot map token shard {path}: {error}. It must be a non-empty array of {dtype}."
+        raise CorpusError(msg, path="data.paths") from error
+    if tokens.ndim != 1 or tokens.dtype.kind != "u" or not tokens.size:
+        msg = f"Token shard {path} is {tokens.dtype}{tokens.shape}, not one row of unsigned ids:"
+        raise CorpusError(msg + " rewrite it.", path="data.paths")
+    return tokens

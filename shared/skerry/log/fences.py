@@ -1,0 +1,120 @@
+"""Fences: who may commit to a shard, by compare-and-set in the log and by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, NamedTuple
+
+from skerry.errors import Conflict, Fenced, WireError
+from skerry.log.base import Expect, Start
+from skerry.protocol.messages import Fence
+from skerry.protocol.records import decode, encode
+from skerry.protocol.subjects import Subjects
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from skerry.log.base import Bus, Record
+
+TAKEOVER_ATTEMPTS = 20
+LOOKS, LOOK_PAUSE_S = 8, 0.25
+"""How often, and at which interval, the log is asked before a fence that it lacks counts as lost: a
+replica that lags behind, or a leader that was deposed, does not have the newest."""
+
+
+class Held(NamedTuple):
+    """The newest fence of a shard: its token, who took it and when, by that syncer's clock.
+
+    The latter are empty where the record is unreadable.
+    """
+
+    shard: int
+    token: int
+    holder: str
+    taken_ns: int = 0
+
+
+async def take(
+    bus: Bus, run: str, shard: int, *, holder: str, now_ns: int, over: int | None = None
+) -> int:
+    """Take a shard's fence and return the new token.
+
+    With ``over`` from that token only (0: none): Conflict when somebody else has taken it since.
+    Without, from whoever holds it: Fenced when others keep taking it in between.
+    """
+    if over is not None:
+        return await _take(bus, run, shard, over, holder, now_ns)
+    for _ in range(TAKEOVER_ATTEMPTS):
+        held = await newest(bus, run, shard)
+        try:
+            return await _take(bus, run, shard, held.token if held else 0, holder, now_ns)
+        except Conflict:
+            continue
+    msg = f"Shard {shard} was taken by another syncer {TAKEOVER_ATTEMPTS} times in a row."
+    raise Fenced(msg)
+
+
+async def _take(bus: Bus, run: str, shard: int, over: int, holder: str, now_ns: int) -> int:
+    subject = Subjects(run).fence(shard)
+    receipt = await bus.publish(
+        subject,
+        encode(Fence(run=run, shard=shard, holder=holder, taken_ns=now_ns)),
+        msg_id=f"fence/{shard}/{holder}/{over}/{now_ns}",
+        expect=Expect(subject, over),
+    )
+    return receipt.sequence
+
+
+async def newest(bus: Bus, run: str, shard: int) -> Held | None:
+    """Return the newest fence of a shard, or None if nobody ever took it."""
+    record = await bus.last(Subjects(run).fence(shard))
+    return _held(record, run) if record else None
+
+
+async def settled(bus: Bus, run: str, shard: int, known: int) -> Held | None:
+    """Return the newest fence of a shard, asked for again for a while where it is below ``known``.
+
+    What is below it, or None, after that is so because the log has lost the fence ``known``.
+    """
+    held = await newest(bus, run, shard)
+    for _ in range(LOOKS - 1):
+        if token_of(held) >= known:
+            break
+        await asyncio.sleep(LOOK_PAUSE_S)
+        held = await newest(bus, run, shard)
+    return held
+
+
+def token_of(held: Held | None) -> int:
+    """Return the token of a fence; 0 where there is none."""
+    return held.token if held is not None else 0
+
+
+async def follow_fences(bus: Bus, run: str, shards: Sequence[int]) -> AsyncGenerator[Held]:
+    """Yield the newest fence of each shard, then each new one."""
+    patterns = [Subjects(run).fence(shard) for shard in shards]
+    follower = bus.follow(patterns, start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            yield _held(record, run)
+
+
+def overtaken(run: str, shard: int, holder: str) -> Fenced:
+    """Return the error of a writer whose fence is no longer the newest.
+
+    Whether another one is, or none since the log has lost it, its writer has to look for.
+    """
+    return Fenced(
+        f"Shard {shard} of run {run!r} has another fence than that of {holder!r}, or none:"
+        f" {holder!r} steps down."
+    )
+
+
+def _held(record: Record, run: str) -> Held:
+    shard = int(record.subject.rpartition(".")[2])
+    try:
+        fence = decode(Fence, record.payload, run=run)
+    except WireError:
+        return Held(shard, record.sequence, "")
+    return Held(shard, record.sequence, fence.holder, fence.taken_ns)

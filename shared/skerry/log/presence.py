@@ -1,0 +1,102 @@
+"""Pulses and open rounds: small, in memory, only the newest of each counts."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
+
+from skerry.errors import WireError
+from skerry.log.base import Start
+from skerry.protocol.messages import Pulse, Round, SyncerPulse
+from skerry.protocol.records import believable, decode, encode
+from skerry.protocol.subjects import Subjects
+from skerry.telemetry import tracer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from skerry.log.base import Bus, Record
+
+
+async def publish_pulse(bus: Bus, pulse: Pulse) -> None:
+    """Say how far this learner is; replaces its previous pulse."""
+    await bus.publish(Subjects(pulse.run).pulse(pulse.learner), encode(pulse))
+
+
+async def last_pulses(bus: Bus, run: str) -> dict[str, Pulse]:
+    """Return the newest pulse of every learner by name; unreadable ones are left out."""
+    records = await bus.last_each(Subjects(run).pulses())
+    pulses = (_pulse(record, run) for record in records)
+    return {pulse.learner: pulse for pulse in pulses if pulse is not None}
+
+
+async def last_pulse(bus: Bus, run: str, learner: str) -> Pulse | None:
+    """Return the newest pulse of one learner; None where there is none that can be read."""
+    record = await bus.last(Subjects(run).pulse(learner))
+    return None if record is None else _pulse(record, run)
+
+
+async def pulsed_ns(bus: Bus, run: str, learner: str) -> int | None:
+    """Return when the broker stored the newest pulse of a learner; None where it holds none."""
+    record = await bus.last(Subjects(run).pulse(learner))
+    return None if record is None else record.time_ns
+
+
+async def follow_pulses(bus: Bus, run: str) -> AsyncGenerator[Pulse]:
+    """Yield the newest pulse of every learner, then each new one."""
+    follower = bus.follow(Subjects(run).pulses(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            if (pulse := _pulse(record, run)) is not None:
+                yield pulse
+
+
+async def open_round(bus: Bus, opened: Round) -> None:
+    """Ask the learners for contributions; replaces the fragment's previous round."""
+    subject = Subjects(opened.run).round(opened.fragment)
+    await bus.publish(subject, encode(opened), headers=tracer.headers_for(opened.trace_id))
+
+
+async def last_rounds(bus: Bus, run: str, plan_digest: int) -> dict[int, Round]:
+    """Return the newest round of every fragment; foreign and unreadable ones are left out."""
+    found: dict[int, Round] = {}
+    for record in await bus.last_each(Subjects(run).rounds()):
+        with suppress(WireError):
+            opened = decode(Round, record.payload, run=run, plan_digest=plan_digest)
+            found[opened.fragment] = opened
+    return found
+
+
+async def follow_rounds(bus: Bus, run: str, plan_digest: int) -> AsyncGenerator[Round]:
+    """Yield the newest round of every fragment, then each new one; foreign ones are left out."""
+    follower = bus.follow(Subjects(run).rounds(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            try:
+                yield decode(Round, record.payload, run=run, plan_digest=plan_digest)
+            except WireError:
+                continue
+
+
+async def publish_syncer_pulse(bus: Bus, pulse: SyncerPulse) -> None:
+    """Say that this syncer lives and which shards it holds; replaces its previous pulse."""
+    await bus.publish(Subjects(pulse.run).syncer(pulse.syncer), encode(pulse))
+
+
+async def follow_syncer_pulses(bus: Bus, run: str) -> AsyncGenerator[SyncerPulse]:
+    """Yield the newest pulse of every syncer, then each new one; unreadable ones are left out."""
+    follower = bus.follow(Subjects(run).syncers(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            try:
+                yield decode(SyncerPulse, record.payload, run=run)
+            except WireError:
+                continue
+
+
+def _pulse(record: Record, run: str) -> Pulse | None:
+    try:
+        pulse = decode(Pulse, record.payload, run=run)
+    except WireError:
+        return None
+    return pulse if believable(pulse) else None

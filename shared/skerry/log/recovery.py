@@ -1,0 +1,273 @@
+"""What who begins finds: the ledger held against the state, before either is gone on with.
+
+A new owner of a shard mends the one difference that a crash leaves, a ledger that is one commit
+behind its manifest; whoever looks for a run is told when its record is gone and its state is not.
+Every other difference is a loss, and is named. The same check stands before every append, and a
+learner that joins looks whether the ledger still knows everybody whom its commits name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
+
+from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
+from skerry.log.base import Expect, Start
+from skerry.log.ledger import CAS_ATTEMPTS, last_commits, members, read_run, same_run
+from skerry.log.loss import (
+    begun_by_restore,
+    gaps,
+    gone_back,
+    ledger_lost,
+    members_lost,
+    run_gone,
+    run_lost,
+    state_lost,
+    unknown,
+)
+from skerry.log.state import read_manifest, read_manifests
+from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.records import decode, encode
+from skerry.protocol.subjects import Subjects
+from skerry.telemetry import spans, tracer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus, Record
+    from skerry.protocol.messages import MemberRecord, RunRecord
+
+READ_S = 20.0
+"""Reading up to a fence that was just taken takes no longer than this."""
+LOOKS, LOOK_PAUSE_S = 8, 0.25
+"""How often, and at which interval, the ledger is asked before what it lacks counts as lost: a
+replica that lags behind, or a leader that was deposed, does not have the newest."""
+SETTLED_LOOKS, SETTLED_PAUSE_S = 40, 0.5
+"""The same for state that is older than it was: nobody waits for the answer, so until a leader that
+was deposed and does not know it, cut off from the others, must have stepped down (after 10 s)."""
+
+
+async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | None:
+    """Return the run's record; None where the log knows nothing of such a run.
+
+    With ``waits`` None also while the run is being restored, which writes its state before its
+    record. Raises StateLost where the record is gone and state of the run is not: a run that was
+    created over that would number its learners anew, and take what they send for merged already.
+    """
+    left: list[Commit | None] = []
+    for look in range(LOOKS):
+        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+        try:
+            return await read_run(bus, run)
+        except RunNotFound:
+            left = await _left(bus, run)
+        restored = all(commit is not None and begun_by_restore(commit) for commit in left)
+        if restored and (waits or not (left or await bus.last_each(Subjects(run).fences()))):
+            return None
+    raise await run_lost(bus, run, left)
+
+
+async def still_there(bus: Bus, record: RunRecord) -> None:
+    """Raise StateLost unless the log still holds this very run; for who has found a loss in it."""
+    found = await find_run(bus, record.run)
+    if found is None:
+        raise run_gone(record.run)
+    same_run(found, record.created_ns)
+
+
+async def _left(bus: Bus, run: str) -> list[Commit | None]:
+    """Return the commit of every manifest in the state; None for one that cannot be read."""
+    found: list[Commit | None] = []
+    for record in await bus.last_each(Subjects(run).manifests()):
+        try:
+            found.append(decode(Manifest, record.payload, run=run).commit)
+        except WireError:
+            found.append(None)
+    return found
+
+
+async def mend(
+    bus: Bus, run: str, plan: Plan, own: Sequence[int], manifests: dict[int, Record]
+) -> dict[int, Manifest]:
+    """Return the manifests of the fragments ``own``, the ledger mended where it is one behind.
+
+    Raises StateLost when the ledger knows of a version that the state does not hold, and when it
+    lacks more than what a syncer leaves out that dies right behind a commit point.
+    """
+    commits = await last_commits(bus, run)
+    found: dict[int, Manifest] = {}
+    for fragment in own:
+        held, record = commits.get(fragment), manifests.get(fragment)
+        manifest = await _decoded(bus, run, plan, fragment, record, held) if record else None
+        known = manifest.commit.version if manifest else 0
+        if held is not None and held.version > known:
+            what = (
+                f"the newest manifest in the log is of version {known}"
+                if known
+                else "its manifest is not in the log"
+            )
+            raise await state_lost(bus, run, fragment, held.version, what)
+        if manifest is not None:
+            found[fragment] = manifest
+    await _append_newest(bus, run, {f: m.commit for f, m in found.items()}, commits)
+    return found
+
+
+async def _append_newest(
+    bus: Bus, run: str, newest: Mapping[int, Commit], commits: dict[int, Commit]
+) -> None:
+    """Append the commits of manifests that are one ahead; StateLost if any is further ahead."""
+    await _follows(bus, run, newest, commits)
+    for fragment, commit in newest.items():
+        held = commits.get(fragment)
+        if held is None or held.version < commit.version:
+            await append_commit(bus, commit)
+
+
+async def predecessor(bus: Bus, commit: Commit) -> int | None:
+    """Return the ledger sequence of the commit before this one, 0 for none; None: it is there.
+
+    Raises StateLost where the ledger lacks that one: a history with a hole in it is not gone on
+    with.
+    """
+    fragment, subject = commit.fragment, Subjects(commit.run).commit(commit.fragment)
+    while True:
+        newest = await bus.last(subject)
+        held = decode(Commit, newest.payload, run=commit.run) if newest else None
+        if held is not None and held.version >= commit.version:
+            return None
+        known = {fragment: held} if held else {}
+        if not await _follows(bus, commit.run, {fragment: commit}, known):
+            return newest.sequence if newest else 0
+
+
+async def append_commit(bus: Bus, commit: Commit, after: int | None = None) -> None:
+    """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest.
+
+    ``after`` is what ``predecessor`` has returned, where it was asked before. Raises StateLost as
+    that does.
+    """
+    subject = Subjects(commit.run).commit(commit.fragment)
+    for _ in range(CAS_ATTEMPTS):
+        after = await predecessor(bus, commit) if after is None else after
+        if after is None:
+            return
+        try:
+            await bus.publish(
+                subject,
+                encode(commit),
+                msg_id=f"{commit.fragment}/{commit.version}",
+                expect=Expect(subject, after),
+                headers=tracer.headers_for(commit.trace_id, spans.COMMIT),
+            )
+        except Conflict:
+            after = None
+            continue
+        return
+    msg = f"The ledger of fragment {commit.fragment} kept changing under {CAS_ATTEMPTS} attempts."
+    raise BusError(msg)
+
+
+async def _follows(
+    bus: Bus, run: str, newest: Mapping[int, Commit], commits: dict[int, Commit]
+) -> bool:
+    """Raise StateLost unless the ledger holds what comes before these commits.
+
+    Tells whether it had to be read again for that, which updates ``commits``.
+    """
+    for look in range(LOOKS):
+        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+        missing = gaps(newest, commits)
+        if not missing:
+            return look > 0
+        for fragment in missing:
+            if (record := await bus.last(Subjects(run).commit(fragment))) is not None:
+                commits[fragment] = decode(Commit, record.payload, run=run)
+    if missing := gaps(newest, commits):
+        if not await _left(bus, run) and await find_run(bus, run) is None:
+            raise run_gone(run)
+        raise await ledger_lost(bus, run, missing)
+    return True
+
+
+async def not_gone_back(bus: Bus, run: str, plan: Plan, fragment: int, version: int) -> None:
+    """Return once the log is found to hold this version of a fragment, or a newer one.
+
+    For who has seen that version, and then an older one: a replica that lags tells of one, too.
+    Waits through a broker's restart. Raises StateLost where the log keeps telling of an older one.
+    """
+    looks, held = 0, 0
+    while looks < SETTLED_LOOKS:
+        with suppress(BrokerUnavailable, WireError):
+            manifest = await read_manifest(bus, run, plan, fragment)
+            held, looks = manifest.commit.version if manifest else 0, looks + 1
+            if held >= version:
+                return
+        await asyncio.sleep(SETTLED_PAUSE_S)
+    raise gone_back(run, fragment, held, version)
+
+
+async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[str, MemberRecord]:
+    """Return the members' records for one who wants to join.
+
+    Raises StateLost where this one must not, for records that are gone: manifests name a learner,
+    or a start of one, that the ledger does not. A start that was numbered a second time would send
+    what counts as merged already, and a new name would be given a data shard that another reads.
+    Who has a record of its own, as new as manifests know, may join.
+    """
+    lost: dict[str, int] = {}
+    for look in range(LOOKS):
+        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+        manifests = await read_manifests(bus, run, plan)
+        known = await members(bus, run)  # after them: who joins meanwhile is no loss
+        lost = unknown((m.commit for m in manifests.values()), known)
+        if not lost or (learner in known and learner not in lost):
+            return known
+    raise await members_lost(bus, run, lost)
+
+
+async def read_behind(
+    bus: Bus, run: str, own: Sequence[int], shard: int, token: int
+) -> tuple[dict[int, Record], int]:
+    """Return the newest manifests of the fragments ``own``, and the shard's newest token.
+
+    They are read in the stream's own order up to the fence ``token``, behind which no older writer
+    can write: a replica that lags may answer any other question with what was true before. What
+    the fence's own writer has written since comes on top.
+    """
+    subjects = Subjects(run)
+    wanted = {subjects.manifest(fragment): fragment for fragment in own}
+    found: dict[str, Record] = {}
+    follower = bus.follow([subjects.fence(shard), *wanted], start=Start.LAST_PER_SUBJECT)
+    newest = 0
+    try:
+        async with asyncio.timeout(READ_S), aclosing(follower):
+            async for record in follower:
+                if record.subject not in wanted:
+                    newest = record.sequence
+                    if newest >= token:
+                        break
+                found[record.subject] = record
+    except TimeoutError as error:
+        msg = f"The fence of shard {shard} of run {run!r} could not be read within {READ_S:g} s."
+        raise BrokerUnavailable(msg) from error
+    for record in await bus.last_each(subjects.manifests()):
+        held = found.get(record.subject)
+        if held is None or held.sequence < record.sequence:
+            found[record.subject] = record
+    return {wanted[s]: record for s, record in found.items() if s in wanted}, newest
+
+
+async def _decoded(
+    bus: Bus, run: str, plan: Plan, fragment: int, record: Record, held: Commit | None
+) -> Manifest:
+    try:
+        return decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+    except WrongPlan:
+        raise
+    except WireError as error:
+        what = f"its manifest cannot be read ({error})"
+        version = held.version if held else 1
+        raise await state_lost(bus, run, fragment, version, what) from error

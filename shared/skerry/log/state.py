@@ -1,0 +1,207 @@
+"""Reading the global state: a fenced double buffer per fragment, whose manifest is what counts.
+
+Readers start from the manifest, so that they see all of a version or none of it;
+``state_writer`` is the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from skerry.algorithm.backend import decoder
+from skerry.errors import Corrupt, Overtaken, WireError
+from skerry.log.base import Start
+from skerry.log.loss import state_lost
+from skerry.protocol.codec import VectorAssembler
+from skerry.protocol.envelope import unseal, vector_blocks
+from skerry.protocol.messages import ChunkRef, Manifest, Part
+from skerry.protocol.records import decode
+from skerry.protocol.subjects import Subjects
+from skerry.telemetry import instruments, metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.log.base import Bus, Record
+
+    Vector = NDArray[np.float32]
+
+PARAMS = "params"
+MASTER = "master"
+LOST_ATTEMPTS = 8
+LOST_PAUSE_S = 0.25
+"""How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
+lags behind does not have the newest yet."""
+OVERTAKEN_ATTEMPTS = 50
+
+
+async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
+    """Return the manifest of every fragment that has been committed."""
+    records = await bus.last_each(Subjects(run).manifests())
+    found = [decode(Manifest, r.payload, run=run, plan_digest=plan.digest) for r in records]
+    return {m.commit.fragment: m for m in found}
+
+
+async def read_manifest(bus: Bus, run: str, plan: Plan, fragment: int) -> Manifest | None:
+    """Return the manifest of one fragment, or None before its first commit."""
+    record = await bus.last(Subjects(run).manifest(fragment))
+    if record is None:
+        return None
+    return decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+
+
+async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Manifest]:
+    """Yield the newest manifest of every fragment, then each new one.
+
+    What cannot be read is left out: it must not end a reader, and the next commit replaces it.
+    """
+    follower = bus.follow(Subjects(run).manifests(), start=Start.LAST_PER_SUBJECT)
+    async with aclosing(follower):
+        async for record in follower:
+            try:
+                yield decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+            except WireError:
+                continue
+
+
+async def read_part(
+    bus: Bus,
+    run: str,
+    plan: Plan,
+    manifest: Manifest,
+    name: str,
+    *,
+    on_bytes: Callable[[int], None] | None = None,
+    on_decoded: Callable[[float], None] | None = None,
+) -> Vector:
+    """Return one part of a fragment as an f32 padded vector, verified chunk by chunk and whole.
+
+    ``on_bytes`` hears the size of each chunk, ``on_decoded`` the seconds that decoding took.
+    Raises Overtaken when a newer commit has replaced a chunk meanwhile, StateLost when a chunk is
+    gone although the manifest is still the newest, Corrupt when the bytes are not what the manifest
+    says.
+    """
+    part = _part(manifest, name)
+    fragment = plan.fragments[manifest.commit.fragment]
+    if part.blocks > vector_blocks(name, fragment):
+        msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
+        raise Corrupt(msg)
+    names = {p.name for p in manifest.parts if p.chunks == part.chunks}
+    assembler = VectorAssembler(part.scheme, part.blocks)
+    left = deque(sorted(part.chunks, key=lambda ref: ref.sequence))
+    spent_s = 0.0
+
+    def take(record: Record, ref: ChunkRef) -> float:
+        if on_bytes is not None:
+            on_bytes(len(record.payload))
+        return _accept(record, ref, manifest, names, plan, assembler)
+
+    await asyncio.to_thread(decoder, part.scheme)  # which may have kernels to load, for seconds
+    # Here and not in another thread: a chunk takes a fraction of a millisecond to decode, and two
+    # threads that take turns at it lose more to each other than they win.
+    while left:
+        async with aclosing(bus.get_each(_chunks(manifest), [r.sequence for r in left])) as records:
+            async for record in records:
+                spent_s += take(record, left.popleft())
+        if left:
+            spent_s += take(await _missed(bus, plan, manifest, name, left[0]), left.popleft())
+    if assembler.digest != part.digest:
+        msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
+        raise Corrupt(msg)
+    told = {metrics.RUN: run, metrics.OPERATION: "decode"}
+    instruments.record(metrics.CODEC_DURATION, spent_s, told)
+    if on_decoded is not None:
+        on_decoded(spent_s)
+    return assembler.vector
+
+
+def _chunks(manifest: Manifest) -> str:
+    """Return the pattern of the chunks that a manifest names."""
+    return Subjects(manifest.commit.run).chunks(manifest.commit.fragment, manifest.slot)
+
+
+async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef) -> Record:
+    """Return a chunk that was not there when it was asked for, or say why it will never be."""
+    commit = manifest.commit
+    stream = Subjects(commit.run).stream("STATE")
+    for attempt in range(LOST_ATTEMPTS):
+        await asyncio.sleep(LOST_PAUSE_S if attempt else 0)
+        newest = await read_manifest(bus, commit.run, plan, commit.fragment)
+        if newest is not None and newest.parts != manifest.parts:
+            msg = f"Fragment {commit.fragment} has moved on from version {commit.version}."
+            raise Overtaken(msg)
+        if newest is not None and (record := await bus.get(stream, ref.sequence)) is not None:
+            return record
+    what = f"the chunk of its {name!r} at sequence {ref.sequence} of {stream} is not in the log"
+    raise await state_lost(bus, commit.run, commit.fragment, commit.version, what)
+
+
+def _accept(
+    record: Record,
+    ref: ChunkRef,
+    manifest: Manifest,
+    names: Collection[str],
+    plan: Plan,
+    assembler: VectorAssembler,
+) -> float:
+    """Check and decode a chunk of a vector with these names; return the seconds that took."""
+    began_s = time.perf_counter()
+    commit, data = manifest.commit, record.payload
+    if len(data) != ref.size or xxhash.xxh3_64_intdigest(data) != ref.checksum:
+        msg = f"Chunk at sequence {ref.sequence} does not match the manifest that names it."
+        raise Corrupt(msg)
+    header, packed = unseal(data, run=commit.run, plan=plan, checked=True)
+    whose = commit.fragment, commit.version
+    if (header.fragment, header.version) != whose or header.part not in names:
+        msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
+        raise Corrupt(msg)
+    assembler.add(header, packed, ref.checksum)
+    return time.perf_counter() - began_s
+
+
+def _part(manifest: Manifest, name: str) -> Part:
+    for part in manifest.parts:
+        if part.name == name:
+            return part
+    msg = f"The manifest of fragment {manifest.commit.fragment} has no part {name!r}."
+    raise Corrupt(msg)
+
+
+async def read_latest(
+    bus: Bus,
+    run: str,
+    plan: Plan,
+    fragment: Fragment,
+    names: Sequence[str] | None = None,
+    *,
+    on_bytes: Callable[[int], None] | None = None,
+) -> tuple[Manifest, Mapping[str, Vector]] | None:
+    """Return the newest whole version of a fragment with the named parts (None: all of them).
+
+    Reads the manifest again when a commit overtakes it; None before the fragment's first commit.
+    """
+    for _ in range(OVERTAKEN_ATTEMPTS):
+        manifest = await read_manifest(bus, run, plan, fragment.index)
+        if manifest is None:
+            return None
+        wanted = names if names is not None else [part.name for part in manifest.parts]
+        try:
+            parts = {
+                name: await read_part(bus, run, plan, manifest, name, on_bytes=on_bytes)
+                for name in wanted
+            }
+        except Overtaken:
+            continue
+        return manifest, parts
+    msg = f"Fragment {fragment.index} is committed faster than this link can read it."
+    raise Overtaken(msg)

@@ -1,0 +1,112 @@
+"""The four streams of a run, and what may be mended when one is found different."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import NamedTuple
+
+from skerry.errors import StreamDrift
+from skerry.log.base import Retention, Storage, StreamSpec
+from skerry.protocol.subjects import PREFIX, Subjects, run_of
+
+STREAM_PREFIX = f"{PREFIX.upper()}_"
+FIXED = ("retention", "storage")
+"""Settings that cannot be changed in place: the broker refuses, or messages would be lost."""
+
+
+def specs(
+    run: str,
+    *,
+    replicas: int = 1,
+    window_bytes: int = 4 * 1024**3,
+    window_s: float = 24 * 3600.0,
+) -> tuple[StreamSpec, ...]:
+    """Return the streams of a run.
+
+    STATE has no bound on its size: a bound that drops the oldest message of *any* subject would
+    drop live fragments, and one that refuses new messages would stop the run. ``window_bytes``
+    is reserved by the broker when the stream is created, whether it is ever filled or not.
+    """
+    names = Subjects(run)
+    return (
+        StreamSpec(
+            names.stream("STATE"),
+            names.of_stream("STATE"),
+            Retention.LAST_PER_SUBJECT,
+            Storage.FILE,
+            replicas=replicas,
+        ),
+        StreamSpec(
+            names.stream("LEDGER"),
+            names.of_stream("LEDGER"),
+            Retention.EVERYTHING,
+            Storage.FILE,
+            replicas=replicas,
+        ),
+        StreamSpec(
+            names.stream("CONTRIB"),
+            names.of_stream("CONTRIB"),
+            Retention.WINDOW,
+            Storage.FILE,
+            max_bytes=window_bytes,
+            max_age_s=window_s,
+            replicas=replicas,
+            duplicate_window_s=min(120.0, window_s),
+        ),
+        StreamSpec(
+            names.stream("PULSE"),
+            names.of_stream("PULSE"),
+            Retention.LAST_PER_SUBJECT,
+            Storage.MEMORY,
+            replicas=replicas,
+        ),
+    )
+
+
+def stream_of(pattern: str) -> str:
+    """Return the stream of a subject or pattern of one run; ConfigError if there is none."""
+    return Subjects(run_of(pattern)).stream_of(pattern)
+
+
+class Differences(NamedTuple):
+    """One sentence per setting that differs, by whether it can be changed in place."""
+
+    mendable: tuple[str, ...]
+    fixed: tuple[str, ...]
+
+
+def differences(wanted: StreamSpec, found: StreamSpec) -> Differences:
+    """Compare a stream with what it should be, setting by setting."""
+    mendable: list[str] = []
+    fixed: list[str] = []
+    for name in (field.name for field in fields(StreamSpec)):
+        is_, should = getattr(found, name), getattr(wanted, name)
+        if is_ != should:
+            sentence = f"stream {wanted.name}: {name} is {is_}, should be {should}"
+            (fixed if name in FIXED else mendable).append(sentence)
+    return Differences(tuple(mendable), tuple(fixed))
+
+
+def normal(spec: StreamSpec) -> StreamSpec:
+    """Return the spec as a broker would report it: subjects sorted, no bound written as -1."""
+    return replace(
+        spec,
+        subjects=tuple(sorted(spec.subjects)),
+        max_bytes=spec.max_bytes if spec.max_bytes > 0 else -1,
+        duplicate_window_s=min(spec.duplicate_window_s, spec.max_age_s or spec.duplicate_window_s),
+    )
+
+
+def mend(wanted: StreamSpec, found: StreamSpec) -> tuple[str, ...]:
+    """Return the differences to mend, none if the stream is as it should be.
+
+    Raises StreamDrift when one of them cannot be changed in place.
+    """
+    mendable, fixed = differences(normal(wanted), normal(found))
+    if fixed:
+        msg = (
+            f"{'; '.join(fixed)}, which cannot be changed in place. Use another run id, or remove"
+            f" the stream with `nats stream rm {wanted.name}`, which loses what it holds."
+        )
+        raise StreamDrift(msg, drift=fixed + mendable)
+    return tuple(f"{sentence}; changed" for sentence in mendable)

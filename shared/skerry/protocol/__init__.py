@@ -1,0 +1,1 @@
+"""The protocol without I/O: messages, frames, payload codec, and the rules of a run."""

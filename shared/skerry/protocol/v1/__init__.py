@@ -1,0 +1,1 @@
+"""Generated from proto/skerry/protocol/v1 by proto/generate.py: do not edit."""

@@ -1,1 +1,0 @@
-"""The shell every service runs in: signals, drain, deadline, logs."""

@@ -1,0 +1,1 @@
+"""What every service shares: its shell, its connections, logging and telemetry."""

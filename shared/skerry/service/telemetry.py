@@ -1,0 +1,71 @@
+"""Where a service's spans and metrics go: begun and ended around its ``main``."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import structlog
+
+from skerry.errors import ConfigError
+from skerry.protocol.subjects import Subjects
+from skerry.telemetry import sdk
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from skerry.settings.models import LocalSettings
+
+log = structlog.get_logger()
+
+
+@contextmanager
+def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Generator[None]:
+    """Have this process's spans and metrics sent until the block ends; without an address, nothing.
+
+    The end of the block takes ``sdk.STOP_S`` at most, whatever becomes of the collector. Raises
+    ConfigError where there is an address and OpenTelemetry's SDK is not installed.
+    """
+    wanted = local.telemetry
+    if not (wanted.traces_url or wanted.metrics_url):
+        yield
+        return
+    begun = _start(local, service, run, name)
+    log.info(
+        "telemetry_begins",
+        traces=bool(wanted.traces_url),
+        metrics=bool(wanted.metrics_url),
+        sample_ratio=wanted.sample_ratio,
+    )
+    try:
+        yield
+    finally:
+        if not begun.stop():
+            log.warning("telemetry_unsent", waited_s=sdk.STOP_S)
+
+
+def _start(local: LocalSettings, service: str, run: str, name: str) -> sdk.Telemetry:
+    from importlib.metadata import version
+
+    wanted, broker = local.telemetry, urlsplit(local.nats.url.split(",")[0].strip())
+    target = sdk.Target(
+        traces=wanted.traces_url,
+        metrics=wanted.metrics_url,
+        sample_ratio=wanted.sample_ratio,
+        metrics_interval_s=wanted.metrics_interval_s,
+        broker_subject=Subjects(run).hops() if wanted.broker_hops else "",
+        broker=(broker.hostname, broker.port or 4222) if broker.hostname else None,
+    )
+    try:
+        return sdk.start(sdk.Identity(service, run, name, version("skerry")), target, _complain)
+    except ModuleNotFoundError as error:
+        msg = (
+            "telemetry.endpoint is set, but OpenTelemetry's SDK is not installed: "
+            "run `pip install 'skerry[otel]'`, or leave the endpoint out."
+        )
+        raise ConfigError(msg, path="telemetry.endpoint") from error
+
+
+def _complain(trouble: str) -> None:
+    log.warning("telemetry_trouble", cause=trouble)

@@ -1,0 +1,1 @@
+"""Settings: every table, their defaults and bounds, and how they are read."""

@@ -1,0 +1,214 @@
+"""Settings that are each in bounds and yet cannot hold together.
+
+Every sentence begins with the dotted path of the setting that it is about.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from skerry.algorithm.presets import PRESETS
+from skerry.errors import ConfigError
+from skerry.settings.modes import clauses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.settings.models import (
+        DataConfig,
+        LocalSettings,
+        MetricsSettings,
+        ModelConfig,
+        RunConfig,
+        StoreSettings,
+        TelemetrySettings,
+    )
+
+
+def check_run(run: RunConfig) -> None:
+    """Raise ConfigError if two settings of a run contradict each other."""
+    _refuse(_of_mode(run))
+    _refuse(_of_sync(run))
+    _refuse(_of_model(run.model))
+    _refuse(_of_data(run.data))
+    _refuse(_of_outer(run))
+
+
+def check_local(local: LocalSettings) -> None:
+    """Raise ConfigError if a machine's settings contradict each other."""
+    _refuse(_of_nats(local))
+    _refuse(_of_store(local.store))
+    _refuse(_of_telemetry(local.telemetry))
+    _refuse(_of_metrics(local.metrics))
+
+
+def masked_url(url: str) -> str:
+    """Return an address without its password or token."""
+    credentials, at, rest = url.rpartition("@")
+    if not at:
+        return url
+    scheme, mark, user = credentials.rpartition("://")
+    name, colon, _ = user.partition(":")
+    return f"{scheme}{mark}{f'{name}:***' if colon else '***'}@{rest}"
+
+
+def _refuse(sentences: Iterator[str]) -> None:
+    for sentence in sentences:
+        raise ConfigError(sentence, path=sentence.partition(" ")[0])
+
+
+def _of_mode(run: RunConfig) -> Iterator[str]:
+    for clause in clauses(run.mode, run.sync.learners):
+        table, _, name = clause.path.partition(".")
+        value: object = getattr(getattr(run, table), name)
+        if not clause.holds(value):
+            better = "leave it out"
+            if clause.value is not None:
+                better += f" or set {clause.path}={clause.value}"
+            yield (
+                f'{clause.path} is {json.dumps(value)} but mode is "{run.mode}", {clause.because}: '
+                f"{better}."
+            )
+    sync = run.sync
+    uneven = sync.h_steps % sync.fragments and sync.fragments % sync.h_steps
+    if run.mode == "streaming" and uneven:
+        yield (
+            f'sync.fragments is {sync.fragments} but mode is "streaming" and sync.h_steps is '
+            f"{sync.h_steps}: where fragments take turns evenly, one divides the other; set one to "
+            "a multiple of the other."
+        )
+    if run.mode != "data-parallel" and run.train.inner == "gradient":
+        yield (
+            f'train.inner is "gradient" but mode is "{run.mode}": bare gradients are for '
+            "mode=data-parallel; leave it out."
+        )
+
+
+def _of_sync(run: RunConfig) -> Iterator[str]:
+    sync, liveness = run.sync, run.liveness
+    if sync.quorum > sync.learners:
+        yield (
+            f"sync.quorum is {sync.quorum} but sync.learners is {sync.learners}: no round could "
+            f"ever close; set sync.quorum to at most {sync.learners}."
+        )
+    if not sync.overlap_steps and sync.quorum < sync.learners:
+        yield (
+            f"sync.quorum is {sync.quorum} but sync.overlap_steps is 0 and sync.learners is "
+            f"{sync.learners}: learners that stop for a round must all be waited for; set "
+            f"sync.quorum={sync.learners}, or overlap_steps to at least 1."
+        )
+    if sync.overlap_steps >= sync.h_steps:
+        yield (
+            f"sync.overlap_steps is {sync.overlap_steps} but sync.h_steps is {sync.h_steps}: "
+            "a fragment would be due again before it is adopted; set overlap_steps below h_steps."
+        )
+    if sync.shards > sync.fragments:
+        yield (
+            f"sync.shards is {sync.shards} but sync.fragments is {sync.fragments}: a shard without "
+            f"a fragment has nothing to do; set sync.shards to at most {sync.fragments}."
+        )
+    if liveness.gone_phi <= liveness.suspect_phi:
+        yield (
+            f"liveness.gone_phi is {liveness.gone_phi} but liveness.suspect_phi is "
+            f"{liveness.suspect_phi}: a learner is suspect before it is gone; set gone_phi higher."
+        )
+    least = sync.learners * sync.chunk_bytes
+    if run.log.window_bytes < least:
+        yield (
+            f"log.window_bytes is {run.log.window_bytes} but {sync.learners} learners send chunks "
+            f"of {sync.chunk_bytes} bytes: set it to at least {least}."
+        )
+
+
+def _of_model(model: ModelConfig) -> Iterator[str]:
+    heads, width, kv_heads = model.heads, model.d_model, model.kv_heads
+    if heads is not None and width is not None and width % heads:
+        yield f"model.heads is {heads} but model.d_model is {width}: heads must divide d_model."
+    if heads is not None and kv_heads is not None and heads % kv_heads:
+        yield f"model.kv_heads is {kv_heads} but model.heads is {heads}: it must divide heads."
+    if model.factory and not _names_function(model.factory):
+        yield f'model.factory is "{model.factory}", but it must be module:function.'
+    if model.options and not model.factory:
+        yield "model.options is set but model.factory is empty: it is for a model of your own."
+
+
+def _of_data(data: DataConfig) -> Iterator[str]:
+    if data.source != "stdlib" and not data.paths:
+        yield (
+            f'data.paths is empty but data.source is "{data.source}": name the files or folders '
+            "to train on."
+        )
+    if data.source == "stdlib" and data.paths:
+        yield (
+            'data.paths is set but data.source is "stdlib", which reads no paths: set data.source '
+            'to "text" or "tokens".'
+        )
+
+
+def _of_outer(run: RunConfig) -> Iterator[str]:
+    outer = run.outer
+    if outer.preset not in PRESETS and not _names_function(outer.preset):
+        names = ", ".join(PRESETS)
+        yield f'outer.preset is "{outer.preset}", but it must be {names}, or module:function.'
+    if outer.preset == "direct" and outer.momentum:
+        yield (
+            f'outer.momentum is {outer.momentum} but outer.preset is "direct", which has none: '
+            'remove it or set outer.preset to "nesterov".'
+        )
+    if outer.preset == "adamw" and run.train.inner != "gradient":
+        yield (
+            f'outer.preset is "adamw" but mode is "{run.mode}", whose learners run AdamW '
+            "themselves: set mode=data-parallel, or another outer.preset."
+        )
+
+
+def _of_nats(local: LocalSettings) -> Iterator[str]:
+    nats = local.nats
+    for url in nats.url.split(","):
+        if urlsplit(url.strip()).scheme not in {"nats", "tls", "ws", "wss"}:
+            yield f'nats.url is "{masked_url(url)}", but it must look like nats://host:4222.'
+    if nats.password_file is not None and not nats.user:
+        yield f"nats.user is empty but nats.password_file is {nats.password_file}: set both."
+    if nats.credentials is not None and nats.user:
+        yield "nats.credentials and nats.user are both set: remove one of them."
+
+
+def _of_store(store: StoreSettings) -> Iterator[str]:
+    parts = urlsplit(store.url)
+    if store.url and (parts.scheme != "s3" or not parts.netloc or "@" in parts.netloc):
+        shown = masked_url(store.url)
+        yield f'store.url is "{shown}", but it must look like s3://bucket/prefix, without keys.'
+    if store.endpoint and urlsplit(store.endpoint).scheme not in {"http", "https"}:
+        yield f'store.endpoint is "{store.endpoint}", but it must look like https://host:443.'
+
+
+def _of_telemetry(telemetry: TelemetrySettings) -> Iterator[str]:
+    given = {
+        "endpoint": telemetry.endpoint,
+        "traces_endpoint": telemetry.traces_endpoint,
+        "metrics_endpoint": telemetry.metrics_endpoint,
+    }
+    for name, url in given.items():
+        parts = urlsplit(url)
+        if url and (parts.scheme not in {"http", "https"} or not parts.hostname):
+            yield (
+                f'telemetry.{name} is "{masked_url(url)}", but it must look like '
+                "http://127.0.0.1:4318 (OTLP over http/protobuf)."
+            )
+
+
+def _of_metrics(metrics: MetricsSettings) -> Iterator[str]:
+    for url in metrics.broker_urls:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            yield (
+                f'metrics.broker has "{masked_url(url)}", but a monitoring address looks like '
+                "http://127.0.0.1:8222 (`http: ...` in the broker's config)."
+            )
+
+
+def _names_function(text: str) -> bool:
+    module, colon, function = text.partition(":")
+    return bool(module and colon and function)

@@ -1,0 +1,392 @@
+"""A view as rows for people and JSON for programs: who is alive, how far, how fast, how well."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from skerry.algorithm import liveness, schedule
+from skerry.algorithm.goodput import TRAIN, Spent, allocated_s, ratios, split
+from skerry.algorithm.liveness import Liveness
+from skerry.protocol.messages import LearnerPhase
+from skerry.status.view import ENDED, TEXTS_OF_LATE, held_in, spent_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.protocol.messages import Evaluation, Pulse
+    from skerry.status.view import LearnerView, RunView
+
+STILL = 5.0
+"""Steps that stay away for so many of their usual intervals stand still."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRow:
+    """One learner; ``tokens`` and bytes over all incarnations, ``seen_s_ago`` since its pulse.
+
+    ``f32_bytes_...`` are the same vectors in float32. ``time`` is each use's share of the time
+    given to it (``core.goodput.USES``), all incarnations and the pauses between them.
+    ``waited_s`` is for how long one that is catching up has done so; ``worked_s`` how much of this
+    incarnation's time was neither that nor starting. ``joined_s_ago`` is since the first start of
+    that name, None before it was read.
+    """
+
+    name: str
+    incarnation: int
+    liveness: Liveness
+    reason: str
+    phase: LearnerPhase
+    step: int
+    tokens: int
+    loss: float | None
+    step_time_s: float
+    tokens_per_s: float
+    goodput: float
+    bytes_up: int
+    bytes_down: int
+    f32_bytes_up: int
+    f32_bytes_down: int
+    time: dict[str, float]
+    contributions: int
+    staleness: int
+    syncs_skipped: int
+    seen_s_ago: float
+    heard: bool
+    waited_s: float = 0.0
+    worked_s: float = 0.0
+    joined_s_ago: float | None = None
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it is not gone and says that it trains, though it may stand still."""
+        return self.phase is LearnerPhase.TRAINING and self.liveness is not Liveness.GONE
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it is at work, and a step of it has been timed."""
+        return self.at_work and self.step_time_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """The global model on held-out text at one moment; ``text`` is the digest of that text.
+
+    ``loss`` in nats per token; None, as with the others, where there is no finite number.
+    """
+
+    step: int
+    tokens: int
+    loss: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    evaluated_tokens: int
+    text: str
+    evaluator: str
+    s_ago: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """The run: ``step`` is the global clock, ``versions`` one per fragment, 0 before genesis.
+
+    ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
+    ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
+    ``counting``: rounds, contributions, staleness and refusals still lack earlier commits.
+    ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: evaluators of late
+    read so many different texts, and more than one is wrong. ``time`` is each use's share of the
+    time given to all learners together: that of ``train`` is the goodput, the rest is badput.
+    ``checkpoint_lacks`` counts the commits that are not in the newest checkpoint, and
+    ``checkpoint_lacks_s`` is for how long there have been such.
+    """
+
+    run: str
+    finished: bool
+    step: int
+    steps: int
+    tokens: int
+    loss: float | None
+    tokens_per_s: float
+    learners: int
+    alive: int
+    rounds: int
+    contributions: int
+    versions: tuple[int, ...]
+    goodput: float
+    staleness_mean: float
+    staleness_max: int
+    refused: dict[str, int]
+    bytes_up: int
+    bytes_down: int
+    last_round: str
+    last_round_s_ago: float | None
+    checkpoint: str | None
+    checkpoint_step: int | None
+    checkpoint_s_ago: float | None
+    checkpoint_lacks: int
+    checkpoint_lacks_s: float
+    held_out: EvaluationRow | None
+    held_out_texts: int
+    wall_s: float
+    eta_s: float | None
+    timed: bool
+    counting: bool
+    f32_bytes_up: int
+    f32_bytes_down: int
+    time: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The run, its learners by name and its evaluations, oldest first, at one moment."""
+
+    run: RunRow
+    learners: tuple[LearnerRow, ...]
+    evaluations: tuple[EvaluationRow, ...] = ()
+
+
+def report(view: RunView, now_s: float) -> Report:
+    """Return the rows of a view at ``now_s``, by the clock that gave ``fold`` its arrival times."""
+    held = [view.learners[name] for name in sorted(view.learners)]
+    told = [_learner_row(view, learner, now_s) for learner in held]
+    rows, time = tuple(row for row, _ in told), ratios(split for _, split in told)
+    evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations)
+    return Report(_run_row(view, rows, time, now_s), rows, evaluations)
+
+
+def to_json(view: RunView, now_s: float) -> dict[str, object]:
+    """Return the report as plain types: no infinities, no NaN, enums as strings."""
+    told = report(view, now_s)
+    learners = [
+        {**asdict(row), "liveness": row.liveness.value, "phase": row.phase.value}
+        for row in told.learners
+    ]
+    run = {**asdict(told.run), "versions": list(told.run.versions)}
+    return {"run": run, "learners": learners, "evaluations": [asdict(e) for e in told.evaluations]}
+
+
+def doubted(view: RunView, now_s: float) -> list[str]:
+    """Return who is not gone yet, but would be without a connection: worth asking a broker for."""
+    return [
+        held.name
+        for held in view.learners.values()
+        if now_s - held.heartbeat.last_s > view.frame.liveness.pulse_s  # spares the rest, mostly
+        and held.pulse is not None
+        and held.ended_s is None
+        and _judged(held, view, now_s)[0] is not Liveness.GONE
+        and _judged(replace(held, closed_s=now_s), view, now_s)[0] is Liveness.GONE
+    ]
+
+
+def _judged(learner: LearnerView, view: RunView, now_s: float) -> tuple[Liveness, str]:
+    phase = LearnerPhase.STARTING if learner.pulse is None else learner.pulse.phase
+    return liveness.judge(
+        learner.heartbeat,
+        now_s,
+        view.frame.liveness,
+        activity=phase.activity,
+        progress=learner.progress,
+        closed=learner.closed_s is not None,
+    )
+
+
+def _learner_row(
+    view: RunView, learner: LearnerView, now_s: float
+) -> tuple[LearnerRow, dict[str, float]]:
+    """Return a learner's row, and its time in seconds by use."""
+    pulse, earlier = learner.pulse, learner.earlier
+    phase = LearnerPhase.STARTING if pulse is None else pulse.phase
+    accepted = view.accepted.get(learner.name, 0)
+    sums = earlier if pulse is None else earlier.and_then(pulse)
+    state, reason = _judged(learner, view, now_s)
+    seconds = _split(view, learner, state, now_s)
+    time = ratios([seconds])
+    row = LearnerRow(
+        name=learner.name,
+        incarnation=learner.incarnation,
+        liveness=state,
+        reason=reason,
+        phase=phase,
+        step=0 if pulse is None else pulse.step,
+        tokens=max(sums.tokens, accepted),
+        loss=None if pulse is None or not pulse.steps else _finite(pulse.loss),
+        step_time_s=0.0 if pulse is None else pulse.step_time_s,
+        tokens_per_s=_speed(learner, now_s) if state is not Liveness.GONE else 0.0,
+        goodput=time[TRAIN],
+        bytes_up=sums.bytes_up,
+        bytes_down=sums.bytes_down,
+        f32_bytes_up=sums.f32_bytes_up,
+        f32_bytes_down=sums.f32_bytes_down,
+        time=time,
+        contributions=sums.contributions,
+        staleness=view.staleness.get(learner.name, 0),
+        syncs_skipped=0 if pulse is None else pulse.syncs_skipped,
+        seen_s_ago=max(0.0, now_s - learner.heartbeat.last_s),
+        heard=pulse is not None,
+        waited_s=pulse.recover_s if pulse and phase is LearnerPhase.CATCHING_UP else 0.0,
+        worked_s=0.0 if pulse is None else _worked_s(pulse),
+        joined_s_ago=None if learner.first_s is None else max(0.0, now_s - learner.first_s),
+    )
+    return row, seconds
+
+
+def _worked_s(pulse: Pulse) -> float:
+    """Return how long a process has been ready: steps and waits, those of now included."""
+    return max(0.0, _finite(pulse.alive_s - pulse.compile_s - pulse.recover_s) or 0.0)
+
+
+def _speed(learner: LearnerView, now_s: float) -> float:
+    """Return tokens per second while it trains: tokens per step over the time of a step.
+
+    Nothing for one whose steps have stopped, as they do where a blocking mode waits for a round.
+    """
+    pulse, progress = learner.pulse, learner.progress
+    if pulse is None or pulse.phase is not LearnerPhase.TRAINING:
+        return 0.0
+    if pulse.steps <= 0 or pulse.step_time_s <= 0:
+        return 0.0
+    usual_s = max(pulse.step_time_s, learner.heartbeat.mean_s)
+    if progress is not None and now_s - progress.advanced_s > STILL * usual_s:
+        return 0.0
+    return _finite(pulse.tokens / pulse.steps / pulse.step_time_s) or 0.0
+
+
+def _split(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -> dict[str, float]:
+    """Return what became of the time given to a learner, in seconds by use.
+
+    While a learner is alive both are as of its last pulse, so that the time since does not look
+    idle; once it is not, the time since counts as lost, until the run is finished.
+    """
+    pulse = learner.pulse
+    spent = learner.earlier.spent + (Spent() if pulse is None else spent_in(pulse))
+    until_s = learner.heartbeat.last_s if state is Liveness.ALIVE else now_s
+    if view.finished and view.last_commit_s is not None:
+        until_s = min(until_s, view.last_commit_s)
+    return split(spent, allocated_s(learner.joined_s, until_s, learner.ended_s))
+
+
+def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
+    return EvaluationRow(
+        step=evaluation.step,
+        tokens=evaluation.tokens,
+        loss=_finite(evaluation.loss),
+        perplexity=_finite(evaluation.perplexity),
+        bits_per_byte=_finite(evaluation.bits_per_byte),
+        evaluated_tokens=evaluation.evaluated_tokens,
+        text=f"{evaluation.text_digest:016x}",
+        evaluator=evaluation.evaluator,
+        s_ago=max(0.0, now_s - evaluation.evaluated_ns / 1e9),
+    )
+
+
+def _texts(view: RunView) -> int:
+    """Return how many texts evaluators read now: by the newest evaluation of each one of late.
+
+    One that was given the right text, or was replaced, is no trouble any more.
+    """
+    since = view.judgements - TEXTS_OF_LATE
+    return len({text.digest for text in view.texts.values() if text.before >= since})
+
+
+def _run_row(
+    view: RunView, rows: Sequence[LearnerRow], time: dict[str, float], now_s: float
+) -> RunRow:
+    checkpoint = view.checkpoint
+    began_s = view.created_s if view.created_s is not None else view.started_s
+    until_s = view.last_commit_s if view.finished and view.last_commit_s is not None else now_s
+    step = _clock(view, rows)
+    steps_s, time_s = _left_s(view, rows, step, now_s)
+    judged = view.judged
+    return RunRow(
+        run=view.frame.run,
+        finished=view.finished,
+        step=step,
+        steps=view.frame.steps,
+        tokens=sum(row.tokens for row in rows),
+        loss=_loss(rows),
+        tokens_per_s=_finite(sum(row.tokens_per_s for row in rows)) or 0.0,
+        learners=len(rows),
+        alive=sum(row.liveness is Liveness.ALIVE for row in rows),
+        rounds=view.rounds,
+        contributions=view.merged,
+        versions=tuple(view.versions.get(f, 0) for f in range(view.frame.fragments)),
+        goodput=time[TRAIN],
+        staleness_mean=view.staleness_sum / view.merged if view.merged else 0.0,
+        staleness_max=view.staleness_max,
+        refused=dict(view.refused),
+        bytes_up=sum(row.bytes_up for row in rows),
+        bytes_down=sum(row.bytes_down for row in rows),
+        last_round="" if view.last_commit is None else view.last_commit.reason,
+        last_round_s_ago=None
+        if view.last_commit_s is None
+        else max(0.0, now_s - view.last_commit_s),
+        checkpoint=None if checkpoint is None else checkpoint.path,
+        checkpoint_step=None if checkpoint is None else checkpoint.step,
+        checkpoint_s_ago=(
+            None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
+        ),
+        checkpoint_lacks=_lacks(view),
+        checkpoint_lacks_s=max([0.0, *(now_s - since_s for since_s in view.lacking.values())]),
+        held_out=None if judged is None else _evaluation_row(judged, now_s),
+        held_out_texts=_texts(view),
+        wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
+        eta_s=_eta_s(view, rows, steps_s, time_s),
+        timed=time_s is not None and (steps_s is None or time_s < steps_s),
+        counting=view.counting,
+        f32_bytes_up=sum(row.f32_bytes_up for row in rows),
+        f32_bytes_down=sum(row.f32_bytes_down for row in rows),
+        time=time,
+    )
+
+
+def _lacks(view: RunView) -> int:
+    """Return how many commits the newest checkpoint does not hold: all of them without one."""
+    return sum(
+        max(0, version - held_in(view.checkpoint, fragment))
+        for fragment, version in view.versions.items()
+    )
+
+
+def _clock(view: RunView, rows: Sequence[LearnerRow]) -> int:
+    """Return the global clock: that of the learners at work, never behind the newest commit."""
+    at_work = {LearnerPhase.TRAINING, LearnerPhase.FINISHED}
+    steps = [r.step for r in rows if r.phase in at_work and r.liveness is not Liveness.GONE]
+    return max(view.step, schedule.global_clock(steps, view.frame.quorum))
+
+
+def _loss(rows: Sequence[LearnerRow]) -> float | None:
+    """Return the loss weighted by speed; over all that have one when nobody is training."""
+    told = [(r.loss, r.tokens_per_s) for r in rows if r.loss is not None]
+    speed = sum(weight for _, weight in told)
+    if speed > 0:
+        return _finite(sum(loss * weight for loss, weight in told) / speed)
+    return _finite(sum(loss for loss, _ in told) / len(told)) if told else None
+
+
+def _left_s(
+    view: RunView, rows: Sequence[LearnerRow], step: int, now_s: float
+) -> tuple[float | None, float | None]:
+    """Return seconds until the run's steps are done, and until its time is up; None: unknown."""
+    times = [row.step_time_s for row in rows if row.takes_steps]
+    steps_s = (view.frame.steps - step) * median(times) if times else None
+    if view.frame.duration_s is None:
+        return steps_s, None
+    elapsed_s = 0.0 if view.started_s is None else now_s - view.started_s
+    return steps_s, view.frame.duration_s - elapsed_s
+
+
+def _eta_s(
+    view: RunView, rows: Sequence[LearnerRow], steps_s: float | None, time_s: float | None
+) -> float | None:
+    """Return seconds until the run ends by steps or by time, whichever comes first."""
+    if view.finished or (rows and all(row.phase in ENDED for row in rows)):
+        return 0.0
+    ends = [steps_s, time_s if view.started_s is not None else None]
+    known = [left for left in ends if left is not None and math.isfinite(left)]
+    return max(0.0, min(known)) if known else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,1 +1,0 @@
-"""What goes over the wire: subjects, envelopes, records, payload codec."""

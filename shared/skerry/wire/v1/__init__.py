@@ -1,1 +1,0 @@
-"""Generated from proto/skerry/wire/v1 by proto/generate.py: do not edit."""

@@ -1,0 +1,1 @@
+"""Tools that stand outside the product: audit, chaos, plan and lab."""

@@ -1,0 +1,191 @@
+"""Command line of the tools: parse first, import what is heavy afterwards.
+
+``skerry plan``, ``simulate``, ``ledger``, ``replay`` and ``chaos`` are handed on to this program.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skerry.service import options
+from skerry.service.entry import exit_on_error
+from skerry.service.options import Sets, application
+from skerry_tools.plan.command_plan import plan
+from skerry_tools.plan.command_simulate import simulate
+
+app = application(bare_shows_help=True)
+ledger_app = application(bare_shows_help=True)
+app.add_typer(ledger_app, name="ledger", help="Prove a run's log.")
+
+Nats = Annotated[str | None, typer.Option(help="A broker that runs already.", metavar="URL")]
+Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Moment = Annotated[
+    str | None,
+    typer.Option(
+        help="v17, f3@17, seq:1234 or a time; now.",
+        metavar="VERSION|TIME|SEQ",
+    ),
+]
+Base = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Start here.",
+        metavar="CHECKPOINT",
+    ),
+]
+
+
+@ledger_app.command()
+def verify(
+    *,
+    config: options.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Also rebuild what the window still holds.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Prove a run's log: nothing missing, nothing counted twice; exit code 5 if it is not so."""
+    from skerry_tools.audit.command_verify import run_verify
+
+    with exit_on_error():
+        run_verify(config=config, sets=set_ or [], run=run, nats=nats, replay=replay, as_json=json)
+
+
+@app.command()
+def replay(  # noqa: PLR0913 - one option each
+    *,
+    config: options.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+    to: Moment = None,
+    from_: Base = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the parameters here.", metavar="FOLDER|FILE.safetensors"),
+    ] = None,
+    merge: Annotated[
+        str | None, typer.Option(help="What if: average, rda.", metavar="METHOD")
+    ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(help="What if: nesterov, direct, module:function.", metavar="PRESET"),
+    ] = None,
+    outer_lr: Annotated[float | None, typer.Option(help="What if.", metavar="LR")] = None,
+    outer_momentum: Annotated[float | None, typer.Option(help="What if.", metavar="M")] = None,
+    quorum: Annotated[int | None, typer.Option(help="What if.", min=1, metavar="K")] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="What if.", min=0, metavar="N")] = None,
+    staleness_discount: Annotated[float | None, typer.Option(help="What if.", metavar="X")] = None,
+    json: AsJson = False,
+) -> None:
+    """Rebuild the parameters of any moment from the log; or ask what if.
+
+    A what-if merges the same contributions under another policy and says how far it drifts.
+    """
+    from skerry_tools.audit.command_replay import Asked, policy_of, run_replay
+
+    with exit_on_error():
+        policy = policy_of(
+            merge=merge,
+            outer=outer,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            quorum=quorum,
+            max_staleness=max_staleness,
+            staleness_discount=staleness_discount,
+        )
+        run_replay(
+            config=config,
+            sets=set_ or [],
+            run=run,
+            nats=nats,
+            asked=Asked(to, from_, out, policy),
+            as_json=json,
+        )
+
+
+@app.command()
+def chaos(  # noqa: PLR0913 - one option each
+    *,
+    config: options.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Annotated[
+        str | None,
+        typer.Option(help="Strike a run elsewhere, by its messages.", metavar="URL"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the plan.", metavar="N")] = None,
+    every_s: Annotated[float, typer.Option(help="Seconds between faults.", metavar="S")] = 5.0,
+    duration_s: Annotated[float, typer.Option(help="Seconds of faults.", metavar="S")] = 120.0,
+    kinds: Annotated[str, typer.Option(help="Only these, by comma.", metavar="K,...")] = "",
+    targets: Annotated[str, typer.Option(help="Only these, by comma.", metavar="T,...")] = "",
+    plan: Annotated[Path | None, typer.Option(help="A fault plan instead.", metavar="FILE")] = None,
+    save_plan: Annotated[
+        Path | None, typer.Option(help="Write the plan here.", metavar="FILE")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the result here.", metavar="FILE")
+    ] = None,
+    quiet_s: Annotated[
+        float, typer.Option(help="Seconds without faults, before and after.", metavar="S")
+    ] = 10.0,
+    heal_s: Annotated[
+        float, typer.Option(help="Time to work again, after a drawn plan.", metavar="S")
+    ] = 300.0,
+    goodput: Annotated[float, typer.Option(help="Least that is good enough.", metavar="G")] = 0.0,
+    json: AsJson = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    heal: Annotated[
+        bool, typer.Option("--heal", help="Only undo what a killed drill has left.")
+    ] = False,
+) -> None:
+    """Break a run on purpose, one drill at a time; heal and check it."""
+    from skerry_tools.chaos.command import Wanted, run_chaos
+
+    with exit_on_error():
+        run_chaos(
+            Wanted(
+                config=config,
+                sets=tuple(set_ or ()),
+                nats=nats,
+                run=run,
+                seed=seed,
+                every_s=every_s,
+                duration_s=duration_s,
+                kinds=_words(kinds),
+                targets=_words(targets),
+                plan=plan,
+                save_plan=save_plan,
+                report=report,
+                quiet_s=quiet_s,
+                heal_s=heal_s,
+                goodput=goodput,
+                as_json=json,
+                dry_run=dry_run,
+                heal=heal,
+            )
+        )
+
+
+app.command()(plan)
+app.command()(simulate)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def main() -> None:
+    app(prog_name="skerry")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""What if: the same contributions under another policy, and how far the result drifts.
+
+What is kept: every contribution as it was sent, the rounds that were opened and when, and the base
+version of each contribution. What a learner would have computed from another global state, and
+when it would then have answered, nobody knows: this says what the *syncer* would have made of the
+same answers, and its drift is a lower bound on how differently a run would have gone.
+
+Another quorum K closes each round again: at the arrival of the K-th answer to it (the broker's
+time of its last chunk) plus the grace that was recorded, never later than the timeout and never
+later than the next round of the fragment was opened, since what came then was made from the
+version that this round had become. All that has arrived by then and was not merged earlier is
+judged for staleness and merged; the rest waits for the next round. A syncer tells of rounds by its
+own clock and arrivals are timed by the broker's: how far the two are apart is taken from when the
+syncer had, by its clock, what the broker had just stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from skerry.algorithm import staleness, weights
+from skerry.algorithm.adamw import AdamW
+from skerry.algorithm.fold import Contribution as Merged
+from skerry.algorithm.merge import largest, sound
+from skerry.algorithm.outer import make_outer, merge_and_apply
+from skerry.errors import ConfigError, Diverged
+from skerry.protocol.messages import ContributionKind
+from skerry_tools.audit.payloads import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.algorithm.merge import Method
+    from skerry.algorithm.outer import Outer
+    from skerry.protocol.messages import Commit
+    from skerry.settings.models import RunConfig
+    from skerry_tools.audit.payloads import Arrived, Key, Payloads
+
+    Vector = NDArray[np.float32]
+
+NANOSECONDS = 1_000_000_000
+TOO_STALE = "too_stale"
+
+
+class Stored(NamedTuple):
+    """A commit, and when the broker took its record into the ledger."""
+
+    commit: Commit
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Another policy; what is None stays as the run had it."""
+
+    merge: Method | None = None
+    outer: str | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    quorum: int | None = None
+    max_staleness: int | None = None
+    staleness_discount: float | None = None
+
+    def make_outer(self, config: RunConfig, plan: Plan) -> Outer:
+        """Return the outer optimizer; another preset brings its own learning rate and momentum."""
+        given = config.outer
+        same = self.outer is None
+        lr = given.lr if self.outer_lr is None and same else self.outer_lr
+        momentum = given.momentum if self.outer_momentum is None and same else self.outer_momentum
+        preset = given.preset if self.outer is None else self.outer
+        return make_outer(
+            preset,
+            lr=lr,
+            momentum=momentum,
+            h_steps=config.sync.h_steps,
+            adamw=AdamW.of(config.train, plan),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One version: distance over the committed norm, and the cosine of both movements.
+
+    ``cosine`` is between what each has moved since the base; None where one has not moved.
+    ``merged`` contributions went into the what-if, ``refused`` were refused by its policy.
+    """
+
+    version: int
+    distance: float
+    cosine: float | None
+    merged: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The drift of one fragment; the sums are of its last version, to add over fragments."""
+
+    points: tuple[Point, ...]
+    difference_square: float
+    committed_square: float
+    moved_dot: float
+    moved_square: float
+    other_square: float
+    cold: bool
+
+
+@dataclass(slots=True)
+class Branch:
+    """One fragment under another policy."""
+
+    policy: Policy
+    config: RunConfig
+    plan: Plan
+    fragment: Fragment
+    averaged: Sequence[bool]
+    master: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
+    origin: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
+    state: object = None
+    points: list[Point] = field(default_factory=list[Point])
+    sums: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    cold: bool = False
+    used: set[Key] = field(default_factory=set["Key"])
+    _outer: list[Outer] = field(default_factory=list["Outer"])
+
+    @property
+    def outer(self) -> Outer:
+        """The outer optimizer, made once."""
+        if not self._outer:
+            self._outer.append(self.policy.make_outer(self.config, self.plan))
+        return self._outer[0]
+
+    def begin(self, master: Vector, leaves: Mapping[str, Vector] | None, version: int) -> None:
+        """Begin where the committed history begins; another optimizer's state begins cold."""
+        del version
+        self.master = self.origin = master
+        try:
+            self.state = self.outer.restore(master, leaves) if leaves else self.outer.init(master)
+        except ConfigError:
+            self.state, self.cold = self.outer.init(master), True
+
+    async def round(
+        self,
+        stored: Stored,
+        following: Stored | None,
+        inputs: Sequence[Arrived],
+        source: Payloads,
+        committed: Vector,
+    ) -> None:
+        """Fold one round of the history again, and measure how far it is from ``committed``."""
+        commit = stored.commit
+        if self.policy.quorum is None:
+            taken = [*inputs, *await self._stale(commit, source)]
+            source.forget(commit.contrib_floor)
+        else:
+            taken = await self._closed_again(stored, following, inputs, source)
+            source.forget(commit.contrib_floor, self.used)
+        merged, refused = await asyncio.to_thread(self._merge, commit, taken)
+        await asyncio.to_thread(self._measure, commit.version, committed, merged, refused)
+
+    def curve(self) -> Curve:
+        """Return the drift up to the newest version."""
+        return Curve(tuple(self.points), *self.sums, cold=self.cold)
+
+    async def _stale(self, commit: Commit, source: Payloads) -> list[Arrived]:
+        """Return what this commit refused as too stale: another bound may take it."""
+        keys = [
+            (r.learner, r.incarnation, r.identity) for r in commit.refused if r.cause == TOO_STALE
+        ]
+        found = [await source.fetch(key, commit.contrib_floor) for key in keys]
+        return [item for item in found if item is not None]
+
+    async def _closed_again(
+        self,
+        stored: Stored,
+        following: Stored | None,
+        inputs: Sequence[Arrived],
+        source: Payloads,
+    ) -> list[Arrived]:
+        """Return what has arrived when the round closes under the other quorum."""
+        commit, ahead_ns = stored.commit, clocks_apart_ns(stored, inputs)
+        opened_ns = commit.opened_ns + ahead_ns
+        latest = opened_ns + int(self.config.sync.round_timeout_s * NANOSECONDS)
+        if following is not None:
+            same = following.commit.syncer == commit.syncer
+            apart_ns = ahead_ns if same else clocks_apart_ns(following, ())
+            latest = min(latest, following.commit.opened_ns + apart_ns)
+        latest = max(latest, opened_ns)
+        await source.until(latest)
+        answers = sorted(
+            item.time_ns
+            for item in source.held.values()
+            if item.contribution.header.round_version == commit.version
+        )
+        quorum = self.policy.quorum or 1
+        close = latest
+        if len(answers) >= quorum:
+            close = min(latest, answers[quorum - 1] + int(commit.grace_s * NANOSECONDS))
+        refused = _refused_keys(commit) | _refused_keys(following.commit if following else None)
+        taken = [
+            item
+            for key, item in source.held.items()
+            if item.time_ns <= close
+            and key not in refused
+            and key not in self.used
+            and item.contribution.header.base_version < commit.version
+        ]
+        self.used.update(key_of(item.contribution) for item in taken)
+        return taken
+
+    def _merge(self, commit: Commit, taken: Sequence[Arrived]) -> tuple[int, int]:
+        """Merge what counts, as the syncer does; return how many were merged and refused."""
+        kept, shares = self._weigh(commit.version - 1, taken)
+        while kept:
+            try:
+                self.master, self.state, _ = merge_and_apply(
+                    self.outer,
+                    self.master,
+                    self.state,
+                    kept,
+                    shares,
+                    self.policy.merge or self.config.sync.merge,
+                    self.fragment,
+                    self.averaged,
+                )
+            except Diverged:
+                worst = largest(kept, self.fragment)
+                kept = [k for number, k in enumerate(kept) if number != worst]
+                rest = [s for number, s in enumerate(shares) if number != worst]
+                shares = list(weights.normalised(rest))
+                continue
+            break
+        return len(kept), len(taken) - len(kept)
+
+    def _weigh(self, version: int, taken: Sequence[Arrived]) -> tuple[list[Merged], list[float]]:
+        sync, policy = self.config.sync, self.policy
+        bound = sync.max_staleness if policy.max_staleness is None else policy.max_staleness
+        factor = policy.staleness_discount or sync.staleness_discount
+        scale = None if self.outer.name == "adamw" else self.master
+        kept: list[Merged] = []
+        work: list[float] = []
+        for item in sorted(taken, key=lambda i: key_of(i.contribution)):
+            contribution = item.contribution
+            told = contribution.header
+            discount, _ = staleness.judge(told.base_version, version, bound, factor)
+            genesis = told.kind is ContributionKind.GENESIS
+            if discount is None or genesis:
+                continue
+            merged = Merged(contribution.scheme, contribution.planes, told.norms)
+            if not sound(merged, self.fragment, scale):
+                continue
+            kept.append(merged)
+            work.append(weights.weight(told.tokens, told.steps) * discount)
+        return kept, list(weights.normalised(work))
+
+    def _measure(self, version: int, committed: Vector, merged: int, refused: int) -> None:
+        other, base = self.master, self.origin
+        difference = _square(other - committed)
+        norm = _square(committed)
+        moved, branched = committed - base, other - base
+        dot = float(np.dot(moved.astype(np.float64), branched.astype(np.float64)))
+        self.sums = (difference, norm, dot, _square(moved), _square(branched))
+        self.points.append(
+            Point(
+                version,
+                math.sqrt(difference / norm) if norm else 0.0,
+                cosine(dot, self.sums[3], self.sums[4]),
+                merged,
+                refused,
+            )
+        )
+
+
+def clocks_apart_ns(stored: Stored, inputs: Sequence[Arrived]) -> int:
+    """Return by how much the broker's clock was ahead of the syncer's at a commit.
+
+    ``inputs`` are what it consumed: the syncer had each of them no sooner than the broker, so the
+    one that came quickest tells most. Without one that is dated, what the merge took counts in.
+    """
+    commit = stored.commit
+    dated = {
+        (c.learner, c.incarnation, c.identity): c.arrived_ns
+        for c in commit.consumed
+        if c.arrived_ns > commit.opened_ns  # what was there before the round came at no known time
+    }
+    most = stored.time_ns - commit.closed_ns
+    seen = ((item.time_ns, dated.get(key_of(item.contribution))) for item in inputs)
+    told = [time_ns - arrived_ns for time_ns, arrived_ns in seen if arrived_ns is not None]
+    return min(max(told), most) if told else most
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far the what-if is from what was committed: distance over the norm, and cosine."""
+
+    distance: float
+    cosine: float | None
+
+
+def overall(curves: Sequence[Curve]) -> Drift:
+    """Return the drift of all fragments together, each at its last version."""
+    difference = sum(c.difference_square for c in curves)
+    norm = sum(c.committed_square for c in curves)
+    dot = sum(c.moved_dot for c in curves)
+    moved, other = sum(c.moved_square for c in curves), sum(c.other_square for c in curves)
+    return Drift(math.sqrt(difference / norm) if norm else 0.0, cosine(dot, moved, other))
+
+
+def cosine(dot: float, first: float, second: float) -> float | None:
+    """Return a cosine from a dot product and two squares; None where one of them is zero."""
+    return dot / math.sqrt(first * second) if first and second else None
+
+
+def _square(vector: Vector) -> float:
+    return float(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
+
+
+def _refused_keys(commit: Commit | None) -> set[Key]:
+    """Return what a commit refused for a reason that no policy changes."""
+    if commit is None:
+        return set()
+    return {(r.learner, r.incarnation, r.identity) for r in commit.refused if r.cause != TOO_STALE}

@@ -1,0 +1,373 @@
+"""The promises of a run's log, checked record by record in ledger order.
+
+Pure and incremental: feed the offers of the window, then members and commits as the ledger has
+them, then ask what is left. Memory is bounded by learners times fragments, plus one small record
+per contribution that the window holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.algorithm import weights
+from skerry.log.loss import RESTORED, begun_by_restore
+from skerry.protocol.messages import Consumed, ContributionKind
+from skerry_tools.audit.account import Account, named
+from skerry_tools.audit.offers import Waiting
+from skerry_tools.audit.starts import Starts
+from skerry_tools.audit.violations import Violation, What
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.protocol.messages import Commit, MemberRecord, Refused
+    from skerry.settings.models import RunConfig
+    from skerry_tools.audit.account import Found
+    from skerry_tools.audit.offers import Offer
+
+GENESIS = "genesis"
+WEIGHT_TOLERANCE = 1e-6
+
+
+def restored(commit: Commit) -> bool:
+    """Tell whether a commit says that a checkpoint wrote it: what came before is not needed."""
+    return commit.reason.startswith(RESTORED)
+
+
+def put_back(commit: Commit) -> bool:
+    """Tell whether a commit put a checkpoint back behind what the log already had.
+
+    One that consumes anything did not, whatever it says: it is held to all that holds for others.
+    """
+    nothing = not commit.consumed and not commit.refused
+    return restored(commit) and not begun_by_restore(commit) and nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What of a run's settings the promises depend on.
+
+    ``sequence_tokens`` are the tokens of one sequence of data, the unit of cursors; None where the
+    two have nothing to do with each other. ``step_tokens`` are those of one step: learners claim
+    whole steps, fewer than their data was enough for where some were skipped because the loss was
+    not finite. ``counted`` says that learners number their
+    contributions to a fragment 1, 2, 3 without leaving one out.
+    """
+
+    shards: int = 1
+    sequence_tokens: int | None = None
+    step_tokens: int | None = None
+    max_staleness: int | None = None
+    discount: float | None = None
+    counted: bool = True
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Rules:
+        """Return the rules of a run of real learners."""
+        sync, data = config.sync, config.data
+        return cls(
+            shards=sync.shards,
+            sequence_tokens=data.seq_len,
+            step_tokens=data.batch * data.seq_len,
+            max_staleness=sync.max_staleness,
+            discount=sync.staleness_discount,
+        )
+
+    def claimed_wrongly(self, item: Consumed) -> str:
+        """Return how a contribution's tokens contradict its data or its steps; empty: they do not.
+
+        They are its weight, so nobody may claim more than the data that it used up.
+        """
+        sequences, each = item.cursor_to - item.cursor_from, self.sequence_tokens
+        if each is None:
+            return ""
+        if item.tokens > sequences * each:
+            return f"{item.tokens} tokens of {sequences} sequences of {each}"
+        if self.step_tokens is not None and item.tokens != item.steps * self.step_tokens:
+            return f"{item.tokens} tokens of {item.steps} steps of {self.step_tokens}"
+        return ""
+
+
+@dataclass(slots=True)
+class FragmentBook:
+    """One fragment up to its newest commit."""
+
+    version: int = 0
+    floor: int = 0
+    accounts: dict[str, Account] = field(default_factory=dict[str, Account])
+    waiting: Waiting = field(default_factory=Waiting)
+
+
+@dataclass(slots=True)
+class Checks:
+    """``offer``, then ``member`` and ``commit`` in ledger order, then ``finish``."""
+
+    rules: Rules
+    books: dict[int, FragmentBook] = field(default_factory=dict[int, FragmentBook])
+    starts: dict[str, Starts] = field(default_factory=dict[str, Starts])
+    fences: dict[int, int] = field(default_factory=dict[int, int])
+
+    def book(self, fragment: int) -> FragmentBook:
+        """Return what is known of a fragment."""
+        return self.books.setdefault(fragment, FragmentBook())
+
+    def offer(self, offer: Offer) -> None:
+        """Take a whole contribution of the window, before the first commit."""
+        told = offer.header
+        if told.kind is not ContributionKind.GENESIS:
+            self.book(told.fragment).waiting.add(offer)
+
+    def member(self, record: MemberRecord, sequence: int) -> list[Violation]:
+        """Take a start of a learner."""
+        starts = self._starts(record.learner)
+        accounts = (book.accounts.get(record.learner) for book in self.books.values())
+        used = max((account.cursor for account in accounts if account), default=0)
+        return list(starts.member(record, sequence, used))
+
+    def commit(self, commit: Commit, sequence: int, at_ns: int) -> list[Violation]:
+        """Take a commit that the broker stored at ``at_ns``, and return what is wrong with it."""
+        book = self.book(commit.fragment)
+        begins = not book.version and begun_by_restore(commit)
+        torn = not begins and commit.version != book.version + 1
+        found = [*self._claims(book, commit, begins=begins)]
+        found += [] if begins else self._sequel(book, commit)
+        self._next(book, commit)
+        if begins:
+            self._begin(book, commit)
+        elif not put_back(commit):
+            found += [*self._resolved(book, commit), *_merge(commit, self.rules)]
+        dropped = book.waiting.dropped(commit.contrib_floor, at_ns)
+        if torn:
+            _go_on(book, commit)
+        elif not begins:
+            found += self._put_back(book, commit) if put_back(commit) else _table(book, commit)
+            found += (_below(offer, commit) for offer in dropped)
+        return [
+            Violation(what, _sentence(commit, who, text), *_place(commit), who, sequence)
+            for what, who, text in found
+        ]
+
+    def finish(self) -> list[Violation]:
+        """Return what only the end of the ledger shows: gaps in data, and what was left out."""
+        for book in self.books.values():
+            for (learner, mark), offer in book.waiting.unresolved.items():
+                self._know(learner, mark[0], offer.header.cursor_to)
+                if learner in book.accounts and offer.last > book.floor:
+                    book.accounts[learner].holes.pop(mark, None)
+        gaps = [gap for starts in self.starts.values() for gap in starts.gaps()]
+        return gaps + (self._left_out() if self.rules.counted else [])
+
+    def _left_out(self) -> list[Violation]:
+        found: list[Violation] = []
+        for fragment, book in sorted(self.books.items()):
+            for learner, account in sorted(book.accounts.items()):
+                if missing := account.missing():
+                    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+                    text = (
+                        f"Fragment {fragment}, version {book.version}, learner {learner}:"
+                        f" {named(missing[0])} was neither consumed nor refused{more}."
+                    )
+                    found.append(Violation(What.UNRESOLVED, text, fragment, book.version, learner))
+        return found
+
+    def _starts(self, learner: str) -> Starts:
+        return self.starts.setdefault(learner, Starts(learner))
+
+    def _claims(
+        self, book: FragmentBook, commit: Commit, *, begins: bool
+    ) -> Iterator[tuple[What, str, str]]:
+        """Check what a commit says of itself that was written from a checkpoint."""
+        if not restored(commit):
+            return
+        if number := len(commit.consumed) + len(commit.refused):
+            text = (
+                f"was {commit.reason!r}, which resolves nothing, and names {number} contributions"
+            )
+            yield What.PROGRESS, "", text
+        if begun_by_restore(commit) and not begins and commit.version == book.version + 1:
+            text = f"was {commit.reason!r} as if nothing were before it, behind {book.version}"
+            yield What.VERSIONS, "", text
+
+    def _sequel(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+        """Check that a commit continues its fragment and that its writer held the fence.
+
+        Fences are numbered by the stream that holds the state: one that was lost counts anew, and
+        what puts it back is the first to be written under its numbers.
+        """
+        if commit.version != book.version + 1:
+            wanted = book.version + 1
+            gone = "" if wanted > commit.version else f": {_range(wanted, commit.version - 1)}"
+            yield (What.VERSIONS, "", f"came behind version {book.version}{gone}")
+        if commit.contrib_floor < book.floor:
+            text = (
+                f"has the floor {commit.contrib_floor} behind {book.floor}: CONTRIB was begun"
+                " anew, and what waited in it is lost"
+            )
+            yield What.FLOOR, "", text
+        fence = self.fences.get(commit.fragment % self.rules.shards, 0)
+        if commit.fence < fence and not put_back(commit):
+            yield (
+                What.FENCE,
+                "",
+                (
+                    f"was written by {commit.syncer!r} under the fence {commit.fence} after the"
+                    f" shard had gone over to {fence}"
+                ),
+            )
+
+    def _next(self, book: FragmentBook, commit: Commit) -> None:
+        self.fences[commit.fragment % self.rules.shards] = commit.fence
+        book.version, book.floor = commit.version, commit.contrib_floor
+
+    def _begin(self, book: FragmentBook, commit: Commit) -> None:
+        """Take the commit of a restored run as it stands: the log behind it is another one's."""
+        book.accounts = {row.learner: Account.of(row) for row in commit.progress}
+        for row in commit.progress:
+            self._know(row.learner, row.incarnation, row.cursor)
+
+    def _put_back(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+        """Take the table of a checkpoint that was put back: it may go ahead, and never back.
+
+        A row that is ahead tells of what a store that was rolled back has lost; one that is not
+        forgives nothing.
+        """
+        rows = {row.learner: row for row in commit.progress}
+        for learner, account in book.accounts.items():
+            row = rows.get(learner)
+            if account.last != (0, 0) and (row is None or account.ahead(row)):
+                told = "nothing" if row is None else f"{row.tokens} tokens up to {row.cursor}"
+                text = (
+                    f"the table went back to {told}, though {account.tokens} up to"
+                    f" {account.cursor} were counted with {named(account.last)} as the newest"
+                )
+                yield What.PROGRESS, learner, text
+        for row in commit.progress:
+            self._know(row.learner, row.incarnation, row.cursor)
+            account = book.accounts.setdefault(row.learner, Account())
+            if not account.agrees(row):
+                account.put(row)
+
+    def _resolved(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+        """Take what a commit consumed and refused, in the order in which it was numbered."""
+        if commit.reason == GENESIS:
+            for learner, starts in self.starts.items():
+                account = book.accounts.setdefault(learner, Account())
+                account.pardoned = max(0, starts.incarnation)
+        items: list[Consumed | Refused] = [*commit.refused, *commit.consumed]
+        for item in sorted(items, key=lambda i: (i.incarnation, i.identity)):
+            account = book.accounts.setdefault(item.learner, Account())
+            book.waiting.resolve(item.learner, (item.incarnation, item.identity))
+            if item.identity:
+                self._know(item.learner, item.incarnation, item.cursor_to)
+            if isinstance(item, Consumed):
+                for what, text in self._consume(account, item, commit):
+                    yield what, item.learner, text
+            else:
+                begun = self._starts(item.learner).cursor_of(item.incarnation)
+                account.refuse(item, begun=begun)
+
+    def _consume(self, account: Account, item: Consumed, commit: Commit) -> Iterator[Found]:
+        genesis = commit.reason == GENESIS
+        begun = self._starts(item.learner).cursor_of(item.incarnation)
+        yield from account.consume(item, genesis=genesis, begun=begun)
+        mark = (item.incarnation, item.identity)
+        if text := self.rules.claimed_wrongly(item):
+            yield What.TOKENS, f"{named(mark)} counts {text}"
+        starts = self._starts(item.learner)
+        if text := starts.late(item.incarnation, item.cursor_to):
+            yield What.COUNTED_AGAIN, text
+        if item.incarnation > starts.incarnation:
+            yield What.MEMBER, f"{named(mark)} was consumed before that incarnation had joined"
+
+    def _know(self, learner: str, incarnation: int, cursor: int) -> None:
+        self._starts(learner).know(incarnation, cursor)
+
+
+def _place(commit: Commit) -> tuple[int, int]:
+    return commit.fragment, commit.version
+
+
+def _sentence(commit: Commit, learner: str, text: str) -> str:
+    """Return a finding about a commit as a sentence."""
+    who = f", learner {learner}" if learner else ""
+    return f"Fragment {commit.fragment}, version {commit.version}{who}: {text}."
+
+
+def _range(first: int, last: int) -> str:
+    return (
+        f"version {first} is missing"
+        if first == last
+        else f"versions {first} to {last} are missing"
+    )
+
+
+def _merge(commit: Commit, rules: Rules) -> Iterator[tuple[What, str, str]]:
+    """Check staleness and weights of what a commit merged."""
+    for item in commit.consumed:
+        behind = commit.version - 1 - item.base_version
+        if item.staleness != behind or behind < 0:
+            yield (
+                What.STALENESS,
+                item.learner,
+                (
+                    f"a contribution to version {item.base_version} counts as {item.staleness}"
+                    f" behind version {commit.version - 1}"
+                ),
+            )
+        elif rules.max_staleness is not None and behind > rules.max_staleness:
+            text = f"a contribution {behind} versions behind was merged: {rules.max_staleness} may"
+            yield What.STALENESS, item.learner, text
+    if not commit.consumed:
+        return
+    told = [item.weight for item in commit.consumed]
+    if abs(sum(told) - 1) > WEIGHT_TOLERANCE:
+        yield What.WEIGHTS, "", f"the weights sum to {sum(told):.6f} and not to 1"
+    elif rules.discount is not None:
+        work = [
+            weights.weight(c.tokens, c.steps) * rules.discount**c.staleness for c in commit.consumed
+        ]
+        for item, share in zip(commit.consumed, weights.normalised(work), strict=True):
+            if abs(item.weight - share) > WEIGHT_TOLERANCE:
+                text = f"was merged with the weight {item.weight:.6f} and not with {share:.6f}"
+                yield What.WEIGHTS, item.learner, text
+
+
+def _below(offer: Offer, commit: Commit) -> tuple[What, str, str]:
+    text = (
+        f"{named(offer.mark)} lies at {offer.last} in CONTRIB, below the floor"
+        f" {commit.contrib_floor}, and was neither consumed nor refused"
+    )
+    return What.UNRESOLVED, offer.header.learner, text
+
+
+def _go_on(book: FragmentBook, commit: Commit) -> None:
+    """Go on from the table of a commit whose predecessor is missing: one hole is one violation."""
+    for row in commit.progress:
+        fresh = Account.of(row)
+        held = book.accounts.get(row.learner, fresh)
+        fresh.contributions, fresh.discarded = held.contributions, held.discarded
+        book.accounts[row.learner] = fresh
+
+
+def _table(book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+    """Compare the progress table with the fold of all that was consumed."""
+    rows = {row.learner: row for row in commit.progress}
+    for learner, account in book.accounts.items():
+        row = rows.pop(learner, None)
+        if row is None and account.last == (0, 0):
+            continue  # nothing of it has ever been consumed
+        if row is None or not account.agrees(row):
+            told = "nothing" if row is None else f"{row.tokens} tokens up to {row.cursor}"
+            yield (
+                What.PROGRESS,
+                learner,
+                (
+                    f"the table tells of {told}, what was consumed adds up to {account.tokens}"
+                    f" up to {account.cursor} with {named(account.last)} as the newest"
+                ),
+            )
+            if row is not None:
+                account.follow(row)
+    for learner in rows:
+        yield What.PROGRESS, learner, "the table has a row for a learner that nothing came from"

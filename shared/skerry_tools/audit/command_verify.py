@@ -1,0 +1,168 @@
+"""``skerry ledger verify``: prove the log of a run, and say the first thing that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from skerry.cli.status import log_of
+from skerry.errors import HistoryBroken, RunNotFound
+from skerry.log.ledger import list_runs
+from skerry.service.connect import bus_from
+from skerry.settings import loading
+from skerry_tools.audit.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from pathlib import Path
+
+    from skerry.log.base import Bus
+    from skerry.settings.models import Settings
+    from skerry_tools.audit.tally import LearnerReport
+    from skerry_tools.audit.verify import Report
+    from skerry_tools.audit.window import Reach, Window
+
+    OnProgress = Callable[[str, int, int], None]
+
+NANOSECONDS = 1e9
+MEGABYTE = 1e6
+MOST_SHOWN = 20
+
+
+def run_verify(
+    *,
+    config: Path | None,
+    sets: Sequence[str],
+    run: str | None,
+    nats: str | None,
+    replay: bool,
+    as_json: bool,
+) -> None:
+    """Verify a run's log; HistoryBroken with the first violation where there is one."""
+    given = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    report = asyncio.run(_verified(given, run, named=nats is not None, replay=replay))
+    if as_json:
+        print(json.dumps(to_json(report), indent=2))
+    else:
+        _show(report)
+    if report.violations:
+        raise HistoryBroken(report.violations[0].sentence)
+
+
+async def _verified(given: Settings, run: str | None, *, named: bool, replay: bool) -> Report:
+    async with log_of(given, run, named=named) as log, bus_from(log.nats, "verify") as bus:
+        name = log.run or await newest_run(bus)
+        with progress() as told:
+            return await verify(bus, name, replay=replay, on_progress=told)
+
+
+async def newest_run(bus: Bus) -> str:
+    """Return the run that was created last; RunNotFound if the log holds none."""
+    runs = await list_runs(bus)
+    if not runs:
+        msg = "This log holds no run: start one with `skerry up` or `skerry demo`."
+        raise RunNotFound(msg)
+    return runs[-1].run
+
+
+@contextmanager
+def progress() -> Generator[OnProgress]:
+    """Show on a terminal's stderr what is being read, nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading the log", total=None)
+
+        def told(what: str, done: int, of: int) -> None:
+            bar.update(task, description=f"{what}: {done:,}" + (f" of {of:,}" if of else ""))
+
+        yield told
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """Return a report as plain types; digests are hexadecimal."""
+    from skerry_tools.audit.command_replay import replayed_to_json
+
+    told = asdict(report)
+    told["ok"] = not report.violations
+    told["replayed"] = replayed_to_json(report.replayed) if report.replayed else None
+    return told
+
+
+def window_sentences(window: Window, reach: dict[int, Reach], raise_to: int) -> list[str]:
+    """Return what the window of contributions holds, and what can be replayed for it."""
+    since = f" since {moment(window.since_ns)}" if window.since_ns else ""
+    bound = f" of {window.window_bytes / MEGABYTE:,.1f}" if window.window_bytes > 0 else ""
+    said = [
+        (
+            f"Window: {window.bytes / MEGABYTE:,.1f}{bound} MB of contributions"
+            f" ({window.messages:,} messages){since}."
+        )
+    ]
+    bases = {index: r.base for index, r in sorted(reach.items())}
+    if not any(bases.values()):
+        return [*said, "Replay: every version, from genesis."]
+    shown = ", ".join(f"f{index} from v{base}" for index, base in list(bases.items())[:MOST_SHOWN])
+    more = f" and {len(bases) - MOST_SHOWN} more" if len(bases) > MOST_SHOWN else ""
+    latest = max(r.since_ns for r in reach.values())
+    said.append(f"Replay: from a checkpoint no older than {moment(latest)} ({shown}{more}).")
+    if raise_to:
+        said.append(
+            f"The window has dropped contributions: log.window_bytes={raise_to} would have kept"
+            " all."
+        )
+    return said
+
+
+def moment(time_ns: int) -> str:
+    """Return a time in UTC."""
+    return f"{datetime.fromtimestamp(time_ns / NANOSECONDS, UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def _show(report: Report) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for violation in report.violations[:MOST_SHOWN]:
+        console.print(f"BROKEN  {violation.sentence}", markup=False)
+    if report.broken > MOST_SHOWN:
+        console.print(f"… and {report.broken - MOST_SHOWN} more violations (--json names them).")
+    for note in report.notes:
+        console.print(f"note    {note}", markup=False)
+    speed = report.records / report.elapsed_s if report.elapsed_s else 0.0
+    verdict = "does NOT hold" if report.violations else "holds"
+    console.print(
+        f"The log of run {report.run} {verdict}: {report.commits:,} commits in"
+        f" {report.records:,} records, {report.elapsed_s:.1f} s ({speed:,.0f} records/s)."
+    )
+    console.print(_table(report.learners))
+    for sentence in window_sentences(report.window, report.reach, report.raise_window_to):
+        console.print(sentence)
+    if report.replayed is not None:
+        from skerry_tools.audit.command_replay import show_fragments
+
+        show_fragments(console, report.replayed)
+
+
+def _table(learners: Sequence[LearnerReport]) -> Table:
+    heads = ("learner", "tokens", "cursor", "merged", "refused", "discarded", "starts")
+    table = Table(*heads, box=None)
+    for row in learners:
+        refused = ", ".join(f"{n} {cause}" for cause, n in sorted(row.refused.items()))
+        starts = ", ".join(f"{n} {inner}" for inner, n in sorted(row.starts.items()))
+        table.add_row(
+            row.learner,
+            f"{row.tokens:,}",
+            f"{row.cursor:,}",
+            f"{row.contributions:,}",
+            refused or "0",
+            f"{row.discarded:,}",
+            f"{row.incarnation}" + (f" ({starts})" if starts else ""),
+        )
+    return table

@@ -1,0 +1,132 @@
+"""Reading a run's log from its first record to its last, as values."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skerry.errors import StateLost, WireError
+from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, MemberRecord, RunRecord
+from skerry.protocol.records import decode
+from skerry.protocol.run import plan_of
+from skerry.protocol.subjects import Subjects
+from skerry.settings.loading import run_config_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus, Record, StreamInfo
+    from skerry.protocol.subjects import StreamKind
+    from skerry.settings.models import RunConfig
+
+STALLED_S = 5.0
+"""Reading that gets nothing for this long looks whether there is still something to get."""
+
+LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation
+KINDS: dict[str, type[LedgerRecord]] = {
+    "run": RunRecord,
+    "member": MemberRecord,
+    "commit": Commit,
+    "checkpoint": CheckpointRecord,
+    "eval": Evaluation,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record of the ledger; where it cannot be read ``value`` is None and ``problem`` why."""
+
+    raw: Record
+    value: LedgerRecord | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A run's log and what is needed to read it."""
+
+    bus: Bus
+    record: RunRecord
+    config: RunConfig
+    plan: Plan
+
+    @property
+    def run(self) -> str:
+        return self.record.run
+
+    @property
+    def subjects(self) -> Subjects:
+        return Subjects(self.record.run)
+
+    @classmethod
+    def of(cls, bus: Bus, record: RunRecord) -> Log:
+        """Return the log of a run; RunMismatch if this release cuts its parameters differently."""
+        plan, config = plan_of(record), run_config_from_json(record.config_json)
+        return cls(bus, record, config, plan)
+
+    async def stream(self, kind: StreamKind) -> StreamInfo:
+        """Return one of the run's streams as it is; StateLost where there is none."""
+        name = self.subjects.stream(kind)
+        for info in await self.bus.streams():
+            if info.name == name:
+                return info
+        msg = (
+            f"Stream {name} is not in this log, and with it all that run {self.run!r} kept there:"
+            " restore the run from a checkpoint with `skerry checkpoints restore`."
+        )
+        raise StateLost(msg)
+
+    async def ledger(self, through: int) -> AsyncGenerator[Entry]:
+        """Yield every record of the ledger up to a sequence."""
+        (pattern,) = self.subjects.of_stream("LEDGER")
+        records = read(self.bus, pattern, through)
+        async with aclosing(records):
+            async for record in records:
+                yield self.entry(record)
+
+    def entry(self, record: Record) -> Entry:
+        """Return a record of the ledger as a value, or why it is none."""
+        tokens = record.subject.split(".")[3:]
+        kind = KINDS.get(tokens[0])
+        if kind is None:
+            return Entry(record, None, "nothing of ours goes there")
+        try:
+            value = decode(kind, record.payload, run=self.run, plan_digest=self.plan.digest)
+        except WireError as error:
+            return Entry(record, None, str(error))
+        if isinstance(value, Commit) and str(value.fragment) != tokens[1]:
+            return Entry(record, None, f"it is a commit of fragment {value.fragment}")
+        if isinstance(value, MemberRecord) and value.learner != tokens[1]:
+            return Entry(record, None, f"it is a record of learner {value.learner}")
+        return Entry(record, value)
+
+
+async def newest(bus: Bus, pattern: str) -> int:
+    """Return the sequence of the newest message that matches and is still there, 0 for none."""
+    return max((record.sequence for record in await bus.last_each(pattern)), default=0)
+
+
+async def read(bus: Bus, pattern: str, through: int, after: int = 0) -> AsyncGenerator[Record]:
+    """Yield what matches behind ``after`` and up to ``through``, then end.
+
+    Ends early when retention has dropped what is left.
+    """
+    position = after
+    while position < through:
+        follower = bus.follow(pattern, after=position)
+        async with aclosing(follower):
+            while position < through:
+                try:
+                    async with asyncio.timeout(STALLED_S):
+                        record = await anext(follower)
+                except (TimeoutError, StopAsyncIteration):
+                    break
+                if record.sequence > through:
+                    return
+                position = record.sequence
+                yield record
+        if position < through:
+            through = min(through, await newest(bus, pattern))

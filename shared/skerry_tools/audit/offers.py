@@ -1,0 +1,119 @@
+"""What waits in the window of contributions: whole contributions by their headers alone.
+
+Chunks are checked against their envelopes and forgotten, so that memory holds one small record per
+contribution of the window and no payload.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.errors import WireError
+from skerry.protocol.envelope import unseal
+from skerry.protocol.subjects import Subjects
+
+if TYPE_CHECKING:
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Record
+    from skerry.protocol.messages import ChunkHeader, ContributionHeader
+
+Mark = tuple[int, int]
+"""Incarnation and identity: what tells two contributions of one learner to a fragment apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A whole contribution in CONTRIB; ``time_ns`` is when the broker took its last chunk."""
+
+    header: ContributionHeader
+    first: int
+    last: int
+    time_ns: int
+
+    @property
+    def mark(self) -> Mark:
+        return self.header.incarnation, self.header.identity
+
+
+@dataclass(slots=True)
+class _Partial:
+    mark: Mark
+    first: int
+    seen: set[int] = field(default_factory=set[int])
+    header: ContributionHeader | None = None
+
+
+@dataclass(slots=True)
+class Collector:
+    """Puts chunks together by number only, by the rules of ``bus.contributions.Inbox``."""
+
+    run: str
+    plan: Plan
+    open: dict[tuple[int, str], _Partial] = field(default_factory=dict[tuple[int, str], "_Partial"])
+
+    def feed(self, record: Record) -> Offer | None:
+        """Take one record of CONTRIB; bytes that no syncer would take count for nothing."""
+        try:
+            header, _ = unseal(record.payload, run=self.run, plan=self.plan)
+        except WireError:
+            return None
+        if record.subject != Subjects(self.run).contribution(header.fragment, header.sender):
+            return None
+        return self._take(header, record)
+
+    def _take(self, header: ChunkHeader, record: Record) -> Offer | None:
+        key, mark = (header.fragment, header.sender), (header.incarnation, header.identity)
+        held = self.open.get(key)
+        if held is None or held.mark < mark:
+            held = self.open[key] = _Partial(mark, record.sequence)
+        if held.mark > mark:
+            return None
+        held.seen.add(header.index)
+        held.header = header.contribution or held.header
+        if len(held.seen) < header.count:
+            return None
+        del self.open[key]
+        if held.header is None:
+            return None
+        return Offer(held.header, held.first, record.sequence, record.time_ns)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One fragment's offers that no commit has resolved yet."""
+
+    unresolved: dict[tuple[str, Mark], Offer] = field(
+        default_factory=dict[tuple[str, "Mark"], Offer]
+    )
+    order: list[tuple[int, str, Mark]] = field(default_factory=list[tuple[int, str, "Mark"]])
+    checked: int = 0
+
+    def add(self, offer: Offer) -> None:
+        """Take an offer of the window; offers come before the first commit."""
+        key = (offer.header.learner, offer.mark)
+        if key not in self.unresolved:
+            self.unresolved[key] = offer
+            insort(self.order, (offer.last, *key))
+
+    def resolve(self, learner: str, mark: Mark) -> None:
+        """Take note that a commit has consumed or refused a contribution."""
+        self.unresolved.pop((learner, mark), None)
+
+    def dropped(self, floor: int, at_ns: int) -> list[Offer]:
+        """Return what lies at or below the floor of a commit that was stored at ``at_ns``.
+
+        Nothing may: a floor says that all of it is resolved. What was stored later than the commit
+        lies in another stream than the one that its floor was counted in.
+        """
+        found: list[Offer] = []
+        while self.checked < len(self.order) and self.order[self.checked][0] <= floor:
+            _, learner, mark = self.order[self.checked]
+            offer = self.unresolved.get((learner, mark))
+            if offer is not None and offer.time_ns > at_ns:
+                break
+            if offer is not None:
+                found.append(offer)
+            self.checked += 1
+        return found

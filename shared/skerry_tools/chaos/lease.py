@@ -1,0 +1,154 @@
+"""One drill of a run at a time, from whichever machine: a lease in the log, by compare-and-set.
+
+No clock of two machines is compared: who finds a holder listens whether it says something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from skerry.errors import BusError, ConfigError, Conflict, WireError
+from skerry.log.base import Expect, Storage
+from skerry.log.streams import specs
+from skerry.protocol.messages import Drill
+from skerry.protocol.records import decode, encode
+from skerry.protocol.subjects import Subjects
+from skerry.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from skerry.log.base import Bus, Record
+
+RENEW_S = 2.0
+AGAIN_S = 0.2
+"""How soon what the broker did not take is said again: a drill may have killed its own broker."""
+LEASE_S = 10.0
+"""A drill that says nothing for so long has died, and the next one need not wait for it."""
+
+
+@contextlib.asynccontextmanager
+async def leased(bus: Bus, run: str, holder: str, replicas: int = 1) -> AsyncGenerator[None]:
+    """Be the only drill of a run while the context lasts; ``holder`` is how others name us.
+
+    The run's stream in memory is made where no service has done so yet, with so many ``replicas``.
+    Raises ConfigError while another one is at work. The same ends the context, in a group, where
+    another one took this one for dead since it had hung, or its broker had forgotten it.
+    """
+    await bus.declare([s for s in specs(run, replicas=replicas) if s.storage is Storage.MEMORY])
+    lease = _Lease(bus, Drill(run, holder, began_ns=time.time_ns(), sent_ns=0))
+    await lease.take()
+    try:
+        async with TaskGroup() as group:
+            renewing = group.create_task(lease.renew(), name="lease")
+            try:
+                yield
+            finally:
+                renewing.cancel()
+    finally:
+        await lease.give_back()
+
+
+@dataclass(slots=True)
+class _Lease:
+    bus: Bus
+    mine: Drill
+    subject: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.subject = Subjects(self.mine.run).drill()
+
+    async def take(self) -> None:
+        over = await self._free()
+        try:
+            await self._say(over)
+        except Conflict as error:
+            held = self._read(await self.bus.last(self.subject))
+            if not self._is_mine(held):
+                raise self._refusal(held) from error
+
+    async def renew(self) -> None:
+        """Say so again and again; ConfigError once it is another one's."""
+        pause_s = RENEW_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = AGAIN_S
+            with contextlib.suppress(BusError):
+                newest = await self.bus.last(self.subject)
+                held = self._read(newest)
+                if held is not None and not self._is_mine(held):
+                    raise self._refusal(held)  # also where that one has given it back by now
+                await self._say(newest.sequence if newest is not None else 0)
+                pause_s = RENEW_S
+
+    async def give_back(self) -> None:
+        """Let the next one begin at once, as far as that can be said now."""
+        with contextlib.suppress(BusError):
+            newest = await self.bus.last(self.subject)
+            if newest is not None and self._is_mine(self._read(newest)):
+                self.mine = replace(self.mine, holder="")
+                await self._say(newest.sequence)
+
+    async def _free(self) -> int:
+        """Return the sequence of a lease that nobody holds, 0 for none, or raise the refusal.
+
+        Where there is none a broker may have forgotten it: its holder has time to say it anew.
+        """
+        newest = await self.bus.last(self.subject)
+        if newest is not None and self._is_free(newest):
+            return newest.sequence
+        over, silent_s = (0, 2 * RENEW_S) if newest is None else (newest.sequence, LEASE_S)
+        coming = self.bus.follow(self.subject, after=over)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(silent_s), aclosing(coming):
+                async for record in coming:
+                    if not self._is_free(record):
+                        raise self._refusal(self._read(record))
+                    return record.sequence
+        return over
+
+    async def _say(self, over: int) -> None:
+        now_ns = time.time_ns()
+        await self.bus.publish(
+            self.subject,
+            encode(replace(self.mine, sent_ns=now_ns)),
+            msg_id=f"drill/{self.mine.began_ns}/{now_ns}",
+            expect=Expect(self.subject, over),
+        )
+
+    def _read(self, record: Record | None) -> Drill | None:
+        """Return what a record says; None where there is none, or nobody can read it."""
+        if record is None:
+            return None
+        try:
+            return decode(Drill, record.payload, run=self.mine.run)
+        except WireError:
+            return None
+
+    def _is_free(self, record: Record) -> bool:
+        held = self._read(record)
+        return held is None or not held.holder
+
+    def _is_mine(self, held: Drill | None) -> bool:
+        mine = (self.mine.holder, self.mine.began_ns)
+        return held is not None and (held.holder, held.began_ns) == mine
+
+    def _refusal(self, held: Drill | None) -> ConfigError:
+        run = f"run {self.mine.run!r}"
+        if held is not None and not held.holder:
+            msg = (
+                f"Another drill was at work on {run} meanwhile, and neither of two can be judged:"
+                " give this command again."
+            )
+            return ConfigError(msg, path="run")
+        who = "Another drill" if held is None else f"A drill of {held.holder}"
+        msg = (
+            f"{who} is at work on {run}, and neither of two could be judged: wait for its verdict,"
+            " or end it."
+        )
+        return ConfigError(msg, path="run")

@@ -1,0 +1,21 @@
+"""``skerry lab``: what its command line does."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from skerry_tools.lab.lab import run
+from skerry_tools.lab.scenario import Scenario
+from skerry_tools.lab.show import Display, table
+
+
+def run_lab(scenario: Scenario, *, as_json: bool) -> None:
+    """Run a scenario, show how it goes on stderr, and print what came of it."""
+    with Display(Console(stderr=True)) as display:
+        result = run(scenario, tell=display.tell, watch=display.watch)
+    if as_json:
+        print(json.dumps(result.to_dict()))
+    else:
+        Console().print(table(result, len(scenario.fleet)))

@@ -1,0 +1,313 @@
+"""A whole run in one process: real syncer, real learners, the log in memory, time virtual.
+
+Nothing here trains, merges or decides: that is the services' own code. The lab starts them, moves
+the clock, kills who is to fail, and has the result judged. Everything happens in one thread and in
+one order, so that a scenario gives the same bits each time on the same machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from skerry.algorithm.adamw import AdamW
+from skerry.algorithm.goodput import goodput
+from skerry.algorithm.outer import Outer, make_outer
+from skerry.errors import LabError, first_cause
+from skerry.log import ledger
+from skerry.log.base import Bus
+from skerry.log.memory import MemoryBroker
+from skerry.settings.checks import check_run
+from skerry.settings.models import RunConfig
+from skerry.tasks import TaskGroup
+from skerry_learner.joining import Work, create, prepare
+from skerry_syncer.service import candidate
+from skerry_tools.lab.career import Career
+from skerry_tools.lab.compiled import compiled
+from skerry_tools.lab.course import Course
+from skerry_tools.lab.judge import Judge, Point
+from skerry_tools.lab.learner import Ground
+from skerry_tools.lab.link import LinkedBus
+from skerry_tools.lab.rho import Rho
+from skerry_tools.lab.scenario import Link, Scenario, check
+from skerry_tools.virtual import Stuck, VirtualLoop
+
+RUN = "lab"
+EPOCH_NS = 1_700_000_000_000_000_000
+"""Where the virtual wall clock begins; any moment would do."""
+PATIENCE = 100
+"""A run that takes so many times as long as its slowest island would need is given up."""
+Tell = Callable[[Point], None]
+Watch = Callable[["Lab"], None]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a lab run found; times are virtual seconds but for ``took_s``.
+
+    ``tokens`` are those merged, mean over fragments, ``trained_tokens`` those of every step that
+    was taken. ``goodput``: the islands' time in training steps over the time since they joined.
+    ``training_text`` and ``held_out_text`` are digests of what was trained on and judged by; empty
+    in results that were stored before there were any.
+    """
+
+    name: str
+    digest: str
+    seed: int
+    loss: float
+    steps: int
+    tokens: int
+    trained_tokens: int
+    virtual_s: float
+    took_s: float
+    commits: int
+    merged: int
+    refused: int
+    staleness: float
+    kills: int
+    rho: float | None
+    curve: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    parameters: int = 0
+    params_digests: list[int] = field(default_factory=list[int])
+    goodput: float = 0.0
+    bits_per_byte: float | None = None
+    training_text: str = ""
+    held_out_text: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return asdict(self)
+
+
+def run(
+    scenario: Scenario,
+    tell: Tell | None = None,
+    work: Work | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Run a scenario to its end.
+
+    Args:
+        scenario: What is to happen.
+        tell: Hears every evaluation.
+        work: What ``prepare`` made of the same model and data settings, if the caller has it.
+        watch: Is called after every commit, to show how the run is going.
+
+    Raises:
+        ConfigError: The scenario contradicts itself.
+        LabError: The run cannot come to its end.
+        KeyboardInterrupt: Somebody pressed Ctrl-C; everything was ended in order.
+    """
+    return Lab(scenario, tell, work, watch).run()
+
+
+class Lab:
+    """One run of one scenario; ``broker`` holds its log, also when the run is over."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        tell: Tell | None = None,
+        work: Work | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.config = seeded(scenario)
+        check_run(self.config)
+        check(scenario)
+        self.scenario = scenario
+        self.loop = VirtualLoop()
+        self.broker = MemoryBroker(clock_ns=self.wall_ns)
+        self.work = _fitted(work, self.config) if work else prepare(self.config)
+        sync = self.config.sync
+        self.course = Course(self.connect(), RUN, self.config.train.steps, sync.fragments)
+        self.careers: list[Career] = []
+        self._tell = tell
+        self._watch = watch
+        self.compiled = compiled(self.work)
+
+    def wall_ns(self) -> int:
+        return EPOCH_NS + round(self.loop.time() * 1e9)
+
+    def connect(self) -> Bus:
+        """Return a client that sits beside the broker."""
+        return self.broker.connect()
+
+    def run(self) -> Result:
+        """Run to the end; once only."""
+        began = time.perf_counter()
+        main = self.loop.create_task(self._main(), name="lab")
+        longest_s = self._longest_s()
+        try:
+            with _interruptible(self.loop, main):
+                ended = self.loop.run_until(main, longest_s)
+        except Stuck as error:
+            msg = f"The run cannot end: {error}"
+            raise LabError(msg) from error
+        finally:
+            main.cancel()
+            self.loop.settle()
+            self.loop.close()
+        if not ended:
+            msg = (
+                f"The run has not ended after {longest_s:.0f} virtual seconds, at step"
+                f" {self.course.step} of {self.course.steps}: is a quorum alive?"
+            )
+            raise LabError(msg)
+        if main.cancelled():
+            raise KeyboardInterrupt
+        try:
+            result = main.result()
+        except BaseExceptionGroup as error:
+            raise first_cause(error) from error
+        result.took_s = round(time.perf_counter() - began, 2)
+        return result
+
+    def _longest_s(self) -> float:
+        """Return the virtual seconds after which this run is given up."""
+        slowest_s = max(island.step_s for island in self.scenario.fleet)
+        config, failures = self.config, self.scenario.failures
+        once_s = config.train.steps * slowest_s + config.sync.round_timeout_s
+        return PATIENCE * once_s * (1.0 + failures.down_s / failures.every_s)
+
+    async def _main(self) -> Result:
+        record = await create(self.connect(), RUN, self.work, self.wall_ns())
+        loss, judging = self.compiled.loss, self.scenario.judging
+        judge = Judge(self.connect(), RUN, self.work, loss, judging)
+        rho = Rho(self.connect(), RUN, self.work.plan, _outer_of(self.work))
+        ground = Ground(
+            record=record,
+            work=self.work,
+            programs=self.compiled.programs,
+            seed=self.scenario.seed,
+            connect=self._far,
+            clock=self.loop.time,
+            wall_ns=self.wall_ns,
+        )
+        self.careers = [
+            Career(ground, island, self.scenario.failures, self.course)
+            for island in self.scenario.fleet
+        ]
+        async with TaskGroup() as group:
+            tasks = [
+                group.create_task(self._follow(), name="course"),
+                group.create_task(self._syncer(), name="syncer"),
+                group.create_task(judge.follow(self.course, self.loop.time, self._tell)),
+                group.create_task(self._islands(), name="islands"),
+            ]
+            if self.scenario.rho:
+                tasks.append(group.create_task(rho.follow(), name="rho"))
+            await ledger.wait_finished(self.connect(), RUN)
+            ended_s = self.loop.time()
+            await self.course.read_all()
+            verdict = await judge.verdict(ended_s)
+            for task in tasks:
+                task.cancel()
+        return self._result(judge.points, verdict, rho)
+
+    async def _follow(self) -> None:
+        """Keep the course, and whoever watches, up to date."""
+        await self.course.follow(lambda: self._watch(self) if self._watch else None)
+
+    async def _syncer(self) -> None:
+        await candidate(self.connect(), RUN, "syncer", wall_ns=self.wall_ns, instance="syncer/0")
+
+    async def _islands(self) -> None:
+        """Have every island live; LabError when all have gone and the run goes on."""
+        async with TaskGroup() as group:
+            for career in self.careers:
+                group.create_task(career.run(), name=career.island.name)
+        if all(career.left for career in self.careers):
+            msg = (
+                f"Every island has left at step {self.course.step} of {self.course.steps}: "
+                "let one of them stay."
+            )
+            raise LabError(msg)
+
+    def _far(self) -> Bus:
+        """Return a client that sits on an island, behind the link."""
+        link = self.scenario.link
+        if link == Link():
+            return self.connect()
+        return LinkedBus(self.connect(), link, lambda stored_ns: (stored_ns - EPOCH_NS) / 1e9)
+
+    def _result(self, points: list[Point], verdict: Point, rho: Rho) -> Result:
+        course, careers, data = self.course, self.careers, self.config.data
+        steps = sum(career.tally.steps for career in careers)
+        return Result(
+            name=self.scenario.name,
+            digest=self.scenario.digest,
+            seed=self.scenario.seed,
+            loss=verdict.loss,
+            steps=verdict.step,
+            tokens=verdict.tokens,
+            trained_tokens=steps * data.batch * data.seq_len,
+            virtual_s=round(verdict.at_s, 3),
+            took_s=math.nan,
+            commits=course.commits,
+            merged=course.merged,
+            refused=course.refused,
+            staleness=course.late / max(1, course.merged),
+            kills=sum(career.kills for career in careers),
+            rho=rho.mean,
+            curve=[asdict(point) for point in (*points, verdict)],
+            parameters=self.work.plan.parameters,
+            params_digests=[course.params_digests[f.index] for f in self.work.plan.fragments],
+            goodput=goodput(career.share(verdict.at_s) for career in careers),
+            bits_per_byte=None if data.source == "tokens" else verdict.loss / math.log(2),
+            training_text=self.work.corpus.train.digest,
+            held_out_text=self.work.corpus.held_out.digest,
+        )
+
+
+def seeded(scenario: Scenario) -> RunConfig:
+    """Return the scenario's run with its seed: of the initial parameters and of the shuffle."""
+    config = scenario.run
+    return config.model_copy(
+        update={
+            "train": config.train.model_copy(update={"seed": scenario.seed}),
+            "data": config.data.model_copy(update={"seed": scenario.seed}),
+        }
+    )
+
+
+def _fitted(work: Work, config: RunConfig) -> Work:
+    """Return what another run of the same model and text was prepared with, for this one."""
+    return replace(work, config=config, corpus=replace(work.corpus, config=config.data))
+
+
+def _outer_of(work: Work) -> Outer:
+    given = work.config.outer
+    return make_outer(
+        given.preset,
+        lr=given.lr,
+        momentum=given.momentum,
+        h_steps=work.config.sync.h_steps,
+        adamw=AdamW.of(work.config.train, work.plan),
+    )
+
+
+@contextmanager
+def _interruptible(loop: VirtualLoop, main: asyncio.Task[Any]) -> Generator[None]:
+    """Have the first Ctrl-C cancel ``main`` between two events, as ``asyncio.run`` does."""
+    before = signal.getsignal(signal.SIGINT)
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or before is not signal.default_int_handler:
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        loop.call_soon(main.cancel)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

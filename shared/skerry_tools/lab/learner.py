@@ -1,0 +1,229 @@
+"""One learner of the lab: the real session, network and trainer, without a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import jax
+import numpy as np
+
+from skerry.data.prefetch import Prefetched, check_tokens
+from skerry.data.stream import Stream
+from skerry.log.base import Bus
+from skerry.protocol.messages import LearnerPhase, RunRecord
+from skerry.tasks import TaskGroup
+from skerry_learner.inner import recall
+from skerry_learner.inner.recall import Recalled
+from skerry_learner.island import Island
+from skerry_learner.joining import Place, Work, settle, take_place
+from skerry_learner.sync.mailbox import Mailbox
+from skerry_learner.sync.meter import Meter
+from skerry_learner.sync.network import Network
+from skerry_learner.sync.rules import Policy
+from skerry_learner.sync.session import Session
+from skerry_learner.trainer.trainer import Programs, Trainer
+from skerry_tools.lab import scenario
+from skerry_tools.lab.moments import Shelf
+
+AHEAD = 16
+"""Batches read from the corpus in one go."""
+FASTEST = 0.2
+"""Share of its mean time that a step takes at least, whatever jitter draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all islands of a lab share; ``connect`` makes one more client of the log."""
+
+    record: RunRecord
+    work: Work
+    programs: Programs
+    seed: int
+    connect: Callable[[], Bus]
+    clock: Callable[[], float]
+    wall_ns: Callable[[], int]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What all incarnations on one island have done: whole steps, and seconds inside them."""
+
+    steps: int = 0
+    busy_s: float = 0.0
+
+
+class Signal:
+    """What a mailbox notifies where there are no threads."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def notify_all(self) -> None:
+        self._event.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        msg = f"Nobody can wait {timeout} s for another thread here: await changed()."
+        raise RuntimeError(msg)
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until something was notified since the last time, ``timeout_s`` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        self._event.clear()
+
+
+class Feed:
+    """Batches read when they are asked for: what a prefetching thread would have given."""
+
+    def __init__(self, stream: Stream, *, cursor: int, batch: int, vocab: int | None) -> None:
+        self._stream = stream
+        self._cursor = cursor
+        self._batch = batch
+        self._vocab = vocab
+
+    def __enter__(self) -> Iterator[Prefetched]:
+        return self._all()
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def _all(self) -> Iterator[Prefetched]:
+        cursor, batch = self._cursor, self._batch
+        while True:
+            rows = self._stream.read(cursor, AHEAD * batch)
+            check_tokens(rows, self._vocab)
+            for tokens in jax.device_put(np.split(rows, AHEAD)):
+                cursor += batch
+                yield Prefetched(tokens, cursor)
+
+
+@dataclass(slots=True)
+class Learner:
+    """One incarnation on one island; ``live`` is its whole life."""
+
+    ground: Ground
+    hardware: scenario.Island
+    shelf: Shelf | None
+    tally: Tally
+
+    async def live(self) -> None:
+        """Join, train, and leave when the run is finished."""
+        ground, config, plan = self.ground, self.ground.work.config, self.ground.work.plan
+        bus = ground.connect()
+        place = await take_place(
+            bus, ground.record, ground.work, self.hardware.name, "lab", ground.wall_ns
+        )
+        signal, wake = Signal(), asyncio.Event()
+        mailbox = Mailbox(Policy.of(config.sync).room, wake.set, signal)
+        network = Network(
+            bus,
+            place.learner,
+            plan,
+            mailbox,
+            wake,
+            chunk_bytes=config.sync.chunk_bytes,
+            pulse_s=config.liveness.pulse_s,
+            wall_ns=ground.wall_ns,
+            clock=ground.clock,
+        )
+        recalled = self._recalled(place)
+        island = self._island(place, mailbox, recalled)
+        island.pulse()
+        await settle(bus, place.member, recalled)
+        async with TaskGroup() as group:
+            loops = [
+                group.create_task(loop())
+                for loop in (
+                    network.dispatch,
+                    network.rounds,
+                    network.manifests,
+                    network.genesis,
+                    network.fetch,
+                    network.send,
+                    network.doubts,
+                    network.pulses,
+                )
+            ]
+            training = group.create_task(self._train(island, signal))
+            await network.finished()
+            mailbox.stop()
+            await training
+            for task in loops:
+                task.cancel()
+        island.phase = LearnerPhase.FINISHED
+        island.pulse()
+        await network.pulse()
+
+    def _recalled(self, place: Place) -> Recalled:
+        if self.shelf is None:
+            return recall.without(place.learner.incarnation, place.start.step, "nothing is kept")
+        aged = self.ground.work.config.train.inner_max_age_steps
+        return self.shelf.recall(place.learner.incarnation, place.start.step, aged)
+
+    def _island(self, place: Place, mailbox: Mailbox, recalled: Recalled) -> Island:
+        ground, work = self.ground, self.ground.work
+        trainer = Trainer(work.model, work.config, work.plan, ground.programs)
+        session = Session(
+            place.learner,
+            work.plan,
+            work.config.sync,
+            trainer,
+            mailbox,
+            start=place.start,
+            wall_ns=ground.wall_ns,
+        )
+        known = Future[Recalled]()
+        known.set_result(recalled)
+        return Island(
+            learner=place.learner,
+            config=work.config,
+            trainer=trainer,
+            session=session,
+            mailbox=mailbox,
+            meter=Meter(ground.clock(), ground.clock),
+            stream=Stream(work.corpus, place.member.shard),
+            vocab=getattr(work.model, "vocab", None),
+            missing=place.missing,
+            now=place.start,
+            wall_ns=ground.wall_ns,
+            recalled=known,
+            keeper=self.shelf,
+            feed=Feed,
+        )
+
+    async def _train(self, island: Island, signal: Signal) -> None:
+        """Run the trainer's life, each step as long as this island's hardware takes."""
+        key = f"{self.ground.seed}/{self.hardware.name}/{island.learner.incarnation}"
+        draw = random.Random(key).gauss  # noqa: S311 - a schedule, no secret
+        mean_s, jitter = self.hardware.step_s, self.hardware.jitter
+        life = island.life()
+        try:
+            for pause in life:
+                if pause.wait_s is not None:
+                    await signal.changed(pause.wait_s)
+                    continue
+                step_s = mean_s * max(FASTEST, 1.0 + jitter * draw(0.0, 1.0))
+                await asyncio.sleep(step_s)
+                self.tally.steps += 1
+                self.tally.busy_s += step_s
+        finally:
+            life.close()

@@ -1,0 +1,119 @@
+"""From a file, the environment and the command line to a scenario.
+
+A scenario's file is a run's file with more tables: any run's settings are a scenario of equal
+islands that never fail. Its settings may stand at the top or below ``run``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from skerry.errors import ConfigError
+from skerry.settings import loading
+from skerry.settings.checks import check_run
+from skerry.settings.models import LocalSettings, RunConfig
+from skerry.settings.tree import Leaf, Tree, annotations_of, leaves
+from skerry_tools.lab.scenario import REFERENCE, Scenario, check
+
+RUN = "run"
+DEFAULTS: Mapping[tuple[str, str], object] = {
+    ("data", "seq_len"): 64,
+    ("data", "batch"): 4,
+    ("train", "steps"): 500,
+}
+"""What a lab run is where nobody says otherwise, beside the small reference model."""
+
+
+def load(
+    path: Path | None = None,
+    sets: Sequence[str] = (),
+    *,
+    learners: int | None = None,
+    seed: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Scenario:
+    """Resolve defaults, the file (TOML or JSON), the environment and ``--set``; later ones win.
+
+    Raises ConfigError with the path of what is wrong, and where it comes from.
+    """
+    tree = Tree()
+    if path is not None:
+        tree.merge(_read(path), str(path))
+        tree.origins.setdefault(("name",), "")
+        tree.values.setdefault("name", path.stem)
+    loading.overlay(tree, _known(), sets, environ)
+    if seed is not None:
+        tree.put(("seed",), seed, "--seed")
+    _put_learners(tree, learners)
+    _put_defaults(tree)
+    run = loading.validated(RunConfig, tree)
+    check_run(run)
+    scenario = loading.validated(Scenario, tree).model_copy(update={RUN: run})
+    check(scenario)
+    return scenario
+
+
+def _known() -> list[Leaf]:
+    own = {name: kind for name, kind in annotations_of(Scenario).items() if name != RUN}
+    return leaves({**own, **annotations_of(RunConfig), **annotations_of(LocalSettings)})
+
+
+def _put_learners(tree: Tree, learners: int | None) -> None:
+    """Lay the run out for as many learners as were asked for, or as the islands are at the start.
+
+    An island that is no table is for the validation to refuse.
+    """
+    islands = tree.values.get("islands")
+    if learners is not None and islands:
+        msg = "--learners is for islands that are all alike: leave it out, or islands."
+        raise ConfigError(msg, path="islands")
+    if learners is not None:
+        tree.put(("sync", "learners"), learners, "--learners")
+    elif isinstance(islands, list) and ("sync", "learners") not in tree.origins:
+        told = [
+            cast("dict[str, Any]", island)
+            for island in cast("list[object]", islands)
+            if isinstance(island, dict)
+        ]
+        there = sum(not island.get("joins") for island in told)
+        tree.put(("sync", "learners"), max(1, there), "islands")
+
+
+def _put_defaults(tree: Tree) -> None:
+    if not tree.values.get("model"):
+        tree.merge({"model": REFERENCE.model_dump(mode="json", exclude_unset=True)}, "")
+    for keys, value in DEFAULTS.items():
+        if keys not in tree.origins:
+            tree.put(keys, value, "")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a file holds, with the tables below ``run`` moved to the top."""
+    values = _read_json(path) if path.suffix == ".json" else loading.read_toml(path)
+    run = values.pop(RUN, {})
+    if not isinstance(run, dict):
+        msg = f"{RUN} (from {path}) is a table of settings: give it as [{RUN}.sync] and so on."
+        raise ConfigError(msg, path=RUN)
+    twice = sorted(cast("dict[str, Any]", run).keys() & values.keys())
+    if twice:
+        msg = f"{twice[0]} (from {path}) is there twice, also below {RUN}: give it once."
+        raise ConfigError(msg, path=twice[0])
+    return {**values, **cast("dict[str, Any]", run)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        msg = f"The scenario {path} cannot be read: {error.strerror or error}."
+        raise ConfigError(msg, path=str(path)) from error
+    except ValueError as error:
+        msg = f"The scenario {path} is not valid JSON: {error}."
+        raise ConfigError(msg, path=str(path)) from error
+    if not isinstance(values, dict):
+        msg = f"The scenario {path} is no JSON object: it begins with {str(values)[:20]!r}."
+        raise ConfigError(msg, path=str(path))
+    return cast("dict[str, Any]", values)

@@ -1,0 +1,46 @@
+"""What outlives a learner's kill on the disk of a real island, and in memory here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from skerry.models.base import path_name
+from skerry_learner.inner import recall
+from skerry_learner.inner.recall import Recalled
+from skerry_learner.sync.rules import Progress
+
+
+class Shelf:
+    """One island's saved inner optimizer state, over all its incarnations."""
+
+    def __init__(self, every_s: float, clock: Callable[[], float]) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._due_s = every_s
+        self._saved: tuple[Any, int] | None = None
+
+    def due(self) -> bool:
+        """Tell whether a save is due."""
+        return self._clock() >= self._due_s
+
+    def keep(self, moments: Any, now: Progress) -> None:
+        """Copy the state; the next save is due in a while."""
+        self._due_s = self._clock() + self._every_s
+        self._saved = jax.tree.map(jnp.copy, moments), now.step
+
+    def recall(self, incarnation: int, step: int, max_age_steps: int) -> Recalled:
+        """Say how the next incarnation begins, at ``step`` of the global clock."""
+        if self._saved is None:
+            return recall.without(incarnation, step, "nothing is saved")
+        moments, saved = self._saved
+        age = max(0, step - saved)
+        if age > max_age_steps:
+            return recall.without(incarnation, step, "it is too old")
+        named = jax.tree_util.tree_flatten_with_path(moments)[0]
+        tensors = {path_name(path): np.asarray(leaf) for path, leaf in named}
+        return Recalled("warm", "saved", age, tensors)

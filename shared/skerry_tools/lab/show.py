@@ -1,0 +1,101 @@
+"""What a person sees of a lab run: how far it is, and a table at the end."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from skerry_tools.lab.judge import Point
+from skerry_tools.lab.lab import Lab, Result
+
+LINE_S = 5.0
+
+
+class Display:
+    """A bar on a terminal, a line now and then elsewhere; on stderr, so that stdout is the result.
+
+    Its clock starts when it is made.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("compiling", total=None, said="")
+        self._began_s = time.monotonic()
+        self._shown_s = float("-inf")
+        self._loss = ""
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def tell(self, point: Point) -> None:
+        """Hear of an evaluation."""
+        self._loss = f"loss {point.loss:.4f}, "
+
+    def watch(self, lab: Lab) -> None:
+        """Hear that the run has come further."""
+        course, now = lab.course, time.monotonic()
+        rate = course.tokens / max(1e-9, now - self._began_s)
+        said = f"{self._loss}{course.tokens:,} tokens ({rate:,.0f}/s), {lab.loop.time():.0f} s"
+        if self._console.is_terminal:
+            self._bar.update(
+                self._task,
+                description="training",
+                total=course.steps,
+                completed=min(course.step, course.steps),
+                said=said,
+            )
+        elif now - self._shown_s >= LINE_S:
+            self._shown_s = now
+            self._console.print(f"step {course.step} of {course.steps}: {said}", highlight=False)
+
+
+def table(result: Result, learners: int) -> Table:
+    """Return what a run found as a table for people."""
+    shown = Table(title=result.name, show_header=False, title_justify="left")
+    shown.add_column(style="dim")
+    shown.add_column(justify="right")
+    bits = result.bits_per_byte
+    rate = result.trained_tokens / result.took_s if result.took_s else 0.0
+    rows = [
+        ("held-out loss, nats per token", f"{result.loss:.4f}"),
+        ("bits per byte", "-" if bits is None else f"{bits:.4f}"),
+        ("islands, parameters", f"{learners}, {result.parameters:,}"),
+        ("steps of the global clock", f"{result.steps:,}"),
+        ("tokens merged, of those trained on", f"{result.tokens:,} of {result.trained_tokens:,}"),
+        ("commits", f"{result.commits:,}"),
+        ("contributions merged, refused", f"{result.merged:,}, {result.refused:,}"),
+        ("staleness, mean in versions", f"{result.staleness:.3f}"),
+        ("goodput of the islands", f"{result.goodput:.1%}"),
+        ("learners killed", f"{result.kills}"),
+        ("virtual seconds", f"{result.virtual_s:,.1f}"),
+        ("took", f"{result.took_s:.1f} s, {rate:,.0f} tokens/s"),
+    ]
+    if result.rho is not None:
+        rows.insert(-2, ("likeness of successive gradients", f"{result.rho:.3f}"))
+    for name, value in rows:
+        shown.add_row(name, value)
+    return shown

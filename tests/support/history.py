@@ -1,0 +1,96 @@
+"""Reads a run's whole log and checks what must be true of it, whatever was killed on the way.
+
+Thin on top of ``skerry_tools.audit``: the checks are those of ``skerry ledger verify --replay``.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from skerry.algorithm import fragments
+from skerry.log import ledger
+from skerry.log.contributions import Contribution, Inbox
+from skerry.log.state_writer import StateWriter
+from skerry.protocol.messages import Commit
+from skerry.settings.models import RunConfig
+from skerry_tools.audit.checks import Rules
+from skerry_tools.audit.log import Log, newest, read
+from skerry_tools.audit.verify import verify
+
+if TYPE_CHECKING:
+    from skerry.algorithm.fragments import Plan
+    from skerry.algorithm.merge import Method
+    from skerry.algorithm.outer import Outer
+    from skerry.log.base import Bus
+
+Key = tuple[int, str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the log holds: commits in ledger order and whole contributions by key."""
+
+    commits: tuple[Commit, ...]
+    contributions: dict[Key, Contribution]
+    violations: tuple[str, ...]
+
+
+async def settle(bus: Bus, run: str) -> History:
+    """Read the history of a run whose syncer is dead, after doing what the next one would first.
+
+    Takes every shard's fence, so that nothing can be committed meanwhile, and mends the ledger.
+    """
+    record = await ledger.read_run(bus, run)
+    config = RunConfig.model_validate_json(record.config_json)
+    plan = fragments.plan(record.leaves, record.fragments)
+    for shard in range(config.sync.shards):
+        writer = await StateWriter.acquire(
+            bus, run, plan, holder="settle", now_ns=time.time_ns(), shard=shard
+        )
+        await writer.recover()
+    return await read_history(bus, run, plan)
+
+
+async def read_history(
+    bus: Bus,
+    run: str,
+    plan: Plan | None = None,
+    outer: Outer | None = None,
+    method: Method | None = None,
+    *,
+    puppets: bool = True,
+) -> History:
+    """Return the run's history with every violation found in it.
+
+    ``puppets`` says that its learners may be puppets, whose tokens have nothing to do with the
+    config's. The plan, the outer optimizer and the merge are those of the run's own config.
+    """
+    del plan, outer, method
+    log = Log.of(bus, await ledger.read_run(bus, run))
+    rules = Rules.of(log.config)
+    if puppets:
+        rules = replace(rules, sequence_tokens=None)
+    report = await verify(bus, run, replay=True, rules=rules)
+    entries = log.ledger(await newest(bus, log.subjects.commits()))
+    async with aclosing(entries):
+        values = [entry.value async for entry in entries]
+    commits = tuple(value for value in values if isinstance(value, Commit))
+    whole = await _contributions(log)
+    stopped = (f.stopped for f in report.replayed.fragments if f.stopped) if report.replayed else ()
+    said = (*(v.sentence for v in report.violations), *stopped)
+    return History(commits, whole, said)
+
+
+async def _contributions(log: Log) -> dict[Key, Contribution]:
+    pattern, inbox = log.subjects.contributions(), Inbox(log.run, log.plan)
+    records = read(log.bus, pattern, await newest(log.bus, pattern))
+    async with aclosing(records):
+        fed = [inbox.feed(record) async for record in records]
+    found = [got for got in fed if isinstance(got, Contribution)]
+    return {
+        (c.header.fragment, c.header.learner, c.header.incarnation, c.header.identity): c
+        for c in found
+    }

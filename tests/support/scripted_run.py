@@ -1,0 +1,118 @@
+"""A run without syncer and learners: the test commits each fragment by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
+from skerry.log import ledger
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.log.streams import specs
+from skerry.protocol.messages import Commit, LearnerProgress, Manifest, RunRecord
+from skerry.settings.models import RunConfig
+from tests.support.puppet import run_record, walk
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Bus
+
+    Vectors = dict[str, NDArray[np.float32]]
+
+LEAVES = (
+    LeafSpec("embed", (64, 16), embedding=True),
+    LeafSpec("block/w", (40, 33)),
+    LeafSpec("block/scale", ()),
+    LeafSpec("bias", (7,)),
+)
+"""A small model with an embedding, a scalar and sizes that need padding."""
+
+STARTS = 2
+"""How often learner ``a`` has started: that is what its rows in commits say."""
+WINDOW_BYTES = 16 * 1024**2
+"""Contributions kept: a broker reserves this for every run, and a test server holds many."""
+
+
+@dataclass(slots=True)
+class ScriptedRun:
+    """A run in the log; ``vectors`` holds what was committed last, by fragment and part."""
+
+    bus: Bus
+    record: RunRecord
+    plan: Plan
+    writer: StateWriter
+    manifests: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
+    vectors: dict[int, Vectors] = field(default_factory=dict[int, "Vectors"])
+
+    @classmethod
+    async def begin(
+        cls,
+        bus: Bus,
+        run: str = "run",
+        *,
+        leaves: tuple[LeafSpec, ...] = LEAVES,
+        config: RunConfig | None = None,
+    ) -> ScriptedRun:
+        """Declare the streams, create the run, let learner ``a`` start twice and take its fence."""
+        await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
+        cut = plan(leaves, 3)
+        text = (config or RunConfig()).model_dump_json()
+        record = await ledger.create_run(bus, run_record(run, cut, text))
+        for start in range(1, STARTS + 1):
+            await ledger.join(bus, run, "a", "script", start)
+        writer = await StateWriter.acquire(bus, run, cut, holder="script", now_ns=1)
+        return cls(bus, record, cut, writer)
+
+    async def commit(self, index: int, *, step: int = 0, tokens: int = 0) -> Manifest:
+        """Commit the next version of one fragment with vectors that depend on it only."""
+        fragment = self.plan.fragments[index]
+        held = self.manifests.get(index)
+        version = held.commit.version + 1 if held else 1
+        vectors = {
+            "master": walk(fragment, "master", version),
+            "outer.count": np.full(BLOCK, version, np.float32),
+            "outer.momentum": walk(fragment, "momentum", version),
+        }
+        parts = [
+            NewPart("params", "bf16", vectors["master"]),
+            *(NewPart(name, "f32", vector) for name, vector in vectors.items()),
+        ]
+        manifest = await self.writer.commit(self._draft(index, version, step, tokens), parts, held)
+        self.manifests[index], self.vectors[index] = manifest, vectors
+        return manifest
+
+    async def commit_all(self, *, step: int = 0, tokens: int = 0) -> None:
+        """Commit the next version of every fragment."""
+        for fragment in self.plan.fragments:
+            await self.commit(fragment.index, step=step, tokens=tokens)
+
+    async def finish(self) -> None:
+        """Mark the run as finished."""
+        await ledger.finish_run(self.bus, self.record)
+
+    def _draft(self, index: int, version: int, step: int, tokens: int) -> Commit:
+        """Return a commit whose learner ``a`` is in its second incarnation."""
+        return Commit(
+            run=self.record.run,
+            plan_digest=self.plan.digest,
+            fragment=index,
+            version=version,
+            step=step,
+            reason="script",
+            syncer="",
+            fence=0,
+            opened_ns=1,
+            closed_ns=2,
+            quorum_s=0.5,
+            grace_s=0.25,
+            consumed=(),
+            refused=(),
+            contrib_floor=17,
+            progress=(LearnerProgress("a", STARTS, 5, tokens, 3 * step),),
+            params_digest=0,
+            master_digest=0,
+        )

@@ -1,0 +1,89 @@
+"""One schedule: a cluster lives through the faults of a plan, heals, and is judged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry_tools.chaos.plan import Kind, check, dump
+from skerry_tools.chaos.shrink import shrink
+from skerry_tools.virtual import Stuck
+from tests.support.simulation.cluster import RUN, Cluster, Syncer
+from tests.support.simulation.faults import schedule
+from tests.support.simulation.oracle import judge
+from tests.support.simulation.scenario import Scenario, scenario_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry_tools.chaos.plan import FaultPlan
+
+CONVERGED_S = 90.0
+"""Virtual time after the last fault within which the run must be over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a schedule; ``trace`` tells two runs of it apart, ``fired`` counts by kind."""
+
+    violations: tuple[str, ...]
+    trace: str
+    commits: int
+    virtual_s: float
+    fired: Counter[Kind] = field(default_factory=Counter[Kind])
+
+
+def simulate(plan: FaultPlan, syncer: Syncer, scenario: Scenario | None = None) -> Outcome:
+    """Run one schedule to its end and judge it; the same plan gives the same outcome.
+
+    Raises ConfigError for a plan whose targets this cluster does not have.
+    """
+    cluster = Cluster(scenario or scenario_of(plan), plan.seed, syncer)
+    check(plan, cluster.services)
+    try:
+        return _simulate(cluster, plan)
+    finally:
+        cluster.close()
+
+
+def least(plan: FaultPlan, syncer: Syncer, folder: Path) -> tuple[Path, Outcome]:
+    """Shrink a plan that fails, save it for a test to replay; return where, and how it fails."""
+    small = shrink(plan, lambda tried: bool(simulate(tried, syncer).violations))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"seed-{plan.seed}.json"
+    dump(small, path)
+    return path, simulate(small, syncer)
+
+
+def _simulate(cluster: Cluster, plan: FaultPlan) -> Outcome:
+    loop, network = cluster.loop, cluster.network
+    healed: list[int] = []
+
+    def note_end() -> None:
+        stream = network.broker.streams.get(f"SKERRY_{RUN}_LEDGER")
+        healed.append(stream.last_seq if stream else 0)
+
+    for name in cluster.processes:
+        cluster.start(name)
+    schedule(cluster, plan)
+    network.later(plan.end_s, note_end)
+    wrong: tuple[str, ...] = ()
+    try:
+        over = loop.run_until(cluster.finished, plan.end_s + CONVERGED_S)
+        if not over:
+            wrong = (f"the run is not over {CONVERGED_S} s after the faults",)
+    except Stuck as error:
+        wrong = (str(error),)
+    judging = loop.create_task(judge(cluster, healed[0] if healed else 0))
+    loop.run_until(judging, loop.time() + 1000.0)
+    log = network.broker.log
+    text = "\n".join(f"{s.at_s:.6f} {s.client} {s.subject} {s.sequence}" for s in log)
+    return Outcome(
+        (*wrong, *judging.result()),
+        hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+        sum(".ledger.commit." in s.subject for s in log),
+        loop.time(),
+        network.fired,
+    )

@@ -1,0 +1,86 @@
+"""Adoption keeps exactly the progress that each method says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.algorithm.adoption import Method, adopt, blend, overwrite, rebase
+from tests.support.strategies import vectors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+quick = settings(max_examples=60)
+vector = vectors(300, largest=1e6)
+
+
+@quick
+@given(fresh=vector)
+def test_overwrite_takes_the_global_fragment_into_memory_of_its_own(
+    fresh: NDArray[np.float32],
+) -> None:
+    taken = overwrite(fresh)
+    assert np.array_equal(taken, fresh)
+    assert not np.shares_memory(taken, fresh)
+
+
+@quick
+@given(local=vector, fresh=vector)
+def test_blending_nothing_is_overwriting_and_blending_all_is_ignoring(
+    local: NDArray[np.float32], fresh: NDArray[np.float32]
+) -> None:
+    assert np.array_equal(blend(local, fresh, 0.0), fresh)
+    assert np.array_equal(blend(local, fresh, 1.0), local)
+
+
+@quick
+@given(local=vector, fresh=vector, alpha=st.floats(0, 1))
+def test_a_blend_lies_between(
+    local: NDArray[np.float32], fresh: NDArray[np.float32], alpha: float
+) -> None:
+    slack = 1e-6 * (np.abs(local) + np.abs(fresh)) + 1e-37
+    mixed = blend(local, fresh, alpha)
+    assert np.all(mixed <= np.maximum(local, fresh) + slack)
+    assert np.all(mixed >= np.minimum(local, fresh) - slack)
+
+
+def test_alpha_is_the_share_of_the_local_value() -> None:
+    local, fresh = np.array([4.0], np.float32), np.array([8.0], np.float32)
+    assert blend(local, fresh, 0.25).tolist() == [7.0]
+
+
+@quick
+@given(captured=vector, fresh=vector)
+def test_rebasing_no_steps_is_overwriting(
+    captured: NDArray[np.float32], fresh: NDArray[np.float32]
+) -> None:
+    assert np.array_equal(rebase(captured, captured, fresh), fresh)
+
+
+@quick
+@given(local=vector, captured=vector, fresh=vector)
+def test_rebasing_keeps_what_was_done_since_the_capture(
+    local: NDArray[np.float32], captured: NDArray[np.float32], fresh: NDArray[np.float32]
+) -> None:
+    """The next outer gradient holds these steps, neither lost nor contributed a second time."""
+    gradient = fresh - rebase(local, captured, fresh)
+    scale = np.abs(local) + np.abs(captured) + np.abs(fresh)
+    assert np.all(np.abs(gradient - (captured - local)) <= 3e-7 * scale + 1e-37)
+
+
+def test_rebasing_moves_a_learner_that_did_not_contribute_from_its_anchor() -> None:
+    anchor, local, fresh = (np.array([value], np.float32) for value in (1.0, 1.5, 3.0))
+    assert rebase(local, anchor, fresh).tolist() == [3.5]
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_every_method_is_reached_by_name_and_stays_in_f32(method: Method) -> None:
+    local, captured, fresh = (np.array([value], np.float32) for value in (5.0, 4.0, 8.0))
+    adopted = adopt(method, local, captured, fresh, 0.5)
+    assert adopted.dtype == np.float32
+    assert adopted.tolist() == [{"overwrite": 8.0, "blend": 6.5, "rebase": 9.0}[method]]

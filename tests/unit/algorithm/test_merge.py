@@ -1,0 +1,244 @@
+"""Average and radial-directional merges of quantised outer gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from skerry.algorithm import backend, fold, merge, quantise
+from skerry.algorithm.fold import Contribution
+from skerry.algorithm.fragments import BLOCK, Fragment, Slice
+from skerry.errors import Diverged
+
+FRAGMENT = Fragment(3, (Slice(0, 0, 1000), Slice(1, 0, 1), Slice(2, 5, 5 + 2 * BLOCK)))
+NO_EMBEDDING = (False, False, False)
+SCHEMES = st.sampled_from(tuple(quantise.SCHEMES))
+
+
+def vector(seed: int, scale: float = 1.0) -> NDArray[np.float32]:
+    """Gaussian slices of FRAGMENT, zero in the padding."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros(FRAGMENT.padded_size, np.float32)
+    for part, start in zip(FRAGMENT.slices, FRAGMENT.offsets, strict=False):
+        x[start : start + part.size] = rng.standard_normal(part.size) * scale
+    return x
+
+
+def contribution(x: NDArray[np.float32], scheme: str = "f32") -> Contribution:
+    return Contribution(scheme, quantise.quantise(scheme, x))
+
+
+def decoded(item: Contribution) -> NDArray[np.float64]:
+    return quantise.dequantise(item.scheme, item.planes).astype(np.float64)
+
+
+def rda(items: list[Contribution], weights: list[float]) -> NDArray[np.float32]:
+    return merge.merge("rda", items, weights, FRAGMENT, NO_EMBEDDING)
+
+
+def slices_of(x: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    return [x[a:b] for a, b in zip(FRAGMENT.offsets[:-1], FRAGMENT.offsets[1:], strict=True)]
+
+
+groups = st.lists(st.tuples(st.integers(0, 99), SCHEMES, st.integers(1, 5)), min_size=1, max_size=6)
+
+
+@given(group=groups)
+@settings(max_examples=30)
+def test_rda_follows_its_formula_per_tensor(group: list[tuple[int, str, int]]) -> None:
+    items = [contribution(vector(seed), scheme) for seed, scheme, _ in group]
+    shares = np.array([share for *_, share in group], np.float64)
+    shares /= shares.sum()
+    parts = [slices_of(decoded(item)) for item in items]
+    expected: list[NDArray[np.float64]] = []
+    for s in range(len(FRAGMENT.slices)):
+        norms = [float(np.linalg.norm(p[s])) for p in parts]
+        mean = sum(w * p[s] / n for w, p, n in zip(shares, parts, norms, strict=True))
+        length = float(np.linalg.norm(mean))
+        if length <= merge.DEGENERATE:
+            expected.append(np.asarray(sum(w * p[s] for w, p in zip(shares, parts, strict=True))))
+        else:
+            expected.append(float(np.dot(shares, norms)) * np.asarray(mean) / length)
+    assert rda(items, shares.tolist()) == pytest.approx(np.concatenate(expected), abs=2e-4)
+
+
+@given(group=groups, method=st.sampled_from(["average", "rda"]), data=st.data())
+@settings(max_examples=40)
+def test_a_permutation_of_contributions_changes_no_bit(
+    group: list[tuple[int, str, int]], method: merge.Method, data: st.DataObject
+) -> None:
+    total = sum(share for *_, share in group)
+    pairs = [(contribution(vector(seed), s), share / total) for seed, s, share in group]
+    shuffled = data.draw(st.permutations(pairs))
+    first, second = (
+        merge.merge(
+            method, [i for i, _ in order], [w for _, w in order], FRAGMENT, (True, False, False)
+        )
+        for order in (pairs, shuffled)
+    )
+    assert np.array_equal(first.view(np.uint32), second.view(np.uint32))
+
+
+def test_opposite_contributions_of_equal_weight_and_norm_commute() -> None:
+    x = contribution(vector(1))
+    y = contribution(-vector(1))
+    z = contribution(vector(2))
+    weights = [0.25, 0.25, 0.5]
+    assert np.array_equal(rda([x, y, z], weights), rda([y, x, z], weights))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 16])
+def test_rda_keeps_the_norm_whatever_m(count: int) -> None:
+    items = [contribution(vector(seed), "int4") for seed in range(count)]
+    weights = np.random.default_rng(0).dirichlet(np.ones(count))
+    norms = np.array([merge.slice_norms(FRAGMENT, decoded(i).astype(np.float32)) for i in items])
+    merged = merge.slice_norms(FRAGMENT, rda(items, weights.tolist()))
+    assert merged == pytest.approx(weights @ norms, rel=1e-5)
+
+
+def test_averaging_shrinks_what_rda_keeps() -> None:
+    items = [contribution(vector(seed)) for seed in range(16)]
+    averaged = merge.merge("average", items, [1 / 16] * 16, FRAGMENT, NO_EMBEDDING)
+    assert np.linalg.norm(averaged) < 0.3 * np.linalg.norm(rda(items, [1 / 16] * 16))
+
+
+def test_embeddings_are_averaged_even_by_rda() -> None:
+    items = [contribution(vector(seed), "int4") for seed in range(3)]
+    weights = [0.5, 0.3, 0.2]
+    mixed = merge.merge("rda", items, weights, FRAGMENT, (True, False, True))
+    average = merge.merge("average", items, weights, FRAGMENT, NO_EMBEDDING)
+    a, b = FRAGMENT.offsets[1], FRAGMENT.offsets[2]
+    assert np.array_equal(mixed[:a], average[:a])
+    assert np.array_equal(mixed[b:], average[b:])
+    assert not np.array_equal(mixed[a:b], average[a:b])
+
+
+@pytest.mark.parametrize("scheme", tuple(quantise.SCHEMES))
+@pytest.mark.parametrize("method", ["average", "rda"])
+def test_one_contribution_is_merged_to_itself(scheme: str, method: merge.Method) -> None:
+    item = contribution(vector(4), scheme)
+    merged = merge.merge(method, [item], [1.0], FRAGMENT, NO_EMBEDDING)
+    assert merged == pytest.approx(decoded(item), rel=1e-5)
+
+
+def test_directions_that_cancel_fall_back_to_the_average() -> None:
+    x, y = vector(5), vector(5) * np.float32(-3)
+    merged = rda([contribution(x), contribution(y)], [0.5, 0.5])
+    assert merged == pytest.approx(-x, rel=1e-5)
+
+
+def test_nothing_but_zeros_merges_to_zero() -> None:
+    zero = contribution(np.zeros(FRAGMENT.padded_size, np.float32), "int4")
+    assert not rda([zero, zero], [0.5, 0.5]).any()
+
+
+def test_a_zero_contribution_shortens_but_does_not_turn() -> None:
+    x = vector(6)
+    zero = contribution(np.zeros_like(x))
+    assert rda([contribution(x), zero], [0.75, 0.25]) == pytest.approx(0.75 * x, rel=1e-5)
+
+
+def test_padding_stays_zero() -> None:
+    merged = rda([contribution(vector(seed), "int8") for seed in range(3)], [0.2, 0.3, 0.5])
+    assert not merged[1000 : FRAGMENT.offsets[1]].any()
+    assert not merged[FRAGMENT.offsets[1] + 1 : FRAGMENT.offsets[2]].any()
+
+
+def test_header_norms_save_a_pass_and_give_the_same_merge() -> None:
+    items = [contribution(vector(seed), "int4") for seed in range(4)]
+    stated = [
+        Contribution(i.scheme, i.planes, merge.slice_norms(FRAGMENT, decoded(i).astype(np.float32)))
+        for i in items
+    ]
+    assert np.array_equal(rda(items, [0.25] * 4), rda(stated, [0.25] * 4))
+
+
+@pytest.mark.parametrize("norms", [(1.0,), (1.0, float("nan"), 1.0), (1.0, -1.0, 1.0)])
+def test_header_norms_that_cannot_be_are_ignored(norms: tuple[float, ...]) -> None:
+    item = contribution(vector(7))
+    lying = Contribution(item.scheme, item.planes, norms)
+    assert np.array_equal(rda([lying], [1.0]), rda([item], [1.0]))
+
+
+def test_the_merged_norm_is_known_without_another_pass() -> None:
+    items = [contribution(vector(seed), "int4") for seed in range(3)]
+    found = merge.direction("rda", items, [0.2, 0.3, 0.5], FRAGMENT, (True, False, False))
+    merged = merge.merge("rda", items, [0.2, 0.3, 0.5], FRAGMENT, (True, False, False))
+    assert found.norm == pytest.approx(float(np.linalg.norm(merged)), rel=1e-5)
+
+
+def test_numpy_and_numba_merge_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [contribution(vector(seed), "int4") for seed in range(4)]
+    fast = rda(items, [0.1, 0.2, 0.3, 0.4])
+    monkeypatch.setattr(backend, "merger", lambda: fold)
+    assert rda(items, [0.1, 0.2, 0.3, 0.4]) == pytest.approx(fast, rel=1e-6)
+
+
+def test_slice_norms_survive_values_whose_squares_leave_f32() -> None:
+    x = np.zeros(FRAGMENT.padded_size, np.float32)
+    x[0], x[FRAGMENT.offsets[1]] = 1e-30, 1e30
+    assert merge.slice_norms(FRAGMENT, x) == pytest.approx((1e-30, 1e30, 0.0))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("method", ["average", "rda"])
+def test_a_contribution_that_decodes_to_nonsense_is_refused(
+    bad: float, method: merge.Method
+) -> None:
+    x = vector(8)
+    x[3] = bad
+    item = Contribution("f32", quantise.Planes(x.view(np.uint8).reshape(-1, 1024), _NO_SCALES))
+    with pytest.raises(Diverged):
+        merge.merge(method, [item], [1.0], FRAGMENT, NO_EMBEDDING)
+
+
+_NO_SCALES = np.zeros(0, np.uint16)
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.6], [1.0], [1.5, -0.5], [0.0, 0.0]])
+def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
+    items = [contribution(vector(seed)) for seed in range(2)]
+    with pytest.raises(ValueError, match="sum of 1"):
+        rda(items, weights)
+
+
+def test_a_contribution_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="blocks"):
+        rda([contribution(np.zeros(BLOCK, np.float32))], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("largest", "of", "counts"),
+    [
+        (99.0, 0.01, True),
+        (150.0, 2.0, True),
+        (150.0, 1.0, False),
+        (1e30, None, True),
+        (np.inf, None, False),
+        (np.nan, 1.0, False),
+    ],
+)
+def test_what_no_training_can_have_moved_does_not_count(
+    largest: float, of: float | None, *, counts: bool
+) -> None:
+    x = np.full(FRAGMENT.padded_size, largest, np.float32)
+    master = None if of is None else np.full(FRAGMENT.padded_size, of, np.float32)
+    planes = quantise.quantise("f32", np.ones_like(x))
+    planes.codes[:] = x.view(np.uint8).reshape(planes.codes.shape)
+    item = merge.Contribution("f32", planes)
+    assert merge.sound(item, FRAGMENT, master) is counts
+
+
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4", "e3m0", "int2"])
+@given(seed=st.integers(0, 2**32 - 1), boast=st.floats(1.01, 1e30))
+def test_a_norm_longer_than_the_values_does_not_count(scheme: str, seed: int, boast: float) -> None:
+    x = np.random.default_rng(seed).standard_normal(FRAGMENT.padded_size).astype(np.float32)
+    planes = quantise.quantise(scheme, x)
+    norms = merge.slice_norms(FRAGMENT, quantise.dequantise(scheme, planes))
+    assert merge.sound(merge.Contribution(scheme, planes, norms), FRAGMENT, None)
+    longest = np.sqrt(np.diff(FRAGMENT.offsets)) * quantise.peak(scheme, planes)
+    wrong = (*norms[:-1], float(longest[-1]) * boast)
+    assert not merge.sound(merge.Contribution(scheme, planes, wrong), FRAGMENT, None)

@@ -1,0 +1,74 @@
+"""Tokens, and tokens per step, decide how much a contribution counts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from skerry.algorithm.weights import normalised, weight
+from tests.support.strategies import weights, work
+
+quick = settings(max_examples=150)
+
+
+def test_a_weight_is_tokens_times_tokens_per_step() -> None:
+    assert weight(1000, 10) == 1000 * 100
+
+
+def test_no_steps_weigh_nothing() -> None:
+    assert weight(1000, 0) == 0.0
+
+
+def test_the_same_tokens_in_fewer_steps_weigh_more() -> None:
+    assert weight(1000, 5) > weight(1000, 10)
+
+
+@quick
+@given(raw=weights())
+def test_shares_sum_to_one(raw: list[float]) -> None:
+    assert math.fsum(normalised(raw)) == pytest.approx(1.0)
+
+
+@quick
+@given(raw=weights(min_size=2), data=st.data())
+def test_the_order_of_contributions_changes_no_share(raw: list[float], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(raw))))
+    shares = normalised(raw)
+    assert normalised([raw[i] for i in order]) == tuple(shares[i] for i in order)
+
+
+@quick
+@given(raw=weights())
+def test_shares_keep_the_proportions(raw: list[float]) -> None:
+    total = math.fsum(raw)
+    assume(total > 1e-300)
+    assert normalised(raw) == pytest.approx([w / total for w in raw], rel=1e-12, abs=1e-300)
+
+
+@quick
+@given(done=work())
+def test_only_contributions_of_work_get_a_share(done: list[tuple[int, int]]) -> None:
+    raw = [weight(tokens, steps) for tokens, steps in done]
+    assume(any(raw))
+    assert all((share > 0) == (w > 0) for share, w in zip(normalised(raw), raw, strict=True))
+
+
+def test_contributions_without_any_work_share_equally() -> None:
+    assert normalised([0.0, 0.0, 0.0, 0.0]) == (0.25, 0.25, 0.25, 0.25)
+
+
+def test_nothing_in_gives_nothing_out() -> None:
+    assert normalised([]) == ()
+
+
+def test_the_smallest_weights_do_not_vanish() -> None:
+    assert normalised([5e-324, 5e-324]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_impossible_weights_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="finite and not negative"):
+        normalised([1.0, bad])

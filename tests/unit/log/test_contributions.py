@@ -1,0 +1,228 @@
+"""Contributions: chunked, put together in any order, refused by cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.merge import slice_norms
+from skerry.log import contributions
+from skerry.log.base import Record
+from skerry.log.contributions import Contribution, Inbox, Refusal
+from skerry.log.memory import MemoryBroker
+from skerry.log.streams import specs
+from skerry.protocol.codec import encode_vector
+from skerry.protocol.messages import ContributionHeader, ContributionKind, Refused, Start
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry.telemetry import ids as tracing
+from skerry.telemetry import tracer
+from skerry.telemetry.ids import SpanContext
+from skerry.telemetry.spans import Span
+from tests.support.puppet import walk
+
+RUN = "t"
+PLAN = plan([LeafSpec("w", (64, 256))], 2)
+FRAGMENT = PLAN.fragments[0]
+
+
+def header(identity: int = 1, **changes: object) -> ContributionHeader:
+    told: dict[str, object] = {
+        "kind": ContributionKind.OUTER_GRADIENT,
+        "learner": "a",
+        "incarnation": 1,
+        "identity": identity,
+        "fragment": 0,
+        "base_version": 3,
+        "round_version": 4,
+        "step": 10,
+        "steps": 10,
+        "tokens": 1000,
+        "cursor_from": 5,
+        "cursor_to": 15,
+        "loss": 2.0,
+        "captured_ns": 1,
+        "norms": slice_norms(FRAGMENT, walk(FRAGMENT, identity)),
+    }
+    return ContributionHeader(**{**told, **changes})  # type: ignore[arg-type]
+
+
+async def sent(*headers: ContributionHeader, run: str = RUN) -> list[Record]:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(run))
+    for told in headers:
+        chunks = encode_vector("int4", walk(FRAGMENT, told.identity), 2048)
+        await contributions.Sender(bus, run, PLAN).send(told, chunks)
+    name = Subjects(run).stream("CONTRIB")
+    records = [await bus.get(name, sequence) for sequence in range(1, 200)]
+    return [record for record in records if record is not None]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_chunks_make_a_contribution_in_whatever_order(order: int) -> None:
+    records = await sent(header())
+    assert len(records) > 2
+    inbox = Inbox(RUN, PLAN)
+    results = [inbox.feed(record) for record in records[::order]]
+    whole = results[-1]
+    assert results[:-1] == [None] * (len(records) - 1)
+    assert isinstance(whole, Contribution)
+    assert whole.header == header()
+    assert (whole.sequence_first, whole.sequence_last) == (1, len(records))
+    want = cpu().quantise("int4", walk(FRAGMENT, 1))
+    np.testing.assert_array_equal(whole.planes.codes, want.codes)
+
+
+async def test_sending_again_stores_nothing_new() -> None:
+    once = await sent(header())
+    assert len(await sent(header(), header())) == len(once)
+
+
+async def test_newer_contribution_replaces_an_unfinished_one() -> None:
+    records = await sent(header(1), header(2))
+    half = len(records) // 2
+    inbox = Inbox(RUN, PLAN)
+    results = [inbox.feed(r) for r in [*records[: half - 1], *records[half:], records[half - 1]]]
+    assert isinstance(results[-2], Contribution)
+    assert results[-2].header.identity == 2
+    assert inbox.unfinished_from(0) is not None
+
+
+async def test_damaged_bytes_are_refused_and_named() -> None:
+    (first, *_) = await sent(header())
+    flipped = bytearray(first.payload)
+    flipped[-1] ^= 1
+    record = Record(first.subject, 1, 1, bytes(flipped))
+    got = Inbox(RUN, PLAN).feed(record)
+    assert isinstance(got, Refusal)
+    assert got.cause == "corrupt"
+
+
+async def test_message_of_another_run_is_refused() -> None:
+    (first, *_) = await sent(header(), run="other")
+    got = Inbox(RUN, PLAN).feed(first)
+    assert isinstance(got, Refusal)
+    assert got.cause == "wrong_run"
+
+
+async def test_contribution_on_somebody_elses_subject_is_refused() -> None:
+    (first, *_) = await sent(header())
+    moved = Record(Subjects(RUN).contribution(0, "b"), 1, 1, first.payload)
+    got = Inbox(RUN, PLAN).feed(moved)
+    assert isinstance(got, Refusal)
+    assert got.cause == "corrupt"
+
+
+async def test_cursor_that_runs_backwards_is_refused() -> None:
+    (first, *_) = await sent(header(cursor_from=9, cursor_to=8))
+    got = Inbox(RUN, PLAN).feed(first)
+    assert isinstance(got, Refusal)
+    assert got.cause == "corrupt"
+
+
+async def test_outdated_unfinished_contribution_is_given_up() -> None:
+    records = await sent(header())
+    inbox = Inbox(RUN, PLAN)
+    inbox.feed(records[0])
+    assert inbox.expire(0, 3) == []
+    assert inbox.expire(0, 4) == [Refused("incomplete", "a", 1, 1, 1000, 5, 15)]
+    assert inbox.unfinished_from(0) is None
+
+
+def started(incarnation: int, sequence: int) -> Record:
+    payload = encode(Start(RUN, "a", incarnation, 1))
+    return Record(Subjects(RUN).start("a"), sequence, 1, payload)
+
+
+async def test_what_an_older_incarnation_completes_behind_a_start_is_superseded() -> None:
+    *chunks, last = await sent(header())
+    inbox = Inbox(RUN, PLAN)
+    assert [inbox.feed(r) for r in [*chunks, started(2, last.sequence)]] == [None] * len(
+        [*chunks, last]
+    )
+    got = inbox.feed(Record(last.subject, last.sequence + 1, 1, last.payload))
+    assert isinstance(got, Refusal)
+    assert got.refused == Refused("superseded", "a", 1, 1, 1000, 5, 15)
+
+
+async def test_what_was_whole_before_the_start_still_counts() -> None:
+    records = await sent(header())
+    inbox = Inbox(RUN, PLAN)
+    inbox.start("a", 2, records[-1].sequence + 1)  # known before it is passed
+    *_, got = [inbox.feed(record) for record in records]
+    assert isinstance(got, Contribution)
+
+
+async def test_own_start_supersedes_nothing_of_its_incarnation() -> None:
+    records = await sent(header(incarnation=2))
+    inbox = Inbox(RUN, PLAN)
+    inbox.feed(started(2, 0))
+    *_, got = [inbox.feed(record) for record in records]
+    assert isinstance(got, Contribution)
+
+
+async def test_an_earlier_start_counts_although_a_later_one_is_known() -> None:
+    records = await sent(header())
+    inbox = Inbox(RUN, PLAN)
+    inbox.start("a", 3, 1000)
+    inbox.feed(started(2, 0))
+    *_, got = [inbox.feed(record) for record in records]
+    assert isinstance(got, Refusal)
+    assert got.cause == "superseded"
+
+
+async def test_replaced_unfinished_contribution_is_handed_on_with_its_numbers() -> None:
+    first, second = await sent(header(1)), await sent(header(2))
+    inbox = Inbox(RUN, PLAN)
+    for record in [*first[:-1], *second]:
+        inbox.feed(record)
+    assert inbox.replaced == [(0, Refused("incomplete", "a", 1, 1, 1000, 5, 15))]
+
+
+async def test_unfinished_contribution_without_its_first_chunk_is_named_by_identity() -> None:
+    _, *rest = await sent(header(7))
+    inbox = Inbox(RUN, PLAN)
+    for record in rest:
+        inbox.feed(record)
+    assert inbox.expire(0, 4) == [Refused("incomplete", "a", 1, 7)]
+
+
+async def test_subject_that_no_learner_can_have_is_refused_and_ends_nobody() -> None:
+    (first, *_) = await sent(header())
+    got = Inbox(RUN, PLAN).feed(Record(f"skerry.{RUN}.contrib.0.a b*c", 1, 1, first.payload))
+    assert isinstance(got, Refusal)
+    assert got.cause == "corrupt"
+
+
+async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_back() -> None:
+    class Nobody:
+        def take(self, span: Span) -> None:
+            raise NotImplementedError
+
+    tracer.install(Nobody())
+    try:
+        place = tracer.context(tracing.trace_id(RUN, 0, 2), "publish")
+        records = await sent(header(1, trace_parent=place.trace_parent))
+    finally:
+        tracer.install(None)
+    assert len(records) > 1
+    carried = [record.headers.get("traceparent", "") for record in records]
+    assert carried == [place.trace_parent] + [""] * (len(records) - 1)
+    inbox = Inbox(RUN, PLAN)
+    got = [inbox.feed(record) for record in records][-1]
+    assert isinstance(got, Contribution)
+    assert got.origin == place
+
+
+async def test_a_contribution_of_somebody_who_only_sets_the_header_is_joined_by_it() -> None:
+    place = SpanContext(tracing.trace_id(RUN, 0, 2), "b7ad6b7169203331", sampled=True)
+    first, *rest = await sent(header(1))
+    inbox = Inbox(RUN, PLAN)
+    told = replace(first, headers={"TraceParent": place.trace_parent})
+    got = [inbox.feed(record) for record in (told, *rest)][-1]
+    assert isinstance(got, Contribution)
+    assert got.origin == place

@@ -1,0 +1,122 @@
+"""The ledger: runs are created once, members keep their shard, commits are appended once."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.errors import RunNotFound, StateLost
+from skerry.log import ledger
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import Evaluation, RunState
+from skerry.protocol.subjects import Subjects
+from tests.support.puppet import run_record
+
+RUN = "t"
+PLAN = plan([LeafSpec("w", (4, 4))], 1)
+
+
+async def connected() -> MemoryBus:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    return bus
+
+
+async def test_first_creator_wins_and_the_second_gets_its_record() -> None:
+    bus = await connected()
+    first = run_record(RUN, PLAN, '{"a": 1}')
+    assert await ledger.create_run(bus, first) == first
+    second = dataclasses.replace(first, config_json="{}", created_ns=first.created_ns + 1)
+    assert await ledger.create_run(bus, second) == first
+
+
+async def test_unknown_run_is_named() -> None:
+    with pytest.raises(RunNotFound, match="'t'"):
+        await ledger.read_run(await connected(), RUN)
+
+
+async def test_waiting_for_a_run_ends_when_it_is_created() -> None:
+    bus = await connected()
+    waiting = asyncio.create_task(ledger.wait_run(bus, RUN))
+    record = run_record(RUN, PLAN, "{}")
+    await ledger.create_run(bus, record)
+    assert await waiting == record
+
+
+async def test_finishing_twice_changes_the_record_once() -> None:
+    bus = await connected()
+    record = run_record(RUN, PLAN, "{}")
+    await ledger.create_run(bus, record)
+    await ledger.finish_run(bus, record)
+    await ledger.finish_run(bus, record)
+    assert (await ledger.wait_finished(bus, RUN)).state is RunState.FINISHED
+    assert [r.run for r in await ledger.list_runs(bus)] == [RUN]
+
+
+async def test_run_that_was_begun_anew_is_neither_awaited_nor_ended_by_the_one_before() -> None:
+    bus = await connected()
+    before = run_record(RUN, PLAN, "{}")
+    anew = dataclasses.replace(before, created_ns=before.created_ns + 1)
+    await ledger.create_run(bus, anew)
+    with pytest.raises(StateLost, match="Run 't' was begun anew in this log"):
+        await ledger.wait_finished(bus, RUN, created_ns=before.created_ns)
+    with pytest.raises(StateLost, match="Start the process again"):
+        await ledger.finish_run(bus, before)
+    assert await ledger.read_run(bus, RUN) == anew
+
+
+async def test_restarted_learner_gets_a_new_incarnation_and_its_old_shard() -> None:
+    bus = await connected()
+    await ledger.join(bus, RUN, "a", "h", 1)
+    await ledger.join(bus, RUN, "b", "h", 2)
+    again = await ledger.join(bus, RUN, "b", "h", 3)
+    assert (again.incarnation, again.shard) == (2, 1)
+
+
+async def test_every_start_is_told_with_when_the_log_had_it() -> None:
+    bus = await connected()
+    assert await ledger.starts(bus, RUN) == []
+    joined = [await ledger.join(bus, RUN, name, "h", 1) for name in ("a", "b", "b")]
+    await bus.publish(Subjects(RUN).member("c"), b"no member")
+    told = await ledger.starts(bus, RUN)
+    assert [member for _, member in told] == joined
+    assert all(record.time_ns > 1 for record, _ in told)
+    followed = ledger.follow_starts(bus, RUN)
+    assert [await anext(followed) for _ in told] == told
+
+
+async def test_learners_that_join_at_once_get_different_shards() -> None:
+    bus = await connected()
+    names = [f"l{i}" for i in range(8)]
+    joined = await asyncio.gather(
+        *(ledger.join(bus, RUN, name, "h", i) for i, name in enumerate(names))
+    )
+    assert sorted(m.shard for m in joined) == list(range(8))
+
+
+def evaluation(version: int, *, by: str = "e", text: int = 7) -> Evaluation:
+    return Evaluation(RUN, by, 10, 100, (version, version), 2.0, 7.4, 2.9, 64, text, 5)
+
+
+async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it() -> None:
+    bus = await connected()
+    said = [evaluation(1), evaluation(1, by="other"), evaluation(2), evaluation(2, text=8)]
+    for record in said:
+        await ledger.record_evaluation(bus, record)
+    assert await ledger.evaluations(bus, RUN) == [said[0], said[2], said[3]]
+    assert await ledger.last_evaluation(bus, RUN) == said[3]
+
+
+async def test_an_evaluation_that_cannot_be_read_ends_no_reader() -> None:
+    bus = await connected()
+    assert await ledger.evaluations(bus, RUN) == []
+    await bus.publish(Subjects(RUN).evaluation(), b"no evaluation")
+    assert await ledger.last_evaluation(bus, RUN) is None
+    await ledger.record_evaluation(bus, evaluation(1))
+    await bus.publish(Subjects(RUN).evaluation(), b"no evaluation either")
+    assert await ledger.evaluations(bus, RUN) == [evaluation(1)]
+    assert await anext(ledger.follow_evaluations(bus, RUN)) == evaluation(1)

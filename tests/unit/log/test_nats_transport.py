@@ -1,0 +1,261 @@
+"""The transport brings everything in order, the parser takes it apart wherever it was cut.
+
+A cancellation that nats-py drops ends the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import cast
+from urllib.parse import ParseResult, urlparse
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.log.nats.transport import READ_BYTES, LeanParser, WideTransport, cancellable
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+DEADLINE_S = 20.0
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncGenerator[ParseResult]:
+    """Yield the URL of a server whose every connection is served like that, then closed."""
+    ends: list[asyncio.Task[None]] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(asyncio.create_task(handle(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, asyncio.timeout(DEADLINE_S):
+        yield urlparse(f"nats://127.0.0.1:{port}")
+        await asyncio.gather(*ends)
+
+
+@asynccontextmanager
+async def connected(serve: Serve) -> AsyncGenerator[WideTransport]:
+    """Yield a transport on a connection whose other end is ``serve``."""
+    transport = WideTransport()
+    async with listening(serve) as uri:
+        await transport.connect(uri, 0, 5)
+        try:
+            yield transport
+        finally:
+            transport.abort()
+            await transport.wait_closed()
+
+
+async def everything(transport: WideTransport) -> bytes:
+    pieces = bytearray()
+    while not transport.at_eof():
+        pieces += await transport.read(0)
+    return bytes(pieces)
+
+
+async def test_all_that_is_sent_arrives_in_order_though_the_reader_is_slow() -> None:
+    sent = b"".join(i.to_bytes(4, "big") for i in range(3_000_000))
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        await writer.drain()
+
+    async with connected(serve) as transport:
+        first = bytes(await transport.read(0))
+        for _ in range(100):  # until the buffer is full, and the socket is not read any more
+            await asyncio.sleep(0.005)
+        assert len(first) <= READ_BYTES
+        second = bytes(await transport.read(0))
+        assert READ_BYTES // 2 < len(second) <= READ_BYTES
+        assert first + second + await everything(transport) == sent
+
+
+class Heard:
+    """What a client would have been told."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    async def _process_msg(self, *told: object) -> None:
+        self.said.append(told)
+
+    async def _process_ping(self) -> None:
+        self.said.append("ping")
+
+
+@given(st.lists(st.integers(1, 80), min_size=1))
+@settings(max_examples=60)
+async def test_messages_are_parsed_the_same_wherever_the_stream_is_cut(sizes: list[int]) -> None:
+    header = b"NATS/1.0\r\nA: b\r\n\r\n"
+    body = bytes(range(90))
+    stream = b"".join(
+        (
+            b"MSG some.where 7 90\r\n%s\r\nPING\r\n" % body,
+            b"HMSG some.where 8 back %d %d\r\n" % (len(header), len(header) + len(body)),
+            b"%s%s\r\n+OK\r\nMSG some.where 7 0\r\n\r\n" % (header, body),
+        )
+    )
+    heard, at, buffer = Heard(), 0, bytearray(80)
+    parser = LeanParser(heard)
+    for size in itertools.cycle(sizes):
+        part = memoryview(buffer)[: len(stream[at : at + size])]
+        part[:] = stream[at : at + size]
+        await parser.parse(cast("bytes", part))
+        at += size
+        if at >= len(stream):
+            break
+    assert heard.said == [
+        (7, b"some.where", b"", body, None),
+        "ping",
+        (8, b"some.where", b"back", body, header),
+        (7, b"some.where", b"", b"", None),
+    ]
+    assert all(isinstance(told[3], bytes) for told in heard.said if isinstance(told, tuple))
+
+
+async def test_a_line_ends_where_it_ends() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO {}\r\nPO")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.write(b"NG\r\nMSG")
+
+    async with connected(serve) as transport:
+        assert await transport.readline() == b"INFO {}\r\n"
+        assert await transport.readline() == b"PONG\r\n"
+        assert await transport.readline() == b"MSG"
+        assert await transport.readline() == b""
+        assert transport.at_eof()
+
+
+async def test_a_line_without_end_is_given_out_where_the_buffer_ends() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(4 * READ_BYTES))
+
+    async with connected(serve) as transport:
+        line = await transport.readline()
+        assert 0 < len(line) <= READ_BYTES
+
+
+async def test_writing_waits_for_a_peer_that_does_not_read() -> None:
+    read = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await read.wait()
+        while await reader.read(READ_BYTES):
+            pass
+
+    async with connected(serve) as transport:
+        transport.writelines([bytes(READ_BYTES)] * 40)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await transport.drain()
+        read.set()
+        await transport.drain()
+
+
+async def test_a_peer_that_is_gone_ends_reading_and_writing() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async with connected(serve) as transport:
+        with suppress(ConnectionError):
+            assert await transport.read(0) == b""
+        await transport.wait_closed()
+        assert transport.at_eof()
+        with pytest.raises(ConnectionError):
+            await transport.drain()
+
+
+async def test_a_second_connection_replaces_the_first() -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello\n")
+        with suppress(ConnectionError):
+            await reader.read()
+        ended.set()
+
+    transport = WideTransport()
+    async with listening(serve) as uri:
+        await transport.connect(uri, 0, 5)
+        await transport.connect(uri, 0, 5)
+        await ended.wait()
+        assert await transport.readline() == b"hello\n"
+        transport.abort()
+        await transport.wait_closed()
+
+
+async def test_what_came_before_tls_does_not_count_as_if_it_came_through_it() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO {}\r\n+OK\r\n")
+        await reader.read()
+
+    async with connected(serve) as transport:
+        assert await transport.readline() == b"INFO {}\r\n"
+        with pytest.raises(ConnectionError, match="before TLS"):
+            await transport.connect_tls("localhost", ssl.create_default_context(), 0, 5)
+
+
+@pytest.mark.parametrize("answer", ["reset", "silence", "nonsense"])
+async def test_a_handshake_that_fails_leaves_nothing_to_wait_for(answer: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        if answer == "reset":
+            writer.transport.abort()
+        if answer == "nonsense":
+            writer.write(b"this is no handshake\r\n")
+        with suppress(ConnectionError):
+            await reader.read()
+
+    async with connected(serve) as transport:
+        with pytest.raises((OSError, TimeoutError)):
+            await transport.connect_tls("localhost", ssl.create_default_context(), 0, 1)
+        await transport.wait_closed()
+        transport.close()
+
+
+async def deaf(asked: asyncio.Event) -> None:
+    """Wait until cancelled, and go on as if nothing had happened."""
+    asked.set()
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+
+
+async def run(asked: asyncio.Event) -> str:
+    with cancellable():
+        await deaf(asked)
+    return "ran on"
+
+
+async def test_a_dropped_cancellation_is_heeded() -> None:
+    asked = asyncio.Event()
+    task = asyncio.ensure_future(run(asked))
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_dropped_timeout_is_a_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await run(asyncio.Event())
+
+
+async def test_without_a_cancellation_nothing_happens() -> None:
+    with cancellable():
+        await asyncio.sleep(0)

@@ -1,0 +1,517 @@
+"""Taking a place in a run: data goes on exactly where the log says, whoever else still sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.errors import BrokerUnavailable, BusError, Superseded
+from skerry.log import ledger, place
+from skerry.log.base import Record, Start
+from skerry.log.contributions import Contribution, Inbox
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.place import Place, settle_in, take_place
+from skerry.log.streams import specs
+from skerry.protocol import messages
+from skerry.protocol.codec import Chunk, encode_vector
+from skerry.protocol.envelope import seal
+from skerry.protocol.messages import (
+    ChunkHeader,
+    Commit,
+    ContributionHeader,
+    ContributionKind,
+    LearnerProgress,
+    Manifest,
+)
+from skerry.protocol.records import decode, encode
+from skerry.protocol.subjects import Subjects
+from tests.support.puppet import walk
+
+RUN = "t"
+PLAN = plan([LeafSpec("w", (24, 256))], 2)
+NAMES = Subjects(RUN)
+CONTRIB = NAMES.stream("CONTRIB")
+CHUNKS: list[list[Chunk]] = [
+    list(encode_vector("int4", walk(fragment, "sent"), 900)) for fragment in PLAN.fragments
+]
+COUNT = len(CHUNKS[0])
+
+
+async def connected(*, window_bytes: int = 64 * 1024**2) -> MemoryBus:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN, window_bytes=window_bytes))
+    return bus
+
+
+async def joined(bus: MemoryBus, learner: str = "a") -> Place:
+    """Take a place and settle in: from here on the incarnation may send."""
+    found = await joining(bus, learner)
+    await settle_in(bus, replace(found.member, inner="new"))
+    return found
+
+
+async def joining(bus: MemoryBus, learner: str = "a") -> Place:
+    """Take a place, and die before anybody has heard where it is."""
+    async with asyncio.timeout(20):
+        return await take_place(bus, RUN, PLAN, learner, host="h", now_ns=1)
+
+
+def told(
+    incarnation: int, identity: int, cursor_from: int, cursor_to: int, *, fragment: int = 0
+) -> ContributionHeader:
+    return ContributionHeader(
+        kind=ContributionKind.OUTER_GRADIENT,
+        learner="a",
+        incarnation=incarnation,
+        identity=identity,
+        fragment=fragment,
+        base_version=1,
+        round_version=2,
+        step=cursor_to,
+        steps=cursor_to - cursor_from,
+        tokens=cursor_to - cursor_from,
+        cursor_from=cursor_from,
+        cursor_to=cursor_to,
+        loss=1.0,
+        captured_ns=1,
+    )
+
+
+async def send_chunk(bus: MemoryBus, header: ContributionHeader, index: int) -> None:
+    """Publish one chunk of a contribution, as ``contributions.Sender`` does them all."""
+    chunk = CHUNKS[header.fragment][index]
+    envelope = ChunkHeader(
+        run=RUN,
+        plan_digest=PLAN.digest,
+        fragment=header.fragment,
+        version=header.base_version,
+        sender=header.learner,
+        incarnation=header.incarnation,
+        index=chunk.index,
+        count=chunk.count,
+        scheme=chunk.scheme,
+        first_block=chunk.first_block,
+        blocks=chunk.blocks,
+        raw_bytes=chunk.raw_bytes,
+        identity=header.identity,
+        contribution=header if index == 0 else None,
+    )
+    subject = NAMES.contribution(header.fragment, header.learner)
+    await bus.publish(subject, seal(envelope, chunk.packed))
+
+
+async def send(bus: MemoryBus, header: ContributionHeader, chunks: int = COUNT) -> None:
+    for index in range(chunks):
+        await send_chunk(bus, header, index)
+
+
+async def commit(
+    bus: MemoryBus,
+    fragment: int,
+    version: int,
+    *,
+    floor: int = 0,
+    rows: Sequence[LearnerProgress] = (),
+) -> None:
+    """Publish a manifest without payload: what it says of contributions is all that counts here."""
+    record = Commit(
+        run=RUN,
+        plan_digest=PLAN.digest,
+        fragment=fragment,
+        version=version,
+        step=10 * version,
+        reason="",
+        syncer="s",
+        fence=1,
+        opened_ns=0,
+        closed_ns=0,
+        quorum_s=0.0,
+        grace_s=0.0,
+        consumed=(),
+        refused=(),
+        contrib_floor=floor,
+        progress=tuple(rows),
+        params_digest=0,
+        master_digest=0,
+    )
+    await bus.publish(NAMES.manifest(fragment), encode(Manifest(record, 0, ())))
+
+
+async def test_first_start_begins_at_zero_and_says_so_in_the_stream() -> None:
+    bus = await connected()
+    found = await joined(bus)
+    assert (found.member.incarnation, found.step, found.cursor) == (1, 0, 0)
+    record = await bus.get(CONTRIB, found.member.contrib_sequence)
+    assert record is not None
+    start = decode(messages.Start, record.payload, run=RUN)
+    assert (start.learner, start.incarnation) == ("a", 1)
+
+
+async def test_what_was_sent_whole_and_not_merged_yet_counts_as_used() -> None:
+    bus = await connected()
+    await joined(bus)
+    await send(bus, told(1, 1, 0, 8))
+    await send(bus, told(1, 1, 0, 12, fragment=1))
+    assert (await joined(bus)).cursor == 12
+
+
+async def test_what_was_sent_in_part_does_not_count() -> None:
+    bus = await connected()
+    await joined(bus)
+    await send(bus, told(1, 1, 0, 8))
+    await send(bus, told(1, 2, 8, 16), COUNT - 1)
+    assert (await joined(bus)).cursor == 8
+
+
+async def test_the_last_chunk_of_a_zombie_behind_the_start_comes_too_late() -> None:
+    bus = await connected()
+    await joined(bus)
+    zombie = told(1, 1, 0, 8)
+    await send(bus, zombie, COUNT - 1)
+    second = await joined(bus)
+    await send_chunk(bus, zombie, COUNT - 1)
+    third = await joined(bus)
+    assert (second.cursor, third.cursor) == (0, 0)
+
+
+async def test_zombie_that_sends_before_the_start_counts_and_behind_it_does_not() -> None:
+    bus = await connected()
+    await joined(bus)
+    await ledger.join(bus, RUN, "a", "h", 2)  # the next one has joined; its Start is not there yet
+    await send(bus, told(1, 1, 0, 8))
+    third = await joined(bus)
+    await send(bus, told(1, 2, 8, 50))
+    await send(bus, told(3, 1, 8, 20, fragment=1))
+    assert (third.cursor, (await joined(bus)).cursor) == (8, 20)
+
+
+async def test_zombie_that_came_too_late_once_comes_too_late_for_ever() -> None:
+    bus = await connected()
+    await joined(bus)
+    second = await joined(bus)
+    await send(bus, told(1, 1, 0, 8))
+    await commit(bus, 0, 2, floor=second.member.contrib_sequence)
+    await joined(bus)
+    assert (await joined(bus)).cursor == 0
+
+
+async def test_start_of_one_that_died_while_joining_cuts_off_its_predecessors() -> None:
+    bus = await connected()
+    await joined(bus)
+    await send(bus, told(1, 1, 0, 8))
+    await joining(bus)
+    await send(bus, told(1, 2, 8, 50))
+    assert (await joined(bus)).cursor == 8
+
+
+async def test_chunks_count_in_whatever_order_and_however_often_they_come() -> None:
+    bus = await connected()
+    await joined(bus)
+    for index in (*range(COUNT - 1, 0, -1), 1, 0):
+        await send_chunk(bus, told(1, 1, 0, 8), index)
+    assert (await joined(bus)).cursor == 8
+
+
+async def test_commits_tell_what_is_no_longer_in_the_stream() -> None:
+    bus = await connected()
+    for learner in "ab":
+        await joined(bus, learner)
+    await commit(bus, 0, 3, rows=[LearnerProgress("a", 1, 4, 100, 40)])
+    await commit(bus, 1, 5, rows=[LearnerProgress("b", 1, 4, 100, 90)])
+    found = await joined(bus)
+    assert (found.step, found.cursor) == (50, 40)
+    assert (found.member.step, found.member.cursor) == (50, 40)
+
+
+class Counting(MemoryBus):
+    """Counts what following costs, and from where it began."""
+
+    began: list[int]
+    patterns: list[str]
+
+    def follow(
+        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        self.began.append(after)
+        self.patterns += [pattern] if isinstance(pattern, str) else pattern
+        return super().follow(pattern, start=start, after=after)
+
+
+async def counting(bus: MemoryBus) -> Counting:
+    made = Counting(bus.broker)
+    made.began, made.patterns = [], []
+    return made
+
+
+async def test_reading_begins_at_the_floor_of_what_waits() -> None:
+    bus = await connected()
+    await joined(bus)
+    for identity in range(1, 4):
+        await send(bus, told(1, identity, 8 * identity - 8, 8 * identity))
+        await send(bus, told(1, identity, 0, 1, fragment=1))
+    floor = 1 + 4 * COUNT
+    await commit(bus, 0, 3, floor=floor, rows=[LearnerProgress("a", 1, 2, 0, 16)])
+    await commit(bus, 1, 3, floor=1 + 6 * COUNT)
+    counted = await counting(bus)
+    assert (await joined(counted)).cursor == 24
+    assert counted.began == [floor]
+    assert NAMES.contribution(1, "a") not in counted.patterns
+
+
+async def test_nothing_is_read_where_all_is_resolved() -> None:
+    bus = await connected()
+    await joined(bus)
+    await send(bus, told(1, 1, 0, 8))
+    await commit(bus, 0, 3, floor=1 + COUNT, rows=[LearnerProgress("a", 1, 1, 0, 8)])
+    counted = await counting(bus)
+    assert (await joined(counted)).cursor == 8
+    assert counted.began == []
+
+
+async def test_floors_of_another_stream_are_not_believed() -> None:
+    bus = await connected()
+    await joined(bus)
+    await commit(bus, 0, 3, floor=1000, rows=[LearnerProgress("a", 1, 1, 0, 8)])
+    await send(bus, told(1, 2, 8, 16))
+    assert (await joined(bus)).cursor == 16
+
+
+async def test_stream_whose_head_has_aged_out_is_read_from_what_is_left() -> None:
+    bus = await connected(window_bytes=1024**2)
+    await joined(bus)
+    await send(bus, told(1, 1, 0, 8))
+    stream = bus.broker.streams[CONTRIB]
+    for sequence in list(stream.records)[:-2]:
+        stream.drop(sequence)
+    await send(bus, told(1, 2, 8, 16))
+    assert (await joined(bus)).cursor == 16
+
+
+class Dropping(MemoryBus):
+    """Loses the newest ``Start`` and all before it, ``times`` times, when it is being read."""
+
+    times = 0
+
+    def follow(
+        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        stream = self.broker.streams[CONTRIB]
+        if self.times:
+            self.times -= 1
+            for sequence in list(stream.records):
+                stream.drop(sequence)
+        return super().follow(pattern, start=start, after=after)
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "STALLED_S", 0.01)
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_start_that_retention_drops_while_it_is_read_is_said_again() -> None:
+    bus = await connected()
+    await joined(bus)
+    await send(bus, told(1, 1, 0, 8))
+    dropping = Dropping(bus.broker)
+    dropping.times = 1
+    found = await joined(dropping)
+    record = await bus.get(CONTRIB, found.member.contrib_sequence)
+    assert record is not None
+    assert found.cursor == 0, "what was dropped unmerged can never be merged"
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_window_that_drops_every_start_is_named() -> None:
+    bus = await connected()
+    await joined(bus)
+    dropping = Dropping(bus.broker)
+
+    class Sending(Dropping):
+        async def last_each(self, pattern: str) -> list[Record]:
+            if pattern == NAMES.contributions_of("a"):
+                await send(bus, told(1, 1, 0, 8))
+            return await super().last_each(pattern)
+
+    dropping = Sending(bus.broker)
+    dropping.times = 100
+    with pytest.raises(BusError, match=r"raise log\.window_bytes"):
+        await joined(dropping)
+
+
+class Restarting(MemoryBus):
+    """A broker that is away for a while: a follower gets nothing, a request gets no answer."""
+
+    away = 3
+
+    def follow(
+        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        if self.away:
+            return self._silent()
+        return super().follow(pattern, start=start, after=after)
+
+    async def _silent(self) -> AsyncGenerator[Record]:
+        await asyncio.Event().wait()
+        yield Record("", 0, 0, b"")
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        self.away -= 1
+        if self.away:
+            msg = "No server answers."
+            raise BrokerUnavailable(msg)
+        return await super().get(stream, sequence)
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_broker_that_restarts_meanwhile_is_waited_for() -> None:
+    bus = await connected()
+    await joined(bus)
+    await send(bus, told(1, 1, 0, 8))
+    found = await joined(Restarting(bus.broker))
+    assert found.cursor == 8
+    assert found.member.contrib_sequence == 2 + COUNT, "the Start is not said again"
+
+
+async def test_bytes_that_nobody_would_merge_count_for_nothing() -> None:
+    bus = await connected()
+    await joined(bus)
+    await bus.publish(NAMES.contribution(0, "a"), b"noise")
+    await bus.publish(NAMES.contribution(7, "a"), b"noise")
+    await bus.publish(NAMES.start("a"), b"noise")
+    await send(bus, told(1, 1, 0, 8))
+    assert (await joined(bus)).cursor == 8
+
+
+async def test_settling_in_says_where_the_same_incarnation_goes_on() -> None:
+    bus = await connected()
+    found = await joining(bus)
+    member = replace(found.member, inner="warm", inner_age_steps=7)
+    await settle_in(bus, member)
+    await settle_in(bus, member)
+    assert (await ledger.members(bus, RUN))["a"] == member
+    assert (await joined(bus)).member.incarnation == 2
+
+
+async def test_overtaken_learner_never_hides_the_newer_incarnation() -> None:
+    bus = await connected()
+    first = await joining(bus)
+    await joined(bus)
+    with pytest.raises(Superseded, match="started again on h"):
+        await settle_in(bus, first.member)
+    assert (await joined(bus)).member.incarnation == 3
+
+
+class Reference:
+    """A syncer reduced to what counts here: reads in order, refuses what comes behind a Start."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self.inbox = Inbox(RUN, PLAN)
+        self.position = 0
+        self.incarnation = 0
+        self.versions = [0, 0]
+        self.waiting: list[list[Contribution]] = [[], []]
+        self.merged: list[ContributionHeader] = []
+
+    async def read(self, limit: int) -> None:
+        """Read up to ``limit`` records."""
+        last = self.bus.broker.streams[CONTRIB].last_seq
+        for sequence in range(self.position + 1, min(last, self.position + limit) + 1):
+            self.position = sequence
+            record = await self.bus.get(CONTRIB, sequence)
+            assert record is not None
+            if record.subject == NAMES.start("a"):
+                start = decode(messages.Start, record.payload, run=RUN)
+                self.incarnation = max(self.incarnation, start.incarnation)
+                continue
+            got = self.inbox.feed(record)
+            if isinstance(got, Contribution) and got.header.incarnation >= self.incarnation:
+                self.waiting[got.header.fragment].append(got)
+
+    async def commit(self, fragment: int) -> None:
+        self.merged += [c.header for c in self.waiting[fragment]]
+        self.waiting[fragment] = []
+        self.versions[fragment] += 1
+        mine = [h for h in self.merged if h.fragment == fragment]
+        unfinished = self.inbox.unfinished_from(fragment)
+        rows = [LearnerProgress("a", 1, 1, 0, max(h.cursor_to for h in mine))] if mine else []
+        floor = self.position if unfinished is None else unfinished - 1
+        await commit(self.bus, fragment, self.versions[fragment], floor=floor, rows=rows)
+
+
+class Life:
+    """One incarnation: trains, and sends the chunks of one contribution after another."""
+
+    def __init__(self, place: Place) -> None:
+        self.incarnation, self.cursor = place.member.incarnation, place.cursor
+        self.began = place.cursor
+        self.origin = [place.cursor, place.cursor]
+        self.identity = [0, 0]
+        self.sending: list[tuple[ContributionHeader, int] | None] = [None, None]
+
+    async def send(self, bus: MemoryBus, fragment: int, chunks: int) -> None:
+        """Go on sending; a contribution that is done is followed by one of new work."""
+        for _ in range(chunks):
+            self.cursor += 1
+            now = self.sending[fragment]
+            if now is None:
+                self.identity[fragment] += 1
+                header = told(
+                    self.incarnation,
+                    self.identity[fragment],
+                    self.origin[fragment],
+                    self.cursor,
+                    fragment=fragment,
+                )
+                self.origin[fragment] = self.cursor
+                now = (header, 0)
+            header, index = now
+            await send_chunk(bus, header, index)
+            self.sending[fragment] = (header, index + 1) if index + 1 < COUNT else None
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("send"), st.integers(0, 2), st.integers(0, 1), st.integers(1, 2 * COUNT)),
+    st.tuples(st.just("read"), st.just(0), st.just(0), st.integers(1, 4 * COUNT)),
+    st.tuples(st.just("commit"), st.just(0), st.integers(0, 1), st.just(0)),
+    st.tuples(st.just("restart"), st.just(0), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(ACTIONS, max_size=40))
+def test_no_data_counts_twice_and_none_is_left_out(
+    actions: list[tuple[str, int, int, int]],
+) -> None:
+    asyncio.run(check_interleaving(actions))
+
+
+async def check_interleaving(actions: list[tuple[str, int, int, int]]) -> None:
+    """Play a schedule in which older incarnations go on sending, then let the syncer finish."""
+    bus = await connected()
+    syncer, lives = Reference(bus), [Life(await joined(bus))]
+    for kind, back, fragment, amount in actions:
+        match kind:
+            case "send":
+                await lives[max(0, len(lives) - 1 - back)].send(bus, fragment, amount)
+            case "read":
+                await syncer.read(amount)
+            case "commit":
+                await syncer.commit(fragment)
+            case _:
+                lives.append(Life(await joined(bus)))
+    await syncer.read(1_000_000)
+    await syncer.commit(0)
+    await syncer.commit(1)
+    known = 0
+    for life in lives:
+        assert life.began == known, "used twice if less, left out if more"
+        mine = [h for h in syncer.merged if h.incarnation == life.incarnation]
+        known = max([known, *(h.cursor_to for h in mine)])

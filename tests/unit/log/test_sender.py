@@ -1,0 +1,163 @@
+"""Contributions leave one behind the other and do not wait for each other's acknowledgements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.errors import BrokerUnavailable
+from skerry.log import contributions
+from skerry.log.contributions import Sender
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.codec import Chunk, encode_vector
+from skerry.protocol.messages import ContributionHeader, ContributionKind
+from tests.support.puppet import walk
+
+RUN = "t"
+PLAN = plan([LeafSpec("w", (64, 256))], 2)
+
+
+def header(fragment: int) -> ContributionHeader:
+    kind = ContributionKind.OUTER_GRADIENT
+    return ContributionHeader(kind, "a", 1, 1, fragment, 3, 4, 9, 2, 64, 0, 4, 1.5, 0)
+
+
+def chunks(fragment: int) -> list[Chunk]:
+    return list(encode_vector("int4", walk(PLAN.fragments[fragment], fragment), 2560))
+
+
+@dataclass
+class Held:
+    """A broker far away: it keeps its acknowledgements until it is told to let some go.
+
+    ``most`` messages were on their way at once.
+    """
+
+    bus: MemoryBus
+    begun: list[str] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    answers: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    most: int = 0
+
+    async def publish(self, subject: str, payload: bytes, **options: Any) -> object:
+        name = options["msg_id"]
+        self.begun.append(name)
+        self.sizes[name] = len(payload)
+        self.answers[name] = asyncio.get_running_loop().create_future()
+        self.most = max(self.most, self.flying)
+        await self.answers[name]
+        return await MemoryBus.publish(self.bus, subject, payload, **options)
+
+    @property
+    def flying(self) -> int:
+        """How many messages are on their way."""
+        return sum(not self.answers[name].done() for name in self.begun)
+
+    async def begins(self, count: int) -> None:
+        """Wait until so many messages are on their way or were."""
+        async with asyncio.timeout(60):
+            while len(self.begun) < count:  # noqa: ASYNC110  a list has no event
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    found = Held(bus)
+    monkeypatch.setattr(bus, "publish", found.publish)
+    return found
+
+
+@asynccontextmanager
+async def sending(sender: Sender, fragments: Sequence[int]) -> AsyncGenerator[asyncio.Future[Any]]:
+    tasks = [sender.send(header(f), chunks(f)) for f in fragments]
+    everything = asyncio.gather(*tasks, return_exceptions=True)
+    try:
+        yield everything
+    finally:
+        everything.cancel()
+
+
+def names(fragment: int) -> list[str]:
+    return [f"a/1/{fragment}/1/{chunk.index}" for chunk in chunks(fragment)]
+
+
+async def test_the_next_one_leaves_before_the_log_has_the_one_before(held: Held) -> None:
+    everything = names(0) + names(1)
+    assert len(everything) == contributions.SEND_WINDOW
+    async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
+        await held.begins(len(everything))
+        assert held.begun == everything
+        assert not ended.done()
+        for answer in held.answers.values():
+            answer.set_result(None)
+        assert await ended == [
+            sum(held.sizes[name] for name in names(0)),
+            sum(held.sizes[name] for name in names(1)),
+        ]
+
+
+async def test_no_more_than_the_window_is_on_its_way(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contributions, "SEND_WINDOW", 2)
+    everything = names(0) + names(1)
+    async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
+        for position, name in enumerate(everything):
+            await held.begins(min(position + 2, len(everything)))
+            held.answers[name].set_result(None)
+        assert min(await ended) > 0
+    assert held.most == 2
+
+
+async def test_one_that_fails_after_it_has_left_leaves_the_window_to_the_others(held: Held) -> None:
+    sender = Sender(held.bus, RUN, PLAN)
+    async with sending(sender, [0, 1]) as ended:
+        await held.begins(len(names(0) + names(1)))
+        held.answers[names(0)[1]].set_exception(BrokerUnavailable("away"))
+        for name in names(1):
+            held.answers[name].set_result(None)
+        failed, sent = await ended
+    assert isinstance(failed, BrokerUnavailable)
+    assert sent > 0
+    assert sender._window._value == contributions.SEND_WINDOW
+
+
+async def test_one_that_fails_while_it_leaves_makes_way_for_the_next(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contributions, "SEND_WINDOW", 1)
+    async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
+        await held.begins(1)
+        held.answers[names(0)[0]].set_exception(BrokerUnavailable("away"))
+        for position, name in enumerate(names(1), 2):
+            await held.begins(position)
+            held.answers[name].set_result(None)
+        failed, sent = await ended
+    assert held.begun == [names(0)[0], *names(1)]
+    assert isinstance(failed, BrokerUnavailable)
+    assert sent > 0
+
+
+async def test_one_that_is_given_up_while_it_leaves_makes_way_for_the_next(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contributions, "SEND_WINDOW", 1)
+    sender = Sender(held.bus, RUN, PLAN)
+    first = asyncio.ensure_future(sender.send(header(0), chunks(0)))
+    await held.begins(1)
+    async with sending(sender, [1]) as ended:
+        first.cancel()
+        for position, name in enumerate(names(1), 2):
+            await held.begins(position)
+            held.answers[name].set_result(None)
+        assert min(await ended) > 0
+    assert first.cancelled()

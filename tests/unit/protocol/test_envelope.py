@@ -1,0 +1,197 @@
+"""A chunk's envelope is believed only if it fits the run, the plan and its own sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.algorithm.fragments import BLOCK, Fragment, LeafSpec, Plan, Slice
+from skerry.algorithm.quantise import quantise, raw_bytes
+from skerry.errors import (
+    Corrupt,
+    Oversized,
+    Truncated,
+    UnknownScheme,
+    WireError,
+    WrongPlan,
+    WrongRun,
+    WrongVersion,
+)
+from skerry.protocol import frame, proto
+from skerry.protocol.codec import pack, packed_bound
+from skerry.protocol.envelope import OUTER_STACK, seal, unseal
+from skerry.protocol.frame import Kind
+from skerry.protocol.messages import ChunkHeader, ContributionHeader, ContributionKind
+from skerry.protocol.v1 import chunk_pb2
+
+BLOCKS = 3
+PLAN = Plan(
+    leaves=(LeafSpec("a", (600,)), LeafSpec("b", (4, 100))),
+    fragments=(
+        Fragment(0, (Slice(0, 0, 512), Slice(1, 0, 200))),
+        Fragment(1, (Slice(0, 512, 600), Slice(1, 200, 400))),
+    ),
+    digest=0xFFFF_0000_1234_5678,
+)
+X = np.random.default_rng(0).standard_normal(BLOCKS * BLOCK).astype(np.float32)
+(CHUNK,) = pack("int4", quantise("int4", X), 1 << 20)
+CONTRIBUTION = ContributionHeader(
+    *(ContributionKind.OUTER_GRADIENT, "ann", 1, 5, 0, 2, 3, 40, 20, 81_920, 10, 20, 2.5, 99),
+    norms=(1.5, 0.25),
+)
+HEADER = ChunkHeader(
+    *("r", PLAN.digest, 0, 2, "ann", 1, 0, 1, "int4", 0, BLOCKS, raw_bytes("int4", BLOCKS)),
+    identity=5,
+    contribution=CONTRIBUTION,
+)
+MESSAGE = seal(HEADER, CHUNK.packed)
+
+
+def refused(header: ChunkHeader = HEADER, packed: bytes = CHUNK.packed) -> type[WireError]:
+    with pytest.raises(WireError) as caught:
+        unseal(seal(header, packed), run="r", plan=PLAN)
+    return caught.type
+
+
+def test_what_is_sealed_is_unsealed() -> None:
+    header, packed = unseal(MESSAGE, run="r", plan=PLAN)
+
+    assert header == HEADER
+    assert packed == CHUNK.packed
+
+
+def test_the_payload_is_a_view_and_no_copy() -> None:
+    _, packed = unseal(MESSAGE, run="r", plan=PLAN)
+
+    assert packed.obj is MESSAGE
+
+
+def test_every_bit_flip_is_refused() -> None:
+    for bit in range(8 * len(MESSAGE)):
+        damaged = bytearray(MESSAGE)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError):
+            unseal(bytes(damaged), run="r", plan=PLAN)
+
+
+def test_every_truncation_is_refused() -> None:
+    for size in range(len(MESSAGE)):
+        with pytest.raises(Truncated):
+            unseal(MESSAGE[:size], run="r", plan=PLAN)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=100), st.binary(max_size=100))
+def test_any_bytes_in_a_good_frame_raise_nothing_but_wire_errors(
+    header: bytes, payload: bytes
+) -> None:
+    with pytest.raises(WireError):
+        unseal(frame.write(Kind.CHUNK, header, payload), run="r", plan=PLAN)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_any_header_values_are_accepted_or_a_wire_error(data: st.DataObject) -> None:
+    number = st.integers(0, 2**64 - 1) | st.integers(0, 5)
+    names = ["fragment", "index", "count", "first_block", "blocks", "raw_bytes"]
+    changes = data.draw(st.dictionaries(st.sampled_from(names), number, min_size=1))
+    changed: Any = replace(HEADER, **changes)
+    try:
+        header, _ = unseal(seal(changed, CHUNK.packed), run="r", plan=PLAN)
+    except WireError:
+        return
+    assert header.first_block + header.blocks <= BLOCKS
+    assert header.raw_bytes == raw_bytes(header.scheme, header.blocks)
+
+
+def test_another_run_is_refused() -> None:
+    assert refused(replace(HEADER, run="s")) is WrongRun
+
+
+def test_another_plan_is_refused() -> None:
+    assert refused(replace(HEADER, plan_digest=PLAN.digest - 1)) is WrongPlan
+
+
+def test_a_fragment_that_the_plan_lacks_is_refused() -> None:
+    assert refused(replace(HEADER, fragment=2)) is WrongPlan
+
+
+def test_another_wire_version_is_refused() -> None:
+    with pytest.raises(WrongVersion):
+        unseal(MESSAGE[:4] + b"\x09" + MESSAGE[5:], run="r", plan=PLAN)
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    assert refused(replace(HEADER, scheme="int3")) is UnknownScheme
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"blocks": 4, "raw_bytes": 4 * 130}, Oversized),
+        ({"blocks": 2**50, "raw_bytes": 130 * 2**50}, Oversized),
+        ({"blocks": 0, "raw_bytes": 0}, Corrupt),
+        ({"first_block": 1}, Corrupt),
+        ({"raw_bytes": 389}, Corrupt),
+        ({"raw_bytes": 391}, Oversized),
+        ({"scheme": "int8"}, Corrupt),
+        ({"index": 1}, Corrupt),
+        ({"count": 0}, Corrupt),
+        ({"count": 4}, Corrupt),
+    ],
+    ids=str,
+)
+def test_a_chunk_that_cannot_be_of_this_fragment_is_refused(
+    changes: dict[str, Any], error: type[WireError]
+) -> None:
+    assert refused(replace(HEADER, **changes)) is error
+
+
+def test_the_smaller_fragment_has_its_own_bound() -> None:
+    plain = replace(HEADER, contribution=None)
+
+    assert refused(replace(plain, fragment=1)) is Oversized
+
+
+def test_a_payload_above_what_its_blocks_can_take_is_oversized() -> None:
+    assert refused(packed=bytes(packed_bound("int4", BLOCKS) + 1)) is Oversized
+
+
+def test_the_state_of_an_outer_optimizer_may_stack_vectors_up_to_a_bound() -> None:
+    def state(blocks: int) -> ChunkHeader:
+        raw = raw_bytes("int4", blocks)
+        return replace(HEADER, contribution=None, part="outer.mu", blocks=blocks, raw_bytes=raw)
+
+    header, _ = unseal(seal(state(2 * BLOCKS), CHUNK.packed), run="r", plan=PLAN)
+    assert header.blocks == 2 * BLOCKS
+    assert refused(state(OUTER_STACK * BLOCKS + 1)) is Oversized
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fragment": 1},
+        {"norms": (1.0,)},
+        {"norms": (1.0, float("nan"))},
+        {"norms": (1.0, float("inf"))},
+        {"norms": (1.0, -0.5)},
+    ],
+    ids=str,
+)
+def test_a_contribution_that_does_not_fit_its_fragment_is_corrupt(changes: dict[str, Any]) -> None:
+    contribution = replace(CONTRIBUTION, **changes)
+
+    assert refused(replace(HEADER, contribution=contribution)) is Corrupt
+
+
+def test_an_unknown_kind_of_contribution_is_a_wrong_version() -> None:
+    header = chunk_pb2.ChunkHeader.FromString(proto.encode(HEADER))
+    header.contribution.MergeFromString(b"\x08\x63")  # kind = 99
+    message = frame.write(Kind.CHUNK, header.SerializeToString(), CHUNK.packed)
+    with pytest.raises(WrongVersion, match="ContributionKind 99"):
+        unseal(message, run="r", plan=PLAN)

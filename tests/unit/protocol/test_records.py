@@ -1,0 +1,212 @@
+"""Records come back as they were sent, or are refused with the error that says why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.errors import Corrupt, Oversized, WireError, WrongPlan, WrongRun, WrongVersion
+from skerry.protocol import frame, proto, records
+from skerry.protocol.frame import Kind
+from skerry.protocol.messages import (
+    Commit,
+    Fence,
+    LearnerPhase,
+    Manifest,
+    MemberRecord,
+    Pulse,
+    Round,
+    RunRecord,
+    RunState,
+)
+from skerry.protocol.v1 import presence_pb2, state_pb2
+
+if TYPE_CHECKING:
+    from skerry.protocol.records import Record
+
+ALL = sorted(records.KINDS.items(), key=lambda item: item[1])
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for anything a message field may hold."""
+    if get_origin(hint) is tuple:
+        return st.lists(values(get_args(hint)[0]), max_size=3).map(tuple)
+    if get_origin(hint) is dict:
+        return st.dictionaries(st.text(), st.text(), max_size=3)
+    if type(None) in get_args(hint):
+        return st.none() | values(next(a for a in get_args(hint) if a is not type(None)))
+    if isinstance(hint, type) and is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return st.builds(hint, **{f.name: values(hints[f.name]) for f in fields(hint)})
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from(list(hint))
+    simple: dict[Hashable, st.SearchStrategy[Any]] = {
+        int: st.integers(0, 2**64 - 1),
+        float: st.floats(allow_nan=False),
+        bool: st.booleans(),
+        str: st.text(),
+    }
+    return simple[hint]
+
+
+def origin(record: Any) -> Any:
+    return record.commit if isinstance(record, Manifest) else record
+
+
+PULSE = Pulse("r", "ann", 1, LearnerPhase.TRAINING, 5, 6, 7, 8, 9, 1.5, 0.1, 2.0, 3.0, 1, 2, 3)
+COMMIT = Commit("r", 77, 3, 4, 96, "quorum", "s", 1, 5, 6, 0.5, 0.25, (), (), 0, (), 1, 2)
+ROUND = Round("r", 77, 3, 4, 96, 5, "syncer")
+RUN = RunRecord("r", "{}", (), 2, 77, 5, "0.1.0", RunState.FINISHED)
+
+
+@settings(max_examples=150)
+@given(st.sampled_from([kind for kind, _ in ALL]).flatmap(values))
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    data = records.encode(record)
+
+    assert records.decode(type(record), data, run=origin(record).run) == record
+    assert records.encode(replace(record)) == data
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(list(proto.MESSAGES)).flatmap(values))
+def test_every_message_comes_back_as_it_was(value: object) -> None:
+    assert proto.decode(type(value), proto.encode(value)) == value
+
+
+@pytest.mark.parametrize("kind", proto.MESSAGES, ids=lambda kind: kind.__name__)
+def test_schema_and_dataclass_have_the_same_fields(kind: type[Any]) -> None:
+    schema = proto.MESSAGES[kind].DESCRIPTOR
+
+    assert [field.name for field in schema.fields] == [field.name for field in fields(kind)]
+
+
+@pytest.mark.parametrize("kind", proto.MESSAGES, ids=lambda kind: kind.__name__)
+def test_enum_numbers_follow_the_order_of_the_members(kind: type[Any]) -> None:
+    hints = get_type_hints(kind)
+    for field in proto.MESSAGES[kind].DESCRIPTOR.fields:
+        if field.type == FieldDescriptor.TYPE_ENUM and field.enum_type is not None:
+            names = [value.name for value in field.enum_type.values]
+            prefix = names[0].removesuffix("UNSPECIFIED")
+            assert names[1:] == [prefix + member.name for member in hints[field.name]]
+
+
+def test_infinite_and_missing_losses_survive() -> None:
+    for loss in (math.inf, -0.0):
+        again = records.decode(Pulse, records.encode(replace(PULSE, loss=loss)), run="r")
+        assert math.copysign(1, again.loss) == math.copysign(1, loss)
+        assert again.loss == loss
+    again = records.decode(Pulse, records.encode(replace(PULSE, loss=math.nan)), run="r")
+    assert math.isnan(again.loss)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, -0.5, 1e12])
+@pytest.mark.parametrize("kind", [Pulse, Commit])
+def test_every_time_that_cannot_be_is_seen_and_any_loss_is_believed(
+    kind: type[Pulse | Commit], odd: float
+) -> None:
+    record = PULSE if kind is Pulse else COMMIT
+    assert records.believable(record)
+    times = {name for name, hint in get_type_hints(kind).items() if hint is float} - {"loss"}
+    assert {name[-2:] for name in times} == {"_s"}
+    for name in times:
+        assert not records.believable(replace(record, **{name: odd})), name
+    assert records.believable(replace(PULSE, loss=odd))
+
+
+def test_a_record_of_another_run_is_refused() -> None:
+    with pytest.raises(WrongRun, match="run 'r' and not to 'other'"):
+        records.decode(Pulse, records.encode(PULSE), run="other")
+
+
+@pytest.mark.parametrize("record", [ROUND, RUN], ids=["round", "run"])
+def test_a_record_of_another_plan_is_refused(record: Round | RunRecord) -> None:
+    data = records.encode(record)
+
+    assert records.decode(type(record), data, run="r", plan_digest=77) == record
+    with pytest.raises(WrongPlan):
+        records.decode(type(record), data, run="r", plan_digest=78)
+
+
+def test_one_record_is_not_taken_for_another() -> None:
+    with pytest.raises(Corrupt, match="ROUND"):
+        records.decode(Round, records.encode(PULSE), run="r")
+
+
+def test_a_record_with_a_payload_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="payload"):
+        records.decode(Pulse, frame.write(Kind.PULSE, proto.encode(PULSE), b"x"), run="r")
+
+
+def test_another_wire_version_is_refused() -> None:
+    data = bytearray(records.encode(PULSE))
+    data[4] += 1
+    with pytest.raises(WrongVersion):
+        records.decode(Pulse, bytes(data), run="r")
+
+
+def test_an_enum_value_of_a_later_release_is_a_wrong_version() -> None:
+    body = presence_pb2.Pulse(run="r")
+    body.MergeFromString(b"\x20\x63")  # phase = 99
+    with pytest.raises(WrongVersion, match="LearnerPhase 99"):
+        records.decode(Pulse, frame.write(Kind.PULSE, body.SerializeToString()), run="r")
+
+
+def test_a_missing_enum_is_corrupt() -> None:
+    body = presence_pb2.Pulse(run="r").SerializeToString()
+    with pytest.raises(Corrupt, match="LearnerPhase"):
+        records.decode(Pulse, frame.write(Kind.PULSE, body), run="r")
+
+
+def test_a_manifest_without_its_commit_is_corrupt() -> None:
+    body = state_pb2.Manifest(slot=1).SerializeToString()
+    with pytest.raises(Corrupt, match="no commit"):
+        records.decode(Manifest, frame.write(Kind.MANIFEST, body), run="r")
+
+
+def test_fields_of_a_later_release_are_skipped() -> None:
+    body = proto.encode(Fence("r", 1, "me", 5)) + b"\xfa\x07\x03new"  # field 127
+    data = frame.write(Kind.FENCE, body)
+
+    assert records.decode(Fence, data, run="r") == Fence("r", 1, "me", 5)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(ALL), st.binary(max_size=80))
+def test_any_bytes_in_a_good_frame_raise_nothing_but_wire_errors(
+    entry: tuple[type[Any], Kind], body: bytes
+) -> None:
+    kind, number = entry
+    try:
+        record = records.decode(kind, frame.write(number, body), run="")
+    except WireError:
+        return
+    assert isinstance(record, kind)
+
+
+def test_a_record_above_one_mebibyte_is_not_written() -> None:
+    with pytest.raises(Oversized):
+        records.encode(replace(RUN, config_json="x" * frame.MAX_HEADER_BYTES))
+
+
+@pytest.mark.parametrize("count", [-1, 2**64])
+def test_a_count_that_the_field_cannot_hold_is_an_error_of_the_sender(count: int) -> None:
+    with pytest.raises(ValueError, match="range"):
+        records.encode(MemberRecord("r", "ann", count, "host", 1, 0))
+
+
+def test_a_commit_carries_digests_of_all_64_bits() -> None:
+    commit = Commit(
+        *("r", 2**64 - 1, 1, 2, 3, "quorum", "s", 4, 5, 6, 0.5, 0.0),
+        *((), (), 0, (), 2**64 - 1, 2**63),
+    )
+
+    assert records.decode(Commit, records.encode(commit), run="r") == commit

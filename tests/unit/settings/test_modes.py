@@ -1,0 +1,220 @@
+"""Modes: what each fills in, what each refuses, and that a stored run says it all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.errors import ConfigError
+from skerry.settings.checks import check_run
+from skerry.settings.loading import (
+    child_environment,
+    decided,
+    differences,
+    load,
+    masked,
+    run_config_from_json,
+    to_json,
+    to_toml,
+)
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from skerry.settings.modes import Mode, clauses
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def resolve(*sets: str, **environ: str) -> RunConfig:
+    return load(None, sets, environ).run
+
+
+def refusal(*sets: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(*sets)
+    assert caught.value.path == str(caught.value).partition(" ")[0]
+    return str(caught.value)
+
+
+def value_of(run: RunConfig, path: str) -> Any:
+    table, _, name = path.partition(".")
+    return getattr(getattr(run, table), name)
+
+
+def test_the_default_mode_fills_in_nothing() -> None:
+    assert resolve() == RunConfig()
+    assert resolve().mode == "decoupled"
+    assert differences(resolve("mode=decoupled"), RunConfig()) == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "filled"),
+    [
+        ("streaming", {"quorum": 4, "overlap_steps": 2, "grace_gamma": 0.0, "fragments": 8}),
+        ("diloco", {"quorum": 4, "overlap_steps": 0, "fragments": 1, "h_steps": 24}),
+        (
+            "data-parallel",
+            {
+                "quorum": 4,
+                "overlap_steps": 0,
+                "fragments": 1,
+                "h_steps": 1,
+                "shards": 1,
+                "max_staleness": 0,
+                "adoption": "overwrite",
+                "merge": "average",
+                "contribution_scheme": "f32",
+                "global_scheme": "f32",
+            },
+        ),
+    ],
+)
+def test_a_mode_fills_in_what_is_open(mode: str, filled: dict[str, object]) -> None:
+    sync = resolve(f"mode={mode}", "sync.learners=4").sync.model_dump()
+    assert {name: sync[name] for name in filled} == filled
+
+
+def test_data_parallel_puts_the_optimizer_on_the_syncer() -> None:
+    run = resolve("mode=data-parallel")
+    assert (run.train.inner, run.outer.preset) == ("gradient", "adamw")
+
+
+def test_a_single_learner_travels_in_f32_and_takes_its_own_steps() -> None:
+    run = resolve("mode=single")
+    sync = run.sync
+    assert (sync.learners, sync.quorum, sync.merge) == (1, 1, "average")
+    assert (sync.contribution_scheme, sync.global_scheme) == ("f32", "f32")
+    assert run.outer.preset == "direct"
+    assert run.train.inner == "adamw"
+
+
+def test_what_the_user_has_set_stays() -> None:
+    run = resolve("mode=streaming", "sync.overlap_steps=5", "sync.grace_gamma=0.5")
+    assert (run.sync.overlap_steps, run.sync.grace_gamma) == (5, 0.5)
+    assert resolve("mode=single", "sync.contribution_scheme=int4").sync.contribution_scheme == (
+        "int4"
+    )
+
+
+def test_every_source_may_name_the_mode(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('mode = "diloco"\n[sync]\nlearners = 3\n')
+    assert load(path, (), {}).run.sync.quorum == 3
+    assert resolve(SKERRY_MODE="single").sync.learners == 1
+    assert load(path, ["mode=streaming"], {"SKERRY_MODE": "single"}).run.mode == "streaming"
+
+
+def test_a_mode_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    sentence = refusal("mode=ddp")
+    assert 'mode (from --set) is "ddp", but it must be one of' in sentence
+    assert all(f"'{mode}'" in sentence for mode in MODES)
+
+
+def test_children_get_the_mode_by_file_and_not_twice() -> None:
+    assert "SKERRY_MODE" not in child_environment({}, {"SKERRY_MODE": "diloco"})
+    assert 'mode = "diloco"' in to_toml(load(None, ["mode=diloco"], {}))
+    assert masked(load(None, ["mode=diloco"], {}))["mode"] == "diloco"
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (
+            ["mode=streaming", "sync.quorum=1"],
+            'is 1 but mode is "streaming", in which every round waits for all learners: leave it',
+        ),
+        (["mode=streaming", "sync.overlap_steps=0"], "in which learners train on while they meet"),
+        (["mode=streaming", "sync.fragments=7"], "one divides the other"),
+        (["mode=diloco", "sync.quorum=1"], 'sync.quorum is 1 but mode is "diloco"'),
+        (["mode=diloco", "sync.fragments=8"], "leave it out or set sync.fragments=1."),
+        (["mode=diloco", "sync.overlap_steps=2"], "in which learners stop until they have met"),
+        (["mode=data-parallel", "sync.h_steps=24"], "in which every step is averaged"),
+        (["mode=data-parallel", "sync.merge=rda"], 'sync.merge is "rda" but mode is'),
+        (["mode=data-parallel", "train.inner=adamw"], "in which learners send bare gradients"),
+        (["mode=data-parallel", "outer.preset=direct"], "what a learner's AdamW would: leave"),
+        (["mode=data-parallel", "outer.lr=0.1"], "from train.lr: leave it out."),
+        (["mode=data-parallel", "train.duration_s=60"], "counts steps and no time: leave it out."),
+        (["mode=single", "sync.learners=2"], 'sync.learners is 2 but mode is "single", which is'),
+        (["sync.overlap_steps=0"], "sync.quorum is 1 but sync.overlap_steps is 0 and sync."),
+        (["train.inner=gradient"], 'train.inner is "gradient" but mode is "decoupled"'),
+        (["outer.preset=adamw"], 'outer.preset is "adamw" but mode is "decoupled"'),
+        (["mode=diloco", "sync.quorum=3"], 'sync.quorum is 3 but mode is "diloco"'),
+    ],
+)
+def test_contradictions_are_refused_with_the_reason(sets: list[str], sentence: str) -> None:
+    said = refusal(*sets)
+    assert sentence in said
+    assert said.count("\n") == 0
+
+
+OTHER: dict[str, str] = {
+    "sync.quorum": "7",
+    "sync.fragments": "2",
+    "sync.shards": "2",
+    "sync.h_steps": "2",
+    "sync.max_staleness": "1",
+    "sync.adoption": "rebase",
+    "sync.merge": "rda",
+    "sync.contribution_scheme": "int4",
+    "sync.global_scheme": "bf16",
+    "sync.learners": "3",
+    "train.inner": "adamw",
+    "train.duration_s": "9",
+    "outer.preset": "direct",
+    "outer.lr": "0.5",
+    "outer.momentum": "0.5",
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_everything_a_mode_insists_on_is_refused_otherwise(mode: Mode) -> None:
+    for clause in clauses(mode, 2):
+        if clause.because:
+            other = OTHER.get(clause.path, "0" if clause.value else "1")
+            assert refusal(f"mode={mode}", f"{clause.path}={other}").startswith(clause.path)
+
+
+@given(mode=st.sampled_from(MODES), learners=st.integers(1, 64))
+def test_what_a_mode_fills_in_holds_together_and_is_stored_whole(mode: Mode, learners: int) -> None:
+    learners = 1 if mode == "single" else learners
+    run = RunConfig(mode=mode, sync=SyncConfig(learners=learners))
+    check_run(run)
+    assert all(value_of(run, c.path) == c.value for c in clauses(mode, learners))
+    stored = json.loads(to_json(run))
+    assert stored["mode"] == mode
+    assert all(name in stored["sync"] for name in SyncConfig.model_fields)
+    assert run_config_from_json(to_json(run)) == decided(run)
+    assert RunConfig.model_validate_json(to_json(run)) == run
+
+
+@given(mode=st.sampled_from(MODES))
+def test_a_written_file_loads_to_the_same_run(mode: Mode) -> None:
+    import tempfile
+
+    settings = load(None, [f"mode={mode}"], {})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "run.toml")
+        path.write_text(to_toml(settings), encoding="utf-8")
+        assert load(path, (), {}) == settings
+
+
+def test_a_stored_run_that_contradicts_its_mode_is_refused() -> None:
+    stored = json.loads(to_json(RunConfig(mode="diloco")))
+    stored["sync"]["quorum"] = 1
+    with pytest.raises(ConfigError, match=r"sync\.quorum is 1 but mode is"):
+        run_config_from_json(json.dumps(stored))
+
+
+def test_a_stored_run_of_before_there_were_modes_is_decoupled() -> None:
+    stored = json.loads(to_json(RunConfig()))
+    del stored["mode"], stored["train"]["inner"]
+    assert run_config_from_json(json.dumps(stored)) == decided(RunConfig())
+
+
+def test_one_default_is_not_another_runs() -> None:
+    RunConfig(mode="diloco")
+    assert RunConfig().sync == SyncConfig()
+    assert RunConfig().outer == OuterConfig()

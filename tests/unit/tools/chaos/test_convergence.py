@@ -1,0 +1,191 @@
+"""What has to happen after healing, on a log that is written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.errors import StateLost
+from skerry.log import ledger, presence, recovery
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.messages import CheckpointRecord, Commit, Consumed, SyncerPulse
+from skerry_tools.chaos.convergence import Check, Convergence
+from skerry_tools.chaos.witness import Witness
+from tests.support.puppet import run_record
+
+RUN = "r"
+PLAN = plan([LeafSpec("w", (4, 4))], 1)
+KINDS = {"a": "learner", "b": "learner", "s": "syncer", "c": "checkpointer"}
+SHORT_S = 0.2
+LONG_S = 30.0
+
+
+async def connected() -> MemoryBus:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    await ledger.create_run(bus, run_record(RUN, PLAN, "{}"))
+    return bus
+
+
+def commit(version: int, *learners: str, syncer: str = "s") -> Commit:
+    rows = tuple(
+        Consumed(name, 1, version, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1.0, 1.0) for name in learners
+    )
+    return Commit(
+        run=RUN,
+        plan_digest=PLAN.digest,
+        fragment=0,
+        version=version,
+        step=version,
+        reason="all_arrived",
+        syncer=syncer,
+        fence=1,
+        opened_ns=0,
+        closed_ns=0,
+        quorum_s=0.0,
+        grace_s=0.0,
+        consumed=rows,
+        refused=(),
+        contrib_floor=0,
+        progress=(),
+        params_digest=0,
+        master_digest=0,
+    )
+
+
+def checkpoint(path: str) -> CheckpointRecord:
+    return CheckpointRecord(RUN, path, path, (1,), 1, 1, 0, 1)
+
+
+async def answering(bus: MemoryBus, *names: str) -> None:
+    """Publish pulses of these syncers for as long as the test lasts."""
+    for sent_ns in itertools.count(1):
+        for name in names:
+            shards = (0,) if name == "s" else ()
+            pulse = SyncerPulse(RUN, name, "i", sent_ns, shards, host="host")
+            await presence.publish_syncer_pulse(bus, pulse)
+        await asyncio.sleep(0.01)
+
+
+async def judged(
+    bus: MemoryBus,
+    deadline_s: float,
+    damaged: frozenset[str] = frozenset(),
+    answers: tuple[str, ...] = ("s",),
+    kinds: dict[str, str] = KINDS,
+) -> dict[str, Check]:
+    async def damage(path: str) -> str:
+        return "it is damaged" if path in damaged else ""
+
+    waiting = Convergence(bus, RUN, 1, kinds, damage)
+    pulsing = asyncio.create_task(answering(bus, *answers))
+    try:
+        return {check.name: check for check in await waiting.checks(deadline_s)}
+    finally:
+        pulsing.cancel()
+
+
+async def test_a_cluster_in_which_everybody_works_has_converged() -> None:
+    bus = await connected()
+    await recovery.append_commit(bus, commit(1, "a"))
+    await recovery.append_commit(bus, commit(2, "b"))
+    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    told = await judged(bus, LONG_S)
+    assert all(check.ok for check in told.values())
+    assert told["a checkpoint verifies"].detail == "whole"
+
+
+async def test_a_learner_that_stays_silent_is_named() -> None:
+    bus = await connected()
+    await recovery.append_commit(bus, commit(1, "a"))
+    told = await judged(bus, SHORT_S)
+    assert told["a contributes"].ok
+    assert not told["b contributes"].ok
+    assert "nothing of it was merged" in told["b contributes"].detail
+
+
+async def test_a_stand_by_has_to_answer_though_another_syncer_commits() -> None:
+    bus = await connected()
+    await recovery.append_commit(bus, commit(1, "a", "b"))
+    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    two = KINDS | {"t": "syncer"}
+    old = SyncerPulse(RUN, "t", "i", 1, (0,))
+    await presence.publish_syncer_pulse(bus, old)
+    told = await judged(bus, SHORT_S, kinds=two)
+    assert (told["s answers"].ok, told["s answers"].detail) == (True, "holds shards 0")
+    assert not told["t answers"].ok
+    told = await judged(bus, LONG_S, kinds=two, answers=("s", "t"))
+    assert (told["t answers"].ok, told["t answers"].detail) == (True, "stands by")
+
+
+async def test_a_syncer_that_only_says_goodbye_has_not_answered() -> None:
+    bus = await connected()
+    two = KINDS | {"t": "syncer"}
+    await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "t", "i", 1, (0,), host="host"))
+    waiting = asyncio.create_task(judged(bus, SHORT_S, kinds=two))
+    await asyncio.sleep(SHORT_S / 2)
+    await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "t", "i", 2))
+    assert not (await waiting)["t answers"].ok
+
+
+async def test_what_cannot_be_watched_is_a_failed_check_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(*_: object, **__: object) -> AsyncGenerator[None]:
+        for _nothing in range(0):
+            yield
+        msg = "Stream SKERRY_r_LEDGER is not in this log."
+        raise StateLost(msg)
+
+    bus = await connected()
+    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    monkeypatch.setattr(ledger, "follow_commits", broken)
+    monkeypatch.setattr(ledger, "wait_finished", lambda *_: anext(broken()))
+    told = await judged(bus, SHORT_S)
+    assert not told["commits can be watched"].ok
+    assert not told["the run's end can be watched"].ok
+    assert told["a checkpoint verifies"].ok
+
+
+async def test_a_commit_by_a_syncer_that_is_gone_is_no_sign_of_life() -> None:
+    bus = await connected()
+    await recovery.append_commit(bus, commit(1, "a", "b", syncer="dead"))
+    assert not (await judged(bus, SHORT_S))["a syncer that runs commits"].ok
+
+
+async def test_a_damaged_checkpoint_does_not_count_but_a_later_whole_one_does() -> None:
+    bus = await connected()
+    await recovery.append_commit(bus, commit(1, "a", "b"))
+    await ledger.record_checkpoint(bus, checkpoint("broken"))
+    told = await judged(bus, SHORT_S, frozenset({"broken"}))
+    assert told["a checkpoint verifies"].detail.startswith("it is damaged")
+    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    assert (await judged(bus, LONG_S, frozenset({"broken"})))["a checkpoint verifies"].ok
+
+
+async def test_in_a_finished_run_nobody_has_anything_left_to_do() -> None:
+    bus = await connected()
+    await ledger.finish_run(bus, await ledger.read_run(bus, RUN))
+    assert all(check.ok for check in (await judged(bus, LONG_S)).values())
+
+
+async def test_a_witness_misses_what_is_gone_or_has_changed() -> None:
+    bus = await connected()
+    witness = Witness(bus, RUN)
+    watching = asyncio.create_task(witness.watch(0))
+    await recovery.append_commit(bus, commit(1, "a"))
+    await recovery.append_commit(bus, commit(2, "a"))
+    async with asyncio.timeout(LONG_S):
+        while len(witness.seen) < 2:  # noqa: ASYNC110 - a follower sends no event
+            await asyncio.sleep(0.001)
+    watching.cancel()
+    assert await witness.lost() == []
+    first, second = witness.seen
+    witness.seen[second] = b"something else"
+    witness.seen[second + 7] = witness.seen[first]
+    assert await witness.lost() == [second, second + 7]

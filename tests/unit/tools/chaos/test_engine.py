@@ -1,0 +1,371 @@
+"""Faults on real processes that do next to nothing: each fires, shows it, and is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry.cli.cluster import clock
+from skerry.cli.cluster.processes import TABLE, Processes
+from skerry.cli.cluster.proxy import Proxy
+from skerry.errors import ConfigError, SkerryError
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.service.control import CONTROL, PROXY, listening
+from skerry.tasks import TaskGroup
+from skerry_tools.chaos import healing, messages
+from skerry_tools.chaos.actions import action_of
+from skerry_tools.chaos.engine import Engine, Firing
+from skerry_tools.chaos.ground import NotFired, able, refuse, refuse_targets
+from skerry_tools.chaos.healing import Healing, Undone, heal, undo
+from skerry_tools.chaos.local import LocalGround
+from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
+
+RUN = "r"
+IDLE = "import signal; signal.pause()"
+WRITING = """
+import pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGXFSZ})
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+while True:
+    try:
+        pathlib.Path(sys.argv[1]).write_bytes(bytes(10))
+    except OSError:
+        pass
+"""
+KINDS = {"learner-1": "learner", "learner-2": "learner", "syncer": "syncer", "broker": "broker"}
+
+
+def stop(pid: int) -> None:
+    """Stop a child, and return when its kernel says that it has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+@dataclass(slots=True)
+class Site:
+    """A run folder with processes in it, and a supervisor that only kills."""
+
+    ground: LocalGround
+    table: Processes
+    processes: dict[str, asyncio.subprocess.Process] = field(
+        default_factory=dict[str, asyncio.subprocess.Process]
+    )
+    firings: list[tuple[Firing, bool]] = field(default_factory=list[tuple[Firing, bool]])
+
+    async def start(self, name: str, code: str = IDLE, *arguments: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", "-c", code, *arguments
+        )
+        self.processes[name] = process
+        self.table.started(name, KINDS[name], process.pid)
+
+    async def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+        process = self.processes[order["name"]]
+        process.kill()
+        await process.wait()
+        return {"pid": process.pid}
+
+    async def run(self, *faults: Fault) -> list[Firing]:
+        plan = FaultPlan(1, faults)
+        made = Engine(plan, self.ground, lambda firing, over: self.firings.append((firing, over)))
+        async with asyncio.timeout(60):
+            await made.run()
+        return made.history
+
+
+@asynccontextmanager
+async def site(folder: Path) -> AsyncGenerator[Site]:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    held = Site(LocalGround(RUN, folder, bus), Processes(folder / TABLE))
+    with held.table.kept():
+        async with listening(folder / CONTROL, held.obey):
+            try:
+                for name in KINDS:
+                    await held.start(name)
+                yield held
+            finally:
+                for process in held.processes.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+
+
+async def test_a_killed_process_is_gone(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        (firing,) = await held.run(Fault(0.0, Kind.KILL, "learner-1"))
+        assert firing.fired
+        assert f"pid {held.processes['learner-1'].pid} is gone" in firing.proof
+        assert [over for _, over in held.firings] == [False, True]
+
+
+async def test_a_paused_process_is_stopped_and_then_resumed(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        (firing,) = await held.run(Fault(0.0, Kind.PAUSE, "syncer"))
+        assert "(T)" in firing.proof
+        assert not held.ground.entry("syncer").paused
+
+
+async def test_a_target_that_is_down_is_skipped_and_counted_as_not_fired(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        held.processes["syncer"].kill()
+        await held.processes["syncer"].wait()
+        (firing,) = await held.run(Fault(0.0, Kind.PAUSE, "syncer"))
+        assert (firing.fired, firing.proof) == (False, "syncer is down already")
+
+
+async def test_the_same_fault_twice_at_once_counts_once(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        history = await held.run(
+            Fault(0.0, Kind.PAUSE, "syncer", 0.5), Fault(0.1, Kind.PAUSE, "syncer", 0.1)
+        )
+        assert [firing.fired for firing in history] == [True, False]
+
+
+async def test_a_full_disk_shows_itself_by_a_refused_write(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        held.processes["broker"].kill()
+        await held.processes["broker"].wait()
+        await held.start("broker", WRITING, str(tmp_path / "written"))
+        (firing,) = await held.run(Fault(0.0, Kind.DISK_FULL, "broker"))
+        assert "refused a write" in firing.proof
+        limit = resource.prlimit(held.processes["broker"].pid, resource.RLIMIT_FSIZE)
+        assert limit == resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+async def test_a_partition_shows_itself_by_what_stalls(tmp_path: Path) -> None:
+    proxy = Proxy("127.0.0.1", 1)
+    async with (
+        site(tmp_path) as held,
+        proxy.serving({"learner-1": ("127.0.0.1", 0)}),
+        listening(tmp_path / PROXY, proxy.answer),
+    ):
+        ground = held.ground
+        action = action_of(Fault(0.0, Kind.PARTITION, "learner-1"), "learner-1", ground, "seed")
+        await action.begin()
+        assert not await action.proof()
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.ports["learner-1"])
+        async with asyncio.timeout(30):
+            while not await action.proof():  # noqa: ASYNC110 - counters send no event
+                await asyncio.sleep(0.01)
+        assert "connections kept out" in await action.proof()
+        await action.end()
+        assert (await ground.route("learner-1"))["cut"] == "none"
+        writer.close()
+
+
+async def test_a_clock_that_was_moved_is_put_right(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        fault = Fault(0.0, Kind.CLOCK_JUMP, "learner-1", amount=-30.0)
+        action = action_of(fault, "learner-1", held.ground, "seed")
+        await action.begin()
+        assert float(clock.file_of(tmp_path, "learner-1").read_text()) == -30.0
+        await action.end()
+        assert float(clock.file_of(tmp_path, "learner-1").read_text()) == 0.0
+
+
+async def test_an_interrupted_drill_resumes_what_it_has_paused(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        task = asyncio.create_task(held.run(Fault(0.0, Kind.PAUSE, "syncer", 3600.0)))
+        async with asyncio.timeout(30):
+            while not held.ground.entry("syncer").paused:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # another process's state sends us no event
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not held.ground.entry("syncer").paused
+
+
+async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        stop(held.processes["syncer"].pid)
+        resource.prlimit(
+            held.processes["broker"].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)
+        )
+        clock.move(tmp_path, "learner-1", 99.0)
+        await heal(held.ground, set(KINDS))
+        assert not held.ground.entry("syncer").paused
+        limit = resource.prlimit(held.processes["broker"].pid, resource.RLIMIT_FSIZE)
+        assert limit == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        assert float(clock.file_of(tmp_path, "learner-1").read_text()) == 0.0
+
+
+async def test_healing_tells_what_it_undid_and_nothing_where_there_is_nothing(
+    tmp_path: Path,
+) -> None:
+    proxy = Proxy("127.0.0.1", 1)
+    async with (
+        site(tmp_path) as held,
+        proxy.serving({"learner-1": ("127.0.0.1", 0), "learner-2": ("127.0.0.1", 0)}),
+        listening(tmp_path / PROXY, proxy.answer),
+    ):
+        clock.move(tmp_path, "learner-1", 0.0)
+        written_ns = clock.file_of(tmp_path, "learner-1").stat().st_mtime_ns
+        assert (await undo(tmp_path)).undone == []
+        assert clock.file_of(tmp_path, "learner-1").stat().st_mtime_ns == written_ns
+        stop(held.processes["syncer"].pid)
+        broker = held.processes["broker"].pid
+        resource.prlimit(broker, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        clock.move(tmp_path, "learner-1", 99.0)
+        await held.ground.shape("learner-2", cut="blackhole")
+        told = await undo(tmp_path)
+        assert set(told.undone) == {
+            Undone("network", "learner-2"),
+            Undone("clock_jump", "learner-1"),
+            Undone("pause", "syncer"),
+            Undone("disk_full", "broker"),
+        }
+        assert (await held.ground.route("learner-2"))["cut"] == "none"
+        assert await undo(tmp_path) == Healing()
+
+
+async def test_another_users_process_that_cannot_be_resumed_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    async with site(tmp_path):
+        monkeypatch.setattr("skerry_tools.chaos.healing.os.kill", forbidden)
+        told = await undo(tmp_path)
+        monkeypatch.undo()
+    assert len(told.wrong) == len(KINDS)
+    assert all("is another user's: run this command as that user." in one for one in told.wrong)
+
+
+async def test_healing_names_who_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(healing, "BACK_S", 0.1)
+    async with site(tmp_path) as held:
+        with pytest.raises(SkerryError, match=r"^ghost did not come back"):
+            await heal(held.ground, {*KINDS, "ghost"})
+
+
+def bare(folder: Path, bus: MemoryBus) -> LocalGround:
+    """Return a cluster of this very process, without proxy, clocks or a broker of its own."""
+    table = Processes(folder / TABLE)
+    table._kept = True
+    for name, kind in KINDS.items():
+        if kind != "broker":
+            table.started(name, kind, os.getpid())
+    return LocalGround(RUN, folder, bus)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "words"),
+    [
+        (Kind.PARTITION, "learner", "without a proxy"),
+        (Kind.SLOW, "learner", "without a proxy"),
+        (Kind.BROKER_KILL, "broker", "not started by this cluster"),
+        (Kind.DISK_FULL, "broker", "not started by this cluster"),
+        (Kind.CLOCK_JUMP, "learner", "apt install faketime"),
+        (Kind.LOST_ACK, "learner", "simulation only"),
+        (Kind.KILL, "lerner", "did you mean 'learner'"),
+        (Kind.KILL, "learner:7", "did you mean"),
+    ],
+)
+def test_what_cannot_be_done_here_is_refused_with_the_fix(
+    tmp_path: Path, kind: Kind, target: str, words: str
+) -> None:
+    ground = bare(tmp_path, MemoryBroker().connect())
+    with pytest.raises(ConfigError, match=words):
+        refuse(FaultPlan(0, (Fault(0.0, kind, target),)), ground)
+
+
+def test_what_can_be_done_without_help_is_offered(tmp_path: Path) -> None:
+    ground = bare(tmp_path, MemoryBroker().connect())
+    offered = able(ground)
+    assert set(offered) == {
+        Kind.KILL, Kind.PAUSE, Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER
+    }  # fmt: skip
+
+
+def test_a_target_that_is_nothing_here_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    ground = bare(tmp_path, MemoryBroker().connect())
+    with pytest.raises(ConfigError, match="use any of learner, learner-1, learner-2, syncer"):
+        refuse_targets(("learner", "leaner"), ground)
+
+
+def test_another_users_processes_cannot_be_struck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ground = bare(tmp_path, MemoryBroker().connect())
+
+    def forbidden(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("skerry_tools.chaos.local.os.kill", forbidden)
+    assert able(ground) == ()
+
+
+async def corrupted(ground: LocalGround, kind: Kind) -> list[bytes]:
+    """Publish four contributions of a learner, let the fault strike; return what came after."""
+    subject = f"skerry.{RUN}.contrib.0.learner-1"
+    for number in range(4):
+        await ground.bus.publish(subject, bytes([number]) * 8, msg_id=str(number))
+    action = action_of(Fault(0.0, kind, "learner-1", amount=1.0), "learner-1", ground, "seed")
+    await action.begin()
+    assert "4 stored" in await action.proof()
+    stream = f"SKERRY_{RUN}_CONTRIB"
+    found = [await ground.bus.get(stream, sequence) for sequence in range(5, 9)]
+    return [record.payload for record in found if record is not None]
+
+
+async def test_repeated_messages_are_stored_again_as_they_were(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        sent = {bytes([number]) * 8 for number in range(4)}
+        assert set(await corrupted(held.ground, Kind.DUPLICATE)) <= sent
+
+
+async def test_reordered_messages_come_again_newest_first(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        came = await corrupted(held.ground, Kind.REORDER)
+        assert came == [bytes([number]) * 8 for number in (3, 2, 1, 0)]
+
+
+async def test_damaged_messages_are_no_copies(tmp_path: Path) -> None:
+    async with site(tmp_path) as held:
+        sent = {bytes([number]) * 8 for number in range(4)}
+        assert not sent & set(await corrupted(held.ground, Kind.CORRUPT))
+
+
+async def test_a_log_without_contributions_has_nothing_to_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "PATIENCE_S", 0.01)
+    async with site(tmp_path) as held:
+        fault = Fault(0.0, Kind.DUPLICATE, "learner-1", amount=0.5)
+        action = action_of(fault, "learner-1", held.ground, "seed")
+        with pytest.raises(NotFired, match="no contribution of learner-1"):
+            await action.begin()
+
+
+async def test_a_learner_that_has_just_begun_is_struck_at_its_first_contribution(
+    tmp_path: Path,
+) -> None:
+    async with site(tmp_path) as held:
+        fault = Fault(0.0, Kind.DUPLICATE, "learner-1", amount=0.5)
+        action = action_of(fault, "learner-1", held.ground, "seed")
+        root = f"skerry.{RUN}.contrib"
+        async with asyncio.timeout(10), TaskGroup() as group:
+            group.create_task(action.begin())
+            for subject in ("0.learner-2", "start.learner-1", "0.learner-1"):
+                await asyncio.sleep(0)
+                await held.ground.bus.publish(f"{root}.{subject}", subject.encode())
+        assert await action.proof() == "1 stored, from sequence 4 of CONTRIB"
+        copy = await held.ground.bus.get(f"SKERRY_{RUN}_CONTRIB", 4)
+        assert copy is not None
+        assert copy.payload == b"0.learner-1"

@@ -1,0 +1,255 @@
+"""The lab: equal scenarios give equal results, and what a scenario says does happen."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from skerry.errors import ConfigError, LabError
+from skerry.log import ledger
+from skerry.protocol.messages import Commit, MemberRecord
+from skerry.protocol.records import decode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import LearnerSettings, RunConfig
+from skerry_tools.lab.lab import RUN, Lab, Result, run
+from skerry_tools.lab.scenario import Failures, Island, Judging, Link, Scenario
+
+T = TypeVar("T")
+
+
+def read(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Read a log in memory once its lab is over."""
+    return asyncio.run(coroutine)
+
+
+def commits_of(lab: Lab) -> list[Commit]:
+    async def all_commits() -> list[Commit]:
+        found = list[Commit]()
+        async for _, commit in ledger.follow_commits(lab.connect(), RUN):
+            found.append(commit)
+            if len(found) == lab.course.commits:
+                break
+        return found
+
+    return read(all_commits())
+
+
+def members_of(lab: Lab, name: str) -> list[MemberRecord]:
+    """Return everything a learner has said of itself in the ledger, in order."""
+    subject = Subjects(RUN).member(name)
+    records = lab.broker.streams[Subjects(RUN).stream("LEDGER")].records.values()
+    return [decode(MemberRecord, r.payload, run=RUN) for r in records if r.subject == subject]
+
+
+def timeless(result: Result) -> Result:
+    return replace(result, took_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def eventful(config: RunConfig, judging: Judging) -> Scenario:
+    """Unequal islands on a slow link, of which one fails, one comes late and one leaves."""
+    return Scenario(
+        run=config,
+        judging=judging,
+        islands=(
+            Island(name="steady", jitter=0.1),
+            Island(name="shaky", step_s=0.15, jitter=0.1),
+            Island(name="late", step_s=0.05, jitter=0.2, joins=0.4),
+            Island(name="leaver", leaves=0.6),
+        ),
+        link=Link(latency_s=0.02, up_bytes_s=50_000, down_bytes_s=200_000),
+        failures=Failures(islands=("shaky",), every_s=2.0, down_s=0.3, save_every_s=0.2),
+    )
+
+
+@pytest.fixture(scope="module")
+def lived(eventful: Scenario) -> tuple[Lab, Result]:
+    lab = Lab(eventful)
+    return lab, lab.run()
+
+
+def test_equal_scenarios_give_equal_results(eventful: Scenario, lived: tuple[Lab, Result]) -> None:
+    assert timeless(run(eventful)) == timeless(lived[1])
+
+
+def test_another_seed_gives_another_result(eventful: Scenario, lived: tuple[Lab, Result]) -> None:
+    other = run(eventful.model_copy(update={"seed": 1}))
+    assert other.params_digests != lived[1].params_digests
+    assert other.digest != lived[1].digest
+
+
+def test_a_run_trains_to_its_end(lived: tuple[Lab, Result], config: RunConfig) -> None:
+    result = lived[1]
+    assert result.steps >= config.train.steps
+    assert result.loss < math.log(256) - 0.5
+    assert 0 < result.tokens <= result.trained_tokens
+    assert 0 < result.goodput <= 1
+    assert result.bits_per_byte == pytest.approx(result.loss / math.log(2))
+
+
+def test_a_result_is_plain_data(lived: tuple[Lab, Result]) -> None:
+    import json
+
+    assert json.loads(json.dumps(lived[1].to_dict()))["parameters"] == lived[1].parameters
+
+
+def test_a_result_tells_which_text_it_is_of(
+    lived: tuple[Lab, Result], config: RunConfig, judging: Judging, tmp_path: Path
+) -> None:
+    corpus, result = lived[0].work.corpus, lived[1]
+    assert result.training_text == corpus.train.digest
+    assert result.held_out_text == corpus.held_out.digest
+    text = tmp_path / "text.txt"
+    text.write_text("pack my box with five dozen liquor jugs. " * 200)
+    data = config.data.model_copy(update={"paths": (str(text),)})
+    other = run(Scenario(run=config.model_copy(update={"data": data}), judging=judging))
+    assert other.training_text != result.training_text
+    assert other.held_out_text != result.held_out_text
+
+
+def test_a_killed_learner_goes_on_from_the_ledger(lived: tuple[Lab, Result]) -> None:
+    lab, result = lived
+    settled = [m for m in members_of(lab, "shaky") if m.inner]
+    assert result.kills >= 2
+    assert [m.incarnation for m in settled][:2] == [1, 2]
+    assert settled[-1].cursor > settled[0].cursor
+    assert settled[-1].step > settled[0].step == 0
+    assert [m.inner for m in settled][:2] == ["new", "warm"]
+
+
+def test_a_cold_restart_is_on_record_as_such(eventful: Scenario) -> None:
+    cold = eventful.failures.model_copy(update={"warm": False})
+    lab = Lab(eventful.model_copy(update={"failures": cold}))
+    assert lab.run().kills >= 1
+    kinds = {m.inner for m in members_of(lab, "shaky") if m.incarnation > 1 and m.inner}
+    assert kinds == {"cold"}
+
+
+def test_only_who_is_to_fail_is_killed(lived: tuple[Lab, Result]) -> None:
+    lab, result = lived
+    kills = {career.island.name: career.kills for career in lab.careers}
+    assert kills == {"steady": 0, "shaky": result.kills, "late": 0, "leaver": 0}
+
+
+def test_who_joins_late_contributes_from_then_on_and_who_leaves_no_more(
+    lived: tuple[Lab, Result], config: RunConfig
+) -> None:
+    lab, _ = lived
+    steps = {
+        name: [c.step for c in commits_of(lab) for m in c.consumed if m.learner == name]
+        for name in ("late", "leaver", "steady")
+    }
+    assert min(steps["late"]) >= 0.4 * config.train.steps
+    # What it had sent when it left is merged in the rounds that were open then.
+    assert max(steps["leaver"]) <= 0.6 * config.train.steps + 2 * config.sync.h_steps
+    assert max(steps["steady"]) > max(steps["leaver"])
+
+
+def test_second_offers_of_initial_parameters_are_not_counted_as_refused(
+    lived: tuple[Lab, Result],
+) -> None:
+    lab, result = lived
+    causes = [refused.cause for commit in commits_of(lab) for refused in commit.refused]
+    assert "genesis" in causes
+    assert result.refused == sum(cause != "genesis" for cause in causes)
+
+
+def test_a_slow_link_makes_contributions_late(config: RunConfig, judging: Judging) -> None:
+    near = run(Scenario(run=config, judging=judging))
+    slow = Link(latency_s=0.5)
+    far = run(Scenario(run=config, judging=judging, link=slow))
+    assert near.staleness == 0
+    assert far.staleness > 0
+
+
+def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
+    config: RunConfig, judging: Judging
+) -> None:
+    """Each message takes two steps and tau is two; without grace all but the first miss a round."""
+    sync = config.sync.model_copy(update={"h_steps": 24, "learners": 3})
+
+    def far(grace_gamma: float) -> Result:
+        graced = sync.model_copy(update={"grace_gamma": grace_gamma})
+        train = config.train.model_copy(update={"steps": 240})
+        return run(
+            Scenario(
+                run=config.model_copy(update={"sync": graced, "train": train}),
+                judging=judging,
+                islands=tuple(Island(name=name, step_s=0.1, jitter=0.1) for name in "abc"),
+                link=Link(latency_s=0.2),
+            )
+        )
+
+    patient, hasty = far(sync.grace_gamma), far(0.0)
+    assert hasty.staleness > 0.5
+    assert patient.staleness < 0.15
+    assert patient.commits == hasty.commits, "no round is held up by another one's grace"
+
+
+def test_the_judge_looks_as_often_as_it_is_told(config: RunConfig, judging: Judging) -> None:
+    heard = list[float]()
+    result = run(Scenario(run=config, judging=judging), tell=lambda point: heard.append(point.loss))
+    assert len(result.curve) == len(heard) + 1
+    assert judging.points - 1 <= len(heard) <= judging.points
+    steps = [point["step"] for point in result.curve]
+    assert steps == sorted(steps)
+    assert result.curve[-1]["loss"] == result.loss
+
+
+def test_whoever_watches_is_called_after_every_commit(config: RunConfig, judging: Judging) -> None:
+    seen = list[int]()
+    result = run(
+        Scenario(run=config, judging=judging), watch=lambda lab: seen.append(lab.course.commits)
+    )
+    assert seen == list(range(1, result.commits + 1))
+
+
+def test_the_judge_sees_the_global_model_under_every_adoption(
+    config: RunConfig, judging: Judging
+) -> None:
+    from skerry_tools.lab import judge
+
+    blended = config.sync.model_copy(update={"adoption": "blend", "quorum": 2})
+    lab = Lab(Scenario(run=config.model_copy(update={"sync": blended}), judging=judging), tell=None)
+    result = lab.run()
+    anew = judge.Judge(lab.connect(), RUN, lab.work, lab.compiled.loss, judging)
+    assert read(anew.verdict(0.0)).loss == result.loss
+
+
+def test_a_run_that_everybody_leaves_ends_with_a_sentence(
+    config: RunConfig, judging: Judging
+) -> None:
+    gone = tuple(Island(name=name, leaves=0.3) for name in ("a", "b"))
+    with pytest.raises(LabError, match="Every island has left at step"):
+        run(Scenario(run=config, judging=judging, islands=gone))
+
+
+def test_a_scenario_that_contradicts_itself_is_refused(config: RunConfig) -> None:
+    failing = Scenario(run=config, failures=Failures(islands=("nobody",)))
+    with pytest.raises(ConfigError, match=r"failures\.islands has 'nobody'"):
+        Lab(failing)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupted_run_ends_in_order(config: RunConfig, judging: Judging) -> None:
+    import signal
+
+    def interrupt(lab: Lab) -> None:
+        if lab.course.commits == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    lab = Lab(Scenario(run=config, judging=judging), watch=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lab.run()
+    assert lab.loop.is_closed()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_failing_learner_saves_its_state_as_often_as_a_real_one() -> None:
+    assert Failures().save_every_s == LearnerSettings().save_every_s

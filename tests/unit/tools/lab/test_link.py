@@ -1,0 +1,93 @@
+"""A link: latency and bandwidth, on the clock of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from skerry.log.memory import MemoryBroker
+from skerry.log.streams import specs
+from skerry.protocol.subjects import Subjects
+from skerry.tasks import TaskGroup
+from skerry_tools.lab.link import LinkedBus, Pipe
+from skerry_tools.lab.scenario import Link
+from skerry_tools.virtual import VirtualLoop
+
+SUBJECTS = Subjects("r")
+
+
+def simulate(main: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None:
+    loop = VirtualLoop()
+    task = loop.create_task(main(loop))
+    assert loop.run_until(task, 1e6)
+    task.result()
+    loop.settle()
+    loop.close()
+
+
+def test_a_message_takes_its_bytes_and_the_latency() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        await Pipe(0.5, 100.0).carry(200)
+        assert loop.time() == pytest.approx(2.5)
+
+    simulate(main)
+
+
+def test_messages_are_under_way_together() -> None:
+    arrived = list[float]()
+
+    async def main(loop: VirtualLoop) -> None:
+        pipe = Pipe(1.0, 100.0)
+
+        async def send() -> None:
+            await pipe.carry(50)
+            arrived.append(loop.time())
+
+        async with TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(send())
+
+    simulate(main)
+    assert arrived == pytest.approx([1.5, 2.0, 2.5])
+
+
+def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
+    heard = list[float]()
+
+    async def main(loop: VirtualLoop) -> None:
+        broker = MemoryBroker(clock_ns=lambda: round(loop.time() * 1e9))
+        near = broker.connect()
+        far = LinkedBus(near, Link(latency_s=1.0), lambda stored_ns: stored_ns / 1e9)
+        await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
+
+        async def listen() -> None:
+            async with aclosing(far.follow(SUBJECTS.contributions())) as records:
+                async for _ in records:
+                    heard.append(loop.time())
+                    if len(heard) == 4:
+                        return
+
+        async with TaskGroup() as group:
+            group.create_task(listen())
+            for _ in range(4):
+                await asyncio.sleep(0.25)
+                await near.publish(SUBJECTS.contribution(0, "a"), b"x")
+
+    simulate(main)
+    assert heard == pytest.approx([1.25, 1.5, 1.75, 2.0])
+
+
+def test_a_request_goes_there_and_back() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        broker = MemoryBroker(clock_ns=lambda: round(loop.time() * 1e9))
+        far = LinkedBus(broker.connect(), Link(latency_s=0.5), lambda stored_ns: stored_ns / 1e9)
+        await far.last(SUBJECTS.run_record())
+        assert loop.time() == pytest.approx(1.0)
+        await far.last_each(SUBJECTS.members())
+        assert loop.time() == pytest.approx(2.0)
+
+    simulate(main)

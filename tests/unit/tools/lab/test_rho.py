@@ -1,0 +1,165 @@
+"""The likeness of successive outer gradients is that of the gradients which the syncer merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from skerry.algorithm import fragments, merge
+from skerry.algorithm.fold import Contribution as Merged
+from skerry.algorithm.outer import make_outer
+from skerry.errors import Overtaken
+from skerry.log import state
+from skerry.log.contributions import Contribution, Inbox
+from skerry.log.memory import MemoryBroker, matches
+from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.records import decode
+from skerry.protocol.subjects import Subjects
+from skerry.settings.models import OuterConfig, RunConfig
+from skerry_tools.lab import lab as lab_module
+from skerry_tools.lab import rho as rho_module
+from skerry_tools.lab.lab import RUN, Lab
+from skerry_tools.lab.rho import Rho
+from skerry_tools.lab.scenario import Judging, Scenario
+
+Vector = NDArray[np.float32]
+At = tuple[int, int]
+"""A fragment and one of its versions."""
+OUTERS = pytest.mark.parametrize(
+    "outer",
+    [
+        OuterConfig(preset="direct"),
+        OuterConfig(preset="direct", lr=0.7),
+        OuterConfig(preset="nesterov"),
+    ],
+    ids=["direct", "direct 0.7", "nesterov"],
+)
+
+
+class Watched(Rho):
+    """Takes note of what it read."""
+
+    last: Watched
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.read: list[At] = []
+        Watched.last = self
+
+    def _saw(self, commit: Commit, parts: Mapping[str, Vector]) -> None:
+        self.read.append((commit.fragment, commit.version))
+        super()._saw(commit, parts)
+
+
+def measured(
+    config: RunConfig, judging: Judging, outer: OuterConfig, patch: pytest.MonkeyPatch
+) -> tuple[Lab, float]:
+    """Run 80 steps, in which each fragment is merged ten times; returns what it measured, too."""
+    train = config.train.model_copy(update={"steps": 80})
+    patch.setattr(lab_module, "Rho", Watched)
+    run = config.model_copy(update={"outer": outer, "train": train})
+    lab = Lab(Scenario(run=run, judging=judging, rho=True))
+    result = lab.run()
+    assert result.rho is not None
+    return lab, result.rho
+
+
+def gradients_of(lab: Lab) -> dict[At, Vector]:
+    """Merge the contributions that lie in the log once more, by the weights in the ledger."""
+    plan, names = lab.work.plan, Subjects(RUN)
+    inbox = Inbox(RUN, plan)
+    arrived: dict[tuple[int, str, int, int], Merged] = {}
+    for record in lab.broker.streams[names.stream("CONTRIB")].records.values():
+        got = inbox.feed(record)
+        if isinstance(got, Contribution):
+            told = got.header
+            key = (told.fragment, told.learner, told.incarnation, told.identity)
+            arrived[key] = Merged(got.scheme, got.planes, told.norms)
+    found: dict[At, Vector] = {}
+    for record in lab.broker.streams[names.stream("LEDGER")].records.values():
+        if not matches(names.commits(), record.subject):
+            continue
+        commit = decode(Commit, record.payload, run=RUN)
+        if commit.version > 1:
+            items = [
+                arrived[commit.fragment, one.learner, one.incarnation, one.identity]
+                for one in commit.consumed
+            ]
+            fragment = plan.fragments[commit.fragment]
+            found[commit.fragment, commit.version] = merge.merge(
+                lab.config.sync.merge,
+                items,
+                [one.weight for one in commit.consumed],
+                fragment,
+                fragments.averaged(plan, fragment),
+            )
+    return found
+
+
+def cosines(gradients: Mapping[At, Vector], read: list[At]) -> list[float]:
+    """Return the cosine of each gradient with the one before, where three versions were read."""
+    found: list[float] = []
+    for fragment, version in read:
+        if {(fragment, version - 1), (fragment, version - 2)} <= set(read):
+            ours, last = gradients[fragment, version], gradients[fragment, version - 1]
+            lengths = float(np.linalg.norm(ours) * np.linalg.norm(last))
+            found.append(float(ours @ last) / lengths)
+    return found
+
+
+@OUTERS
+def test_the_likeness_is_that_of_the_merged_contributions(
+    config: RunConfig, judging: Judging, outer: OuterConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, rho = measured(config, judging, outer, monkeypatch)
+    gradients = gradients_of(lab)
+    expected = cosines(gradients, Watched.last.read)
+    assert len(expected) >= len(gradients) - 2 * len(lab.work.plan.fragments)
+    assert Watched.last.cosines == pytest.approx(expected, abs=1e-3)
+    assert rho == pytest.approx(float(np.mean(expected)), abs=1e-3)
+    assert np.ptp(expected) > 0.01, "a constant would pass"
+
+
+@OUTERS
+def test_nothing_is_told_across_versions_that_were_not_read(
+    config: RunConfig, judging: Judging, outer: OuterConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_part(bus: Any, run: str, plan: Any, manifest: Manifest, name: str) -> Vector:
+        if manifest.commit.version in {4, 9}:
+            msg = "Fragment has moved on."
+            raise Overtaken(msg)
+        return await state.read_part(bus, run, plan, manifest, name)
+
+    seen = SimpleNamespace(
+        MASTER=state.MASTER, follow_manifests=state.follow_manifests, read_part=read_part
+    )
+    monkeypatch.setattr(rho_module, "state", seen)
+    lab, _ = measured(config, judging, outer, monkeypatch)
+    assert {version for _, version in Watched.last.read} >= {3, 5, 6, 7, 8}
+    assert not {version for _, version in Watched.last.read} & {4, 9}
+    expected = cosines(gradients_of(lab), Watched.last.read)
+    assert len(expected) >= 3 * len(lab.work.plan.fragments)  # versions 3, 7 and 8
+    assert Watched.last.cosines == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_version_into_which_nothing_was_merged_is_no_gradient(config: RunConfig) -> None:
+    """With momentum it would look like one along the momentum."""
+    plan = Lab(Scenario(run=config)).work.plan
+    rho = Rho(
+        MemoryBroker().connect(), RUN, plan, make_outer("nesterov", lr=1, momentum=0.5, h_steps=8)
+    )
+    gradients = np.array([[3, 0], [0, 4], [3, 4]], np.float32)
+    momentum = np.zeros(2, np.float32)
+    for version, gradient in enumerate([None, gradients[0], None, gradients[1], gradients[2]], 1):
+        if gradient is not None:
+            momentum = gradient + np.float32(0.5) * momentum
+        merged: Any = SimpleNamespace(
+            fragment=0, version=version, consumed=("one",) if gradient is not None else ()
+        )
+        rho._saw(merged, {state.MASTER: momentum, "outer.momentum": momentum})
+    assert rho.cosines == pytest.approx([0.0, 0.8])
