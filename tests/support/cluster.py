@@ -24,7 +24,7 @@ MODULES = {
     "learner": ("skerry_learner",),
     "syncer": ("skerry_syncer",),
     "checkpointer": ("skerry_checkpointer",),
-    "evaluator": ("skerry_learner", "evaluator"),
+    "evaluator": ("skerry_evaluator",),
     "health-monitor": ("skerry_health_monitor",),
 }
 
