@@ -27,7 +27,7 @@ from tests.support.scripted_run import STARTS, ScriptedRun
 pytestmark = pytest.mark.nats
 
 DEADLINE_S = 60.0
-FAST = RunConfig.model_validate({"liveness": {"pulse_s": 0.05}})
+FAST = RunConfig.model_validate({"liveness": {"pulse_s": 0.1}})
 
 
 @dataclass
@@ -37,15 +37,15 @@ class Running:
     process: asyncio.subprocess.Process
     url: str = ""
 
-    async def line(self, event: str) -> dict[str, Any]:
-        """Wait for a log line with this event."""
+    async def line(self, event: str, **fields: object) -> dict[str, Any]:
+        """Wait for a log line with this event and these fields."""
         assert self.process.stderr is not None
         async with asyncio.timeout(DEADLINE_S):
             while data := await self.process.stderr.readline():
-                told: dict[str, Any] = json.loads(data)
-                if told["event"] == event:
-                    return told
-        msg = f"the monitor ended without {event}"
+                line: dict[str, Any] = json.loads(data)
+                if line["event"] == event and fields.items() <= line.items():
+                    return line
+        msg = f"the monitor ended without {event} {fields}"
         raise AssertionError(msg)
 
     async def until(self, path: str, holds: Callable[[Any], bool]) -> Any:
@@ -96,19 +96,19 @@ def heard(answer: dict[str, Any]) -> bool:
     return alive(answer) and bool(answer["learners"][0]["heard"])
 
 
-async def test_it_tells_of_a_learner_that_falls_silent_and_comes_back(
+async def test_it_reports_a_learner_that_falls_silent_and_comes_back(
     shared_nats: NatsServer, run_id: str
 ) -> None:
+    """On a busy machine a learner may pause for long enough to be gone meanwhile, too."""
     async with NatsBus(shared_nats.url) as bus, monitor(shared_nats, run_id) as running:
         scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
         await scripted.commit_all()
-        await running.line("learner_gone")  # its record is there, and no pulse of it
-        async with puppet(bus, scripted):
-            assert (await running.line("learner_back"))["incarnation"] == STARTS + 1
-            await running.until("/api/run", alive)
-        assert (await running.line("learner_gone"))["learner"] == "a"
-        async with puppet(bus, scripted):
-            assert (await running.line("learner_back"))["incarnation"] == STARTS + 2
+        await running.line("learner_gone", incarnation=STARTS)  # its record is there, and no pulse
+        for incarnation in (STARTS + 1, STARTS + 2):
+            async with puppet(bus, scripted):
+                await running.line("learner_back", incarnation=incarnation)
+                await running.until("/api/run", heard)
+            await running.line("learner_gone", incarnation=incarnation)
 
 
 async def test_of_a_dead_process_the_broker_knows_before_its_silence_tells(tmp_path: Path) -> None:

@@ -212,10 +212,18 @@ class Monitor:
                 self.changed.set()
 
     async def _judge(self, watch: Watch) -> None:
-        """Look at everything once per expected pulse: silence sends no message."""
+        """Judge every learner once per expected pulse: silence sends no message.
+
+        After a pause of this process itself (starved, stopped, its clock set forward) pulses wait
+        to be read: it judges one interval later, once they are.
+        """
+        pulse_s, held_up = watch.config.liveness.pulse_s, False
         while True:
-            self._look(watch)
-            await asyncio.sleep(watch.config.liveness.pulse_s)
+            if not held_up:
+                self._look(watch)
+            due_s = self.clock_s() + pulse_s
+            await asyncio.sleep(pulse_s)
+            held_up = not held_up and self.clock_s() - due_s > pulse_s / 2
 
     async def _doubts(self, watch: Watch) -> None:
         """Ask the broker about whoever is silent: of a dead process it knows at once."""

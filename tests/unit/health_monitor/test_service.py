@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import ConfigError
@@ -30,10 +31,12 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import STREAM_KINDS, Subjects
+from skerry.settings.models import RunConfig
 from skerry.status.alerts import Store
 from skerry.status.recent import RECENT_S
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.watching.sources import Sources
+from skerry_health_monitor.watching.watch import Watch
 from skerry_health_monitor.web.server import application, listen
 from skerry_health_monitor.web.stream import event
 from tests.support.puppet import run_record
@@ -309,6 +312,40 @@ async def test_who_was_started_again_and_again_is_told_of_by_a_monitor_that_star
     later_s = RECENT_S + 1.0
     monitor._look(monitor.watch)
     assert "flapping-flaps" not in monitor.book.active
+
+
+async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
+    config = RunConfig.model_validate({"liveness": {"pulse_s": 0.1}})
+    scripted = await ScriptedRun.begin(MemoryBroker().connect(), config=config)
+    looks = 0
+    monitor = Monitor(scripted.bus, "run", until_finished=False)
+    look = monitor._look
+
+    def counted(watch: Watch) -> None:
+        nonlocal looks
+        looks += 1
+        look(watch)
+
+    monitor._look = counted  # type: ignore[method-assign]  # to know when it has judged
+    following = asyncio.create_task(monitor.follow())
+    try:
+        with capture_logs() as logs:
+            for step in range(100):
+                alive = replace(pulse(step), incarnation=STARTS, alive_s=float(step))
+                await presence.publish_pulse(scripted.bus, alive)
+                await asyncio.sleep(0.02)
+                if step == 30:
+                    logs.clear()  # before its first pulse the learner was gone
+                    looks = 0
+                    time.sleep(1.0)  # noqa: ASYNC251 - nobody gets a turn meanwhile
+                    await asyncio.sleep(0.02)
+                if looks == 3:
+                    break
+        assert looks == 3
+        assert [line["event"] for line in logs if "learner" in line] == []
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_it_ends_with_the_run_where_asked() -> None:
