@@ -23,6 +23,7 @@ from harness import Goal, parser, write
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from tests.support.nats_server import NatsServer
@@ -65,7 +66,7 @@ async def bare(url: str, names: Subjects, size: int, count: int) -> tuple[float,
 
 async def ours(url: str, names: Subjects, size: int, count: int) -> tuple[float, float]:
     """Publish and consume through NatsBus; returns seconds for each."""
-    async with NatsBus(url, publish_window=WINDOW) as bus:
+    async with NatsBus(url, options=NatsOptions(publish_window=WINDOW)) as bus:
         payload, subject = bytes(size), names.contribution(0, "a")
         start = time.perf_counter()
         await windowed(lambda i: bus.publish(subject, payload, msg_id=f"{i}"), count)

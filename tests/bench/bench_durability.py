@@ -23,6 +23,7 @@ from harness import parser, write
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, Manifest
@@ -129,7 +130,7 @@ def cases(count: int) -> dict[str, Measure]:
 
 
 async def once(url: str, replicas: int, measure: Measure) -> float:
-    async with NatsBus(url, patience_s=60.0) as bus:
+    async with NatsBus(url, options=NatsOptions(patience_s=60.0)) as bus:
         return await measure(bus, replicas)
 
 

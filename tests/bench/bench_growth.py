@@ -26,6 +26,7 @@ from harness import write as write_figures
 
 from skerry.algorithm.fragments import Plan
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.place import take_place
 from skerry.log.state import PARAMS, read_manifests, read_part
 from skerry.protocol.records import encode
@@ -114,7 +115,7 @@ async def grow(server: NatsServer, scale: Scale) -> tuple[Growth, list[Sample]]:
             samples.append(sample(server, done))
             print(f"  {done:>7} commits: {line(samples[-1])}", flush=True)
 
-    async with NatsBus(server.url, publish_window=WINDOW) as bus:
+    async with NatsBus(server.url, options=NatsOptions(publish_window=WINDOW)) as bus:
         _, writer = await begin(bus, RUN, scale)
         seconds = await write(writer, scale, done=look)
         live = await live_bytes(bus, scale.cut)

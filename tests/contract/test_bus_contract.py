@@ -13,17 +13,18 @@ from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull, StreamDr
 from skerry.log.base import (
     MSG_ID,
     Bus,
+    Deliver,
     Expect,
     Receipt,
     Record,
     Retention,
-    Start,
     Storage,
     StreamInfo,
     StreamSpec,
 )
 from skerry.log.memory import MemoryBroker
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs as specs_of_run
 from skerry.protocol.subjects import Subjects
 from tests.support.nats_cluster import NatsCluster
@@ -74,7 +75,9 @@ async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
         cluster: NatsCluster = request.getfixturevalue("cluster")
         await cluster.ready()
         client, url = Replicated, cluster.url
-    async with client(url, connect_timeout_s=5.0, request_timeout_s=5.0) as nats:
+    async with client(
+        url, options=NatsOptions(connect_timeout_s=5.0, request_timeout_s=5.0)
+    ) as nats:
         yield nats
 
 
@@ -450,7 +453,7 @@ async def test_a_follower_sees_only_its_subjects(bus: Bus, names: Subjects) -> N
 
 async def test_a_follower_of_the_new_skips_the_old(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.commit(0), b"old")
-    async with aclosing(bus.follow(names.commits(), start=Start.NEW)) as records:
+    async with aclosing(bus.follow(names.commits(), deliver=Deliver.NEW)) as records:
         waiting = asyncio.ensure_future(anext(records))
         published = 0
         async with asyncio.timeout(DEADLINE_S):
@@ -466,7 +469,7 @@ async def test_a_follower_of_the_newest_gets_one_per_subject_then_all(
 ) -> None:
     for i in range(4):
         await bus.publish(names.commit(i % 2), b"%d" % i)
-    follower = bus.follow(names.commits(), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(names.commits(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower) as records:
         first = await take(records, 2)
         for i in range(4, 7):
@@ -477,7 +480,7 @@ async def test_a_follower_of_the_newest_gets_one_per_subject_then_all(
 async def test_a_follower_goes_on_behind_a_sequence(bus: Bus, names: Subjects) -> None:
     for i in range(5):
         await bus.publish(names.commit(0), b"%d" % i)
-    async with aclosing(bus.follow(names.commits(), start=Start.NEW, after=3)) as records:
+    async with aclosing(bus.follow(names.commits(), deliver=Deliver.NEW, after=3)) as records:
         assert [record.sequence for record in await take(records, 2)] == [4, 5]
 
 

@@ -21,6 +21,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, Pulse
 from skerry.protocol.subjects import Subjects
@@ -123,7 +124,7 @@ async def running(folder: Path, run: str) -> AsyncGenerator[Watched]:
     """
     with NatsCluster(folder / "cluster") as cluster:
         await cluster.ready()
-        async with NatsBus(cluster.url, name="test", patience_s=60.0) as bus:
+        async with NatsBus(cluster.url, name="test", options=NatsOptions(patience_s=60.0)) as bus:
             await bus.declare(specs(run, replicas=3, window_bytes=CONFIG.log.window_bytes))
             await ledger.create_run(bus, run_record(run, PLAN, CONFIG.model_dump_json()))
             learners = [Stepper(bus, run, PLAN, name, scheme="int4") for name in ("a", "b")]

@@ -14,6 +14,7 @@ import pytest
 from skerry.errors import BrokerUnavailable
 from skerry.log import ledger, presence
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.protocol.messages import LearnerPhase, Pulse
 from tests.support.cluster import Cluster, Service, until_commit, until_pulse
 from tests.support.history import settle
@@ -101,7 +102,7 @@ async def running(
 async def assert_unanswered(server: NatsServer) -> None:
     """Show that the fault has fired: nobody gets an answer from this broker."""
     with pytest.raises(BrokerUnavailable):
-        async with NatsBus(server.url, name="probe", connect_timeout_s=0.5):
+        async with NatsBus(server.url, name="probe", options=NatsOptions(connect_timeout_s=0.5)):
             pass
 
 

@@ -16,6 +16,7 @@ import pytest
 from skerry.log import ledger
 from skerry.log.base import MSG_ID, Record
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.protocol.subjects import Subjects
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
@@ -107,7 +108,9 @@ async def site(folder: Path, config: Path, cache: Path) -> AsyncGenerator[Site]:
     access = ("--set", f"nats.user={USER}", "--set", f"nats.password_file={secret}")
     try:
         async with (
-            NatsBus(server.url, name="test", user=USER, password=PASSWORD) as bus,
+            NatsBus(
+                server.url, name="test", options=NatsOptions(user=USER, password=PASSWORD)
+            ) as bus,
             Cluster(server.url, RUN, folder, config, cache) as cluster,
         ):
             for name, kind in SERVICES.items():

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from skerry.cli.cluster.broker import LocalBroker
 from skerry.log.base import Storage
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from skerry_health_monitor.metrics.broker import LIES, Brokers, lost
@@ -75,7 +76,7 @@ async def test_a_broker_and_an_account_tell_how_full_they_are_and_of_how_much(
     assert telling.stores() == []
     polling = asyncio.create_task(telling.poll())
     try:
-        async with NatsBus(small.url, user="a", password="p") as bus:  # noqa: S106
+        async with NatsBus(small.url, options=NatsOptions(user="a", password="p")) as bus:  # noqa: S106
             await bus.declare(specs("r", window_bytes=2**16))
             await bus.publish(Subjects("r").run_record(), b"x" * 860_000)
             own = {room.storage: room for room in await bus.rooms()}

@@ -13,6 +13,7 @@ import pytest
 from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.state import read_manifests
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
@@ -131,7 +132,7 @@ async def test_many_commits_leave_what_lives_and_a_kilobyte_of_history_each(
     nats_server: NatsServer, run_id: str
 ) -> None:
     names = Subjects(run_id)
-    async with NatsBus(nats_server.url, publish_window=32) as bus:
+    async with NatsBus(nats_server.url, options=NatsOptions(publish_window=32)) as bus:
         log = await written(bus, run_id, COMMITS)
         assert await read_manifests(bus, run_id, CUT) == log.manifests
 
@@ -167,7 +168,7 @@ async def test_a_hundred_thousand_commits_take_a_third_of_that(
 ) -> None:
     """Blocks of the ledger that are full are compressed; the short test never fills one."""
     commits = 100_000
-    async with NatsBus(nats_server.url, publish_window=32) as bus:
+    async with NatsBus(nats_server.url, options=NatsOptions(publish_window=32)) as bus:
         await written(bus, run_id, commits)
     ledger_bytes = on_disk(nats_server.store, Subjects(run_id).stream("LEDGER"))
     assert ledger_bytes < commits * LEDGER_BYTES / 2

@@ -16,8 +16,9 @@ import pytest
 
 from skerry.cli.cluster.proxy import Proxy
 from skerry.errors import BrokerUnavailable, Conflict, StateLost, StorageFull
-from skerry.log.base import Expect, Record, Start
+from skerry.log.base import Deliver, Expect, Record
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from tests.support.nats_cluster import NatsCluster, free_ports
@@ -44,7 +45,9 @@ def names(run_id: str) -> Subjects:
 async def bus(cluster: NatsCluster, names: Subjects) -> AsyncIterator[NatsBus]:
     """A bus that knows every node, with the run's streams on all of them."""
     await cluster.ready()
-    async with NatsBus(cluster.url, request_timeout_s=2.0, patience_s=DEADLINE_S) as bus:
+    async with NatsBus(
+        cluster.url, options=NatsOptions(request_timeout_s=2.0, patience_s=DEADLINE_S)
+    ) as bus:
         await bus.declare(specs(names.run, replicas=3, window_bytes=WINDOW_BYTES))
         for spec in specs(names.run):
             await cluster.until_current(spec.name)
@@ -176,9 +179,10 @@ async def test_a_client_leaves_a_server_that_hangs(
 ) -> None:
     frozen = cluster.nodes[(await cluster.leader(names.stream("LEDGER")) + 1) % 3]
     events: list[str] = []
-    async with NatsBus(
-        f"{frozen.url}", patience_s=DEADLINE_S, on_event=lambda event, _: events.append(event)
-    ) as client:
+    options = NatsOptions(
+        patience_s=DEADLINE_S, on_event=lambda event, _fields: events.append(event)
+    )
+    async with NatsBus(frozen.url, options=options) as client:
         frozen.pause()
         await client.publish(names.commit(0), b"x", msg_id="0/1")
         frozen.resume()
@@ -205,7 +209,7 @@ async def test_a_memory_stream_that_all_nodes_have_lost_is_followed_from_its_sta
 ) -> None:
     for i in range(5):
         await bus.publish(names.pulse("a"), b"old %d" % i, msg_id=f"{i}")
-    follower = bus.follow(names.pulses(), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(names.pulses(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower) as records:
         await take(records, 1)
         waiting = asyncio.ensure_future(take(records, 1))
@@ -220,7 +224,9 @@ async def test_a_memory_stream_without_replicas_is_there_again_with_its_node(
     cluster: NatsCluster, names: Subjects
 ) -> None:
     await cluster.ready()
-    async with NatsBus(cluster.url, request_timeout_s=2.0, patience_s=DEADLINE_S) as bus:
+    async with NatsBus(
+        cluster.url, options=NatsOptions(request_timeout_s=2.0, patience_s=DEADLINE_S)
+    ) as bus:
         await bus.declare([s for s in specs(names.run) if s.name.endswith("PULSE")])
         await bus.publish(names.pulse("a"), b"old", msg_id="old")
         holder = cluster.nodes[await cluster.leader(names.stream("PULSE"))]
@@ -238,7 +244,9 @@ async def test_a_cluster_without_a_majority_says_what_to_bring_back(
     receipt = await bus.publish(names.commit(0), b"kept", msg_id="0/1")
     for node in cluster.nodes[:2]:
         node.kill9()
-    async with NatsBus(cluster.nodes[2].url, request_timeout_s=1.0, patience_s=3.0) as client:
+    async with NatsBus(
+        cluster.nodes[2].url, options=NatsOptions(request_timeout_s=1.0, patience_s=3.0)
+    ) as client:
         with pytest.raises(BrokerUnavailable, match=r"bring back the nodes.*more than half"):
             await client.publish(names.commit(0), b"no", msg_id="0/2")
     cluster.start()
@@ -253,7 +261,9 @@ async def test_a_cluster_that_came_back_with_an_older_copy_is_found_out(
 ) -> None:
     await cluster.ready()
     names = Subjects(run_id)
-    async with NatsBus(cluster.url, request_timeout_s=2.0, patience_s=15.0) as bus:
+    async with NatsBus(
+        cluster.url, options=NatsOptions(request_timeout_s=2.0, patience_s=15.0)
+    ) as bus:
         await bus.declare(specs(run_id, replicas=3, window_bytes=WINDOW_BYTES))
         await bus.publish(names.commit(0), b"old", msg_id="0/1")
         await cluster.until_current(names.stream("LEDGER"))
@@ -278,7 +288,9 @@ async def test_more_replicas_than_nodes_wait_for_the_missing_ones(
     await cluster.ready()
     wanted = specs(run_id, replicas=3, window_bytes=WINDOW_BYTES)
     cluster.nodes[2].kill9()
-    async with NatsBus(cluster.url, request_timeout_s=1.0, patience_s=4.0) as bus:
+    async with NatsBus(
+        cluster.url, options=NatsOptions(request_timeout_s=1.0, patience_s=4.0)
+    ) as bus:
         with pytest.raises(BrokerUnavailable, match=r"bring back the nodes.*log\.replicas"):
             await bus.declare([replace(spec, replicas=5) for spec in wanted])
         cluster.start()
@@ -290,7 +302,7 @@ async def test_a_window_that_fits_no_node_is_a_question_of_room(
     cluster: NatsCluster, run_id: str
 ) -> None:
     await cluster.ready()
-    async with NatsBus(cluster.url, patience_s=5.0) as bus:
+    async with NatsBus(cluster.url, options=NatsOptions(patience_s=5.0)) as bus:
         with pytest.raises(StorageFull, match=r"log\.window_bytes"):
             await bus.declare(specs(run_id, replicas=3, window_bytes=10**12))
 

@@ -11,8 +11,9 @@ import nats
 import pytest
 
 from skerry.errors import BrokerUnavailable
-from skerry.log.base import Expect, Record, Start
+from skerry.log.base import Deliver, Expect, Record
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from tests.support.nats_server import NatsServer
@@ -32,7 +33,8 @@ def names(run_id: str) -> Subjects:
 async def bus(nats_server: NatsServer, run_id: str) -> AsyncIterator[NatsBus]:
     """A bus on a server of its own, with the run's streams declared and short deadlines."""
     async with NatsBus(
-        nats_server.url, connect_timeout_s=5.0, request_timeout_s=1.0, patience_s=20.0
+        nats_server.url,
+        options=NatsOptions(connect_timeout_s=5.0, request_timeout_s=1.0, patience_s=20.0),
     ) as bus:
         await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
         yield bus
@@ -217,7 +219,9 @@ async def test_calls_wait_for_a_server_that_comes_back(
 
 
 async def test_a_call_gives_up_at_its_deadline(nats_server: NatsServer, names: Subjects) -> None:
-    async with NatsBus(nats_server.url, request_timeout_s=0.2, patience_s=0.5) as bus:
+    async with NatsBus(
+        nats_server.url, options=NatsOptions(request_timeout_s=0.2, patience_s=0.5)
+    ) as bus:
         nats_server.kill9()
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -256,7 +260,7 @@ async def test_a_memory_stream_that_began_anew_is_followed_from_its_start(
 ) -> None:
     for i in range(5):
         await bus.publish(names.pulse("a"), b"old %d" % i)
-    follower = bus.follow((names.pulses(), names.rounds()), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow((names.pulses(), names.rounds()), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower) as records:
         assert [r.payload for r in await take(records, 1)] == [b"old 4"]
         waiting = asyncio.ensure_future(take(records, 2))

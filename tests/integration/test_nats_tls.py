@@ -11,6 +11,7 @@ import pytest
 
 from skerry.errors import BrokerUnavailable
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from tests.support.nats_server import NatsServer
@@ -53,7 +54,7 @@ async def test_large_messages_go_through_tls(
     secured.start()
     try:
         url = secured.url.replace("nats://", "tls://")
-        async with NatsBus(url, connect_timeout_s=10.0) as bus:
+        async with NatsBus(url, options=NatsOptions(connect_timeout_s=10.0)) as bus:
             await bus.declare(specs("t", window_bytes=1024**2))
             names = Subjects("t")
             sent = [bytes([i]) * 700_000 for i in range(40)]
@@ -77,7 +78,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(secured: NatsSer
     try:
         url = secured.url.replace("nats://", "tls://")
         with pytest.raises(BrokerUnavailable, match="certificate"):
-            async with NatsBus(url, connect_timeout_s=3.0):
+            async with NatsBus(url, options=NatsOptions(connect_timeout_s=3.0)):
                 pass
     finally:
         secured.kill()

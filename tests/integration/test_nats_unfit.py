@@ -15,6 +15,7 @@ import pytest
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
@@ -50,7 +51,9 @@ def started(folder: Path, *, settings: str = "", jetstream: bool = True) -> Nats
 
 
 async def connect(url: str, *, needed_payload_bytes: int = 0) -> None:
-    async with NatsBus(url, connect_timeout_s=2.0, needed_payload_bytes=needed_payload_bytes):
+    async with NatsBus(
+        url, options=NatsOptions(connect_timeout_s=2.0, needed_payload_bytes=needed_payload_bytes)
+    ):
         pass
 
 
@@ -85,7 +88,8 @@ async def test_a_refused_login_says_what_to_set(tmp_path: Path) -> None:
     try:
         with pytest.raises(BrokerUnfit, match=r"nats\.password_file"):
             await connect(server.url)
-        known = NatsBus(server.url, user="a", password="b", connect_timeout_s=2.0)  # noqa: S106
+        login = NatsOptions(user="a", password="b", connect_timeout_s=2.0)  # noqa: S106
+        known = NatsBus(server.url, options=login)
         async with known as bus:
             assert bus.max_payload_bytes == 1024**2
     finally:
@@ -96,7 +100,7 @@ async def test_no_server_is_one_sentence_after_the_timeout() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"nats://127.0.0.1:{unused.getsockname()[1]}"
-        bus = NatsBus(url, connect_timeout_s=0.5)
+        bus = NatsBus(url, options=NatsOptions(connect_timeout_s=0.5))
         with pytest.raises(BrokerUnavailable, match=r"skerry up.*nats\.url") as caught:
             async with bus:
                 pass
@@ -113,7 +117,7 @@ async def test_a_server_that_never_greets_is_given_up() -> None:
     async with server:
         url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(BrokerUnavailable, match=r"nats\.url"):
-            async with NatsBus(url, connect_timeout_s=0.5):
+            async with NatsBus(url, options=NatsOptions(connect_timeout_s=0.5)):
                 pass
 
 
@@ -182,7 +186,9 @@ async def test_a_disk_that_fills_up_is_named_and_a_restart_goes_on(
             stored.append(names.chunk(0, 0, i))
 
     try:
-        async with NatsBus(server.url, request_timeout_s=0.5, patience_s=1.0) as bus:
+        async with NatsBus(
+            server.url, options=NatsOptions(request_timeout_s=0.5, patience_s=1.0)
+        ) as bus:
             await bus.declare(specs(run_id, window_bytes=1024**2))
             with pytest.raises(StorageFull, match=r"disk is probably full.*restart the broker"):
                 await fill(bus, 20)

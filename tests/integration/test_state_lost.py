@@ -13,6 +13,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import StateLost
 from skerry.log import ledger, recovery
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.messages import CheckpointRecord, Manifest
 from skerry.protocol.subjects import Subjects
@@ -133,7 +134,7 @@ async def test_older_copy_of_the_store_ends_a_learner_that_has_seen_newer(
     """Put in place while the learner lives: it follows on, and nothing else tells it."""
     monkeypatch.setattr(recovery, "SETTLED_PAUSE_S", 0.05)
     store, copy = nats_server.store, nats_server.folder / "older"
-    async with NatsBus(nats_server.url, name="test", patience_s=30.0) as bus:
+    async with NatsBus(nats_server.url, name="test", options=NatsOptions(patience_s=30.0)) as bus:
         scripted = await committed(bus, run_id)
         nats_server.stop()
         shutil.copytree(store, copy)

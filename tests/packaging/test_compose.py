@@ -118,9 +118,12 @@ def test_hadolint_finds_nothing(root: Path, service: str) -> None:
 
 async def connects(url: str, password: str) -> bool:
     from skerry.log.nats.bus import NatsBus
+    from skerry.log.nats.connection import NatsOptions
 
     try:
-        async with NatsBus(url, user="skerry", password=password, connect_timeout_s=2.0):
+        async with NatsBus(
+            url, options=NatsOptions(user="skerry", password=password, connect_timeout_s=2.0)
+        ):
             return True
     except BusError:
         return False

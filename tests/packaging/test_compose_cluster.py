@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.settings import loading
 from tests.support.nats_cluster import free_ports
@@ -113,5 +114,7 @@ def brokers(
 @pytest.mark.nats
 async def test_the_shipped_brokers_replicate(brokers: list[NatsServer], run_id: str) -> None:
     urls = ",".join(server.url for server in brokers)
-    async with NatsBus(urls, user="skerry", password=WORD, patience_s=60.0) as bus:
+    async with NatsBus(
+        urls, options=NatsOptions(user="skerry", password=WORD, patience_s=60.0)
+    ) as bus:
         assert await bus.declare(specs(run_id, replicas=3, window_bytes=1024**2)) == ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm.liveness import Activity
 from skerry.errors import WireError
-from skerry.log.base import Start
+from skerry.log.base import Deliver
 from skerry.log.presence import last_pulses
 from skerry.protocol.messages import LearnerPhase, Pulse
 from skerry.protocol.records import decode
@@ -38,7 +38,7 @@ async def living(bus: Bus, run: str, config: RunConfig) -> list[str]:
     ]
     window_s = max(config.sync.lease_s, 3 * config.liveness.pulse_s, 2 * max(steps, default=0.0))
     found: set[str] = set()
-    records = bus.follow(patterns, start=Start.NEW)
+    records = bus.follow(patterns, deliver=Deliver.NEW)
     with suppress(TimeoutError):
         async with asyncio.timeout(min(window_s, LONGEST_S)), aclosing(records):
             async for record in records:

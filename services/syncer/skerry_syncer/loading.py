@@ -10,7 +10,7 @@ import structlog
 
 from skerry.errors import Corrupt, WireError
 from skerry.log import ledger, presence
-from skerry.log.base import Start as From
+from skerry.log.base import Deliver
 from skerry.log.contributions import Inbox
 from skerry.log.loss import state_lost
 from skerry.log.state import MASTER, read_part
@@ -203,7 +203,7 @@ async def _read_starts(bus: Bus, run: str, inbox: Inbox, streams: dict[str, Stre
     newest = max((r.sequence for r in await bus.last_each(subjects.starts())), default=0)
     if not newest:
         return
-    follower = bus.follow(subjects.starts(), start=From.ALL)
+    follower = bus.follow(subjects.starts(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             _note_start(inbox, record)

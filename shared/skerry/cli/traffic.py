@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import plan
 from skerry.log import ledger
-from skerry.log.base import Start
+from skerry.log.base import Deliver
 from skerry.log.state import follow_manifests
 from skerry.protocol.subjects import Subjects
 from skerry.status.view import GENESIS
@@ -129,7 +129,7 @@ async def _count(
     last = next((s.last_seq for s in await bus.streams() if s.name == name and s.messages), 0)
     sent = useful = 0
     if last:
-        records = bus.follow(subjects.contributions(), start=Start.ALL)
+        records = bus.follow(subjects.contributions(), deliver=Deliver.ALL)
         async with aclosing(records):
             async for record in records:
                 sent += len(record.payload) * (record.time_ns >= since_s * 1e9)

@@ -93,8 +93,8 @@ class Record:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-class Start(StrEnum):
-    """Where a follower begins."""
+class Deliver(StrEnum):
+    """Where a follower begins: NATS's deliver policy."""
 
     ALL = "all"
     NEW = "new"
@@ -184,14 +184,14 @@ class Bus(Protocol):
         ...
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         """Yield matching messages of one stream in order, without gap or repeat, for ever.
 
-        ``after`` > 0 begins behind that sequence and overrides ``start``; ``Start.NEW`` means new
-        since the first ``anext``. Waits for a stream that is not there yet. Survives a broker
-        restart: it goes on behind the last message it yielded, or from the beginning of a stream
-        that began anew (memory storage loses its messages and counts from 1 again). What
-        retention dropped is skipped. ``aclose()`` the iterator to end it.
+        ``after`` > 0 starts after that sequence and overrides ``deliver``; ``Deliver.NEW`` means
+        new since the first ``anext``. Waits for a stream that does not exist yet. Survives a
+        broker restart: continues after the last message it yielded, or from the start of a stream
+        that was created again (memory storage loses its messages and counts from 1). Skips what
+        retention dropped. ``aclose()`` the iterator to end it.
         """
         ...

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.errors import Conflict, Fenced, WireError
-from skerry.log.base import Expect, Start
+from skerry.log.base import Deliver, Expect
 from skerry.protocol.messages import Fence
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
@@ -94,7 +94,7 @@ def token_of(held: Held | None) -> int:
 async def follow_fences(bus: Bus, run: str, shards: Sequence[int]) -> AsyncGenerator[Held]:
     """Yield the newest fence of each shard, then each new one."""
     patterns = [Subjects(run).fence(shard) for shard in shards]
-    follower = bus.follow(patterns, start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(patterns, deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             yield _held(record, run)

@@ -16,7 +16,7 @@ from skerry.errors import (
     StateLost,
     WireError,
 )
-from skerry.log.base import Expect, Start
+from skerry.log.base import Deliver, Expect
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -64,7 +64,7 @@ async def read_run(bus: Bus, run: str) -> RunRecord:
 
 async def follow_run(bus: Bus, run: str) -> AsyncGenerator[RunRecord]:
     """Yield the run's newest record once there is one, then each change of it."""
-    follower = bus.follow(Subjects(run).run_record(), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).run_record(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             yield decode(RunRecord, record.payload, run=run)
@@ -217,7 +217,7 @@ def _newest(known: dict[str, tuple[MemberRecord, int]]) -> int:
 
 async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
     """Yield the newest incarnation of every learner, then each new one."""
-    follower = bus.follow(Subjects(run).members(), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).members(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             if (member := _readable(MemberRecord, record, run)) is not None:
@@ -233,7 +233,7 @@ async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:
 
 async def follow_starts(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, MemberRecord]]:
     """Yield every start of every learner, old ones too, with the record that says when it was."""
-    follower = bus.follow(Subjects(run).members(), start=Start.ALL)
+    follower = bus.follow(Subjects(run).members(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (member := _readable(MemberRecord, record, run)) is not None:
@@ -246,7 +246,7 @@ async def starts(bus: Bus, run: str) -> list[tuple[Record, MemberRecord]]:
     found: list[tuple[Record, MemberRecord]] = []
     if not newest:
         return found
-    follower = bus.follow(Subjects(run).members(), start=Start.ALL)
+    follower = bus.follow(Subjects(run).members(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (member := _readable(MemberRecord, record, run)) is not None:
@@ -285,7 +285,7 @@ async def follow_stored_commits(
     """Yield commits as ``follow_commits`` does, with the record that says when each was stored."""
     subjects = Subjects(run)
     pattern = subjects.commits() if fragment is None else subjects.commit(fragment)
-    follower = bus.follow(pattern, start=Start.ALL, after=after)
+    follower = bus.follow(pattern, deliver=Deliver.ALL, after=after)
     async with aclosing(follower):
         async for record in follower:
             if (commit := _readable(Commit, record, run)) is not None:
@@ -300,7 +300,7 @@ async def stored_commits(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, Com
     newest = max((r.sequence for r in await bus.last_each(Subjects(run).commits())), default=0)
     if not newest:
         return
-    follower = bus.follow(Subjects(run).commits(), start=Start.ALL)
+    follower = bus.follow(Subjects(run).commits(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (commit := _readable(Commit, record, run)) is not None:
@@ -311,7 +311,7 @@ async def stored_commits(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, Com
 
 async def begun_ns(bus: Bus, run: str) -> int:
     """Return when the broker stored the run's first commit in this log, waiting for it."""
-    follower = bus.follow(Subjects(run).commits(), start=Start.ALL)
+    follower = bus.follow(Subjects(run).commits(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if _readable(Commit, record, run) is not None:
@@ -343,7 +343,7 @@ async def newest_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
 
 async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRecord]:
     """Yield every checkpoint of the run, then each new one."""
-    follower = bus.follow(Subjects(run).checkpoint(), start=Start.ALL)
+    follower = bus.follow(Subjects(run).checkpoint(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (checkpoint := _readable(CheckpointRecord, record, run)) is not None:
@@ -370,7 +370,7 @@ async def evaluations(bus: Bus, run: str) -> list[Evaluation]:
     found: list[Evaluation] = []
     if newest is None:
         return found
-    follower = bus.follow(subject, start=Start.ALL)
+    follower = bus.follow(subject, deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (evaluation := _readable(Evaluation, record, run)) is not None:
@@ -382,7 +382,7 @@ async def evaluations(bus: Bus, run: str) -> list[Evaluation]:
 
 async def follow_evaluations(bus: Bus, run: str) -> AsyncGenerator[Evaluation]:
     """Yield every evaluation of the run, then each new one."""
-    follower = bus.follow(Subjects(run).evaluation(), start=Start.ALL)
+    follower = bus.follow(Subjects(run).evaluation(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (evaluation := _readable(Evaluation, record, run)) is not None:

@@ -18,12 +18,12 @@ from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull
 from skerry.log.base import (
     MSG_ID,
     Bus,
+    Deliver,
     Expect,
     Receipt,
     Record,
     Retention,
     Room,
-    Start,
     Storage,
     StreamInfo,
     StreamSpec,
@@ -310,21 +310,21 @@ class MemoryBus:
         return one_by_one(self, stream_of(pattern), sequences)
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
-        return self._follow(patterns, start, after)
+        return self._follow(patterns, deliver, after)
 
     async def _follow(
-        self, patterns: tuple[str, ...], start: Start, after: int
+        self, patterns: tuple[str, ...], deliver: Deliver, after: int
     ) -> AsyncGenerator[Record]:
         stream = await self._stream(stream_of(patterns[0]))
         if 0 < after > stream.last_seq:
-            start, after = Start.ALL, 0
+            deliver, after = Deliver.ALL, 0
         position, batch = after, list[Record]()
-        if not after and start is not Start.ALL:
+        if not after and deliver is not Deliver.ALL:
             position = stream.last_seq
-        if not after and start is Start.LAST_PER_SUBJECT:
+        if not after and deliver is Deliver.LAST_PER_SUBJECT:
             batch = stream.newest_each(patterns)
         while True:
             for record in batch:

@@ -6,7 +6,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from skerry.errors import WireError
-from skerry.log.base import Start
+from skerry.log.base import Deliver
 from skerry.protocol.messages import Pulse, Round, SyncerPulse
 from skerry.protocol.records import believable, decode, encode
 from skerry.protocol.subjects import Subjects
@@ -44,7 +44,7 @@ async def pulsed_ns(bus: Bus, run: str, learner: str) -> int | None:
 
 async def follow_pulses(bus: Bus, run: str) -> AsyncGenerator[Pulse]:
     """Yield the newest pulse of every learner, then each new one."""
-    follower = bus.follow(Subjects(run).pulses(), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).pulses(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             if (pulse := _pulse(record, run)) is not None:
@@ -69,7 +69,7 @@ async def last_rounds(bus: Bus, run: str, plan_digest: int) -> dict[int, Round]:
 
 async def follow_rounds(bus: Bus, run: str, plan_digest: int) -> AsyncGenerator[Round]:
     """Yield the newest round of every fragment, then each new one; foreign ones are left out."""
-    follower = bus.follow(Subjects(run).rounds(), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).rounds(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             try:
@@ -85,7 +85,7 @@ async def publish_syncer_pulse(bus: Bus, pulse: SyncerPulse) -> None:
 
 async def follow_syncer_pulses(bus: Bus, run: str) -> AsyncGenerator[SyncerPulse]:
     """Yield the newest pulse of every syncer, then each new one; unreadable ones are left out."""
-    follower = bus.follow(Subjects(run).syncers(), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).syncers(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             try:

@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
-from skerry.log.base import Expect, Start
+from skerry.log.base import Deliver, Expect
 from skerry.log.ledger import CAS_ATTEMPTS, last_commits, members, read_run, same_run
 from skerry.log.loss import (
     begun_by_restore,
@@ -240,7 +240,7 @@ async def read_behind(
     subjects = Subjects(run)
     wanted = {subjects.manifest(fragment): fragment for fragment in own}
     found: dict[str, Record] = {}
-    follower = bus.follow([subjects.fence(shard), *wanted], start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow([subjects.fence(shard), *wanted], deliver=Deliver.LAST_PER_SUBJECT)
     newest = 0
     try:
         async with asyncio.timeout(READ_S), aclosing(follower):

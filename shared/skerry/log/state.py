@@ -16,7 +16,7 @@ import xxhash
 
 from skerry.algorithm.backend import decoder
 from skerry.errors import Corrupt, Overtaken, WireError
-from skerry.log.base import Start
+from skerry.log.base import Deliver
 from skerry.log.loss import state_lost
 from skerry.protocol.codec import VectorAssembler
 from skerry.protocol.envelope import unseal, vector_blocks
@@ -65,7 +65,7 @@ async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Man
 
     What cannot be read is left out: it must not end a reader, and the next commit replaces it.
     """
-    follower = bus.follow(Subjects(run).manifests(), start=Start.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).manifests(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             try:

@@ -27,12 +27,11 @@ def bus_from(
     password or credentials file that cannot be used.
     """
     from skerry.log.nats.bus import NatsBus
+    from skerry.log.nats.connection import NatsOptions
 
     password = _secret(settings.password_file, "nats.password_file")
     _secret(settings.credentials, "nats.credentials")
-    return NatsBus(
-        settings.url,
-        name=name,
+    options = NatsOptions(
         credentials=settings.credentials,
         user=settings.user,
         password=password,
@@ -42,6 +41,7 @@ def bus_from(
         needed_payload_bytes=needed_payload_bytes,
         on_event=on_event,
     )
+    return NatsBus(settings.url, name=name, options=options)
 
 
 def _secret(path: Path | None, setting: str) -> str:

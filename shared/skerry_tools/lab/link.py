@@ -8,7 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from skerry.log.base import Bus, Expect, Receipt, Record, Room, Start, StreamInfo, StreamSpec
+from skerry.log.base import Bus, Deliver, Expect, Receipt, Record, Room, StreamInfo, StreamSpec
 from skerry_tools.lab.scenario import Link
 
 
@@ -108,10 +108,10 @@ class LinkedBus:
                 yield record
 
     async def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         began_s = asyncio.get_running_loop().time()
-        async with aclosing(self._bus.follow(pattern, start=start, after=after)) as records:
+        async with aclosing(self._bus.follow(pattern, deliver=deliver, after=after)) as records:
             async for record in records:
                 left_s = max(began_s, self._stored_s(record.time_ns))
                 await self._down.carry(len(record.payload), left_s)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.errors import ConfigError, WireError
 from skerry.log import ledger
-from skerry.log.base import Start
+from skerry.log.base import Deliver
 from skerry.protocol.messages import Commit, MemberRecord
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
@@ -142,7 +142,7 @@ async def _all(bus: Bus, pattern: str, kind: type[T], run: str) -> list[T]:
     found: list[T] = []
     if not newest:
         return found
-    async with aclosing(bus.follow(pattern, start=Start.ALL)) as records:
+    async with aclosing(bus.follow(pattern, deliver=Deliver.ALL)) as records:
         async for record in records:
             with suppress(WireError):
                 found.append(decode(kind, record.payload, run=run))

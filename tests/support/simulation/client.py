@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, StorageFull
-from skerry.log.base import MSG_ID, Receipt, Record, Start, Storage
+from skerry.log.base import MSG_ID, Deliver, Receipt, Record, Storage
 from skerry.log.memory import one_by_one
 from skerry.log.streams import STREAM_PREFIX, stream_of
 from skerry_tools.chaos.plan import Kind
@@ -140,10 +140,10 @@ class SimulatedBus:
         return one_by_one(self, stream_of(pattern), sequences)
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
-        return self._follow(patterns, start, after)
+        return self._follow(patterns, deliver, after)
 
     # requests
 
@@ -261,17 +261,17 @@ class SimulatedBus:
     # following
 
     async def _follow(
-        self, patterns: tuple[str, ...], start: Start, position: int
+        self, patterns: tuple[str, ...], deliver: Deliver, position: int
     ) -> AsyncGenerator[Record]:
         name, time_ns = stream_of(patterns[0]), 0
         network, link = self.network, self.link
         while True:
             stream = await self._stream(name)
             if position and _began_anew(stream, position, time_ns):
-                position, time_ns, start = 0, 0, Start.ALL
-            if start is Start.NEW and not position:
-                position, start = stream.last_seq, Start.ALL
-            if start is Start.LAST_PER_SUBJECT and not position:
+                position, time_ns, deliver = 0, 0, Deliver.ALL
+            if deliver is Deliver.NEW and not position:
+                position, deliver = stream.last_seq, Deliver.ALL
+            if deliver is Deliver.LAST_PER_SUBJECT and not position:
                 batch = stream.newest_each(patterns)
             else:
                 batch = stream.after(position, patterns)

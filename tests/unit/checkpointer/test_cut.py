@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from skerry.errors import Overtaken, StateLost
 from skerry.log import ledger, recovery, state_writer
-from skerry.log.base import Record, Start
+from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import encode
@@ -61,10 +61,10 @@ class BusyBus(MemoryBus):
         return await MemoryBus.last_each(self, pattern)
 
     async def _follow(
-        self, patterns: tuple[str, ...], start: Start, after: int
+        self, patterns: tuple[str, ...], deliver: Deliver, after: int
     ) -> AsyncGenerator[Record]:
         """Let the syncers go on also while there is nothing to read yet."""
-        records = MemoryBus._follow(self, patterns, start, after)
+        records = MemoryBus._follow(self, patterns, deliver, after)
         while True:
             step = asyncio.ensure_future(anext(records))
             try:

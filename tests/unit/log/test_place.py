@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable, BusError, Superseded
 from skerry.log import ledger, place
-from skerry.log.base import Record, Start
+from skerry.log.base import Deliver, Record
 from skerry.log.contributions import Contribution, Inbox
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.place import Place, settle_in, take_place
@@ -236,11 +236,11 @@ class Counting(MemoryBus):
     patterns: list[str]
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         self.began.append(after)
         self.patterns += [pattern] if isinstance(pattern, str) else pattern
-        return super().follow(pattern, start=start, after=after)
+        return super().follow(pattern, deliver=deliver, after=after)
 
 
 async def counting(bus: MemoryBus) -> Counting:
@@ -299,14 +299,14 @@ class Dropping(MemoryBus):
     times = 0
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         stream = self.broker.streams[CONTRIB]
         if self.times:
             self.times -= 1
             for sequence in list(stream.records):
                 stream.drop(sequence)
-        return super().follow(pattern, start=start, after=after)
+        return super().follow(pattern, deliver=deliver, after=after)
 
 
 @pytest.fixture
@@ -351,11 +351,11 @@ class Restarting(MemoryBus):
     away = 3
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         if self.away:
             return self._silent()
-        return super().follow(pattern, start=start, after=after)
+        return super().follow(pattern, deliver=deliver, after=after)
 
     async def _silent(self) -> AsyncGenerator[Record]:
         await asyncio.Event().wait()

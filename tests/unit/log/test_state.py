@@ -13,7 +13,7 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, StateLost
 from skerry.log import fences, ledger, state
-from skerry.log.base import Record, Start
+from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
@@ -403,9 +403,9 @@ async def test_recovery_goes_on_reading_behind_an_older_fence(
     mine = await writer(bus, "next", 2)
     follow = bus.follow
 
-    async def lagging(pattern: list[str], *, start: Start) -> AsyncGenerator[Record | None]:
+    async def lagging(pattern: list[str], *, deliver: Deliver) -> AsyncGenerator[Record | None]:
         yield older
-        follower = follow(pattern, start=start)
+        follower = follow(pattern, deliver=deliver)
         async with aclosing(follower):
             async for record in follower:
                 yield record

@@ -18,7 +18,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.outer import make_outer
 from skerry.errors import BrokerUnavailable, ConfigError, Conflict, StateLost, first_cause
 from skerry.log import fences, ledger, presence, state
-from skerry.log.base import Expect, Receipt, Record, Start
+from skerry.log.base import Deliver, Expect, Receipt, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol import succession
@@ -278,9 +278,9 @@ class LateBus(MutedBus):
     """A client that hears of what learners say before it has what they have sent."""
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
-        source = super().follow(pattern, start=start, after=after)
+        source = super().follow(pattern, deliver=deliver, after=after)
         return self._late(source) if ".contrib." in str(pattern) else source
 
     async def _late(self, source: AsyncGenerator[Record]) -> AsyncGenerator[Record]:
@@ -441,9 +441,9 @@ class SlowBus(MutedBus):
     most = 0
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
-        source = super().follow(pattern, start=start, after=after)
+        source = super().follow(pattern, deliver=deliver, after=after)
         return self._slow(source) if ".contrib." in str(pattern) else source
 
     async def _slow(self, source: AsyncGenerator[Record]) -> AsyncGenerator[Record]:

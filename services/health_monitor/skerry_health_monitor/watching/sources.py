@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from skerry.errors import WireError
-from skerry.log.base import Start
+from skerry.log.base import Deliver
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -114,26 +114,26 @@ class Sources:
     clock_s: Callable[[], float] = time.time
 
     def runs(self) -> AsyncGenerator[tuple[Record, RunRecord]]:
-        return self._follow(RunRecord, Subjects(self.run).run_record(), Start.LAST_PER_SUBJECT)
+        return self._follow(RunRecord, Subjects(self.run).run_record(), Deliver.LAST_PER_SUBJECT)
 
     def members(self) -> AsyncGenerator[tuple[Record, MemberRecord]]:
         """Yield every start that the ledger has, old ones too: who flaps did so before."""
-        return self._follow(MemberRecord, Subjects(self.run).members(), Start.ALL)
+        return self._follow(MemberRecord, Subjects(self.run).members(), Deliver.ALL)
 
     def commits(self) -> AsyncGenerator[tuple[Record, Commit]]:
-        return self._follow(Commit, Subjects(self.run).commits(), Start.ALL)
+        return self._follow(Commit, Subjects(self.run).commits(), Deliver.ALL)
 
     def checkpoints(self) -> AsyncGenerator[tuple[Record, CheckpointRecord]]:
-        return self._follow(CheckpointRecord, Subjects(self.run).checkpoint(), Start.ALL)
+        return self._follow(CheckpointRecord, Subjects(self.run).checkpoint(), Deliver.ALL)
 
     def evaluations(self) -> AsyncGenerator[tuple[Record, Evaluation]]:
-        return self._follow(Evaluation, Subjects(self.run).evaluation(), Start.ALL)
+        return self._follow(Evaluation, Subjects(self.run).evaluation(), Deliver.ALL)
 
     def pulses(self) -> AsyncGenerator[tuple[Record, Pulse]]:
-        return self._follow(Pulse, Subjects(self.run).pulses(), Start.LAST_PER_SUBJECT)
+        return self._follow(Pulse, Subjects(self.run).pulses(), Deliver.LAST_PER_SUBJECT)
 
     def rounds(self) -> AsyncGenerator[tuple[Record, Round]]:
-        return self._follow(Round, Subjects(self.run).rounds(), Start.LAST_PER_SUBJECT)
+        return self._follow(Round, Subjects(self.run).rounds(), Deliver.LAST_PER_SUBJECT)
 
     async def newest_members(self) -> list[tuple[Record, MemberRecord]]:
         return await self._newest(MemberRecord, Subjects(self.run).members())
@@ -160,12 +160,12 @@ class Sources:
         return None if record is None else self._read(kind, record)
 
     async def _follow(
-        self, kind: type[T], pattern: str, start: Start
+        self, kind: type[T], pattern: str, deliver: Deliver
     ) -> AsyncGenerator[tuple[Record, T]]:
         name = NAMES[kind]
         known_to = max((r.sequence for r in await self.bus.last_each(pattern)), default=0)
         before = 0
-        records = self.bus.follow(pattern, start=start)
+        records = self.bus.follow(pattern, deliver=deliver)
         async with aclosing(records):
             async for record in records:
                 if record.sequence <= before:  # a stream in memory that began anew with its broker

@@ -44,7 +44,7 @@ async def batch_get(
             with cancellable():
                 await client.publish(path, json.dumps(body).encode(), inbox)
             while True:
-                async with asyncio.timeout(connection.request_timeout_s):
+                async with asyncio.timeout(connection.options.request_timeout_s):
                     msg = await arrived.get()
                 if status := status_of(msg):
                     headers = {str(k): v for k, v in (msg.headers or {}).items()}

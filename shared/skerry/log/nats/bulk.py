@@ -17,7 +17,7 @@ from contextlib import aclosing
 from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable, first_cause
-from skerry.log.base import Record, Start
+from skerry.log.base import Deliver, Record
 from skerry.log.nats.connection import Connection
 from skerry.log.nats.errors import ApiError
 from skerry.log.nats.follow import Cursor, Puller
@@ -74,7 +74,7 @@ class BulkReads:
         """
         puller = Puller(self._connection, stream, most=len(sequences))
         try:
-            await puller.open((pattern,), Cursor(Start.ALL, sequences[0] - 1))
+            await puller.open((pattern,), Cursor(Deliver.ALL, sequences[0] - 1))
             for _ in sequences:
                 record = await puller.next()
                 if record is None:

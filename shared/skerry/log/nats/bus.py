@@ -7,25 +7,24 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError
 from skerry.log.base import (
     MSG_ID,
+    Deliver,
     Expect,
     Receipt,
     Record,
     Room,
-    Start,
     Storage,
     StreamInfo,
     StreamSpec,
 )
 from skerry.log.nats import errors as nats_errors
 from skerry.log.nats.bulk import BulkReads
-from skerry.log.nats.connection import Backoff, Connection, Event, Login
+from skerry.log.nats.connection import Backoff, Connection, NatsOptions
 from skerry.log.nats.errors import ApiError, NoAnswer
 from skerry.log.nats.follow import Cursor, follow
 from skerry.log.nats.listen import listen
@@ -35,8 +34,6 @@ from skerry.log.streams import STREAM_PREFIX, mend, stream_of
 
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
-ATTEMPTS_WORTH = 4
-"""Calls that are safe to repeat go on for this many request timeouts."""
 
 
 class Message(NamedTuple):
@@ -50,38 +47,18 @@ class Message(NamedTuple):
 class NatsBus:
     """One client of a NATS server; implements ``skerry.log.base.Bus``.
 
-    A call that is safe to repeat is repeated for ``patience_s`` (four request timeouts unless
-    set). ``needed_payload_bytes`` is checked against the server's ``max_payload`` at connect.
     Memory streams that this bus has declared are made again when a restart has lost them.
-    ``on_event`` hears of lost and regained connections.
     """
 
-    def __init__(  # noqa: PLR0913 - one argument per setting
-        self,
-        url: str,
-        *,
-        name: str = "skerry",
-        credentials: Path | None = None,
-        user: str = "",
-        password: str = "",
-        connect_timeout_s: float = 30.0,
-        request_timeout_s: float = 5.0,
-        publish_window: int = 6,
-        patience_s: float | None = None,
-        needed_payload_bytes: int = 0,
-        on_event: Event | None = None,
+    def __init__(
+        self, url: str, *, name: str = "skerry", options: NatsOptions | None = None
     ) -> None:
-        self._connection = Connection(
-            Login(url, name, credentials, user, password),
-            connect_timeout_s=connect_timeout_s,
-            request_timeout_s=request_timeout_s,
-            needed_payload_bytes=needed_payload_bytes,
-            on_event=on_event,
-        )
-        self._patience_s = patience_s or ATTEMPTS_WORTH * request_timeout_s
+        options = options or NatsOptions()
+        self._connection = Connection(url, name, options)
+        self._patience_s = options.waits_s
         self._reads = Reads(self._connection, self._patience_s)
         self._bulk_reads = BulkReads(self._connection, self._reads)
-        self._window = asyncio.Semaphore(publish_window)
+        self._window = asyncio.Semaphore(options.publish_window)
         self._turns: dict[str, asyncio.Lock] = {}
         self._forgetful: dict[str, StreamSpec] = {}
 
@@ -158,10 +135,10 @@ class NatsBus:
         return self._bulk_reads.get_each(stream_of(pattern), pattern, sequences)
 
     def follow(
-        self, pattern: str | Sequence[str], *, start: Start = Start.ALL, after: int = 0
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
-        return follow(self._connection, stream_of(patterns[0]), patterns, Cursor(start, after))
+        return follow(self._connection, stream_of(patterns[0]), patterns, Cursor(deliver, after))
 
     def listen(self, subject: str, queue: str) -> AsyncGenerator[bytes]:
         """Yield what is published on a subject that no stream keeps, shared by a queue group."""
@@ -220,14 +197,14 @@ class NatsBus:
         except BrokerUnavailable:
             if MSG_ID not in message.headers:
                 raise
-        timeout = self._connection.request_timeout_s
+        timeout = self._connection.options.request_timeout_s
         await self._reads.exists(stream_of(message.subject), self._now() + timeout)
         try:
             return await self._store(message, expect, self._now() + timeout, doubt=True)
         except BrokerUnavailable as e:
             subject, waited_s = message.subject, self._patience_s + timeout
             if self._connection.clustered:
-                url = self._connection.login.urls
+                url = self._connection.urls
                 raise nats_errors.not_agreed(url, subject, waited_s) from e
             raise nats_errors.not_stored(subject, waited_s) from e
 

@@ -13,7 +13,7 @@ import contextlib
 import json
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 GREETING_S = 1.5
 """A server that does not greet within this time, on a connection of its own, hangs."""
+ATTEMPTS_WORTH = 4
+"""Calls that are safe to repeat go on for this many request timeouts."""
 GIVE_UP_S = 10.0
 """After this long without a connection nats-py's own attempts are ended and we dial anew."""
 
@@ -41,25 +43,38 @@ Event = Callable[[str, Mapping[str, str]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
-    """Where to connect and as whom; ``urls`` is comma separated."""
+class NatsOptions:
+    """How a client logs in, how long it waits, and who hears of its connection.
 
-    urls: str
-    name: str
+    Calls that are safe to repeat are repeated for ``patience_s`` (0: four request timeouts).
+    ``needed_payload_bytes`` is checked against the server's ``max_payload`` at connect.
+    """
+
     credentials: Path | None = None
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
+    connect_timeout_s: float = 30.0
+    request_timeout_s: float = 5.0
+    publish_window: int = 6
+    patience_s: float = 0.0
+    needed_payload_bytes: int = 0
+    on_event: Event | None = None
 
-    def options(self) -> dict[str, Any]:
-        servers = [u.strip() for u in self.urls.split(",")]
+    @property
+    def waits_s(self) -> float:
+        return self.patience_s or ATTEMPTS_WORTH * self.request_timeout_s
+
+    def login(self, urls: str, name: str) -> dict[str, Any]:
+        """Return what nats-py needs to connect to one of these comma-separated servers."""
+        servers = [u.strip() for u in urls.split(",")]
         random.shuffle(servers)
         # nats-py would shuffle at each reconnect, and might go back to the server that hangs.
-        options: dict[str, Any] = {"servers": servers, "dont_randomize": True, "name": self.name}
+        login: dict[str, Any] = {"servers": servers, "dont_randomize": True, "name": name}
         if self.credentials is not None:
-            options["user_credentials"] = str(self.credentials)
+            login["user_credentials"] = str(self.credentials)
         if self.user:
-            options |= {"user": self.user, "password": self.password}
-        return options
+            login |= {"user": self.user, "password": self.password}
+        return login
 
 
 class Backoff:
@@ -84,23 +99,13 @@ class Backoff:
 class Connection:
     """A connection that is dialled once, checked, and kept for as long as the bus is open."""
 
-    def __init__(
-        self,
-        login: Login,
-        *,
-        connect_timeout_s: float,
-        request_timeout_s: float,
-        needed_payload_bytes: int,
-        on_event: Event | None,
-    ) -> None:
-        self.login = login
-        self.connect_timeout_s = connect_timeout_s
-        self.request_timeout_s = request_timeout_s
-        self.needed_payload_bytes = needed_payload_bytes
+    def __init__(self, urls: str, name: str, options: NatsOptions) -> None:
+        self.urls = urls
+        self.options = options
         self.closing = False
+        self._name = name
         self.lost: set[Callable[[], None]] = set()
         """Called whenever what the server held for this connection is gone."""
-        self._on_event = on_event
         self._client: Client | None = None
         self._look: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
@@ -121,7 +126,7 @@ class Connection:
 
     async def open(self) -> None:
         """Connect and check the server; BrokerUnavailable or BrokerUnfit say what is wrong."""
-        await self.ready(asyncio.get_running_loop().time() + self.connect_timeout_s)
+        await self.ready(asyncio.get_running_loop().time() + self.options.connect_timeout_s)
 
     async def close(self) -> None:
         """End the connection; requests that wait and followers end too."""
@@ -140,7 +145,7 @@ class Connection:
             client = self._client
             if self.closing:
                 msg = "The bus is closed."
-                raise BrokerUnavailable(msg, url=self.login.urls)
+                raise BrokerUnavailable(msg, url=self.urls)
             if client is not None and client.is_connected:
                 return client
             try:
@@ -151,7 +156,7 @@ class Connection:
 
     def unavailable(self, seconds: float) -> BrokerUnavailable:
         """Return the error for a deadline that has passed."""
-        return nats_errors.unavailable(self.login.urls, seconds, self._reason)
+        return nats_errors.unavailable(self.urls, seconds, self._reason)
 
     async def request(
         self,
@@ -164,7 +169,7 @@ class Connection:
         """Send one request and return its answer; NoAnswer if there was none in time."""
         client = await self.ready(deadline)
         left = deadline - asyncio.get_running_loop().time()
-        timeout = max(0.001, min(self.request_timeout_s, left))
+        timeout = max(0.001, min(self.options.request_timeout_s, left))
         try:
             async with asyncio.timeout(None) as scope:
                 self._in_flight.add(scope)
@@ -191,7 +196,7 @@ class Connection:
         data = b"" if body is None else json.dumps(body).encode()
         while True:
             try:
-                until = now() + self.request_timeout_s if deadline is None else deadline
+                until = now() + self.options.request_timeout_s if deadline is None else deadline
                 answer = await self.request(f"$JS.API.{name}", data, deadline=until)
                 reply: dict[str, Any] = json.loads(answer.data)
                 error = reply.get("error")
@@ -206,7 +211,7 @@ class Connection:
                 self._reason = str(e)
             if not await backoff.pause():
                 if refused:
-                    raise nats_errors.leaderless(self.login.urls, now() - start, refused)
+                    raise nats_errors.leaderless(self.urls, now() - start, refused)
                 raise self.unavailable(now() - start)
 
     def suspect(self) -> None:
@@ -260,7 +265,7 @@ class Connection:
         while True:
             client = Client()
             client._ps = LeanParser(client)  # noqa: SLF001
-            if not self.login.urls.startswith("ws"):
+            if not self.urls.startswith("ws"):
                 client._transport = WideTransport()  # noqa: SLF001
             try:
                 with cancellable():
@@ -280,9 +285,9 @@ class Connection:
 
     async def _connect(self, client: Client) -> None:
         await client.connect(
-            **self.login.options(),
+            **self.options.login(self.urls, self._name),
             allow_reconnect=False,
-            connect_timeout=max(1, int(min(5.0, self.connect_timeout_s))),
+            connect_timeout=max(1, int(min(5.0, self.options.connect_timeout_s))),
             reconnect_time_wait=REDIAL_S,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
             ping_interval=PING_INTERVAL_S,
@@ -300,23 +305,25 @@ class Connection:
         with contextlib.suppress(OSError, NatsError, AssertionError):
             await client.close()
         if "authorization" in reason.lower() or "authentication" in reason.lower():
-            raise nats_errors.refused_login(self.login.urls, reason)
+            raise nats_errors.refused_login(self.urls, reason)
 
     async def _check(self, client: Client) -> None:
         """Refuse a server that cannot carry a run."""
-        url, version = self.login.urls, client.connected_server_version
+        url, version = self.urls, client.connected_server_version
         if (version.major, version.minor) < nats_errors.MIN_VERSION:
             text = f"{version.major}.{version.minor}.{version.patch}"
             raise nats_errors.too_old(url, text)
         try:
-            answer = await client.request("$JS.API.INFO", timeout=self.request_timeout_s)
+            answer = await client.request("$JS.API.INFO", timeout=self.options.request_timeout_s)
         except NoRespondersError as e:
             raise nats_errors.no_jetstream(url, "its API has no responder") from e
         error = json.loads(answer.data).get("error")
         if error is not None and not nats_errors.transient(error):
             raise nats_errors.no_jetstream(url, error.get("description", "refused"))
-        if client.max_payload < self.needed_payload_bytes:
-            raise nats_errors.small_payload(url, client.max_payload, self.needed_payload_bytes)
+        if client.max_payload < self.options.needed_payload_bytes:
+            raise nats_errors.small_payload(
+                url, client.max_payload, self.options.needed_payload_bytes
+            )
 
     async def _note(self, error: Exception) -> None:
         self._reason = str(error) or type(error).__name__
@@ -350,5 +357,5 @@ class Connection:
             callback()
 
     def _tell(self, event: str, fields: Mapping[str, str]) -> None:
-        if self._on_event is not None:
-            self._on_event(event, fields)
+        if self.options.on_event is not None:
+            self.options.on_event(event, fields)

@@ -25,7 +25,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable
-from skerry.log.base import Record, Start
+from skerry.log.base import Deliver, Record
 from skerry.log.nats.connection import Backoff, Connection
 from skerry.log.nats.errors import STREAM_NOT_FOUND, ApiError
 from skerry.log.nats.records import delivered_record, delivery_of, nanoseconds, status_of
@@ -60,7 +60,7 @@ ENDED_PULL = ("message size exceeds", "batch completed", "request timeout")
 class Cursor:
     """How far a follower has come: the last sequence it is done with, and that message's time."""
 
-    start: Start
+    deliver: Deliver
     sequence: int = 0
     time_ns: int = 0
 
@@ -79,7 +79,7 @@ class Cursor:
         """Return the part of a consumer's settings that says where it begins."""
         if self.sequence:
             return {"deliver_policy": "by_start_sequence", "opt_start_seq": self.sequence + 1}
-        if self.start is Start.LAST_PER_SUBJECT:
+        if self.deliver is Deliver.LAST_PER_SUBJECT:
             return {"deliver_policy": "last_per_subject"}
         return {"deliver_policy": "all"}
 
@@ -95,7 +95,7 @@ class Puller:
         self._stream = stream
         self._left = sys.maxsize if most is None else most
         self._terms = ENDLESS if most is None else {"no_wait": True}
-        self._patience_s = MISSED_S if most is None else connection.request_timeout_s
+        self._patience_s = MISSED_S if most is None else connection.options.request_timeout_s
         self._bounds = (IN_FLIGHT_BYTES, IN_FLIGHT_BYTES) if most is None else BULK_BYTES
         self._began_s = self._came_bytes = 0.0
         self.silent = False
@@ -123,7 +123,7 @@ class Puller:
         }
         self._connection.lost.add(self._lose)
         # Placed on a node that hangs it is never confirmed: another one may fall on another node.
-        patience_s = self._connection.request_timeout_s
+        patience_s = self._connection.options.request_timeout_s
         await self._connection.api(
             f"CONSUMER.CREATE.{self._stream}.{self._name}",
             {"stream_name": self._stream, "config": config},
@@ -259,11 +259,11 @@ async def place(connection: Connection, stream: str, cursor: Cursor) -> None:
     state = await stream_state(connection, stream)
     if connection.clustered and state["last_seq"] < cursor.sequence:
         state = await settled_state(connection, stream, cursor.sequence)
-    if cursor.start is Start.NEW and not cursor.sequence:
-        cursor.sequence, cursor.start = state["last_seq"], Start.ALL
+    if cursor.deliver is Deliver.NEW and not cursor.sequence:
+        cursor.sequence, cursor.deliver = state["last_seq"], Deliver.ALL
         cursor.time_ns = nanoseconds(state["last_ts"]) if state["messages"] else 0
     elif cursor.sequence and cursor.began_anew(state):
-        cursor.sequence, cursor.time_ns, cursor.start = 0, 0, Start.ALL
+        cursor.sequence, cursor.time_ns, cursor.deliver = 0, 0, Deliver.ALL
 
 
 async def settled_state(connection: Connection, stream: str, sequence: int) -> dict[str, Any]:

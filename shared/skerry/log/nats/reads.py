@@ -130,7 +130,7 @@ class Reads:
         """
         goal = self._acknowledged.get(stream, 0)
         backoff = Backoff(
-            deadline - self._connection.request_timeout_s
+            deadline - self._connection.options.request_timeout_s
         )  # leaves the last look time
         while True:
             info = await self._info(stream, deadline)
