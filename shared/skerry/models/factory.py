@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,35 +11,12 @@ import jax.numpy as jnp
 
 from skerry.errors import ModelError
 from skerry.models.base import Model
-from skerry.models.transformer import Sizes, Transformer
+from skerry.models.sizes import sizes_of
+from skerry.models.transformer import Transformer
 from skerry.settings.models import ModelConfig, TrainConfig
 
 AMPERE = 8.0
 """NVIDIA's first compute capability with matrix units for bfloat16."""
-
-PRESETS: Mapping[str, Sizes] = {
-    "nano": Sizes(layers=4, d_model=128, heads=4, kv_heads=2, d_ff=352),
-    "micro": Sizes(layers=6, d_model=256, heads=8, kv_heads=4, d_ff=704),
-    "small": Sizes(layers=12, d_model=768, heads=12, kv_heads=4, d_ff=2048),
-    "base": Sizes(layers=24, d_model=1024, heads=16, kv_heads=4, d_ff=2816),
-}
-
-
-def sizes_of(config: ModelConfig) -> Sizes:
-    """Return the preset with its overrides; ModelError when the heads do not divide."""
-    fields = ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab")
-    given = {name: getattr(config, name) for name in fields if getattr(config, name) is not None}
-    sizes = replace(PRESETS[config.preset], **given)
-    if sizes.d_model % sizes.heads or sizes.head_dim % 2:
-        msg = (
-            f"model.d_model = {sizes.d_model} does not split into {sizes.heads} heads"
-            " of even width: make it a multiple of twice model.heads."
-        )
-        raise ModelError(msg, path="model.d_model")
-    if sizes.heads % sizes.kv_heads:
-        msg = f"model.kv_heads = {sizes.kv_heads} does not divide model.heads = {sizes.heads}."
-        raise ModelError(msg + " Choose a divisor.", path="model.kv_heads")
-    return sizes
 
 
 def has_bfloat16(device: Any) -> bool:

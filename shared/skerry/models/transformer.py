@@ -21,28 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.models.base import Params
+from skerry.models.sizes import Sizes
 
 INIT_STD = 0.02
 OWN_SCORE = 5.12
 """The table is tied: a fresh model scores the token that it has just read by d_model times the
 table's standard deviation at most, which is kept to what it is at a width of 256."""
 ROPE_BASE = 10_000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The numbers that make one transformer; ``factory.sizes_of`` checks that they fit."""
-
-    layers: int
-    d_model: int
-    heads: int
-    kv_heads: int
-    d_ff: int
-    vocab: int = 256
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.heads
 
 
 def rms_norm(x: jax.Array, gain: jax.Array) -> jax.Array:
@@ -93,25 +78,15 @@ class Transformer:
 
     def _init_block(self, key: jax.Array) -> dict[str, jax.Array]:
         s = self.sizes
-        width, kv_width = s.d_model, s.kv_heads * s.head_dim
-        shapes = {
-            "gate": (width, s.d_ff),
-            "key": (width, kv_width),
-            "out": (width, width),
-            "query": (width, width),
-            "shrink": (s.d_ff, width),
-            "up": (width, s.d_ff),
-            "value": (width, kv_width),
-        }
         block: dict[str, jax.Array] = {}
         for part, (name, shape) in zip(
-            jax.random.split(key, len(shapes)), shapes.items(), strict=True
+            jax.random.split(key, len(s.matrices)), s.matrices.items(), strict=True
         ):
             std = shape[0] ** -0.5
             if name in {"out", "shrink"}:
                 std *= (2 * s.layers) ** -0.5
             block[name] = std * jax.random.normal(part, shape, jnp.float32)
-        ones = jnp.ones((width,), jnp.float32)
+        ones = jnp.ones((s.d_model,), jnp.float32)
         return block | {"norm_attention": ones, "norm_mlp": ones}
 
     def logits(self, params: Params, tokens: jax.Array) -> jax.Array:

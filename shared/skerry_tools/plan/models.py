@@ -7,29 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
+from skerry.models.sizes import leaf_specs_of, sizes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from skerry.algorithm.fragments import LeafSpec
-    from skerry.settings.models import ModelConfig
     from skerry_tools.plan.sites import Request
-
-SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "nano": {"layers": 4, "d_model": 128, "heads": 4, "kv_heads": 2, "d_ff": 352},
-        "micro": {"layers": 6, "d_model": 256, "heads": 8, "kv_heads": 4, "d_ff": 704},
-        "small": {"layers": 12, "d_model": 768, "heads": 12, "kv_heads": 4, "d_ff": 2048},
-        "base": {"layers": 24, "d_model": 1024, "heads": 16, "kv_heads": 4, "d_ff": 2816},
-    }
-)
-"""The presets of ``skerry.models.factory``, which cannot be asked without JAX; a test keeps
-them equal."""
-VOCAB = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +52,6 @@ def size_of(request: Request) -> Size:
     if model.factory:
         msg = "plan.parameters is missing: a factory's model is not built here; say --params 12e9."
         raise ConfigError(msg, path="plan.parameters")
-    leaves = leaves_of(model)
-    return Size(sum(leaf.size for leaf in leaves), _sizes(model)["layers"], leaves)
-
-
-def leaves_of(model: ModelConfig) -> tuple[LeafSpec, ...]:
-    """Return the tensors of the built-in transformer, as the learner names them."""
-    from skerry.algorithm.fragments import LeafSpec
-
-    s = _sizes(model)
-    width, kv_width = s["d_model"], s["kv_heads"] * (s["d_model"] // s["heads"])
-    shapes: dict[str, tuple[int, ...]] = {
-        "gate": (width, s["d_ff"]),
-        "key": (width, kv_width),
-        "norm_attention": (width,),
-        "norm_mlp": (width,),
-        "out": (width, width),
-        "query": (width, width),
-        "shrink": (s["d_ff"], width),
-        "up": (width, s["d_ff"]),
-        "value": (width, kv_width),
-    }
-    blocks = [
-        LeafSpec(f"blocks/{layer:03d}/{name}", shape)
-        for layer in range(s["layers"])
-        for name, shape in shapes.items()
-    ]
-    embed = LeafSpec("embed", (s["vocab"], width), embedding=True)
-    return (*blocks, embed, LeafSpec("norm", (width,)))
-
-
-def _sizes(model: ModelConfig) -> dict[str, int]:
-    fields = ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab")
-    own = {name: getattr(model, name) for name in fields if getattr(model, name) is not None}
-    return {**SIZES[model.preset], "vocab": VOCAB, **own}
+    sizes = sizes_of(model)
+    leaves = leaf_specs_of(sizes)
+    return Size(sum(leaf.size for leaf in leaves), sizes.layers, leaves)

@@ -15,8 +15,9 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
 from skerry.models.base import leaf_specs, specs_of
-from skerry.models.factory import build_model, has_bfloat16, sizes_of
-from skerry.models.transformer import Sizes, Transformer
+from skerry.models.factory import build_model, has_bfloat16
+from skerry.models.sizes import PRESETS, Sizes, leaf_specs_of, sizes_of
+from skerry.models.transformer import Transformer
 from skerry.settings.models import ModelConfig, TrainConfig
 
 TINY = Sizes(layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48)
@@ -37,6 +38,12 @@ def logits(model: Transformer, params: Any, text: jax.Array) -> jax.Array:
 
 def tokens(batch: int, seq: int, seed: int = 0) -> jax.Array:
     return jax.random.randint(jax.random.key(seed), (batch, seq), 0, TINY.vocab)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_tensors_named_without_jax_are_those_that_the_model_builds(preset: str) -> None:
+    sizes = sizes_of(ModelConfig.model_validate({"preset": preset, "vocab": 512}))
+    assert leaf_specs_of(sizes) == specs_of(Transformer(sizes))
 
 
 @pytest.mark.parametrize("width", [TINY.d_model, 256, 1024])

@@ -1,26 +1,13 @@
-"""A plan knows the learner's models without JAX."""
+"""A plan knows the size of a model."""
 
 from __future__ import annotations
 
 import pytest
 
 from skerry.errors import ConfigError
-from skerry.models.base import specs_of
-from skerry.models.factory import PRESETS, sizes_of
-from skerry.models.transformer import Transformer
 from skerry.settings.models import ModelConfig, RunConfig, SyncConfig
-from skerry_tools.plan.models import SIZES, leaves_of, size_of
+from skerry_tools.plan.models import size_of
 from skerry_tools.plan.sites import PlanTable, Request, Scene
-
-
-def test_the_presets_are_those_of_the_learner() -> None:
-    assert SIZES.keys() == PRESETS.keys()
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_tensors_are_those_that_the_learner_builds(preset: str) -> None:
-    config = ModelConfig.model_validate({"preset": preset, "vocab": 512})
-    assert leaves_of(config) == specs_of(Transformer(sizes_of(config)))
 
 
 def test_the_largest_fragment_of_a_bare_count_is_an_even_share_rounded_up() -> None:
