@@ -1,9 +1,10 @@
-"""What every checkpoint store promises, whatever it is made of."""
+"""Every checkpoint store keeps the same promises, whatever it is made of."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import random
 import shutil
 import signal
@@ -11,16 +12,16 @@ import subprocess
 import sys
 from contextlib import closing
 from errno import ENOLCK
+from io import SEEK_END
 from typing import TYPE_CHECKING
 
 import pytest
 
 from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.store import local
+from skerry.store import disk
 from skerry.store.base import MANIFEST, StoredFile
 from skerry.store.listing import locate
 from skerry.store.local import LocalStore
-from skerry.store.opening import folders
 from skerry.store.s3 import S3Store
 from tests.support.s3_server import BUCKET, S3Server
 
@@ -44,12 +45,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, run_id: str) -> Store:
 
 def written(store: Store, name: str, content: bytes = b"content") -> str:
     draft = store.draft(name)
-    draft.append("a.bin", content)
-    draft.seal()
+    draft.write("a.bin", [content])
     return draft.commit(MANIFEST_BYTES)
 
 
-def read(store: Store, name: str, file: str) -> bytes:
+def read(store: Store, name: str, file: str = "a.bin") -> bytes:
     with closing(store.open(name, file)) as handle:
         return handle.read()
 
@@ -60,67 +60,55 @@ def left(folder: Path) -> list[str]:
 
 class TestEveryStore:
     def test_an_empty_store_has_no_entries(self, store: Store) -> None:
-        assert store.names() == []
+        assert (store.names(), store.folders(), store.sweep()) == ([], [], [])
 
-    def test_an_entry_reads_back_as_it_was_appended(self, store: Store) -> None:
+    def test_an_entry_reads_back_as_it_was_written(self, store: Store) -> None:
         draft = store.draft("first")
-        draft.append("a.bin", b"ab")
-        draft.append("b.bin", memoryview(b"x"))
-        draft.append("a.bin", bytearray(b"cd"))
-        draft.seal()
-        name = draft.commit(MANIFEST_BYTES)
-        assert (name, read(store, name, "a.bin")) == ("first", b"abcd")
-        assert (read(store, name, "b.bin"), read(store, name, MANIFEST)) == (b"x", MANIFEST_BYTES)
+        draft.write("a.bin", [b"ab", bytearray(b"cd")])
+        draft.write("b.bin", [memoryview(b"x")])
+        draft.write("empty.bin", [])
+        assert draft.commit(MANIFEST_BYTES) == "first"
+        found = [read(store, "first", f) for f in ("a.bin", "b.bin", "empty.bin", MANIFEST)]
+        assert found == [b"abcd", b"x", b"", MANIFEST_BYTES]
+        assert store.folders() == ["first"]
 
-    def test_seal_tells_size_and_digest_of_each_file(self, store: Store) -> None:
+    def test_write_returns_size_and_digest(self, store: Store) -> None:
         draft = store.draft("first")
-        draft.append("a.bin", b"abc")
         sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        assert draft.seal() == (StoredFile("a.bin", 3, sha256),)
+        assert draft.write("a.bin", [b"a", b"bc"]) == StoredFile("a.bin", 3, sha256)
         draft.discard()
 
     def test_an_entry_is_invisible_until_its_manifest_is_in_place(self, store: Store) -> None:
         draft = store.draft("first")
-        draft.append("a.bin", b"abc")
-        draft.seal()
+        draft.write("a.bin", [b"abc"])
         assert store.names() == []
         draft.commit(MANIFEST_BYTES)
         assert store.names() == ["first"]
 
     def test_a_discarded_draft_leaves_nothing(self, store: Store) -> None:
         draft = store.draft("first")
-        draft.append("a.bin", b"abc")
+        draft.write("a.bin", [b"abc"])
+        draft.discard()
         draft.discard()
         assert (store.names(), store.sweep()) == ([], [])
 
-    def test_a_dropped_file_can_be_begun_anew(self, store: Store) -> None:
+    def test_a_file_that_is_written_again_replaces_the_earlier_one(self, store: Store) -> None:
         draft = store.draft("first")
-        draft.append("a.bin", b"earlier")
-        draft.append("b.bin", b"b")
-        draft.drop("a.bin")
-        draft.drop("never begun")
-        draft.append("a.bin", b"later")
-        assert {stored.name for stored in draft.seal()} == {"a.bin", "b.bin"}
-        assert read(store, draft.commit(MANIFEST_BYTES), "a.bin") == b"later"
-
-    def test_an_entry_may_get_another_name_in_the_end(self, store: Store) -> None:
-        draft = store.draft("first")
-        draft.append("a.bin", b"a")
-        assert draft.commit(MANIFEST_BYTES, "second") == "second"
-        assert store.names() == ["second"]
+        draft.write("a.bin", [b"earlier, and longer"])
+        draft.write("a.bin", [b"later"])
+        assert read(store, draft.commit(MANIFEST_BYTES)) == b"later"
 
     def test_a_large_file_reads_back_from_anywhere(self, store: Store) -> None:
         content = random.Random(1).randbytes(20_000_001)
         draft = store.draft("first")
-        for start in range(0, len(content), 6_000_000):
-            draft.append("a.bin", memoryview(content)[start : start + 6_000_000])
-        (stored,) = draft.seal()
+        stored = draft.write("a.bin", [memoryview(content)[:9_000_000], content[9_000_000:]])
         draft.commit(MANIFEST_BYTES)
         assert (stored.size, stored.sha256) == (len(content), hashlib.sha256(content).hexdigest())
         with closing(store.open("first", "a.bin")) as handle:
             assert handle.read() == content
-            handle.seek(7_999_990)
-            assert handle.read(30) == content[7_999_990:8_000_020]
+            handle.seek(8_388_600)
+            assert handle.read(30) == content[8_388_600:8_388_630]
+            assert handle.seek(0, SEEK_END) == len(content)
 
     def test_discard_after_commit_changes_nothing(self, store: Store) -> None:
         draft = store.draft("first")
@@ -130,25 +118,23 @@ class TestEveryStore:
 
     def test_two_writers_of_one_name_both_keep_their_entry(self, store: Store) -> None:
         one, two = store.draft("same"), store.draft("same")
-        one.append("a.bin", b"one")
-        two.append("a.bin", b"two")
+        one.write("a.bin", [b"one"])
+        two.write("a.bin", [b"two"])
         names = [draft.commit(MANIFEST_BYTES) for draft in (one, two)]
         assert names == ["same", "same-2"]
-        assert [read(store, name, "a.bin") for name in names] == [b"one", b"two"]
+        assert [read(store, name) for name in names] == [b"one", b"two"]
 
-    def test_a_deleted_entry_is_gone(self, store: Store) -> None:
-        written(store, "first")
+    def test_a_deleted_entry_is_gone_and_only_it(self, store: Store) -> None:
+        for name in ("first", "first-2"):
+            written(store, name)
         assert store.delete("first")
-        assert store.names() == []
-
-    def test_deleting_what_is_gone_says_so(self, store: Store) -> None:
-        written(store, "other")
+        assert store.names() == ["first-2"]
         assert not store.delete("first")
 
     def test_sweep_leaves_live_drafts_and_whole_entries(self, store: Store) -> None:
         written(store, "first")
         draft = store.draft("second")
-        draft.append("a.bin", b"abc")
+        draft.write("a.bin", [b"abc"])
         assert store.sweep() == []
         draft.commit(MANIFEST_BYTES)
         assert store.names() == ["first", "second"]
@@ -158,18 +144,50 @@ class TestEveryStore:
         with pytest.raises(StoreError, match=file):
             store.open("nothing", file)
 
-    @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", ".partial-x"])
+    @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "/etc", ".partial-x", "a\n"])
     def test_a_name_that_leads_elsewhere_is_refused(self, store: Store, name: str) -> None:
+        for act in (store.draft, store.delete, lambda name: store.open(name, "a.bin")):
+            with pytest.raises(StoreError, match="cannot name"):
+                act(name)
+        written(store, "first")
         with pytest.raises(StoreError, match="cannot name"):
-            store.draft(name)
+            store.open("first", name)
+        draft = store.draft("second")
+        with pytest.raises(StoreError, match="cannot name"):
+            draft.write(name, [b"x"])
+        draft.discard()
 
 
 class TestLocalStore:
-    """What a disk can do to us, with real processes and a real kernel's refusals."""
+    """What a disk can do, with real processes and a real kernel's refusals."""
 
     def test_a_folder_without_manifest_is_no_entry(self, tmp_path: Path) -> None:
         (tmp_path / "step-00000001").mkdir()
         assert LocalStore(tmp_path).names() == []
+
+    def test_a_link_out_of_the_folder_is_not_followed(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path / "run")
+        folder = store.root / written(store, "first")
+        (tmp_path / "secret").write_bytes(b"secret")
+        (folder / "a.bin").unlink()
+        (folder / "a.bin").symlink_to(tmp_path / "secret")
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / MANIFEST).write_bytes(MANIFEST_BYTES)
+        (store.root / "second").symlink_to(tmp_path / "elsewhere")
+        for name, file in (("first", "a.bin"), ("second", MANIFEST)):
+            with pytest.raises(StoreError, match="link that leads out of its folder"):
+                store.open(name, file)
+
+    def test_a_link_inside_the_folder_is_followed(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path)
+        (tmp_path / "latest").symlink_to(written(store, "first"))
+        assert read(store, "latest") == b"content"
+
+    def test_a_pipe_is_refused_at_once(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path)
+        os.mkfifo(tmp_path / written(store, "first") / "pipe")
+        with pytest.raises(StoreError, match="not a regular file"):
+            store.open("first", "pipe")
 
     def test_a_writer_killed_half_way_leaves_earlier_entries_and_is_swept(
         self, tmp_path: Path
@@ -184,7 +202,7 @@ class TestLocalStore:
             assert writer.stdout.readline() == b"half written\n"
             assert store.sweep() == []
             writer.send_signal(signal.SIGKILL)
-        assert (store.names(), read(store, "first", "a.bin")) == (["first"], b"earlier")
+        assert (store.names(), read(store, "first")) == (["first"], b"earlier")
         assert len(store.sweep()) == 1
         assert left(tmp_path) == ["first"]
 
@@ -192,14 +210,13 @@ class TestLocalStore:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         draft = LocalStore(tmp_path).draft("first")
-        draft.append("a.bin", b"abc")
 
         def other_digest(_path: Path) -> str:
             return "0" * 64
 
-        monkeypatch.setattr(local, "sha256_from_disk", other_digest)
+        monkeypatch.setattr(disk, "sha256_from_disk", other_digest)
         with pytest.raises(CheckpointCorrupt, match=r"a\.bin does not read back"):
-            draft.seal()
+            draft.write("a.bin", [b"abc"])
         draft.discard()
         assert left(tmp_path) == []
 
@@ -224,7 +241,7 @@ class TestLocalStore:
         with pytest.raises(StoreError, match=r"point store\.path elsewhere"):
             LocalStore(tmp_path / TOO_LONG).sweep()
         with pytest.raises(StoreError, match="check the path"):
-            folders(tmp_path / TOO_LONG)
+            LocalStore(tmp_path / TOO_LONG).folders()
 
     def test_a_disk_without_locks_is_one_sentence(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,7 +294,7 @@ import signal, sys
 from pathlib import Path
 from skerry.store.local import LocalStore
 draft = LocalStore(Path(sys.argv[1])).draft("second")
-draft.append("a.bin", b"x" * 100_000)
+draft.write("a.bin", [b"x" * 100_000])
 print("half written", flush=True)
 signal.pause()
 """
@@ -289,9 +306,7 @@ from skerry.errors import StoreError
 from skerry.store.local import LocalStore
 draft = LocalStore(Path(sys.argv[1])).draft("second")
 try:
-    for _ in range(100):
-        draft.append("a.bin", b"x" * 5_000)
-    draft.seal()
+    draft.write("a.bin", [b"x" * 5_000] * 100)
 except StoreError as error:
     print(error)
 finally:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from skerry.errors import BusError, RunMismatch
-from skerry.log import ledger, state
+from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import SyncerPulse
@@ -24,18 +21,24 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.store.base import Store
-from skerry.store.checkpoint import fragments, plan_of, verify
+from skerry.store.checkpoint import verify
 from skerry.store.local import LocalStore
 from skerry.store.s3 import S3Store
 from skerry_checkpointer.restore import restore
-from skerry_checkpointer.service import Checkpointer
+from tests.support.checkpoints import (
+    DEADLINE_S,
+    assert_log_holds,
+    line_of,
+    output_of,
+    python,
+    save,
+)
 from tests.support.nats_server import NatsServer
 from tests.support.s3_server import BUCKET, S3Server
 from tests.support.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.nats
 
-DEADLINE_S = 60.0
 RUN = "run"
 
 PAUSING = """
@@ -45,37 +48,24 @@ from skerry.log.nats.bus import NatsBus
 from skerry.store.local import LocalDraft, LocalStore
 from skerry_checkpointer.service import checkpointer
 
-class Draft(LocalDraft):
-    def append(self, file, data):
-        super().append(file, data)
-        print("half written", flush=True)
-        threading.Event().wait()
+whole = LocalDraft.write
+def write(self, file, data):
+    whole(self, file, data)
+    print("half written", flush=True)
+    threading.Event().wait()
 
-class Store(LocalStore):
-    def draft(self, name):
-        return Draft(self.root, name)
-
-asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", Store(Path(sys.argv[2])), 5.0))
+LocalDraft.write = write
+asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", LocalStore(Path(sys.argv[2])), 5.0))
 """
 
 
-@asynccontextmanager
-async def process(*arguments: str) -> AsyncGenerator[Process]:
-    """A Python process that does not outlive the test."""
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=PIPE, stderr=PIPE
-    )
-    try:
-        yield running
-    finally:
-        with suppress(ProcessLookupError):
-            running.kill()
-        await running.communicate()
+def service(nats: NatsServer, *options: str) -> tuple[str, ...]:
+    return "-m", "skerry_checkpointer", "--nats", nats.url, "--run", RUN, *options
 
 
-def service(nats: NatsServer, path: Path) -> tuple[str, ...]:
-    where = ("--nats", nats.url, "--run", RUN, "--set", f"store.path={path}")
-    return "-m", "skerry_checkpointer", *where
+def below(path: Path) -> tuple[str, str]:
+    """Return the option that puts checkpoints below a folder."""
+    return "--set", f"store.path={path}"
 
 
 @asynccontextmanager
@@ -93,7 +83,7 @@ def leftovers(store: LocalStore) -> list[Path]:
 
 
 async def checkpoint_at(bus: Bus, step: int) -> None:
-    """Wait until the ledger tells of a checkpoint at this step or later."""
+    """Wait until the ledger has a checkpoint at this step or later."""
     records = ledger.follow_checkpoints(bus, RUN)
     async with asyncio.timeout(DEADLINE_S), aclosing(records):
         async for record in records:
@@ -104,15 +94,16 @@ async def checkpoint_at(bus: Bus, step: int) -> None:
 async def test_it_writes_while_the_run_goes_on_and_ends_with_it(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    async with scripted(nats_server) as run, process(*service(nats_server, tmp_path)) as running:
+    command = service(nats_server, *below(tmp_path))
+    async with scripted(nats_server) as run, python(*command) as running:
         await run.commit_all(step=1)
         await checkpoint_at(run.bus, 1)
         await run.commit(1, step=2)
         await run.finish()
         assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
-        store = LocalStore(tmp_path / RUN)
-        assert store.names() == ["step-00000001", "step-00000002"]
-        assert verify(store, "step-00000002").versions == (1, 2, 1)
+    store = LocalStore(tmp_path / RUN)
+    assert store.names() == ["step-00000001", "step-00000002"]
+    assert verify(store, "step-00000002").versions == (1, 2, 1)
 
 
 @pytest.mark.fault
@@ -122,19 +113,17 @@ async def test_killed_half_way_it_harms_nothing_and_its_successor_cleans_up(
     store = LocalStore(tmp_path / RUN)
     async with scripted(nats_server, every_s=3600) as run:
         await run.commit_all(step=1)
-        async with process(*service(nats_server, tmp_path)):
+        async with python(*service(nats_server, *below(tmp_path))):
             await checkpoint_at(run.bus, 1)
         await run.commit(0, step=2)
-        async with process("-c", PAUSING, nats_server.url, str(store.root)) as writer:
-            assert writer.stdout is not None
-            line = await asyncio.wait_for(writer.stdout.readline(), DEADLINE_S)
-            assert line == b"half written\n"
+        async with python("-c", PAUSING, nats_server.url, str(store.root)) as writer:
+            assert await line_of(writer) == b"half written\n"
             writer.send_signal(signal.SIGKILL)
             await writer.wait()
         assert store.names() == ["step-00000001"]
         assert verify(store, "step-00000001").versions == (1, 1, 1)
         assert len(leftovers(store)) == 1
-        async with process(*service(nats_server, tmp_path)):
+        async with python(*service(nats_server, *below(tmp_path))):
             await checkpoint_at(run.bus, 2)
         assert store.names() == ["step-00000001", "step-00000002"]
         assert leftovers(store) == []
@@ -142,7 +131,7 @@ async def test_killed_half_way_it_harms_nothing_and_its_successor_cleans_up(
 
 @pytest.mark.fault
 async def test_it_outlives_a_broker_restart(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with scripted(nats_server) as run, process(*service(nats_server, tmp_path)):
+    async with scripted(nats_server) as run, python(*service(nats_server, *below(tmp_path))):
         await run.commit_all(step=1)
         await checkpoint_at(run.bus, 1)
         nats_server.restart()
@@ -159,19 +148,17 @@ async def test_two_on_one_run_do_not_harm_each_other(
     kind: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Both write and both thin out; what is left is whole, and the last state among it."""
+    """Both write and both thin out; what is left is whole, and the last state is part of it."""
     store: Store = LocalStore(tmp_path / RUN)
-    options = ["--set", f"store.path={tmp_path}"]
+    options = [*below(tmp_path)]
     if kind == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
-        store = S3Store(f"s3://{BUCKET}/{run_id}/{RUN}", server.access())
-        options = ["--set", f"store.url=s3://{BUCKET}/{run_id}"]
-        options += ["--set", f"store.endpoint={server.endpoint}", "--set", "store.profile=writer"]
-        options += ["--set", f"store.credentials={server.credentials}"]
-    command = ("-m", "skerry_checkpointer", "--nats", nats_server.url, "--run", RUN, *options)
+        url = f"s3://{BUCKET}/{run_id}/{RUN}"
+        store, options = S3Store(url, server.access()), server.options(url)
+    command = service(nats_server, *options)
     async with scripted(nats_server, keep_newest=2, keep_every=0) as run:
         await run.commit_all(step=1)
-        async with process(*command) as one, process(*command) as two:
+        async with python(*command) as one, python(*command) as two:
             for step in range(1, 12):
                 await run.commit(step % 3, step=step)
                 await checkpoint_at(run.bus, step)
@@ -192,9 +179,7 @@ async def test_a_checkpoint_becomes_a_run_in_an_empty_broker(
         for name in ("a", "b"):
             await ledger.join(run.bus, RUN, name, "host", time.time_ns())
         await run.commit_all(step=7, tokens=70)
-        await run.finish()
-        async with process(*service(nats_server, store.root.parent)) as running:
-            assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
+        await save(run, store)
     empty = NatsServer(tmp_path / "empty")
     empty.start()
     try:
@@ -205,33 +190,17 @@ async def test_a_checkpoint_becomes_a_run_in_an_empty_broker(
 
 async def _restored(nats: NatsServer, store: LocalStore) -> None:
     (name,) = store.names()
-    command = (
-        "-m",
-        "skerry_checkpointer",
-        "checkpoints",
-        "restore",
-        store.where(name),
-        "--nats",
-        nats.url,
-    )
-    steps = ("--run", "again", "--set", "train.steps=4321")
-    async with process(*command, *steps) as restoring:
-        out, err = await asyncio.wait_for(restoring.communicate(), DEADLINE_S)
-        assert restoring.returncode == 0, err.decode()
-        assert store.where(name) in out.decode()
+    command = ("restore", store.where(name), "--nats", nats.url, "--run", "again")
+    command = (*command, "--set", "train.steps=4321")
+    assert store.where(name) in await output_of(*command)
     async with NatsBus(nats.url) as bus:
         record = await ledger.read_run(bus, "again")
         assert RunConfig.model_validate_json(record.config_json).train.steps == 4321
-        cut = plan_of(verify(store, name), name)
-        for saved, vectors in fragments(store, name):
-            found = await state.read_latest(bus, "again", cut, cut.fragments[saved.commit.fragment])
-            assert found is not None
-            for part, vector in vectors.items():
-                np.testing.assert_array_equal(found[1][part], vector)
+        await assert_log_holds(bus, "again", store, name)
         joined = await ledger.join(bus, "again", "b", "host", time.time_ns())
         new = await ledger.join(bus, "again", "c", "host", time.time_ns())
         assert (joined.shard, joined.incarnation, new.shard) == (1, 1, 2)
-    async with process(*command, *steps) as refused:
+    async with python("-m", "skerry_checkpointer", "checkpoints", *command) as refused:
         _, err = await asyncio.wait_for(refused.communicate(), DEADLINE_S)
         assert refused.returncode == 2
         assert "already has state" in err.decode()
@@ -243,20 +212,19 @@ async def test_restore_under_a_run_that_outlived_its_brokers_disk_is_refused(
 ) -> None:
     store = LocalStore(tmp_path / RUN)
     async with NatsBus(nats_server.url, name="run") as bus, NatsBus(nats_server.url) as empty:
-        scripted = await ScriptedRun.begin(bus, RUN)
-        await scripted.commit_all(step=3)
-        written = await Checkpointer.of(bus, scripted.record, store).save()
-        assert written is not None
+        run = await ScriptedRun.begin(bus, RUN)
+        await run.commit_all(step=3)
+        where = store.where(await save(run, store))
         nats_server.kill9()
         shutil.rmtree(nats_server.store)
         nats_server.restart()
         living = asyncio.create_task(_pulses(bus))
         with pytest.raises(RunMismatch, match="alive: syncer s just said so"):
-            await restore(empty, store.where(written.name), RUN)
+            await restore(empty, where, RUN)
         living.cancel()
         await asyncio.wait([living])
-        await restore(empty, store.where(written.name), RUN)
-        assert (await ledger.read_run(empty, RUN)).restored_from == store.where(written.name)
+        await restore(empty, where, RUN)
+        assert (await ledger.read_run(empty, RUN)).restored_from == where
 
 
 async def _pulses(bus: Bus) -> None:

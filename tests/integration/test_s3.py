@@ -1,65 +1,66 @@
-"""Checkpoints in a real S3 server: interrupted uploads, leftovers, refusals, and the commands."""
+"""Checkpoints in a real S3 server: what is in the bucket, writers that die, refusals, commands."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import obstore
 import pytest
 
-from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import CheckpointCorrupt, ConfigError, StoreError
-from skerry.log import ledger, state
-from skerry.log.memory import MemoryBroker
+from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
-from skerry.store import s3_draft, s3_sweep
-from skerry.store.checkpoint import fragments, plan_of, verify
-from skerry.store.opening import S3Access
+from skerry.store import s3
+from skerry.store.base import MANIFEST, StoreAccess
+from skerry.store.checkpoint import verify
+from skerry.store.listing import all_summaries, locate
+from skerry.store.local import LocalStore
+from skerry.store.manifest import PARAMS_FILE
 from skerry.store.s3 import S3Store
 from skerry.store.s3_client import listed
-from skerry.store.s3_draft import S3Draft
-from skerry.store.s3_layout import DRAFTS, PARTS, SWEEPS
-from skerry.store.s3_sweep import announce
-from skerry_checkpointer.service import Checkpointer
+from tests.support.checkpoints import (
+    DEADLINE_S,
+    assert_log_holds,
+    begun,
+    line_of,
+    output_of,
+    python,
+    save,
+)
 from tests.support.nats_server import NatsServer
 from tests.support.s3_server import BUCKET, S3Server
-from tests.support.scripted_run import LEAVES, ScriptedRun
+from tests.support.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.nats
 
-DEADLINE_S = 90.0
 MANIFEST_BYTES = b'{"made": "up"}\n'
-BIG = (*LEAVES, LeafSpec("big", (3, 600_000)))
-"""Enough for every fragment to have parts of its own."""
+EARLIER = Path(__file__).parents[1] / "golden" / "checkpoint-0.1-s3"
+"""The objects of a checkpoint that Skerry 0.1 wrote."""
+FROM_0_1 = "step-00000009"
 
 PAUSING = """
 import asyncio, sys, threading
 from pathlib import Path
 from skerry.log.nats.bus import NatsBus
-from skerry.store.opening import S3Access
-from skerry.store.s3 import S3Store
-from skerry.store.s3_draft import S3Draft
+from skerry.store.base import StoreAccess
+from skerry.store.s3 import S3Draft, S3Store
 from skerry_checkpointer.service import checkpointer
 
-class Draft(S3Draft):
-    def drop(self, file):
-        if len(self._files) == 2:
-            self._refs()  # both files' parts have arrived
-            print("half sent", flush=True)
-            threading.Event().wait()
+whole = S3Draft.write
+def write(self, file, data):
+    stored = whole(self, file, data)
+    if len(self._files) == 2:
+        print("half sent", flush=True)
+        threading.Event().wait()
+    return stored
 
-S3Store.draft = lambda self, name: Draft(self._client, self.url, name)
-access = S3Access(sys.argv[3], "us-east-1", Path(sys.argv[4]), "writer")
+S3Draft.write = write
+access = StoreAccess(sys.argv[3], "us-east-1", Path(sys.argv[4]), "writer")
 asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", S3Store(sys.argv[2], access), 5.0))
 """
 
@@ -74,168 +75,137 @@ def store(s3_server: S3Server, url: str) -> S3Store:
     return S3Store(url, s3_server.access())
 
 
-def settings_of(server: S3Server, url: str) -> list[str]:
-    return [
-        "--set",
-        f"store.url={url.rpartition('/')[0]}",
-        "--set",
-        f"store.endpoint={server.endpoint}",
-        "--set",
-        f"store.credentials={server.credentials}",
-        "--set",
-        "store.profile=writer",
-    ]
+@pytest.fixture
+def expire(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when this is called, every draft counts as one whose writer died."""
+    return lambda: monkeypatch.setattr(s3, "DEAD_S", -10.0)
 
 
-@asynccontextmanager
-async def process(*arguments: str) -> AsyncGenerator[Process]:
-    """A Python process that does not outlive the test."""
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=PIPE, stderr=PIPE
-    )
-    try:
-        yield running
-    finally:
-        with suppress(ProcessLookupError):
-            running.kill()
-        await running.communicate()
+@pytest.fixture
+def earlier(store: S3Store) -> S3Store:
+    """A store that holds a checkpoint of Skerry 0.1."""
+    for path in (path for path in EARLIER.rglob("*") if path.is_file()):
+        obstore.put(store._client, path.relative_to(EARLIER).as_posix(), path)
+    return store
 
 
-async def told(*arguments: str) -> str:
-    """What a command prints; it has to succeed."""
-    async with process("-m", "skerry_checkpointer", "checkpoints", *arguments) as running:
-        out, err = await asyncio.wait_for(running.communicate(), DEADLINE_S)
-        assert running.returncode == 0, err.decode()
-        return out.decode()
+def objects(store: S3Store) -> list[str]:
+    return sorted(meta["path"] for meta in listed(store._client))
 
 
-def written(store: S3Store, name: str, content: bytes = b"content") -> S3Draft:
-    draft = store.draft(name)
-    draft.append("a.bin", content)
-    draft.commit(MANIFEST_BYTES)
-    return draft
+class TestLayout:
+    async def test_what_is_downloaded_is_a_local_checkpoint(
+        self, store: S3Store, tmp_path: Path
+    ) -> None:
+        scripted = await begun()
+        await scripted.commit_all(step=7)
+        name = await save(scripted, store)
+        for path in objects(store):
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_bytes(obstore.get(store._client, path).bytes())
+        assert verify(LocalStore(tmp_path), name) == verify(store, name)
 
+    async def test_an_object_that_was_changed_is_found(
+        self, store: S3Store, s3_server: S3Server
+    ) -> None:
+        scripted = await begun()
+        await scripted.commit_all()
+        path = f"{await save(scripted, store)}/{PARAMS_FILE}"
+        data = bytearray(obstore.get(store._client, path).bytes())
+        data[-1] ^= 1
+        obstore.put(store._client, path, bytes(data))
+        with pytest.raises(CheckpointCorrupt, match=rf"{path} is damaged"):
+            verify(*locate(store.url, s3_server.access()))
 
-def parts(store: S3Store) -> dict[str, object]:
-    return {meta["path"]: meta["last_modified"] for meta in listed(store._client, PARTS)}
-
-
-class TestParts:
-    def test_equal_content_is_sent_once(self, store: S3Store) -> None:
-        first, second = written(store, "first"), written(store, "second")
-        assert (first.sent_bytes, first.reused_bytes) == (7, 0)
-        assert (second.sent_bytes, second.reused_bytes) == (0, 7)
-
-    def test_a_vector_that_did_not_change_is_not_sent_again(self, store: S3Store) -> None:
-        vectors = [os.urandom(2_000_000) for _ in range(3)]
-        for name in ("first", "second"):
-            draft = store.draft(name)
-            for vector in vectors:
-                draft.append("a.bin", vector)
-            draft.commit(MANIFEST_BYTES)
-            vectors[1] = os.urandom(2_000_000)
-        assert (draft.sent_bytes, draft.reused_bytes) == (2_000_000, 4_000_000)
-
-    def test_a_deleted_entry_takes_with_it_only_what_nobody_else_needs(
+    def test_an_object_that_vanished_is_noticed_before_the_entry_appears(
         self, store: S3Store
     ) -> None:
-        shared, own = os.urandom(2_000_000), os.urandom(1_500_000)
-        for name, second in (("first", own), ("second", b"")):
-            draft = store.draft(name)
-            draft.append("a.bin", shared)
-            draft.append("a.bin", second)
+        draft = store.draft("first")
+        draft.write("a.bin", [b"content"])
+        obstore.delete(store._client, "first/a.bin")
+        with pytest.raises(CheckpointCorrupt, match="not as it was sent"):
             draft.commit(MANIFEST_BYTES)
-        assert store.delete("first")
-        assert len(parts(store)) == 1
-        with closing(store.open("second", "a.bin")) as file:
-            assert file.read() == shared
-
-    def test_a_damaged_part_is_found(self, store: S3Store) -> None:
-        written(store, "first")
-        (path,) = parts(store)
-        obstore.put(store._client, path, b"Content")
-        with (
-            closing(store.open("first", "a.bin")) as file,
-            pytest.raises(CheckpointCorrupt, match=r"first/a\.bin is damaged"),
-        ):
-            file.read()
-
-    def test_an_entry_whose_answer_was_lost_keeps_its_name(self, store: S3Store) -> None:
-        draft = store.draft("first")
-        draft.append("a.bin", b"a")
-        draft.commit(MANIFEST_BYTES)
-        assert draft.commit(MANIFEST_BYTES) == "first"
-        assert store.names() == ["first"]
-
-
-class TestSweep:
-    def test_leftovers_stay_for_a_successor_and_then_go(
-        self, store: S3Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        written(store, "kept", b"kept")
-        draft = store.draft("first")
-        draft.append("a.bin", os.urandom(2_000_000))
-        draft.seal()
         draft.discard()
-        assert store.sweep() == []
-        monkeypatch.setattr(s3_sweep, "RESUME_S", -1.0)
-        assert len(store.sweep()) == 1
-        assert len(parts(store)) == 1
+        assert objects(store) == []
 
-    def test_nothing_is_swept_while_somebody_writes(
-        self, store: S3Store, monkeypatch: pytest.MonkeyPatch
+    def test_a_manifest_whose_answer_was_lost_keeps_its_name(self, store: S3Store) -> None:
+        draft = store.draft("first")
+        assert [draft.commit(MANIFEST_BYTES) for _ in range(2)] == ["first", "first"]
+
+    def test_a_manifest_is_never_overwritten(self, store: S3Store) -> None:
+        draft = store.draft("first")
+        obstore.put(store._client, f"first/{MANIFEST}", b"another")
+        with pytest.raises(CheckpointCorrupt, match="not as it was sent"):
+            draft.commit(MANIFEST_BYTES)
+
+
+class TestDeadWriters:
+    def test_the_objects_of_a_dead_writer_are_deleted(
+        self, store: S3Store, expire: Callable[[], None]
     ) -> None:
-        written(store, "first")
-        draft = store.draft("second")
-        draft.append("a.bin", b"content")
-        monkeypatch.setattr(s3_sweep, "RESUME_S", -1.0)
-        store.delete("first")
-        assert store.sweep() == []
-        draft.commit(MANIFEST_BYTES)
-        with closing(store.open("second", "a.bin")) as file:
-            assert file.read() == b"content"
+        store.draft("kept").commit(MANIFEST_BYTES)
+        store.draft("first").write("a.bin", [b"content"])
+        expire()
+        assert store.sweep() == ["first"]
+        assert objects(store) == ["kept/.writer", f"kept/{MANIFEST}"]
 
-    def test_a_draft_that_begins_during_a_sweep_reuses_nothing(self, store: S3Store) -> None:
-        written(store, "first")
-        announce(store._client, f"{SWEEPS}/somebody")
-        assert written(store, "second").reused_bytes == 0
-        assert len(parts(store)) == 2
-
-    def test_a_draft_that_fell_silent_counts_as_dead(
-        self, store: S3Store, monkeypatch: pytest.MonkeyPatch
+    def test_objects_of_others_are_not_touched(
+        self, store: S3Store, expire: Callable[[], None]
     ) -> None:
-        written(store, "first")
-        announce(store._client, f"{DRAFTS}/somebody")
-        monkeypatch.setattr(s3_sweep, "DEAD_S", -1.0)
-        assert store.delete("first")
-        assert parts(store) == {}
+        obstore.put(store._client, "notes/readme.txt", b"mine")
+        obstore.put(store._client, "readme.txt", b"mine")
+        expire()
+        assert store.sweep() == []
+        assert len(objects(store)) == 2
 
     def test_a_draft_that_stood_still_gives_up(
-        self, store: S3Store, monkeypatch: pytest.MonkeyPatch
+        self, store: S3Store, expire: Callable[[], None]
     ) -> None:
         draft = store.draft("first")
-        monkeypatch.setattr(s3_draft, "DEAD_S", -1.0)
-        with pytest.raises(StoreError, match="begun anew"):
-            draft.append("a.bin", b"content")
-        draft.discard()
-
-    def test_parts_that_vanished_are_noticed_before_the_entry_appears(self, store: S3Store) -> None:
-        draft = store.draft("first")
-        draft.append("a.bin", os.urandom(2_000_000))
-        draft._refs()
-        obstore.delete(store._client, list(parts(store)))
-        with pytest.raises(CheckpointCorrupt, match="not there as it was sent"):
+        expire()
+        with pytest.raises(StoreError, match="stood still for too long"):
+            draft.write("a.bin", [b"content"])
+        with pytest.raises(StoreError, match="stood still for too long"):
             draft.commit(MANIFEST_BYTES)
-        draft.discard()
         assert store.names() == []
 
-    def test_an_entry_that_cannot_be_read_protects_every_part(
-        self, store: S3Store, monkeypatch: pytest.MonkeyPatch
+
+class TestSkerry01:
+    """Checkpoints that 0.1 wrote as parts which are named after their content."""
+
+    def test_one_is_listed_and_verified(self, earlier: S3Store, s3_server: S3Server) -> None:
+        access = s3_server.access()
+        (found,) = all_summaries(earlier.url.rpartition("/")[0], access=access)
+        assert (found.path, found.step, found.tokens) == (earlier.where(FROM_0_1), 9, 90)
+        assert verify(*locate(earlier.url, access)).versions == (1, 2, 1)
+
+    def test_one_is_neither_deleted_nor_hidden(
+        self, earlier: S3Store, expire: Callable[[], None]
     ) -> None:
-        written(store, "first")
-        obstore.put(store._client, "entries/first.json", b"{}")
-        monkeypatch.setattr(s3_sweep, "RESUME_S", -1.0)
-        assert store.sweep() == []
+        before = objects(earlier)
+        assert earlier.draft(FROM_0_1).commit(MANIFEST_BYTES) == f"{FROM_0_1}-2"
+        assert earlier.delete(f"{FROM_0_1}-2")
+        assert not earlier.delete(FROM_0_1)
+        expire()
+        assert earlier.sweep() == []
+        assert objects(earlier) == before
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            b"",
+            b"[" * 100_000,
+            b"[]",
+            b'{"manifest": 7}',
+            b'{"files.v1": {"a": [{"key": "../../other/parts/x", "size": 1}]}}',
+            b'{"files.v1": {"a": [{"key": "%s", "size": 9999999999}]}}' % (b"0" * 64),
+        ],
+    )
+    def test_an_entry_that_makes_no_sense_is_refused(self, store: S3Store, entry: bytes) -> None:
+        obstore.put(store._client, "entries/first.json", entry)
+        for file in (MANIFEST, "a"):
+            with pytest.raises(CheckpointCorrupt, match="its entry cannot be read"):
+                store.open("first", file)
 
 
 class TestRefusals:
@@ -256,7 +226,7 @@ class TestRefusals:
     ) -> None:
         file = tmp_path / "credentials"
         file.write_text("[x]\naws_access_key_id=writer\naws_secret_access_key=not-this-one\n")
-        wrong = S3Store(url, S3Access(s3_server.endpoint, "us-east-1", file, "x"))
+        wrong = S3Store(url, StoreAccess(s3_server.endpoint, "us-east-1", file, "x"))
         with pytest.raises(StoreError, match="check the keys") as caught:
             wrong.names()
         assert "not-this-one" not in str(caught.value)
@@ -265,8 +235,8 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=r"no keys under \[other\]"):
             S3Store(url, s3_server.access("other"))
 
-    def test_nobody_answers(self, s3_server: S3Server, url: str) -> None:
-        access = S3Access("http://127.0.0.1:1", "", s3_server.credentials, "writer", 1.0)
+    def test_an_endpoint_that_does_not_answer(self, s3_server: S3Server, url: str) -> None:
+        access = StoreAccess("http://127.0.0.1:1", "", s3_server.credentials, "writer", 1.0)
         with pytest.raises(StoreError, match="does not answer"):
             S3Store(url, access).names()
 
@@ -274,49 +244,44 @@ class TestRefusals:
 async def test_a_checkpoint_in_s3_is_listed_verified_and_restored(
     nats_server: NatsServer, s3_server: S3Server, url: str, store: S3Store
 ) -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    scripted = await begun()
     await scripted.commit_all(step=7, tokens=70)
-    await Checkpointer.of(scripted.bus, scripted.record, store).save()
-    where, options = f"{url}/step-00000007", settings_of(s3_server, url)
-    (found,) = json.loads(await told("list", "--json", *options))
+    await save(scripted, store)
+    where, options = f"{url}/step-00000007", s3_server.options(url)
+    (found,) = json.loads(await output_of("list", "--json", *options))
     assert (found["path"], found["run"], found["step"]) == (where, "run", 7)
-    assert json.loads(await told("verify", "--json", where, *options))["ok"]
-    said = await told("restore", url, "--run", "again", "--nats", nats_server.url, *options)
+    assert json.loads(await output_of("verify", "--json", where, *options))["ok"]
+    said = await output_of("restore", url, "--run", "again", "--nats", nats_server.url, *options)
     assert said == f"Run again is restored from {where}.\n"
     async with NatsBus(nats_server.url) as bus:
-        cut = plan_of(verify(store, "step-00000007"), where)
-        for saved, vectors in fragments(store, "step-00000007"):
-            fragment = cut.fragments[saved.commit.fragment]
-            latest = await state.read_latest(bus, "again", cut, fragment)
-            assert latest is not None
-            for part, vector in vectors.items():
-                np.testing.assert_array_equal(latest[1][part], vector)
+        await assert_log_holds(bus, "again", store, "step-00000007")
 
 
 @pytest.mark.fault
-async def test_an_upload_that_was_killed_is_gone_on_with(
-    nats_server: NatsServer, s3_server: S3Server, url: str, store: S3Store
+async def test_a_writer_that_was_killed_leaves_nothing_that_is_taken_for_a_checkpoint(
+    nats_server: NatsServer,
+    s3_server: S3Server,
+    url: str,
+    store: S3Store,
+    expire: Callable[[], None],
 ) -> None:
     config = RunConfig.model_validate({"checkpoint": {"every_s": 3600}})
     async with NatsBus(nats_server.url) as bus:
-        run = await ScriptedRun.begin(bus, leaves=BIG, config=config)
+        run = await ScriptedRun.begin(bus, config=config)
         await run.commit_all(step=1)
         where = (nats_server.url, url, s3_server.endpoint, str(s3_server.credentials))
-        async with process("-c", PAUSING, *where) as writer:
-            assert writer.stdout is not None
-            line = await asyncio.wait_for(writer.stdout.readline(), DEADLINE_S)
-            assert line == b"half sent\n"
+        async with python("-c", PAUSING, *where) as writer:
+            assert await line_of(writer) == b"half sent\n"
             writer.send_signal(signal.SIGKILL)
             await writer.wait()
-        sent = parts(store)
-        assert sent
-        assert store.names() == []
+        assert len(objects(store)) == 3
+        assert (store.names(), store.sweep()) == ([], [])
         await run.finish()
         service = ("-m", "skerry_checkpointer", "--nats", nats_server.url, "--run", "run")
-        async with process(*service, *settings_of(s3_server, url)) as running:
+        async with python(*service, *s3_server.options(url)) as running:
             assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
-        assert verify(store, "step-00000001").versions == (1, 1, 1)
-        now = parts(store)
-        assert {path: now[path] for path in sent} == sent  # none was sent a second time
-        assert len(now) > len(sent)
+        assert store.names() == ["step-00000001-2"]
+        assert verify(store, "step-00000001-2").versions == (1, 1, 1)
         assert await ledger.last_checkpoint(bus, "run") is not None
+        expire()
+        assert store.sweep() == ["step-00000001"]

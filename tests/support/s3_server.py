@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.errors import SkerryError
-from skerry.store.opening import S3Access
+from skerry.store.base import StoreAccess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,8 +55,18 @@ class S3Server:
     def credentials(self) -> Path:
         return self.folder / "credentials"
 
-    def access(self, profile: str = "writer") -> S3Access:
-        return S3Access(self.endpoint, "us-east-1", self.credentials, profile)
+    def access(self, profile: str = "writer") -> StoreAccess:
+        return StoreAccess(self.endpoint, "us-east-1", self.credentials, profile)
+
+    def options(self, url: str) -> list[str]:
+        """Return the command line settings of a store whose run is at ``url``."""
+        settings = [
+            f"store.url={url.rpartition('/')[0]}",
+            f"store.endpoint={self.endpoint}",
+            f"store.credentials={self.credentials}",
+            "store.profile=writer",
+        ]
+        return [word for setting in settings for word in ("--set", setting)]
 
     def start(self) -> None:
         """Start it and make the bucket; SkerryError if it does not answer in time."""

@@ -18,9 +18,9 @@ from skerry.protocol.messages import LearnerProgress, MemberRecord
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import run_config_from_json
+from skerry.store.base import FROM_ENVIRONMENT
 from skerry.store.checkpoint import fragments, plan_of, read_manifest, verify
 from skerry.store.listing import locate
-from skerry.store.opening import FROM_ENVIRONMENT
 from skerry_checkpointer.alive import living
 from skerry_checkpointer.restore import all_fences, alone, at_work, fresh_commit, parts_of, restore
 from skerry_checkpointer.survey import spread, survey, to_replace
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from skerry.log.state_writer import StateWriter
     from skerry.protocol.messages import Commit, RunRecord
     from skerry.settings.models import RunConfig
-    from skerry.store.base import Store
+    from skerry.store.base import Store, StoreAccess
     from skerry.store.manifest import Checkpoint
-    from skerry.store.opening import S3Access
     from skerry_checkpointer.survey import Held
 
 
@@ -54,7 +53,7 @@ async def put_back(
     where: str | Path,
     run: str,
     *,
-    access: S3Access = FROM_ENVIRONMENT,
+    access: StoreAccess = FROM_ENVIRONMENT,
     on_bytes: Callable[[int], None] | None = None,
 ) -> list[Change]:
     """Replace what run ``run`` lacks, or has older, by what a checkpoint of it holds.

@@ -24,9 +24,9 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import load, run_config_from_json, to_json
 from skerry.settings.tree import split_assignment
+from skerry.store.base import FROM_ENVIRONMENT
 from skerry.store.checkpoint import fragments, plan_of, read_manifest, verify
 from skerry.store.listing import locate
-from skerry.store.opening import FROM_ENVIRONMENT
 from skerry_checkpointer.alive import living
 from skerry_checkpointer.survey import spread
 
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit, Manifest
     from skerry.settings.models import RunConfig
-    from skerry.store.base import Store
+    from skerry.store.base import Store, StoreAccess
     from skerry.store.manifest import Checkpoint, SavedFragment
-    from skerry.store.opening import S3Access
 
 EXTENDABLE = ("train.steps", "train.duration_s")
 RESTORER = "restore"
@@ -55,7 +54,7 @@ async def restore(
     run: str,
     *,
     sets: Sequence[str] = (),
-    access: S3Access = FROM_ENVIRONMENT,
+    access: StoreAccess = FROM_ENVIRONMENT,
     on_bytes: Callable[[int], None] | None = None,
 ) -> RunRecord:
     """Verify a checkpoint and write it into the log as run ``run``; versions go on from there.

@@ -25,7 +25,7 @@ from skerry.service.turn import Turn
 from skerry.service.turns import outlast, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import read_manifest
-from skerry.store.manifest import SavedLearner, dump
+from skerry.store.manifest import SavedLearner, dump, step_of
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
 from skerry_checkpointer.capture import capture
@@ -114,7 +114,8 @@ class Checkpointer:
 
     async def _write(self, cut: Cut, turn: Turn) -> Written:
         run = self.record.run
-        writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan)
+        step = step_of([manifest.commit for manifest in cut.manifests.values()])
+        writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan, step)
 
         async def keep(manifest: Manifest, parts: Mapping[str, Vector]) -> None:
             await in_thread(writer.add, manifest, parts)

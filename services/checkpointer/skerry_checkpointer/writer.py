@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Plan
     from skerry.protocol.messages import Manifest, RunRecord
-    from skerry.store.base import Draft, Store
+    from skerry.store.base import Buffer, Draft, Store, StoredFile
 
     Vector = NDArray[np.float32]
 
@@ -47,36 +47,27 @@ class Written:
 class CheckpointWriter:
     """Takes the fragments in any order, then commits; every method blocks: call it in a thread.
 
-    A fragment may be given again, in a newer version: the last one counts. The draft becomes an
-    entry only when every fragment has been given.
+    A fragment may be given again in a newer version, and the last one counts. The checkpoint exists
+    only after every fragment has been given; its name has the ``step`` at which it was begun.
     """
 
-    def __init__(self, store: Store, record: RunRecord, plan: Plan) -> None:
+    def __init__(self, store: Store, record: RunRecord, plan: Plan, step: int) -> None:
         self._record = record
         self._plan = plan
-        self._leaves = [
-            np.zeros(int(np.prod(leaf.shape, dtype=np.int64)), np.float32) for leaf in plan.leaves
-        ]
+        self._leaves = [np.zeros(leaf.size, np.float32) for leaf in plan.leaves]
         self._saved: dict[int, SavedFragment] = {}
-        self._draft: Draft = store.draft(entry_name(0))
+        self._files: dict[str, StoredFile] = {}
+        self._draft: Draft = store.draft(entry_name(step))
 
     def add(self, manifest: Manifest, parts: Mapping[str, Vector]) -> None:
         """Take a fragment: ``master`` and every ``outer.<name>``, f32 padded vectors."""
         index = manifest.commit.fragment
         scatter(self._plan.fragments[index], parts[MASTER], self._leaves)
         outer = [name for name in parts if name != MASTER]
-        shapes = {tensor_name(index, name): parts[name].shape for name in outer}
-        file = outer_file(index)
-        self._draft.drop(file)
-        self._draft.append(file, tensorfile.header(shapes, self._metadata()))
-        for name in outer:
-            self._draft.append(file, tensorfile.raw(parts[name]))
+        self._write(outer_file(index), {tensor_name(index, name): parts[name] for name in outer})
         digests = {part.name: part.digest for part in manifest.parts}
         saved = tuple(SavedPart(name, digests[name]) for name in (MASTER, *outer))
         self._saved[index] = SavedFragment(manifest.commit, saved)
-
-    def _metadata(self) -> dict[str, str]:
-        return {"format": "skerry", "run": self._record.run}
 
     def finish(
         self,
@@ -86,11 +77,9 @@ class CheckpointWriter:
         ledger_sequence: int,
         now_ns: int,
     ) -> Written:
-        """Write the parameters, read everything back, and put the manifest in place."""
-        shapes = {leaf.name: leaf.shape for leaf in self._plan.leaves}
-        self._draft.append(PARAMS_FILE, tensorfile.header(shapes, self._metadata()))
-        for leaf in self._leaves:
-            self._draft.append(PARAMS_FILE, tensorfile.raw(leaf))
+        """Write the parameters, then the manifest, which makes the checkpoint exist."""
+        named = zip(self._plan.leaves, self._leaves, strict=True)
+        self._write(PARAMS_FILE, {leaf.name: flat.reshape(leaf.shape) for leaf, flat in named})
         state = tuple(self._saved[fragment.index] for fragment in self._plan.fragments)
         commits = [saved.commit for saved in state]
         checkpoint = Checkpoint(
@@ -108,12 +97,18 @@ class CheckpointWriter:
             leaves=self._plan.leaves,
             learners=tuple(learners),
             state=state,
-            files=self._draft.seal(),
+            files=tuple(self._files.values()),
             ledger_sequence=ledger_sequence,
         )
         data, _ = dump(checkpoint)
-        return Written(self._draft.commit(data, entry_name(checkpoint.step)), checkpoint)
+        return Written(self._draft.commit(data), checkpoint)
+
+    def _write(self, file: str, tensors: Mapping[str, Vector]) -> None:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        head = tensorfile.header(shapes, {"format": "skerry", "run": self._record.run})
+        data: list[Buffer] = [head, *map(tensorfile.raw, tensors.values())]
+        self._files[file] = self._draft.write(file, data)
 
     def discard(self) -> None:
-        """Throw away what was written; does nothing after ``finish``."""
+        """Delete what was written; does nothing after ``finish``."""
         self._draft.discard()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from skerry.algorithm.presets import PRESETS
 from skerry.errors import ConfigError
+from skerry.settings.models import STORES
 from skerry.settings.modes import clauses
 
 if TYPE_CHECKING:
@@ -177,9 +178,10 @@ def _of_nats(local: LocalSettings) -> Iterator[str]:
 
 def _of_store(store: StoreSettings) -> Iterator[str]:
     parts = urlsplit(store.url)
-    if store.url and (parts.scheme != "s3" or not parts.netloc or "@" in parts.netloc):
+    if store.url and (parts.scheme not in STORES or not parts.netloc or "@" in parts.netloc):
+        ways = " or ".join(f"{scheme}://bucket/prefix" for scheme in STORES)
         shown = masked_url(store.url)
-        yield f'store.url is "{shown}", but it must look like s3://bucket/prefix, without keys.'
+        yield f'store.url is "{shown}", but it must look like {ways}, without keys.'
     if store.endpoint and urlsplit(store.endpoint).scheme not in {"http", "https"}:
         yield f'store.endpoint is "{store.endpoint}", but it must look like https://host:443.'
 

@@ -273,6 +273,10 @@ class NatsSettings(Table):
     """Publishes in flight at once."""
 
 
+STORES = {"s3": "skerry.store.s3"}
+"""The module of each URL scheme that ``store.url`` may have; the extra of pip has its name."""
+
+
 class StoreSettings(Table):
     """Where checkpoints go."""
 

@@ -1,27 +1,36 @@
-"""Where checkpoints lie: a port for folders of files that appear whole or not at all.
+"""The checkpoint store port: folders of files that appear whole or not at all.
 
-An *entry* is a named set of files plus one manifest. It exists from the moment its manifest is in
-place, which is written last; until then nobody sees it. The port asks for nothing that an object
-store cannot do (a file goes up in parts, the manifest is a create-only put), so that one contract
-suite runs on every adapter.
+An *entry* is a named folder of files plus one manifest, which is written last: an entry exists if
+and only if its manifest exists. The port asks for nothing that an object store cannot do, so one
+contract suite runs on every adapter (``tests/contract/test_store.py``).
+
+To add a store, write a module with ``open_store(url, access) -> Store``, name it in
+``skerry.settings.models.STORES``, and add it to the contract suite.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from skerry.errors import StoreError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
 MANIFEST = "manifest.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+"""What entries and files may be called: never ``..``, never a path."""
+MOST_MANIFEST_BYTES = 64 * 1024**2
+"""No manifest is larger, and nothing larger is read as one."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 def checked_name(name: str) -> str:
-    """Return ``name`` if an entry or a file may be called that; StoreError says what may."""
+    """Return ``name`` if an entry or a file may have it; StoreError says what may."""
     if not NAME.fullmatch(name):
         msg = f"{name!r} cannot name a checkpoint: use letters, digits, '_', '.' and '-'."
         raise StoreError(msg)
@@ -30,45 +39,50 @@ def checked_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file of an entry as it was read back: its length in bytes and its SHA-256 in hex."""
+    """One file of an entry: its name, its length in bytes and its SHA-256 in hex."""
 
     name: str
     size: int
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """How a remote store is reached; an empty field is taken from the environment.
+
+    ``timeout_s`` is the deadline of one request, with its retries.
+    """
+
+    endpoint: str = ""
+    region: str = ""
+    credentials: Path | None = None
+    profile: str = "default"
+    timeout_s: float = 60.0
+
+
+FROM_ENVIRONMENT = StoreAccess()
+
+
 class Draft(Protocol):
-    """An entry in the making; invisible to readers until ``commit``."""
+    """An entry that is being written, invisible to readers until ``commit``."""
 
-    def append(self, file: str, data: Buffer) -> None:
-        """Add bytes to the end of a file, which begins with its first append.
+    def write(self, file: str, data: Sequence[Buffer]) -> StoredFile:
+        """Store one file whole, in place of an earlier one of that name, and return what it is.
 
-        Raises StoreError when the store has no room; the draft can then only be discarded.
+        Raises StoreError when the store refuses it, for lack of room for example, and
+        CheckpointCorrupt when it does not read back; the draft can then only be discarded.
         """
         ...
 
-    def drop(self, file: str) -> None:
-        """Forget a file, if there is one of that name; it may then be begun anew."""
-        ...
+    def commit(self, manifest: bytes) -> str:
+        """Write the manifest last, make the entry visible and return its name.
 
-    def seal(self) -> tuple[StoredFile, ...]:
-        """Make every file durable and return what it is, as the store itself has it.
-
-        Raises CheckpointCorrupt when a file is not there as it was written.
-        """
-        ...
-
-    def commit(self, manifest: bytes, name: str | None = None) -> str:
-        """Write the manifest last, make the entry visible and return the name it got.
-
-        Seals the draft first where that was not done. ``name`` replaces the one that the draft was
-        begun with. A name that somebody else took meanwhile gets a suffix: ``name-2``, ``name-3``,
-        …
+        A name that is taken gets a suffix: ``name-2``, ``name-3``, …
         """
         ...
 
     def discard(self) -> None:
-        """Throw away what was written; does nothing after ``commit``."""
+        """Delete what was written; does nothing after ``commit``."""
         ...
 
 
@@ -76,25 +90,29 @@ class Store(Protocol):
     """A folder of entries."""
 
     def where(self, name: str) -> str:
-        """Return where a person finds the entry."""
+        """Return the address of an entry, or of a folder below."""
         ...
 
     def names(self) -> list[str]:
-        """Return the names of all whole entries, sorted."""
+        """Return the names of all entries, sorted."""
+        ...
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders below, sorted: one for each run in a store's root."""
         ...
 
     def draft(self, name: str) -> Draft:
-        """Begin an entry that would like to be called ``name``."""
+        """Begin an entry of that name; StoreError if the store cannot be written."""
         ...
 
     def open(self, name: str, file: str) -> BinaryIO:
-        """Open one file of an entry for reading; StoreError if there is no such entry or file."""
+        """Open one file of an entry for reading; StoreError if it is not there."""
         ...
 
     def delete(self, name: str) -> bool:
-        """Remove an entry, at once for readers; False if it was gone already."""
+        """Delete an entry, at once for readers; False if it was not there."""
         ...
 
     def sweep(self) -> list[str]:
-        """Remove what writers that died have left, and return its names; live drafts stay."""
+        """Delete the drafts of writers that died and return their names; live drafts stay."""
         ...

@@ -7,13 +7,13 @@ log's own digest of every vector is checked after the files have been cut into f
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import gather, plan
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import tensorfile
-from skerry.store.base import MANIFEST
-from skerry.store.checked import CheckedFile
+from skerry.store.base import MANIFEST, MOST_MANIFEST_BYTES
 from skerry.store.manifest import PARAMS_FILE, load
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.algorithm.fragments import Plan
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint, SavedFragment
 
     Vector = NDArray[np.float32]
+    OnBytes = Callable[[int], None]
 
 MASTER = "master"
 OUTER = "outer."
@@ -37,10 +38,15 @@ def entry_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def tensor_name(fragment: int, part: str) -> str:
+    """Return the name of a fragment's vector in its file of outer state."""
+    return f"{fragment}/{part}"
+
+
 def read_manifest(store: Store, name: str) -> Checkpoint:
-    """Return a checkpoint's manifest after checking its own digest."""
+    """Return a checkpoint's manifest; CheckpointCorrupt if it is damaged or makes no sense."""
     with closing(store.open(name, MANIFEST)) as file:
-        return load(file.read(), f"{store.where(name)}/{MANIFEST}")
+        return load(file.read(MOST_MANIFEST_BYTES + 1), f"{store.where(name)}/{MANIFEST}")
 
 
 def plan_of(checkpoint: Checkpoint, path: str) -> Plan:
@@ -55,114 +61,83 @@ def plan_of(checkpoint: Checkpoint, path: str) -> Plan:
     return cut
 
 
-def params(
-    store: Store, name: str, *, on_bytes: Callable[[int], None] | None = None
-) -> tuple[Checkpoint, dict[str, Vector]]:
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of one checkpoint, read against its manifest."""
+
+    store: Store
+    name: str
+    checkpoint: Checkpoint
+    on_bytes: OnBytes | None
+
+    def path(self, file: str) -> str:
+        return f"{self.store.where(self.name)}/{file}"
+
+    def tensors(self, file: str) -> dict[str, Vector]:
+        """Return the tensors of a file that is, byte for byte, what the manifest says about it."""
+        expected = {stored.name: stored for stored in self.checkpoint.files}.get(file)
+        if expected is None:
+            raise self.damaged(file)
+        with closing(self.store.open(self.name, file)) as handle:
+            return tensorfile.read(handle, self.path(file), expected, self.on_bytes)
+
+    def params(self) -> dict[str, Vector]:
+        tensors = self.tensors(PARAMS_FILE)
+        shapes = {leaf.name: leaf.shape for leaf in self.checkpoint.leaves}
+        if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
+            raise self.damaged(PARAMS_FILE)
+        return tensors
+
+    def damaged(self, file: str) -> CheckpointCorrupt:
+        path = self.path(file)
+        msg = f"{path} is damaged (it does not match {MANIFEST}): use another checkpoint."
+        return CheckpointCorrupt(msg, path=path)
+
+    def mismatch(self, file: str, fragment: int, part: str) -> CheckpointCorrupt:
+        path = self.path(file)
+        what = f"{part} of fragment {fragment} is not what the log held"
+        return CheckpointCorrupt(f"{path}: {what}: use another checkpoint.", path=path)
+
+
+def params(store: Store, name: str) -> tuple[Checkpoint, dict[str, Vector]]:
     """Return the global parameters as f32 tensors by leaf name, verified byte by byte."""
     checkpoint = read_manifest(store, name)
-    tensors = _tensors(store, name, checkpoint, PARAMS_FILE, on_bytes)
-    shapes = {leaf.name: leaf.shape for leaf in checkpoint.leaves}
-    if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
-        raise _damaged(_path(store, name, PARAMS_FILE))
-    return checkpoint, tensors
+    return checkpoint, _Files(store, name, checkpoint, None).params()
 
 
 def fragments(
-    store: Store, name: str, *, on_bytes: Callable[[int], None] | None = None
+    store: Store, name: str, *, on_bytes: OnBytes | None = None
 ) -> Iterator[tuple[SavedFragment, dict[str, Vector]]]:
     """Yield each fragment with its f32 padded vectors by part name, each against its digest.
 
-    Every file is read once: a fragment is yielded after all that it came from has been checked.
+    Every file is read once: a fragment is yielded after everything that it comes from is verified.
     """
-    checkpoint, tensors = params(store, name, on_bytes=on_bytes)
+    from skerry.protocol.codec import vector_digest  # loads blosc2, which listing does not need
+
+    files = _Files(store, name, read_manifest(store, name), on_bytes)
+    checkpoint, tensors = files.checkpoint, files.params()
     cut = plan_of(checkpoint, store.where(name))
     flat = [tensors[leaf.name].reshape(-1) for leaf in checkpoint.leaves]
     read, outer = "", dict[str, "Vector"]()
     for fragment, saved in zip(cut.fragments, checkpoint.state, strict=True):
         file = checkpoint.outer_file(fragment.index)
         if file != read:
-            outer = _tensors(store, name, checkpoint, file, on_bytes)
-            read = file
-        path = _path(store, name, file)
-        vectors = _vectors(fragment, saved, flat, outer, path)
-        _compare(vectors, saved, _path(store, name, PARAMS_FILE), path)
+            read, outer = file, files.tensors(file)
+        master = gather(fragment, flat)
+        vectors: dict[str, Vector] = {}
+        for part in saved.parts:
+            key = tensor_name(fragment.index, part.name)
+            vector = master if part.name == MASTER else outer.get(key)
+            if vector is None or vector_digest(vector) != part.digest:
+                at = PARAMS_FILE if part.name == MASTER else file
+                raise files.mismatch(at, fragment.index, part.name)
+            vectors[part.name] = vector
         yield saved, vectors
 
 
-def _vectors(
-    fragment: Fragment,
-    saved: SavedFragment,
-    flat: list[Vector],
-    outer: dict[str, Vector],
-    outer_path: str,
-) -> dict[str, Vector]:
-    """Return a fragment's parts: the master out of the leaves, the rest as they lie in the file."""
-    vectors: dict[str, Vector] = {}
-    for part in saved.parts:
-        key = tensor_name(fragment.index, part.name)
-        if part.name == MASTER:
-            vectors[part.name] = gather(fragment, flat)
-        elif key in outer:
-            vectors[part.name] = outer[key]
-        else:
-            raise _mismatch(outer_path, fragment.index, part.name)
-    return vectors
-
-
-def _compare(
-    vectors: dict[str, Vector], saved: SavedFragment, params_path: str, outer_path: str
-) -> None:
-    """Hold every vector against the digest that the log had for it."""
-    from skerry.protocol.codec import vector_digest
-
-    for part in saved.parts:
-        if vector_digest(vectors[part.name]) != part.digest:
-            path = params_path if part.name == MASTER else outer_path
-            raise _mismatch(path, saved.commit.fragment, part.name)
-
-
-def verify(store: Store, name: str, *, on_bytes: Callable[[int], None] | None = None) -> Checkpoint:
+def verify(store: Store, name: str, *, on_bytes: OnBytes | None = None) -> Checkpoint:
     """Check every byte and every vector; CheckpointCorrupt names the file that is damaged."""
     checkpoint = read_manifest(store, name)
     for _ in fragments(store, name, on_bytes=on_bytes):
         pass
     return checkpoint
-
-
-def tensor_name(fragment: int, part: str) -> str:
-    """Return the name of a fragment's vector in its file of outer state."""
-    return f"{fragment}/{part}"
-
-
-def _tensors(
-    store: Store,
-    name: str,
-    checkpoint: Checkpoint,
-    file: str,
-    on_bytes: Callable[[int], None] | None,
-) -> dict[str, Vector]:
-    """Return the tensors of a file that is, byte for byte, what the manifest says about it."""
-    path = _path(store, name, file)
-    expected = {stored.name: stored for stored in checkpoint.files}.get(file)
-    if expected is None:
-        raise _damaged(path)
-    with closing(store.open(name, file)) as handle:
-        checked = CheckedFile(handle, on_bytes)
-        tensors = dict(tensorfile.read_all(checked, path, expected.size))
-        if not checked.matches(expected):
-            raise _damaged(path)
-    return tensors
-
-
-def _path(store: Store, name: str, file: str) -> str:
-    return f"{store.where(name)}/{file}"
-
-
-def _damaged(path: str) -> CheckpointCorrupt:
-    msg = f"{path} is damaged (it does not match {MANIFEST}): use another checkpoint."
-    return CheckpointCorrupt(msg, path=path)
-
-
-def _mismatch(path: str, fragment: int, part: str) -> CheckpointCorrupt:
-    msg = f"{path}: {part} of fragment {fragment} is not what the log held: use another checkpoint."
-    return CheckpointCorrupt(msg, path=path)

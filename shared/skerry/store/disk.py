@@ -1,4 +1,4 @@
-"""Durable writes, folder locks and the sentences for what a disk refuses."""
+"""Durable writes, safe reads, folder locks, and the sentences for what a disk refuses."""
 
 from __future__ import annotations
 
@@ -6,37 +6,63 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import sys
 from contextlib import contextmanager, suppress
-from errno import EDQUOT, EFBIG, ENOSPC
-from typing import TYPE_CHECKING
+from errno import EDQUOT, EFBIG, EINVAL, ENOSPC, EXDEV
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.store.base import StoredFile
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
+    from collections.abc import Generator, Sequence
+
+    from skerry.store.base import Buffer
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    with path.open("xb") as handle:
-        handle.write(data)
+def write_durably(path: Path, data: Sequence[Buffer]) -> StoredFile:
+    """Write a file, sync it and read it back; CheckpointCorrupt if it comes back differently."""
+    digest = hashlib.sha256()
+    with path.open("wb") as handle:
+        for piece in data:
+            handle.write(piece)
+            digest.update(piece)
         handle.flush()
         os.fsync(handle.fileno())
-    if path.read_bytes() != data:
-        msg = f"{path} does not read back as it was written: choose another store.path."
+        size = handle.tell()
+    if sha256_from_disk(path) != digest.hexdigest():
+        msg = (
+            f"{path} does not read back as it was written: "
+            "the disk or its cable is failing, choose another store.path."
+        )
         raise CheckpointCorrupt(msg, path=str(path))
+    return StoredFile(path.name, size, digest.hexdigest())
 
 
 def sha256_from_disk(path: Path) -> str:
-    """Hash a file that was just synced, asking the kernel to forget its cached pages first."""
+    """Hash a file that was just synced, after asking the kernel to drop its cached pages."""
     with path.open("rb") as handle:
         if sys.platform == "linux":
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def open_inside(root: Path, path: Path) -> BinaryIO:
+    """Open a regular file below ``root``; OSError for a link that leads out of it or a device."""
+    target = os.path.realpath(path, strict=True)
+    if not Path(target).is_relative_to(os.path.realpath(root)):
+        raise OSError(EXDEV, "it is a link that leads out of its folder")
+    handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(EINVAL, "it is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
 def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -57,7 +83,7 @@ def root_lock(root: Path) -> Generator[None]:
 
 @contextmanager
 def try_lock(folder: Path) -> Generator[bool]:
-    """Yield whether nobody alive holds this folder; holds it meanwhile."""
+    """Lock a folder and yield True, or yield False while a living process holds its lock."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -75,6 +101,7 @@ def try_lock(folder: Path) -> Generator[bool]:
 
 @contextmanager
 def refusals(path: Path) -> Generator[None]:
+    """Turn what the disk refuses into one sentence with the fix."""
     try:
         yield
     except CheckpointCorrupt:
@@ -84,18 +111,27 @@ def refusals(path: Path) -> Generator[None]:
 
 
 def refused(path: Path, error: OSError) -> StoreError:
-    """Say what the disk refused and what helps, by errno."""
+    """Say what the disk refused to write and what helps."""
     why = error.strerror or str(error)
     if error.errno in {ENOSPC, EDQUOT, EFBIG}:
-        free = _free_bytes(path)
-        msg = (
-            f"No room for a checkpoint below {path.parent} ({why}; {free / 1e6:.0f} MB free): "
-            "free some space, set checkpoint.keep_newest lower, or point store.path elsewhere; "
-            "earlier checkpoints are untouched."
+        return _with_errno(
+            error,
+            f"No room for a checkpoint below {path.parent} ({why}; {_free_bytes(path) / 1e6:.0f} MB"
+            " free): free some space, set checkpoint.keep_newest lower, or point store.path"
+            " elsewhere; earlier checkpoints are untouched.",
         )
-    else:
-        msg = f"Cannot write {path} ({why}): make it writable or point store.path elsewhere."
-    refused = StoreError(msg)
+    msg = f"Cannot write {path} ({why}): make it writable or point store.path elsewhere."
+    return _with_errno(error, msg)
+
+
+def unreadable(path: Path, error: OSError) -> StoreError:
+    """Say what the disk refused to read and what helps."""
+    why = error.strerror or str(error)
+    return _with_errno(error, f"Cannot read {path} ({why}): check the path and its permissions.")
+
+
+def _with_errno(error: OSError, sentence: str) -> StoreError:
+    refused = StoreError(sentence)
     refused.errno = error.errno
     return refused
 
@@ -105,10 +141,3 @@ def _free_bytes(path: Path) -> int:
         with suppress(OSError):
             return shutil.disk_usage(folder).free
     return 0
-
-
-def unreadable(path: Path, error: OSError) -> StoreError:
-    why = error.strerror or str(error)
-    refused = StoreError(f"Cannot read {path} ({why}): check the path and its permissions.")
-    refused.errno = error.errno
-    return refused

@@ -1,27 +1,19 @@
-"""Finding checkpoints in a store: by folder, oldest first, damaged ones told apart."""
+"""Finding checkpoints in a store: by folder, oldest first, unreadable ones with the reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.errors import StoreError
-from skerry.store.base import NAME
+from skerry.store.base import FROM_ENVIRONMENT, NAME
 from skerry.store.checkpoint import read_manifest
-from skerry.store.opening import (
-    FROM_ENVIRONMENT,
-    S3Access,
-    folders,
-    is_url,
-    normal,
-    open_store,
-    parent_of,
-    real,
-)
+from skerry.store.opening import is_url, normal, open_store, parent_of, real
 
 if TYPE_CHECKING:
-    from skerry.store.base import Store
+    from pathlib import Path
+
+    from skerry.store.base import Store, StoreAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +34,25 @@ class Summary:
     error: str = ""
 
 
-def summaries(folder: str | Path, access: S3Access = FROM_ENVIRONMENT) -> list[Summary]:
+def summaries(folder: str | Path, access: StoreAccess = FROM_ENVIRONMENT) -> list[Summary]:
     """Return the checkpoints of one run's folder, oldest first; only manifests are checked."""
     return _summaries(open_store(folder, access), parent_of(normal(folder))[1])
 
 
 def all_summaries(
-    root: str | Path, run: str | None = None, access: S3Access = FROM_ENVIRONMENT
+    root: str | Path, run: str | None = None, access: StoreAccess = FROM_ENVIRONMENT
 ) -> list[Summary]:
-    """Return the checkpoints below ``store.path``, of one run or of all, oldest first.
+    """Return the checkpoints below ``root``, of one run or of all, oldest first.
 
-    Those of a run that was created later come behind.
+    Those of a run that was created later come after all of an earlier one.
     """
-    if run is not None:
-        return summaries(f"{normal(root)}/{run}", access)
-    found = [s for folder in folders(root, access) for s in summaries(folder, access)]
+    store = open_store(root, access)
+    runs = store.folders() if run is None else [run]
+    found = [s for name in runs for s in summaries(store.where(name), access)]
     return sorted(found, key=_age)
 
 
-def locate(where: str | Path, access: S3Access = FROM_ENVIRONMENT) -> tuple[Store, str]:
+def locate(where: str | Path, access: StoreAccess = FROM_ENVIRONMENT) -> tuple[Store, str]:
     """Return store and name of a checkpoint, or of the newest one in a run's folder.
 
     Raises StoreError when there is none.
@@ -106,5 +98,5 @@ def _summary(store: Store, name: str, run: str) -> Summary:
 
 
 def _age(summary: Summary) -> tuple[int, int, int, str]:
-    """Order by ``Checkpoint.age``; what cannot be read comes first and is never the newest."""
+    """Return a key that orders as ``Checkpoint.age``; an unreadable one is never the newest."""
     return summary.run_created_ns, summary.index, summary.ledger_sequence, summary.name

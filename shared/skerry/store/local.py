@@ -1,38 +1,36 @@
 """Checkpoints on a local disk: temporary folder, fsync, read back, manifest last, rename.
 
-Writers mark their folder with an advisory lock that the kernel drops when they die, so that
-``sweep`` tells a crashed writer's leftovers from a draft that another process is still writing.
+A writer holds an advisory lock on its temporary folder, which the kernel drops when the process
+dies, so that ``sweep`` can tell the leftovers of a dead writer from a draft in progress.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import uuid
-from contextlib import suppress
 from errno import EEXIST, ENOTEMPTY
 from itertools import count
 from typing import TYPE_CHECKING, BinaryIO
 
-from skerry.errors import CheckpointCorrupt
-from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name
+from skerry.store.base import MANIFEST, NAME, checked_name
 from skerry.store.disk import (
     fsync_folder,
+    open_inside,
     refusals,
     refused,
     root_lock,
-    sha256_from_disk,
     try_lock,
     unreadable,
     write_durably,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from skerry.store.base import Buffer
+    from skerry.store.base import Buffer, StoredFile
 
 PARTIAL = ".partial-"
 
@@ -47,23 +45,28 @@ class LocalStore:
         return str(self.root / name)
 
     def names(self) -> list[str]:
-        """Return the subfolders that have a manifest; a root that is not there holds none."""
+        """Return the subfolders that have a manifest; a root that does not exist has none."""
+        found = [path.name for path in self._below() if NAME.fullmatch(path.name)]
+        return [name for name in found if _may_have_manifest(self.root / name)]
+
+    def folders(self) -> list[str]:
+        return [path.name for path in self._below() if path.is_dir()]
+
+    def _below(self) -> list[Path]:
         try:
-            found = [e.name for e in os.scandir(self.root) if NAME.fullmatch(e.name)]
+            return sorted(self.root.iterdir())
         except FileNotFoundError:
             return []
         except OSError as error:
             raise unreadable(self.root, error) from error
-        return sorted(n for n in found if _has_manifest(self.root / n))
 
     def draft(self, name: str) -> LocalDraft:
-        """Make the temporary folder of an entry; StoreError if the root cannot be written."""
         return LocalDraft(self.root, checked_name(name))
 
     def open(self, name: str, file: str) -> BinaryIO:
         path = self.root / checked_name(name) / checked_name(file)
         try:
-            return path.open("rb")
+            return open_inside(self.root, path)
         except OSError as error:
             raise unreadable(path, error) from error
 
@@ -88,31 +91,22 @@ class LocalStore:
         swept: list[str] = []
         with root_lock(self.root):
             for path in sorted(self.root.glob(f"{PARTIAL}*")):
-                with try_lock(path) as dead:
-                    if dead:
+                with try_lock(path) as is_dead:
+                    if is_dead:
                         shutil.rmtree(path, ignore_errors=True)
                         swept.append(path.name)
         return swept
 
 
-def _has_manifest(folder: Path) -> bool:
-    """Tell whether a folder is an entry: where we may not look it counts as one, not as nothing.
+def _may_have_manifest(folder: Path) -> bool:
+    """Return True also for a folder that we may not look into.
 
-    Whoever then reads it is told why it cannot be read, and takes no older one for the newest.
+    Reading it then says why it cannot be read; otherwise an older one would pass for the newest.
     """
     try:
         return (folder / MANIFEST).is_file()
     except OSError:
         return True
-
-
-class _Open:
-    """A file being written and the hash of what went in."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.handle = path.open("xb")
-        self.digest = hashlib.sha256()
 
 
 class LocalDraft:
@@ -122,7 +116,6 @@ class LocalDraft:
         self._root = root
         self._name = name
         self._folder = root / f"{PARTIAL}{name}-{uuid.uuid4().hex[:12]}"
-        self._files: dict[str, _Open] = {}
         self._over = False
         with refusals(self._folder):
             root.mkdir(parents=True, exist_ok=True)
@@ -131,51 +124,18 @@ class LocalDraft:
                 self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def append(self, file: str, data: Buffer) -> None:
+    def write(self, file: str, data: Sequence[Buffer]) -> StoredFile:
         path = self._folder / checked_name(file)
         with refusals(path):
-            if file not in self._files:
-                self._files[file] = _Open(path)
-            self._files[file].handle.write(data)
-            self._files[file].digest.update(data)
+            return write_durably(path, data)
 
-    def drop(self, file: str) -> None:
-        written = self._files.pop(file, None)
-        if written is not None:
-            with suppress(OSError):  # a buffered rest may not fit on the disk: it is thrown away
-                written.handle.close()
-            written.path.unlink(missing_ok=True)
-
-    def seal(self) -> tuple[StoredFile, ...]:
-        sealed: list[StoredFile] = []
-        for file, written in self._files.items():
-            path = written.path
-            with refusals(path):
-                written.handle.flush()
-                os.fsync(written.handle.fileno())
-                written.handle.close()
-                stored = StoredFile(file, path.stat().st_size, sha256_from_disk(path))
-            if stored.sha256 != written.digest.hexdigest():
-                msg = (
-                    f"{path} does not read back as it was written: "
-                    "the disk or its cable is failing, choose another store.path."
-                )
-                raise CheckpointCorrupt(msg, path=str(path))
-            sealed.append(stored)
-        return tuple(sealed)
-
-    def commit(self, manifest: bytes, name: str | None = None) -> str:
-        if name is not None:
-            self._name = checked_name(name)
-        if not all(written.handle.closed for written in self._files.values()):
-            self.seal()
+    def commit(self, manifest: bytes) -> str:
+        self.write(MANIFEST, [manifest])
         with refusals(self._folder):
-            write_durably(self._folder / MANIFEST, manifest)
             os.fsync(self._lock)
             taken = self._rename()
             fsync_folder(self._root)
-        self._over = True
-        os.close(self._lock)
+        self._end()
         return taken
 
     def _rename(self) -> str:
@@ -192,11 +152,10 @@ class LocalDraft:
         return name
 
     def discard(self) -> None:
-        if self._over:
-            return
+        if not self._over:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._end()
+
+    def _end(self) -> None:
         self._over = True
-        for written in self._files.values():
-            with suppress(OSError):  # a buffered rest may not fit on the disk: it is thrown away
-                written.handle.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)

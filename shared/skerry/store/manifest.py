@@ -11,20 +11,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from skerry.algorithm.fragments import LeafSpec  # at run time: pydantic reads the annotations
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.protocol.messages import Commit
-from skerry.store.base import StoredFile
+from skerry.protocol.records import decode, encode
+from skerry.protocol.subjects import TOKEN
+from skerry.store.base import MOST_MANIFEST_BYTES, NAME, StoredFile
+from skerry.store.tensorfile import ITEM
 
 FORMAT = 2
 READABLE = (1, 2)
 PARAMS_FILE = "params.safetensors"
 SHARED_OUTER_FILE = "outer.safetensors"
+MOST = 2**63
+VERSION = re.compile(r"[A-Za-z0-9.+_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +137,16 @@ def tokens_of(commits: list[Commit]) -> int:
 
 
 def dump(checkpoint: Checkpoint) -> tuple[bytes, str]:
-    """Return the file's bytes and its digest."""
+    """Return the file's bytes and its digest; StoreError if it would be too large to be read."""
     body = json.dumps(asdict(checkpoint), indent=1).removesuffix("\n}").encode()
     digest = hashlib.sha256(body).hexdigest()
-    return body + _trailer(digest), digest
+    data = body + _trailer(digest)
+    if len(data) > MOST_MANIFEST_BYTES:
+        msg = (
+            f"The manifest of a checkpoint would have {len(data)} bytes: use fewer sync.fragments."
+        )
+        raise StoreError(msg)
+    return data, digest
 
 
 def load(data: bytes, path: str) -> Checkpoint:
@@ -144,20 +156,45 @@ def load(data: bytes, path: str) -> Checkpoint:
     """
     size = len(_trailer("0" * 64))
     body = data[:-size]
-    if len(data) <= size or data[-size:] != _trailer(hashlib.sha256(body).hexdigest()):
+    if not size < len(data) <= MOST_MANIFEST_BYTES or data[-size:] != _trailer(
+        hashlib.sha256(body).hexdigest()
+    ):
         raise _corrupt(path)
-    values = cast("dict[str, Any]", json.loads(data))
-    if values.get("format") not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        msg = (
-            f"{path} has checkpoint format {values.get('format')!r}, this release reads {known}: "
-            f"use skerry {values.get('skerry_version')}."
-        )
-        raise StoreError(msg)
     try:
-        return TypeAdapter(Checkpoint).validate_python(values)
-    except ValidationError as error:
-        raise _corrupt(path) from error
+        values = cast("dict[str, Any]", json.loads(data))
+        if values.get("format") not in READABLE:
+            raise _unknown_format(values, path)
+        return _checked(TypeAdapter(Checkpoint).validate_python(values))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _senseless(path) from error
+
+
+def _checked(found: Checkpoint) -> Checkpoint:
+    """Return what readers may rely on: a checkpoint is untrusted, whatever its digests say.
+
+    Raises ValueError for what no release writes: names that are none, numbers out of bounds, or
+    contents that contradict each other.
+    """
+    names = [file.name for file in found.files]
+    leaves = [leaf.name for leaf in found.leaves]
+    params = next((file.size for file in found.files if file.name == PARAMS_FILE), 0)
+    counts = (found.run_created_ns, found.index, found.step, found.tokens, found.created_ns)
+    sound = (
+        all(0 <= count < MOST for count in (*counts, found.ledger_sequence))
+        and all(TOKEN.fullmatch(name) for name in (found.run, *(m.learner for m in found.learners)))
+        and VERSION.fullmatch(found.skerry_version)
+        and all(NAME.fullmatch(name) for name in names)
+        and len(set(names)) == len(names)
+        and len(set(leaves)) == len(leaves)
+        and all(dimension >= 0 for leaf in found.leaves for dimension in leaf.shape)
+        and 1 <= found.fragments <= sum(leaf.size for leaf in found.leaves) <= params // ITEM
+        and [saved.commit.fragment for saved in found.state] == list(range(found.fragments))
+    )
+    if not sound:
+        raise ValueError(found.run)
+    for saved in found.state:  # the log's own door: numbers and names that a commit may have
+        decode(Commit, encode(saved.commit), run=found.run, plan_digest=found.plan_digest)
+    return found
 
 
 def _trailer(digest: str) -> bytes:
@@ -167,3 +204,18 @@ def _trailer(digest: str) -> bytes:
 def _corrupt(path: str) -> CheckpointCorrupt:
     msg = f"{path} is damaged (its digest does not match): use another checkpoint."
     return CheckpointCorrupt(msg, path=path)
+
+
+def _senseless(path: str) -> CheckpointCorrupt:
+    msg = f"{path} contradicts itself, so it was made or changed by hand: use another checkpoint."
+    return CheckpointCorrupt(msg, path=path)
+
+
+def _unknown_format(values: dict[str, Any], path: str) -> StoreError:
+    known = " and ".join(map(str, READABLE))
+    by = str(values.get("skerry_version"))
+    msg = (
+        f"{path} has checkpoint format {str(values.get('format'))[:8]!r}, this release reads"
+        f" {known}: use skerry {by if VERSION.fullmatch(by) else 'of another release'}."
+    )
+    return StoreError(msg)

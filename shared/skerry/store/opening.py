@@ -1,61 +1,52 @@
-"""Opening a store by its address: a folder, or ``s3://bucket/prefix``."""
+"""Opening a store by its address: a local folder, or a URL whose scheme names the adapter."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from skerry.errors import ConfigError
-from skerry.store.disk import unreadable
+from skerry.settings.models import STORES
+from skerry.store.base import FROM_ENVIRONMENT
 from skerry.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from skerry.store.base import Store
+    from skerry.store.base import Store, StoreAccess
 
-S3 = "s3:/"
-
-
-@dataclass(frozen=True, slots=True)
-class S3Access:
-    """How buckets are reached; what is empty is taken from the environment, as AWS's tools do.
-
-    ``timeout_s`` is the deadline of one request, its repetitions included.
-    """
-
-    endpoint: str = ""
-    region: str = ""
-    credentials: Path | None = None
-    profile: str = "default"
-    timeout_s: float = 60.0
+URL = re.compile(rf"({'|'.join(STORES)}):/+(.*?)/*", re.DOTALL)
 
 
-FROM_ENVIRONMENT = S3Access()
+class _Adapter(Protocol):
+    """What the module of a store has."""
+
+    def open_store(self, url: str, access: StoreAccess) -> Store: ...
 
 
 def is_url(where: str | Path) -> bool:
-    """Tell whether an address is one of a bucket, even if it went through a ``Path``."""
-    return str(where).startswith(S3)
+    """Return True for the URL of a store, even if it went through a ``Path``."""
+    return URL.fullmatch(str(where)) is not None
 
 
 def normal(where: str | Path) -> str:
     """Return an address as it was typed: a ``Path`` folds the two slashes of a URL into one."""
-    text = str(where)
-    return f"{S3}/{text.removeprefix(S3).lstrip('/').rstrip('/')}" if is_url(text) else text
+    url = URL.fullmatch(str(where))
+    return f"{url[1]}://{url[2]}" if url else str(where)
 
 
 def parent_of(where: str) -> tuple[str, str]:
-    """Split an address into the folder and the name of the last thing in it."""
+    """Split an address into its folder and its last name, which is empty for a bucket's root."""
     if is_url(where):
         folder, _, name = where.rpartition("/")
-        return (where, "") if folder == S3 else (folder, name)
+        return (where, "") if folder.endswith(":/") else (folder, name)
     path = real(where)
     return str(path.parent), path.name
 
 
 def real(where: str | Path) -> Path:
-    """Return where a path leads; the path as it is, where a link in it may not be followed."""
+    """Return where a path leads; the path as it is if a link in it may not be followed."""
     path = Path(where)
     try:
         return path.resolve()
@@ -63,34 +54,21 @@ def real(where: str | Path) -> Path:
         return Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps ..
 
 
-def open_store(where: str | Path, access: S3Access = FROM_ENVIRONMENT) -> Store:
-    """Return the store whose entries lie at ``where``; nothing is read yet.
+def open_store(where: str | Path, access: StoreAccess = FROM_ENVIRONMENT) -> Store:
+    """Return the store whose entries are at ``where``; nothing is read yet.
 
-    Raises ConfigError where the address or the credentials cannot be used.
+    Raises ConfigError for an address or credentials that cannot be used.
     """
-    if not is_url(where):
+    url = URL.fullmatch(str(where))
+    if url is None:
         return LocalStore(Path(where))
+    scheme = url[1]
     try:
-        from skerry.store.s3 import S3Store
+        adapter = cast("_Adapter", import_module(STORES[scheme]))
     except ImportError as error:
-        msg = "Checkpoints in S3 need obstore: install it with `pip install 'skerry[s3]'`."
+        msg = (
+            f"Checkpoints in {scheme.upper()} need {error.name}: "
+            f"install it with `pip install 'skerry[{scheme}]'`."
+        )
         raise ConfigError(msg, path="store.url") from error
-    return S3Store(normal(where), access)
-
-
-def folders(root: str | Path, access: S3Access = FROM_ENVIRONMENT) -> list[str]:
-    """Return the addresses of the folders below ``root``, sorted: a run's each.
-
-    Raises StoreError where that cannot be told.
-    """
-    if is_url(root):
-        from skerry.store.s3 import S3Store
-
-        found = open_store(root, access)
-        assert isinstance(found, S3Store)
-        return [found.where(name) for name in found.folders()]
-    path = Path(root)
-    try:
-        return [str(p) for p in sorted(path.iterdir()) if p.is_dir()] if path.is_dir() else []
-    except OSError as error:
-        raise unreadable(path, error) from error
+    return adapter.open_store(normal(where), access)

@@ -1,8 +1,8 @@
-"""How a bucket is reached: address, credentials as cloud users keep them, and what it may refuse.
+"""Connecting to a bucket: address, credentials, and the sentences for what S3 refuses.
 
-Credentials come from ``store.credentials`` (a file in AWS's own format), or from the places where
-every cloud tool looks: the environment, ``~/.aws/credentials``, and what the cloud gives a machine,
-a container or a pod. They are never part of an address, of a config file or of a log line.
+Credentials come from ``store.credentials`` (a file in AWS's own format), or from where every cloud
+tool looks: the environment, ``~/.aws/credentials``, and what the cloud gives a machine, a container
+or a pod. They are never part of an address, of a config file or of a log line.
 """
 
 # pyright: basic
@@ -13,6 +13,7 @@ from __future__ import annotations
 import configparser
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from obstore import ObjectMeta
 
-    from skerry.store.opening import S3Access
+    from skerry.store.base import StoreAccess
 
 SCHEME = "s3"
 RETRIES = 5
@@ -40,26 +41,19 @@ UNREACHABLE = ("error sending request", "timed out", "dns error", "Connection re
 NO_CREDENTIALS = ("169.254.169.254", "Missing SecretAccessKey")
 
 
-def connect(url: str, access: S3Access) -> stores.S3Store:
+def connect(url: str, access: StoreAccess) -> stores.S3Store:
     """Return a client of the folder that ``s3://bucket/prefix`` names; nothing is sent yet.
 
     Raises ConfigError for an address or credentials that cannot be used.
     """
     bucket, prefix = split(url)
-    config: dict[str, str] = {}
-    if access.endpoint:
-        config["endpoint"] = access.endpoint
-    if access.region:
-        config["region"] = access.region
-    config |= _keys(access)
+    given = {"endpoint": access.endpoint, "region": access.region}
+    config = {key: value for key, value in given.items() if value} | _keys(access)
     timeout = timedelta(seconds=access.timeout_s)
+    make = partial(stores.S3Store, bucket, prefix=prefix or None, config=config)  # type: ignore[arg-type]
     try:
-        found = stores.S3Store(bucket, prefix=prefix or None, config=config)  # type: ignore[arg-type]
-        endpoint = str(found.config.get("endpoint", ""))
-        return stores.S3Store(
-            bucket,
-            prefix=prefix or None,
-            config=config,  # type: ignore[arg-type]
+        endpoint = str(make().config.get("endpoint", ""))  # perhaps from the environment
+        return make(
             client_options={"allow_http": endpoint.startswith("http://"), "timeout": timeout},
             retry_config={"max_retries": RETRIES, "retry_timeout": timeout},
         )
@@ -77,8 +71,8 @@ def split(url: str) -> tuple[str, str]:
     return parts.netloc, parts.path.strip("/")
 
 
-def listed(client: stores.S3Store, folder: str) -> list[ObjectMeta]:
-    """Return the objects of one folder."""
+def listed(client: stores.S3Store, folder: str | None = None) -> list[ObjectMeta]:
+    """Return all objects in a folder and below it."""
     return [meta for batch in obstore.list(client, prefix=folder) for meta in batch]
 
 
@@ -88,7 +82,7 @@ def folders(client: stores.S3Store) -> list[str]:
     return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
 
 
-def _keys(access: S3Access) -> dict[str, str]:
+def _keys(access: StoreAccess) -> dict[str, str]:
     """Return keys from a credentials file, or nothing where the environment has to have them."""
     if access.credentials is not None:
         found = _profile(access.credentials.expanduser(), access.profile)

@@ -1,52 +1,39 @@
-"""The safetensors format, read and written a tensor at a time so that memory stays flat.
+"""The safetensors format, read and written front to back, with every byte checked on the way in.
 
 Eight bytes of little-endian header length, a JSON header, then the raw tensors. Files written here
-open with the ``safetensors`` library and the other way round; only F32 is used. See
+open with the ``safetensors`` library, and files of f32 tensors that it wrote open here. See
 https://github.com/huggingface/safetensors#format.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
-from dataclasses import dataclass
+from io import SEEK_END
 from math import prod
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 
 from skerry.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from skerry.store.checked import CheckedFile
+    from skerry.store.base import StoredFile
+
+    Vector = NDArray[np.float32]
+    OnBytes = Callable[[int], None]
 
 LENGTH = struct.Struct("<Q")
 ALIGN = 8
-LARGEST_HEADER = 100_000_000
+MOST_HEADER_BYTES = 32 * 1024**2
+MOST_DIMENSIONS = 32
 ITEM = 4
-
-
-class Readable(Protocol):
-    """What a header is read from."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """Where a tensor lies in the file and what shape it has."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
+"""Bytes of one value."""
 
 
 def header(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> bytes:
@@ -62,61 +49,77 @@ def header(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -
     return LENGTH.pack(len(text)) + text
 
 
-def raw(tensor: NDArray[np.float32]) -> memoryview:
+def raw(tensor: Vector) -> memoryview:
     """Return the tensor's bytes in row-major little-endian order, without a copy where it is so."""
     return np.ascontiguousarray(tensor, "<f4").reshape(-1).view(np.uint8).data
 
 
-def index(file: Readable, path: str) -> dict[str, TensorInfo]:
-    """Read the header; CheckpointCorrupt naming ``path`` if it makes no sense."""
+def read(
+    file: BinaryIO, path: str, expected: StoredFile, on_bytes: OnBytes | None = None
+) -> dict[str, Vector]:
+    """Return the tensors of a file that is, byte for byte, ``expected``.
+
+    CheckpointCorrupt naming ``path`` otherwise. No more is allocated than the file has, and each
+    byte is read once; ``on_bytes`` is called with the number of bytes that have just been read.
+    """
+    if file.seek(0, SEEK_END) != expected.size:
+        raise _damaged(path)
+    file.seek(0)
+    checked = _Hashed(file, on_bytes)
     try:
-        return _parsed(file)
-    except (ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
-        raise _senseless(path) from error
+        tensors = dict(_tensors(checked, expected.size))
+    except (ValueError, struct.error, LookupError, TypeError, RecursionError) as error:
+        msg = f"{path} is not a safetensors file of f32 tensors: use another checkpoint."
+        raise CheckpointCorrupt(msg, path=path) from error
+    if checked.digest.hexdigest() != expected.sha256:
+        raise _damaged(path)
+    return tensors
 
 
-def _parsed(file: Readable) -> dict[str, TensorInfo]:
+class _Hashed:
+    """A file that hashes what is read from it."""
+
+    def __init__(self, file: BinaryIO, on_bytes: OnBytes | None) -> None:
+        self._file = file
+        self._on_bytes = on_bytes
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) != size:
+            raise ValueError(size)
+        self.digest.update(data)
+        if self._on_bytes is not None:
+            self._on_bytes(size)
+        return data
+
+
+def _tensors(file: _Hashed, size: int) -> Iterator[tuple[str, Vector]]:
+    """Yield the tensors of a file of ``size`` bytes, which has nothing else after its header."""
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
-    if length > LARGEST_HEADER:
+    if length > min(MOST_HEADER_BYTES, size - LENGTH.size):
         raise ValueError(length)
     entries = cast("dict[str, dict[str, object]]", json.loads(file.read(length)))
     entries.pop("__metadata__", None)
-    return {name: _info(name, entry, LENGTH.size + length) for name, entry in entries.items()}
+    found = sorted((_span(entry), name) for name, entry in entries.items())
+    ends = [0, *(end for (_, end), _ in found)]
+    if [start for (start, _), _ in found] != ends[:-1] or ends[-1] != size - LENGTH.size - length:
+        raise ValueError(size)
+    for (start, end), name in found:
+        data = np.frombuffer(file.read(end - start), "<f4").astype(np.float32)
+        yield name, data.reshape(cast("list[int]", entries[name]["shape"]))
 
 
-def _info(name: str, entry: dict[str, object], start: int) -> TensorInfo:
-    first, last = cast("tuple[int, int]", entry["data_offsets"])
-    info = TensorInfo(name, tuple(cast("list[int]", entry["shape"])), start + first)
-    sane = first >= 0 and all(dimension >= 0 for dimension in info.shape)
-    if entry["dtype"] != "F32" or last - first != ITEM * info.size or not sane:
-        raise ValueError(name)
-    return info
+def _span(entry: dict[str, object]) -> tuple[int, int]:
+    """Return where a tensor starts and ends; ValueError if that contradicts its shape."""
+    start, end = cast("tuple[int, int]", entry["data_offsets"])
+    shape = cast("list[int]", entry["shape"])
+    sane = len(shape) <= MOST_DIMENSIONS and all(dimension >= 0 for dimension in shape)
+    if entry["dtype"] != "F32" or not sane or end - start != ITEM * prod(shape):
+        raise ValueError(entry)
+    return start, end
 
 
-def read_all(file: CheckedFile, path: str, size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield every tensor of a file of ``size`` bytes with its name, front to back.
-
-    CheckpointCorrupt naming ``path`` if the header makes no sense or the file ends early.
-    """
-    found = index(file, path).values()
-    for info in sorted(found, key=lambda info: (info.offset, info.size)):
-        if info.offset + ITEM * info.size > size:
-            raise _ends_early(path, info.name)
-        try:
-            file.skip_to(info.offset)
-        except ValueError as error:
-            raise _senseless(path) from error
-        data = file.read(ITEM * info.size)
-        if len(data) != ITEM * info.size:
-            raise _ends_early(path, info.name)
-        yield info.name, np.frombuffer(data, "<f4").astype(np.float32).reshape(info.shape)
-
-
-def _ends_early(path: str, name: str) -> CheckpointCorrupt:
-    msg = f"{path} ends in the middle of tensor {name}: use another checkpoint."
-    return CheckpointCorrupt(msg, path=path)
-
-
-def _senseless(path: str) -> CheckpointCorrupt:
-    msg = f"{path} is not a safetensors file of f32 tensors: use another checkpoint."
+def _damaged(path: str) -> CheckpointCorrupt:
+    msg = f"{path} is damaged (it is not what the manifest names): use another checkpoint."
     return CheckpointCorrupt(msg, path=path)

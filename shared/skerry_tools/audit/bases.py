@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError, RunMismatch, StoreError
+from skerry.store.base import FROM_ENVIRONMENT, StoreAccess
 from skerry.store.checkpoint import fragments, read_manifest
 from skerry.store.listing import locate, summaries
-from skerry.store.opening import FROM_ENVIRONMENT, S3Access, normal, parent_of
+from skerry.store.opening import normal, parent_of
 from skerry_tools.audit.replayed import Base
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class CheckpointBases:
     """The fragments of one checkpoint, read and verified one by one as they are asked for."""
 
-    def __init__(self, where: str | Path, log: Log, access: S3Access = FROM_ENVIRONMENT) -> None:
+    def __init__(self, where: str | Path, log: Log, access: StoreAccess = FROM_ENVIRONMENT) -> None:
         """Open a checkpoint, or the newest one of a run's folder.
 
         Raises StoreError where there is none, RunMismatch for one of another model.
@@ -53,7 +54,7 @@ class CheckpointBases:
 
 
 def usable(
-    folder: str | Path, log: Log, found: Survey, access: S3Access = FROM_ENVIRONMENT
+    folder: str | Path, log: Log, found: Survey, access: StoreAccess = FROM_ENVIRONMENT
 ) -> str | None:
     """Return the oldest checkpoint from which the window reaches the moment asked for, or None.
 
@@ -92,5 +93,5 @@ def _reaches(versions: Sequence[int], log: Log, found: Survey) -> bool:
     )
 
 
-def _in(folder: str, access: S3Access) -> list[Summary]:
+def _in(folder: str, access: StoreAccess) -> list[Summary]:
     return [summary for summary in summaries(folder, access) if not summary.error]

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus
     from skerry.protocol.messages import RunRecord
     from skerry.settings.models import LocalSettings
-    from skerry.store.opening import S3Access
+    from skerry.store.base import StoreAccess
     from skerry_tools.chaos.engine import Firing
     from skerry_tools.chaos.ground import Ground
 
@@ -331,7 +331,9 @@ async def _created(bus: Bus, run: str) -> RunRecord:
         return await ledger.read_run(bus, run)
 
 
-def _drill(wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen, access: S3Access) -> Drill:
+def _drill(
+    wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen, access: StoreAccess
+) -> Drill:
     return Drill(
         ground,
         plan,
@@ -343,7 +345,7 @@ def _drill(wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen, access: 
     )
 
 
-def judge(access: S3Access) -> Callable[[str], Awaitable[str]]:
+def judge(access: StoreAccess) -> Callable[[str], Awaitable[str]]:
     """Return what says what is wrong with the checkpoint at an address, or nothing."""
 
     async def damage(path: str) -> str:

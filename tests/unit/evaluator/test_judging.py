@@ -97,7 +97,7 @@ def test_a_checkpoint_in_a_bucket_reads_the_same(
     draft = store.draft(folder.name)
     for file in sorted(folder.iterdir()):
         if file.name != MANIFEST:
-            draft.append(file.name, file.read_bytes())
+            draft.write(file.name, [file.read_bytes()])
     draft.commit((folder / MANIFEST).read_bytes())
     monkeypatch.setenv("SKERRY_STORE__ENDPOINT", s3_server.endpoint)
     monkeypatch.setenv("SKERRY_STORE__CREDENTIALS", str(s3_server.credentials))

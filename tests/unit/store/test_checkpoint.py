@@ -1,12 +1,15 @@
-"""What a checkpoint holds, and that no damage to it goes unseen."""
+"""What a checkpoint holds, and that no damage and no forgery goes unseen."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from contextlib import closing
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,32 +19,46 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.fragments import gather
 from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.log.memory import MemoryBroker
+from skerry.store import checkpoint as reading
 from skerry.store.base import MANIFEST
 from skerry.store.checkpoint import fragments, params, read_manifest, verify
 from skerry.store.listing import all_summaries, locate, summaries
 from skerry.store.local import LocalStore
 from skerry.store.manifest import PARAMS_FILE, dump, load, outer_file
-from skerry_checkpointer.service import Checkpointer
-from tests.support.scripted_run import ScriptedRun
-
-
-async def begun() -> ScriptedRun:
-    return await ScriptedRun.begin(MemoryBroker().connect())
-
+from tests.support.checkpoints import begun, flip_bit, save
 
 FILES = (PARAMS_FILE, outer_file(0), MANIFEST)
+
+Values = dict[str, Any]
+
+
+def of(saved: Path) -> tuple[LocalStore, str]:
+    return LocalStore(saved.parent), saved.name
+
+
+def digested(body: bytes) -> bytes:
+    """Return a manifest whose digest fits."""
+    return body + f',\n "digest": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+
+
+def forge(saved: Path, where: str, value: object) -> None:
+    """Change one value of a manifest, such as ``files.0.size``, and make its digest fit again."""
+    values = json.loads((saved / MANIFEST).read_bytes())
+    del values["digest"]
+    *path, last = [int(key) if key.isdecimal() else key for key in where.split(".")]
+    inner = reduce(lambda found, key: found[key], path, values)
+    inner[last] = value
+    body = json.dumps(values, indent=1).removesuffix("\n}").encode()
+    (saved / MANIFEST).write_bytes(digested(body))
 
 
 async def test_fragments_read_back_as_they_were_committed(store: LocalStore) -> None:
     scene = await begun()
     await scene.commit_all(step=7)
     await scene.commit(1, step=9)
-    written = await Checkpointer.of(scene.bus, scene.record, store).save()
-    assert written is not None
-    for saved, vectors in fragments(store, written.name):
-        index = saved.commit.fragment
-        assert saved.commit == scene.manifests[index].commit
+    for kept, vectors in fragments(store, await save(scene, store)):
+        index = kept.commit.fragment
+        assert kept.commit == scene.manifests[index].commit
         for name, vector in scene.vectors[index].items():
             np.testing.assert_array_equal(vectors[name], vector, strict=True)
 
@@ -49,29 +66,26 @@ async def test_fragments_read_back_as_they_were_committed(store: LocalStore) -> 
 async def test_params_are_the_masters_as_leaves(store: LocalStore) -> None:
     scene = await begun()
     await scene.commit_all()
-    written = await Checkpointer.of(scene.bus, scene.record, store).save()
-    assert written is not None
-    _, tensors = params(store, written.name)
+    _, tensors = params(store, await save(scene, store))
     flat = [tensors[leaf.name].reshape(-1) for leaf in scene.plan.leaves]
     for fragment in scene.plan.fragments:
         master = scene.vectors[fragment.index]["master"]
         np.testing.assert_array_equal(gather(fragment, flat), master)
 
 
-async def test_the_manifest_tells_step_tokens_versions_and_config(store: LocalStore) -> None:
+async def test_the_manifest_has_step_tokens_versions_and_config(store: LocalStore) -> None:
     scene = await begun()
     await scene.commit_all(step=7, tokens=70)
     await scene.commit(2, step=9, tokens=90)
-    written = await Checkpointer.of(scene.bus, scene.record, store).save()
-    assert written is not None
-    found = read_manifest(store, written.name)
-    assert (written.name, found.step, found.tokens) == ("step-00000009", 9, 90)
+    name = await save(scene, store)
+    found = read_manifest(store, name)
+    assert (name, found.step, found.tokens) == ("step-00000009", 9, 90)
     assert (found.versions, found.index) == ((1, 1, 2), 0)
     assert found.config == json.loads(scene.record.config_json)
 
 
 def test_the_safetensors_library_opens_both_files(saved: Path) -> None:
-    names = {leaf.name for leaf in read_manifest(LocalStore(saved.parent), saved.name).leaves}
+    names = {leaf.name for leaf in read_manifest(*of(saved)).leaves}
     assert set(safetensors.numpy.load_file(saved / PARAMS_FILE)) == names
     outer = safetensors.numpy.load_file(saved / outer_file(0))
     assert set(outer) == {"0/outer.count", "0/outer.momentum"}
@@ -79,7 +93,7 @@ def test_the_safetensors_library_opens_both_files(saved: Path) -> None:
 
 def test_a_whole_checkpoint_verifies_and_counts_its_bytes(saved: Path) -> None:
     counted: list[int] = []
-    checkpoint = verify(LocalStore(saved.parent), saved.name, on_bytes=counted.append)
+    checkpoint = verify(*of(saved), on_bytes=counted.append)
     assert sum(counted) == checkpoint.size_bytes
 
 
@@ -90,57 +104,107 @@ def test_one_flipped_bit_is_found_and_the_file_named(
     saved: Path, file: str, position: float, bit: int
 ) -> None:
     path = saved / file
-    whole = path.read_bytes()
-    damaged = bytearray(whole)
-    damaged[int(position * len(whole))] ^= 1 << bit
-    path.write_bytes(damaged)
+    put_right = flip_bit(path, int(position * path.stat().st_size), bit)
     try:
-        with pytest.raises(CheckpointCorrupt) as caught:
-            verify(LocalStore(saved.parent), saved.name)
+        with pytest.raises(CheckpointCorrupt, match=file) as caught:
+            verify(*of(saved))
     finally:
-        path.write_bytes(whole)
+        put_right()
     assert caught.value.path == str(path)
-    assert file in str(caught.value)
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_truncated_file_is_found(saved: Path, file: str) -> None:
+def test_a_truncated_or_missing_file_is_found(saved: Path, file: str) -> None:
     path = saved / file
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointCorrupt, match=file):
-        verify(LocalStore(saved.parent), saved.name)
-
-
-def test_a_missing_file_is_named(saved: Path) -> None:
-    (saved / outer_file(0)).unlink()
-    with pytest.raises(StoreError, match=outer_file(0)):
-        verify(LocalStore(saved.parent), saved.name)
+        verify(*of(saved))
+    path.unlink()
+    with pytest.raises(StoreError, match=file):
+        verify(*of(saved))
 
 
 def test_tensors_of_another_checkpoint_do_not_match_the_log_digests(saved: Path) -> None:
     """Even a manifest whose file digests were made to fit cannot hide other parameters."""
-    store = LocalStore(saved.parent)
-    checkpoint = read_manifest(store, saved.name)
+    store, _ = of(saved)
     tensors = safetensors.numpy.load_file(saved / PARAMS_FILE)
     forged = {name: np.asarray(t + np.float32(1)) for name, t in tensors.items()}
-    body = safetensors.numpy.save(forged)
     draft = store.draft("forged")
-    draft.append(PARAMS_FILE, body)
-    draft.append(outer_file(0), (saved / outer_file(0)).read_bytes())
-    files = draft.seal()
-    draft.commit(dump(replace(checkpoint, files=files))[0])
+    files = (
+        draft.write(PARAMS_FILE, [safetensors.numpy.save(forged)]),
+        draft.write(outer_file(0), [(saved / outer_file(0)).read_bytes()]),
+    )
+    draft.commit(dump(replace(read_manifest(*of(saved)), files=files))[0])
     with pytest.raises(CheckpointCorrupt, match="not what the log held"):
         verify(store, "forged")
 
 
+class TestAForgedManifest:
+    """Its digest fits: whoever can write a checkpoint can make that."""
+
+    @pytest.mark.parametrize(
+        ("where", "value"),
+        [
+            ("fragments", 10**12),
+            ("fragments", 2),
+            ("state", []),
+            ("state", 7),
+            ("state.0.commit.fragment", 1),
+            ("state.0.commit.version", 2**70),
+            ("state.0.commit.run", "another"),
+            ("leaves.0.shape", [2**40, 2**20]),
+            ("leaves.0.shape", [-64, -16]),
+            ("leaves.0.name", "block/w"),
+            ("files", []),
+            ("files.0.name", "../../../etc/passwd"),
+            ("files.0.name", "/etc/passwd"),
+            ("files.0.name", PARAMS_FILE),
+            ("run", "a/../b"),
+            ("run", "\x1b]0;pwned\x07"),
+            ("learners.0.learner", "\x1b[2J"),
+            ("skerry_version", "1\n2"),
+            ("created_ns", 10**30),
+            ("index", -1),
+            ("step", "seven"),
+        ],
+    )
+    def test_what_no_release_writes_is_refused(
+        self, saved: Path, where: str, value: object
+    ) -> None:
+        forge(saved, where, value)
+        with pytest.raises(CheckpointCorrupt, match="contradicts itself"):
+            verify(*of(saved))
+        (found,) = summaries(saved.parent)
+        assert "contradicts itself" in found.error
+
+    def test_a_size_that_no_file_has_is_never_allocated(self, saved: Path) -> None:
+        for file in range(4):
+            forge(saved, f"files.{file}.size", 2**60)
+        with pytest.raises(CheckpointCorrupt, match="not what the manifest names"):
+            verify(*of(saved))
+
+    @pytest.mark.parametrize(
+        "body", [b"[", b'{"a":' + b"[" * 200_000, b"\xff", b"[" * 200_000], ids=range(4)
+    )
+    def test_json_that_is_no_manifest_is_refused(self, body: bytes) -> None:
+        with pytest.raises(CheckpointCorrupt):
+            load(digested(body), "somewhere")
+
+    def test_one_that_is_too_large_is_refused_before_it_is_parsed(
+        self, saved: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reading, "MOST_MANIFEST_BYTES", 1000)
+        with pytest.raises(CheckpointCorrupt, match=MANIFEST):
+            read_manifest(*of(saved))
+
+
 def test_a_manifest_reads_back_as_it_was_dumped(saved: Path) -> None:
-    checkpoint = read_manifest(LocalStore(saved.parent), saved.name)
+    checkpoint = read_manifest(*of(saved))
     assert load(dump(checkpoint)[0], "manifest") == checkpoint
 
 
 def test_a_newer_format_says_which_release_reads_it(saved: Path) -> None:
-    checkpoint = read_manifest(LocalStore(saved.parent), saved.name)
-    newer = replace(checkpoint, format=9, skerry_version="9.1")
+    newer = replace(read_manifest(*of(saved)), format=9, skerry_version="9.1")
     with pytest.raises(StoreError, match=r"use skerry 9\.1"):
         load(dump(newer)[0], "manifest")
 
@@ -164,13 +228,13 @@ def test_a_checkpoint_or_its_runs_folder_can_be_named(saved: Path) -> None:
 )
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 def test_the_newest_is_what_its_run_wrote_last(
-    saved: Path, names: tuple[str, str], older: dict[str, int], newer: dict[str, int]
+    saved: Path, names: tuple[str, str], older: Values, newer: Values
 ) -> None:
-    told = read_manifest(LocalStore(saved.parent), saved.name)
+    checkpoint = read_manifest(*of(saved))
     for name, changes in zip(names, (older, newer), strict=True):
         folder = saved.parent / name
         folder.mkdir()
-        (folder / MANIFEST).write_bytes(dump(replace(told, **changes))[0])  # type: ignore[arg-type]
+        (folder / MANIFEST).write_bytes(dump(replace(checkpoint, **changes))[0])
     shutil.rmtree(saved)
     assert [s.name for s in summaries(saved.parent)] == list(names)
     assert locate(saved.parent)[1] == names[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,25 @@ import pytest
 from skerry.errors import ConfigError
 from skerry.service.stores import root_of, store_of
 from skerry.settings import loading
+from skerry.settings.models import STORES, StoreSettings
 from skerry.store.local import LocalStore
-from skerry.store.opening import is_url, normal
+from skerry.store.opening import is_url, normal, open_store, parent_of
 from skerry.store.s3 import S3Store
 
 
-def test_a_bucket_takes_the_place_of_the_folder() -> None:
-    local = loading.load(None, ["store.url=s3://bucket/prefix"], {}).local
-    assert root_of(local.store) == "s3://bucket/prefix"
-    assert isinstance(store_of(local.store, "run"), S3Store)
-    assert store_of(local.store, "run").where("step-1") == "s3://bucket/prefix/run/step-1"
+def settings(assignment: str) -> StoreSettings:
+    return loading.load(None, [assignment], {}).local.store
 
 
-def test_without_a_bucket_it_is_the_folder(tmp_path: Path) -> None:
-    local = loading.load(None, [f"store.path={tmp_path}"], {}).local
-    store = store_of(local.store, "run")
+def test_a_url_takes_the_place_of_the_folder() -> None:
+    store = settings("store.url=s3://bucket/prefix")
+    assert root_of(store) == "s3://bucket/prefix"
+    assert isinstance(store_of(store, "run"), S3Store)
+    assert store_of(store, "run").where("step-1") == "s3://bucket/prefix/run/step-1"
+
+
+def test_without_a_url_it_is_the_folder(tmp_path: Path) -> None:
+    store = store_of(settings(f"store.path={tmp_path}"), "run")
     assert isinstance(store, LocalStore)
     assert store.root == tmp_path / "run"
 
@@ -33,22 +38,38 @@ def test_without_a_bucket_it_is_the_folder(tmp_path: Path) -> None:
     [
         ("store.url=s4://bucket", "must look like s3://bucket/prefix"),
         ("store.url=s3:///prefix", "must look like s3://bucket/prefix"),
+        ("store.url=s3://user:secret@bucket", "without keys"),
         ("store.endpoint=host:9000", "must look like https://host"),
         ("store.timeout_s=0", "must be more than 0"),
     ],
 )
 def test_an_address_that_cannot_be_one_is_refused(assignment: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        loading.load(None, [assignment], {})
-
-
-def test_keys_in_an_address_are_refused_and_not_repeated() -> None:
-    with pytest.raises(ConfigError, match="without keys") as caught:
-        loading.load(None, ["store.url=s3://user:secret@bucket"], {})
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        settings(assignment)
     assert "secret" not in str(caught.value)
 
 
-def test_an_address_that_went_through_a_path_is_the_same() -> None:
-    folded = Path("s3://bucket/prefix/run/step-1/")
+@pytest.mark.parametrize(
+    ("address", "parent"),
+    [
+        ("s3://bucket/prefix/run/step-1", ("s3://bucket/prefix/run", "step-1")),
+        ("s3://bucket", ("s3://bucket", "")),
+    ],
+)
+def test_an_address_that_went_through_a_path_is_the_same(
+    address: str, parent: tuple[str, str]
+) -> None:
+    folded = Path(f"{address}/")
     assert is_url(folded)
-    assert normal(folded) == "s3://bucket/prefix/run/step-1"
+    assert normal(folded) == address
+    assert parent_of(address) == parent
+    assert not is_url(address.replace("s3:", "s3"))
+
+
+def test_a_store_whose_extra_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, STORES["s3"], raising=False)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ConfigError, match=r"Checkpoints in S3 need obstore.*'skerry\[s3\]'"):
+        open_store("s3://bucket/run")

@@ -1,0 +1,61 @@
+"""Reading the checkpoints that Skerry 0.1 wrote in buckets; nothing writes or deletes them.
+
+``entries/<name>.json`` holds a checkpoint's manifest and lists the parts of each of its files: the
+objects ``parts/<key>``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import obstore
+
+from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.store.base import MANIFEST, MOST_MANIFEST_BYTES, NAME
+from skerry.store.s3_reader import Segment, open_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from obstore import ObjectMeta
+    from obstore.store import S3Store as Client
+
+ENTRIES = "entries"
+ENTRY = re.compile(rf"{ENTRIES}/({NAME.pattern})\.json")
+KEY = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{8})?")
+MOST_PART_BYTES = 8 * 1024**2
+
+
+def names(found: Sequence[ObjectMeta]) -> set[str]:
+    """Return the names of the checkpoints of 0.1 among the objects of a bucket."""
+    return {entry[1] for meta in found if (entry := ENTRY.fullmatch(meta["path"]))}
+
+
+def open_file(client: Client, name: str, file: str, where: str) -> BinaryIO:
+    """Open a file of a checkpoint of 0.1; StoreError if it is not there."""
+    try:
+        found = obstore.get(client, f"{ENTRIES}/{name}.json")
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):
+            raise
+        msg = f"There is no {where}: `skerry checkpoints list` shows all."
+        raise StoreError(msg) from error
+    fits = found.meta["size"] <= 2 * MOST_MANIFEST_BYTES
+    try:
+        entry = cast("dict[str, Any]", json.loads(bytes(found.bytes()) if fits else b""))
+        if file == MANIFEST:
+            return io.BytesIO(entry["manifest"].encode("utf-8", "surrogateescape"))
+        segments = [_part(part["key"], part["size"]) for part in entry["files.v1"][file]]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        msg = f"{where} is damaged (its entry cannot be read): use another checkpoint."
+        raise CheckpointCorrupt(msg, path=where) from error
+    return open_segments(client, segments, where)
+
+
+def _part(key: str, size: int) -> Segment:
+    if not KEY.fullmatch(key) or not 0 < size <= MOST_PART_BYTES:
+        raise ValueError(key)
+    return Segment(f"parts/{key}", 0, size)
