@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.log.base import Retention
-from skerry.log.memory import MemoryBroker, matches
+from skerry.log.memory import MemoryBroker
+from skerry.log.memory_stream import matches
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 

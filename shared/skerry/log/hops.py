@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from skerry.log.nats.records import nanoseconds
+from skerry.log.nats.jetstream import nanoseconds
 from skerry.telemetry import spans
 from skerry.telemetry.ids import parse, span_id
 from skerry.telemetry.spans import Event, Kind, Span, messaging, messaging_name

@@ -353,8 +353,25 @@ async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRec
 async def record_evaluation(bus: Bus, record: Evaluation) -> None:
     """Note what a state is worth; the same state on the same text is one fact, whoever says it."""
     subject = Subjects(record.run).evaluation()
+    fact = (record.versions, record.text_digest)
     state = xxhash.xxh3_64_hexdigest(",".join(map(str, record.versions)).encode())
-    await bus.publish(subject, encode(record), msg_id=f"eval/{state}/{record.text_digest:016x}")
+    for _ in range(CAS_ATTEMPTS):
+        newest = await bus.last(subject)
+        known = await evaluations(bus, record.run)
+        if fact in {(other.versions, other.text_digest) for other in known}:
+            return
+        try:
+            await bus.publish(
+                subject,
+                encode(record),
+                msg_id=f"eval/{state}/{record.text_digest:016x}",
+                expect=Expect(subject, newest.sequence if newest else 0),
+            )
+        except Conflict:
+            continue
+        return
+    msg = f"The evaluations of run {record.run!r} kept changing under {CAS_ATTEMPTS} attempts."
+    raise BusError(msg)
 
 
 async def last_evaluation(bus: Bus, run: str) -> Evaluation | None:

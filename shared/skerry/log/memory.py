@@ -1,7 +1,7 @@
-"""The log in memory: the broker's rules without a broker, for tests and simulation.
+"""The log in memory: the broker's rules without a broker, for tests, simulation and the lab.
 
-One ``MemoryBroker`` stands for the server; every ``connect()`` is one client of it. All of it
-lives on one event loop.
+One ``MemoryBroker`` stands for the server; every ``connect()`` is one client of it, behind a link
+that delays, loses or repeats what goes through it. All of it lives on one event loop.
 """
 
 from __future__ import annotations
@@ -9,146 +9,80 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
-from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull
+from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError, Conflict, StorageFull
 from skerry.log.base import (
     MSG_ID,
-    Bus,
     Deliver,
     Expect,
     Receipt,
     Record,
-    Retention,
     Room,
     Storage,
     StreamInfo,
     StreamSpec,
 )
+from skerry.log.client import (
+    ATTEMPTS_WORTH,
+    Backoff,
+    Cursor,
+    Message,
+    NoAnswer,
+    Publisher,
+    one_by_one,
+)
+from skerry.log.memory_stream import MemoryStream, matches
 from skerry.log.streams import STREAM_PREFIX, mend, normal, stream_of
 
-RECORD_OVERHEAD = 30
-"""Bytes a stored message takes beside its subject, headers and payload."""
+T = TypeVar("T")
 
 
-@lru_cache(maxsize=8192)
-def matches(pattern: str, subject: str) -> bool:
-    """Tell whether a subject matches a pattern with ``*`` (one token) and ``>`` (the rest)."""
-    wants, has = pattern.split("."), subject.split(".")
-    for i, part in enumerate(wants):
-        if part == ">":
-            return len(has) > i
-        if i >= len(has) or part not in ("*", has[i]):
-            return False
-    return len(wants) == len(has)
+class LinkModel(Protocol):
+    """What lies between one client and its broker, and what becomes of each message on the way."""
+
+    timeout_s: float
+    """How long one request waits for its answer."""
+
+    async def request(self, act: Callable[[], T], store: Message | None = None) -> T:
+        """Carry a request to the broker, do it there and carry the answer back.
+
+        ``store`` is the message that it stores, if it stores one. Raises NoAnswer when nothing
+        came back in time; the broker may have acted nevertheless.
+        """
+        ...
+
+    def deliver(self, records: Sequence[Record], since_s: float) -> AsyncGenerator[Record]:
+        """Yield stored messages as they arrive at a follower that began to wait at ``since_s``.
+
+        Ends early when the connection is lost: the follower begins again after the last one.
+        """
+        ...
+
+    async def usable(self) -> None:
+        """Wait until the broker can be reached."""
+        ...
 
 
-def stored_bytes(record: Record) -> int:
-    """Return the room a record takes in its stream."""
-    headers = sum(len(k) + len(v) + 4 for k, v in record.headers.items())
-    return len(record.subject) + headers + len(record.payload) + RECORD_OVERHEAD
+class DirectLink:
+    """No distance and no faults."""
 
+    timeout_s = 5.0
 
-@dataclass(slots=True)
-class MemoryStream:
-    """One stream: its messages by sequence, and the newest sequence of each subject."""
+    async def request(self, act: Callable[[], T], store: Message | None = None) -> T:
+        del store
+        await asyncio.sleep(0)
+        return act()
 
-    spec: StreamSpec
-    records: dict[int, Record] = field(default_factory=dict[int, Record])
-    newest: dict[str, int] = field(default_factory=dict[str, int])
-    seen: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    last_seq: int = 0
-    bytes: int = 0
-    lost: bool = False
-    waiting: list[tuple[tuple[str, ...], asyncio.Future[None]]] = field(
-        default_factory=list[tuple[tuple[str, ...], "asyncio.Future[None]"]]
-    )
+    async def deliver(self, records: Sequence[Record], since_s: float) -> AsyncGenerator[Record]:
+        del since_s
+        for record in records:
+            yield record
 
-    async def more(self, patterns: tuple[str, ...]) -> None:
-        """Wait until a message on one of these subjects is stored, or the stream is lost."""
-        if self.lost:
-            return
-        future = asyncio.get_running_loop().create_future()
-        self.waiting.append((patterns, future))
-        await future
-
-    def wake(self, subject: str | None = None) -> None:
-        """End the wait of those who wait for this subject; None: of everybody."""
-        waiting, self.waiting = self.waiting, []
-        for patterns, future in waiting:
-            if subject is not None and not any(matches(p, subject) for p in patterns):
-                self.waiting.append((patterns, future))
-            elif not future.done():
-                future.set_result(None)
-
-    def after(self, position: int, patterns: tuple[str, ...]) -> list[Record]:
-        """Return what lies behind a sequence on these subjects."""
-        if position >= self.last_seq:
-            return []
-        found = (self.records.get(seq) for seq in range(position + 1, self.last_seq + 1))
-        return [r for r in found if r is not None and any(matches(p, r.subject) for p in patterns)]
-
-    def newest_each(self, patterns: tuple[str, ...]) -> list[Record]:
-        """Return the newest message of every subject that matches, in sequence order."""
-        found = (q for s, q in self.newest.items() if any(matches(p, s) for p in patterns))
-        return [self.records[sequence] for sequence in sorted(found)]
-
-    def drop(self, sequence: int) -> None:
-        record = self.records.pop(sequence)
-        self.bytes -= stored_bytes(record)
-        if self.newest.get(record.subject) == sequence:
-            del self.newest[record.subject]
-
-    def age(self, now_ns: int) -> None:
-        """Forget what is older than the window and message ids older than theirs."""
-        if self.spec.max_age_s > 0:
-            floor = now_ns - int(self.spec.max_age_s * 1e9)
-            while self.records and (oldest := next(iter(self.records))):
-                if self.records[oldest].time_ns > floor:
-                    break
-                self.drop(oldest)
-        floor = now_ns - int(self.spec.duplicate_window_s * 1e9)
-        while self.seen and self.seen[oldest_id := next(iter(self.seen))][1] <= floor:
-            del self.seen[oldest_id]
-
-    def last(self, subject: str) -> Record | None:
-        return self.records.get(self.newest_of(subject))
-
-    def newest_of(self, pattern: str) -> int:
-        """Return the newest sequence on any subject that matches, 0 if there is none."""
-        if "*" not in pattern and ">" not in pattern:
-            return self.newest.get(pattern, 0)
-        return max(
-            (s for subject, s in self.newest.items() if matches(pattern, subject)), default=0
-        )
-
-    def store(self, record: Record) -> None:
-        """Append a record and let retention make room; StorageFull if it may not."""
-        size, spec = stored_bytes(record), self.spec
-        previous = self.newest.get(record.subject)
-        replaces = previous is not None and spec.retention is Retention.LAST_PER_SUBJECT
-        freed = stored_bytes(self.records[previous]) if previous and replaces else 0
-        if 0 < spec.max_bytes < self.bytes + size - freed:
-            if spec.retention is not Retention.WINDOW or size > spec.max_bytes:
-                msg = f"Stream {spec.name} is full ({spec.max_bytes} bytes): raise its max_bytes."
-                raise StorageFull(msg)
-            while spec.max_bytes < self.bytes + size:
-                self.drop(next(iter(self.records)))
-        if previous and replaces:
-            self.drop(previous)
-        self.records[record.sequence] = record
-        self.newest[record.subject] = self.last_seq = record.sequence
-        self.bytes += size
-        self.wake(record.subject)
-
-    def info(self) -> StreamInfo:
-        first = next(iter(self.records), self.last_seq + 1 if self.last_seq else 0)
-        return StreamInfo(
-            self.spec.name, len(self.records), self.bytes, first, self.last_seq, self.spec
-        )
+    async def usable(self) -> None:
+        return
 
 
 class MemoryBroker:
@@ -161,13 +95,14 @@ class MemoryBroker:
         self.max_payload_bytes = max_payload_bytes
         self.streams: dict[str, MemoryStream] = {}
         self.declared = asyncio.Event()
+        self.clients = 0
 
-    def connect(self) -> MemoryBus:
-        """Return a client of this broker."""
-        return MemoryBus(self)
+    def connect(self, link: LinkModel | None = None) -> MemoryBus:
+        """Return a client of this broker behind a link, or beside the broker."""
+        return MemoryBus(self, link)
 
     def stream(self, name: str) -> MemoryStream | None:
-        """Return a stream with everything expired forgotten, or None."""
+        """Return a stream without what has expired, or None."""
         stream = self.streams.get(name)
         if stream is not None:
             stream.age(self.clock_ns())
@@ -185,6 +120,11 @@ class MemoryBroker:
         found.spec = normal(spec)
         return changes
 
+    def infos(self) -> list[StreamInfo]:
+        """Return every Skerry stream, by name."""
+        names = sorted(name for name in self.streams if name.startswith(STREAM_PREFIX))
+        return [stream.info() for name in names if (stream := self.stream(name))]
+
     def rooms(self) -> tuple[Room, ...]:
         """Return what its streams hold; nothing bounds them all together."""
         used = dict.fromkeys((Storage.FILE, Storage.MEMORY), 0)
@@ -199,18 +139,13 @@ class MemoryBroker:
             stream.lost = True
             stream.wake()
 
-    def append(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        msg_id: str | None,
-        expect: Expect | None,
-        headers: Mapping[str, str],
-    ) -> Receipt:
-        """Store one message, the expectation checked before the message id, as the server does."""
+    def append(self, message: Message) -> Receipt:
+        """Store one message, checking its expectation before its id, as the server does."""
+        subject, expect, msg_id = message.subject, message.expect, message.msg_id
         stream = self.stream(stream_of(subject))
-        if stream is None or not any(matches(p, subject) for p in stream.spec.subjects):
+        if stream is None:
+            raise NoAnswer(sent=False)
+        if not any(matches(p, subject) for p in stream.spec.subjects):
             msg = f"No stream takes {subject}: declare the run's streams first."
             raise BusError(msg)
         if expect is not None and stream.newest_of(expect.subject) != expect.sequence:
@@ -218,28 +153,79 @@ class MemoryBroker:
             raise Conflict(msg, subject=expect.subject, expected=expect.sequence)
         if msg_id is not None and msg_id in stream.seen:
             return Receipt(stream.seen[msg_id][0], duplicate=True)
-        kept = dict(headers) if msg_id is None else {**headers, MSG_ID: msg_id}
-        record = Record(subject, stream.last_seq + 1, self.clock_ns(), bytes(payload), kept)
+        kept = message.headers if msg_id is None else {**message.headers, MSG_ID: msg_id}
+        sequence, payload = stream.last_seq + 1, bytes(message.payload)
+        record = Record(subject, sequence, self.clock_ns(), payload, kept)
         stream.store(record)
         if msg_id is not None:
             stream.seen[msg_id] = (record.sequence, record.time_ns)
         return Receipt(record.sequence)
 
 
-async def one_by_one(bus: Bus, stream: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
-    """Yield messages by their sequences up to the first that is gone, each by a request."""
-    for sequence in sequences:
-        record = await bus.get(stream, sequence)
-        if record is None:
-            return
-        yield record
+class Requests:
+    """One client's requests to the broker, repeated where that is safe."""
+
+    def __init__(self, broker: MemoryBroker, link: LinkModel) -> None:
+        self._broker = broker
+        self._link = link
+        self.patience_s = ATTEMPTS_WORTH * link.timeout_s
+
+    async def ask(self, act: Callable[[], T], deadline: float | None = None) -> T:
+        """Ask until there is an answer; BrokerUnavailable if there is none by the deadline."""
+        now = asyncio.get_running_loop().time()
+        backoff = Backoff(now + self.patience_s if deadline is None else deadline)
+        while True:
+            try:
+                return await self._link.request(act)
+            except NoAnswer as e:
+                if not await backoff.pause():
+                    raise self.unavailable(self.patience_s) from e
+
+    async def store(self, message: Message, deadline: float) -> Receipt:
+        del deadline  # an attempt takes no longer than the link waits
+        return await self._link.request(lambda: self._broker.append(message), message)
+
+    async def last(self, subject: str) -> Record | None:
+        def look() -> Record | None:
+            stream = self._broker.stream(stream_of(subject))
+            return None if stream is None else stream.last(subject)
+
+        return await self.ask(look)
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        def look() -> Record | None:
+            found = self._broker.stream(stream)
+            return None if found is None else found.records.get(sequence)
+
+        return await self.ask(look)
+
+    async def exists(self, stream: str, deadline: float) -> bool:
+        return await self.ask(lambda: self._broker.stream(stream) is not None, deadline)
+
+    async def create(self, spec: StreamSpec) -> tuple[str, ...]:
+        return await self.ask(lambda: self._broker.declare(spec))
+
+    def unavailable(self, seconds: float) -> BrokerUnavailable:
+        return BrokerUnavailable(f"The broker has not answered for {seconds:.3g} s.", url="memory")
+
+    def not_stored(self, subject: str, seconds: float) -> BusError:
+        msg = f"The broker answers, but has not stored a message on {subject} for {seconds:.3g} s."
+        return StorageFull(msg)
 
 
 class MemoryBus:
-    """One client of a MemoryBroker; implements ``skerry.log.base.Bus``."""
+    """One client of a MemoryBroker; implements ``skerry.log.base.Bus``.
 
-    def __init__(self, broker: MemoryBroker) -> None:
+    What it does about each fault of its link is what every client of the log does.
+    """
+
+    def __init__(self, broker: MemoryBroker, link: LinkModel | None = None) -> None:
         self.broker = broker
+        self.link = link or DirectLink()
+        self._requests = Requests(broker, self.link)
+        broker.clients += 1  # its ids are the same in each run of a seed, and no other client's
+        key, waits = f"client {broker.clients}".encode(), self._requests
+        self._publisher = Publisher(waits, key, self.link.timeout_s, waits.patience_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -257,17 +243,16 @@ class MemoryBus:
         return self.broker.max_payload_bytes
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-        await asyncio.sleep(0)
-        return tuple(change for spec in specs for change in self.broker.declare(spec))
+        changes = [change for spec in specs for change in await self._requests.create(spec)]
+        memory = {s.name: s for s in specs if s.storage is Storage.MEMORY}
+        self._publisher.memory_streams.update(memory)
+        return tuple(changes)
 
     async def streams(self) -> list[StreamInfo]:
-        await asyncio.sleep(0)
-        names = sorted(name for name in self.broker.streams if name.startswith(STREAM_PREFIX))
-        return [stream.info() for name in names if (stream := self.broker.stream(name))]
+        return await self._requests.ask(self.broker.infos)
 
     async def rooms(self) -> tuple[Room, ...]:
-        await asyncio.sleep(0)
-        return self.broker.rooms()
+        return await self._requests.ask(self.broker.rooms)
 
     async def publish(
         self,
@@ -278,69 +263,53 @@ class MemoryBus:
         expect: Expect | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Receipt:
-        await asyncio.sleep(0)
         if len(payload) > self.max_payload_bytes:
             msg = (
                 f"A message of {len(payload)} bytes does not fit the broker's max_payload of"
                 f" {self.max_payload_bytes}: lower sync.chunk_bytes."
             )
             raise BrokerUnfit(msg)
-        return self.broker.append(
-            subject, payload, msg_id=msg_id, expect=expect, headers=headers or {}
-        )
+        message = Message(subject, payload, msg_id, expect, dict(headers or {}))
+        deadline = asyncio.get_running_loop().time() + self._requests.patience_s
+        return await self._publisher.publish(message, deadline)
 
     async def last(self, subject: str) -> Record | None:
-        await asyncio.sleep(0)
-        stream = self.broker.stream(stream_of(subject))
-        return None if stream is None else stream.last(subject)
+        return await self._requests.last(subject)
 
     async def last_each(self, pattern: str) -> list[Record]:
-        await asyncio.sleep(0)
-        stream = self.broker.stream(stream_of(pattern))
-        if stream is None:
-            return []
-        return stream.newest_each((pattern,))
+        def look() -> list[Record]:
+            stream = self.broker.stream(stream_of(pattern))
+            return [] if stream is None else stream.newest_each((pattern,))
+
+        return await self._requests.ask(look)
 
     async def get(self, stream: str, sequence: int) -> Record | None:
-        await asyncio.sleep(0)
-        found = self.broker.stream(stream)
-        return None if found is None else found.records.get(sequence)
+        return await self._requests.get(stream, sequence)
 
     def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
-        return one_by_one(self, stream_of(pattern), sequences)
+        return one_by_one(self.get, stream_of(pattern), sequences)
 
-    def follow(
+    async def follow(
         self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
-        return self._follow(patterns, deliver, after)
-
-    async def _follow(
-        self, patterns: tuple[str, ...], deliver: Deliver, after: int
-    ) -> AsyncGenerator[Record]:
-        stream = await self._stream(stream_of(patterns[0]))
-        if 0 < after > stream.last_seq:
-            deliver, after = Deliver.ALL, 0
-        position, batch = after, list[Record]()
-        if not after and deliver is not Deliver.ALL:
-            position = stream.last_seq
-        if not after and deliver is Deliver.LAST_PER_SUBJECT:
-            batch = stream.newest_each(patterns)
+        cursor, since_s = Cursor(deliver, after), asyncio.get_running_loop().time()
         while True:
-            for record in batch:
-                if record.sequence in stream.records:
-                    yield record
-                stream.age(self.broker.clock_ns())
-            position = max(position, batch[-1].sequence if batch else 0)
-            batch = stream.after(position, patterns)
+            stream = await self._stream(stream_of(patterns[0]))
+            cursor.place(stream.extent())
+            batch = stream.from_cursor(cursor, patterns)
             if not batch:
                 await stream.more(patterns)
-                now = await self._stream(stream.spec.name)
-                stream, position = now, (position if now is stream else 0)
-                batch = stream.after(position, patterns)
+                continue
+            async with aclosing(self.link.deliver(batch, since_s)) as arriving:
+                async for record in arriving:
+                    cursor.move(record)
+                    yield record
 
     async def _stream(self, name: str) -> MemoryStream:
-        """Return a stream, waiting until it has been declared."""
-        while (stream := self.broker.stream(name)) is None:
+        """Return a stream, waiting for the broker and until a client has declared it."""
+        while True:
+            await self.link.usable()
+            if (stream := self.broker.stream(name)) is not None:
+                return stream
             await self.broker.declared.wait()
-        return stream

@@ -34,7 +34,7 @@ from skerry_tools.lab.compiled import compiled
 from skerry_tools.lab.course import Course
 from skerry_tools.lab.judge import Judge, Point
 from skerry_tools.lab.learner import Ground
-from skerry_tools.lab.link import LinkedBus
+from skerry_tools.lab.link import DistantLink
 from skerry_tools.lab.rho import Rho
 from skerry_tools.lab.scenario import Link, Scenario, check
 from skerry_tools.virtual import Stuck, VirtualLoop
@@ -235,7 +235,8 @@ class Lab:
         link = self.scenario.link
         if link == Link():
             return self.connect()
-        return LinkedBus(self.connect(), link, lambda stored_ns: (stored_ns - EPOCH_NS) / 1e9)
+        distant = DistantLink(link, lambda stored_ns: (stored_ns - EPOCH_NS) / 1e9)
+        return self.broker.connect(distant)
 
     def _result(self, points: list[Point], verdict: Point, rho: Rho) -> Result:
         course, careers, data = self.course, self.careers, self.config.data

@@ -32,8 +32,7 @@ from skerry.log.streams import specs
 from skerry.tasks import TaskGroup
 from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.puppet import Puppet, run_record
-from tests.support.simulation.client import SimulatedBus
-from tests.support.simulation.network import Network
+from tests.support.simulation.network import Network, SimulatedLink
 from tests.support.simulation.scenario import SENT_BLOCKS
 
 if TYPE_CHECKING:
@@ -57,8 +56,9 @@ class Process:
 
     name: str
     kind: str
-    begin: Callable[[SimulatedBus], Coroutine[None, None, None]]
-    bus: SimulatedBus | None = None
+    begin: Callable[[Bus], Coroutine[None, None, None]]
+    bus: Bus | None = None
+    link: SimulatedLink | None = None
     task: asyncio.Task[None] | None = None
     down: int = 0
     starts: int = 0
@@ -102,7 +102,7 @@ class Cluster:
         self,
         name: str,
         kind: str,
-        begin: Callable[[str, SimulatedBus], Coroutine[None, None, None]],
+        begin: Callable[[str, Bus], Coroutine[None, None, None]],
     ) -> None:
         self.processes[name] = Process(name, kind, lambda bus: begin(name, bus))
 
@@ -113,7 +113,7 @@ class Cluster:
         process = self.processes[name]
         if process.down or process.ended or (process.task and not process.task.done()):
             return
-        process.bus = SimulatedBus(self.network, name)
+        process.bus, process.link = self.network.connect(name)
         process.starts += 1
         context = copy_context()
         context.run(OWNER.set, name)
@@ -125,16 +125,16 @@ class Cluster:
         self.loop.thaw(name)
         if process.task is None or process.task.done():
             return False
-        if process.bus is not None:
-            process.bus.sever()
+        if process.link is not None:
+            process.link.sever()
         process.task.cancel()
         process.task = None
         return True
 
     async def _live(self, process: Process) -> None:
         """Run a process to its end; what a supervisor would start again is started again."""
-        bus = process.bus
-        if bus is None:
+        bus, link = process.bus, process.link
+        if bus is None or link is None:
             return
         try:
             await process.begin(bus)
@@ -142,7 +142,7 @@ class Cluster:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the oracle hears of it
             cause = first_cause(error)
-            if bus.severed:
+            if link.severed:
                 return
             if not isinstance(cause, RETRYABLE):
                 at_s = self.loop.time()
@@ -150,14 +150,14 @@ class Cluster:
                 self.crashes.append(f"{process.name} ended at {at_s:.3f} s with {what}")
         else:
             process.ended = True
-        bus.sever()
+        link.sever()
         if process.task is asyncio.current_task():
             process.task = None
             self.network.later(RESTART_S, self.start, process.name)
 
     # what they run
 
-    async def _learner(self, name: str, bus: SimulatedBus) -> None:
+    async def _learner(self, name: str, bus: Bus) -> None:
         scenario = self.scenario
         await bus.declare(specs(RUN, window_bytes=1024**2))
         record = run_record(RUN, self.plan, scenario.config_json)
@@ -182,10 +182,10 @@ class Cluster:
         if not self.finished.done():
             self.finished.set_result(None)
 
-    async def _syncer(self, name: str, bus: SimulatedBus) -> None:
+    async def _syncer(self, name: str, bus: Bus) -> None:
         await self.syncer(bus, RUN, name, self.network.wall_of(name))
 
-    async def _reader(self, name: str, bus: SimulatedBus) -> None:
+    async def _reader(self, name: str, bus: Bus) -> None:
         """Follow manifests and read every version that can still be read, whole."""
         del name
         seen = self.observations

@@ -11,7 +11,7 @@ from tests.support.simulation.network import NANOSECONDS
 if TYPE_CHECKING:
     from skerry_tools.chaos.plan import Fault, FaultPlan
     from tests.support.simulation.cluster import Cluster
-    from tests.support.simulation.network import Link, Network
+    from tests.support.simulation.network import Network, Wire
 
 
 def schedule(cluster: Cluster, plan: FaultPlan) -> None:
@@ -23,7 +23,7 @@ def schedule(cluster: Cluster, plan: FaultPlan) -> None:
 
 
 def _begin(cluster: Cluster, fault: Fault, target: str) -> None:
-    network, link = cluster.network, cluster.network.link(target)
+    network, wire = cluster.network, cluster.network.wire(target)
     match fault.kind:
         case Kind.KILL:
             cluster.processes[target].down += 1
@@ -32,12 +32,12 @@ def _begin(cluster: Cluster, fault: Fault, target: str) -> None:
             cluster.loop.freeze(target)
             network.fired[Kind.PAUSE] += 1
         case Kind.PARTITION:
-            link.cuts += 1
-            link.change()
+            wire.cuts += 1
+            wire.change()
         case Kind.SLOW:
-            link.held_up_s += fault.amount
+            wire.held_up_s += fault.amount
         case Kind.CLOCK_JUMP:
-            link.clock_ns += int(fault.amount * NANOSECONDS)
+            wire.clock_ns += int(fault.amount * NANOSECONDS)
             network.fired[Kind.CLOCK_JUMP] += 1
         case Kind.BROKER_KILL:
             _kill_broker(network)
@@ -49,11 +49,11 @@ def _begin(cluster: Cluster, fault: Fault, target: str) -> None:
         case Kind.WINDOW_DROP:
             _drop(cluster, fault.amount)
         case _:
-            link.shares[fault.kind] = max(link.shares.get(fault.kind, 0.0), fault.amount)
+            wire.shares[fault.kind] = max(wire.shares.get(fault.kind, 0.0), fault.amount)
 
 
 def _end(cluster: Cluster, fault: Fault, target: str) -> None:
-    network, link = cluster.network, cluster.network.link(target)
+    network, wire = cluster.network, cluster.network.wire(target)
     match fault.kind:
         case Kind.KILL:
             cluster.processes[target].down -= 1
@@ -61,9 +61,9 @@ def _end(cluster: Cluster, fault: Fault, target: str) -> None:
         case Kind.PAUSE:
             cluster.loop.thaw(target)
         case Kind.PARTITION:
-            _mend(network, link)
+            _mend(network, wire)
         case Kind.SLOW:
-            link.held_up_s = max(0.0, link.held_up_s - fault.amount)
+            wire.held_up_s = max(0.0, wire.held_up_s - fault.amount)
         case Kind.BROKER_KILL:
             network.down -= 1
             network.change()
@@ -74,15 +74,15 @@ def _end(cluster: Cluster, fault: Fault, target: str) -> None:
         case Kind.DISK_FULL:
             network.full -= 1
         case kind if kind in SHARES:
-            link.shares.pop(kind, None)
+            wire.shares.pop(kind, None)
         case _:
             pass
 
 
-def _mend(network: Network, link: Link) -> None:
-    link.cuts -= 1
+def _mend(network: Network, wire: Wire) -> None:
+    wire.cuts -= 1
     network.flush()
-    link.change()
+    wire.change()
 
 
 def _kill_broker(network: Network) -> None:

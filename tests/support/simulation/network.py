@@ -1,7 +1,7 @@
 """The wires between clients and the memory broker, and everything that can go wrong on them.
 
 A request takes a while to the broker, is done there, and its answer takes a while back. Each leg
-can be held up or lost; whoever waits then hears nothing until a timeout of its own. What a client
+can be held up or lost; the client then hears nothing until a timeout of its own. What a client
 has sent is on its way even when the client is killed or stopped.
 """
 
@@ -12,19 +12,23 @@ import random
 from collections import Counter
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from skerry.errors import SkerryError
 from skerry.log.base import Storage
-from skerry.log.memory import MemoryBroker
+from skerry.log.client import NoAnswer
+from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import stream_of
 from skerry_tools.chaos.plan import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from skerry.log.base import Expect, Receipt
+    from skerry.log.base import Receipt, Record
+    from skerry.log.client import Message
     from skerry_tools.virtual import VirtualLoop
+
+T = TypeVar("T")
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NANOSECONDS = 1_000_000_000
@@ -33,10 +37,6 @@ LATENCY_S = 0.06
 REQUEST_TIMEOUT_S = 0.5
 REORDER_S = 0.3
 """A message that is overtaken is held up by up to this long."""
-
-
-class NoAnswer(Exception):
-    """One attempt without an answer in time; the broker may have acted on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Stored:
 
 
 @dataclass(slots=True)
-class Link:
-    """One client's wire; faults that overlap add up."""
+class Wire:
+    """The wire of one client's name, whichever process uses it; faults that overlap add up."""
 
     name: str
     cuts: int = 0
@@ -70,8 +70,66 @@ class Link:
         self.changed = asyncio.Event()
 
 
+class SimulatedLink:
+    """One process's use of a wire: a ``skerry.log.memory.LinkModel`` with random faults.
+
+    ``sever`` is what kill -9 does to it: nothing more leaves, whatever clean-up tries to send.
+    """
+
+    timeout_s = REQUEST_TIMEOUT_S
+
+    def __init__(self, network: Network, wire: Wire) -> None:
+        self.network = network
+        self.wire = wire
+        self.severed = False
+
+    def sever(self) -> None:
+        """Let nothing more through."""
+        self.severed = True
+
+    async def request(self, act: Callable[[], T], store: Message | None = None) -> T:
+        await self._connected()
+        answer = await self.network.request(self.wire, act, write=store is not None)
+        self._check()
+        if store is not None and store.subject.endswith(".manifest"):
+            self.network.acknowledged.append(store.payload)
+        return cast("T", answer)
+
+    async def deliver(self, records: Sequence[Record], since_s: float) -> AsyncGenerator[Record]:
+        del since_s
+        epoch = self.wire.epoch
+        await asyncio.sleep(self.network.delay_s(self.wire))
+        if epoch != self.wire.epoch:
+            return
+        for record in records:
+            self._check()
+            yield record
+
+    async def usable(self) -> None:
+        self._check()
+        while not self.network.reachable(self.wire):
+            await self.wire.changed.wait()
+            self._check()
+
+    def _check(self) -> None:
+        if self.severed:
+            raise asyncio.CancelledError
+
+    async def _connected(self) -> None:
+        """Wait for a broker that takes connections; one that hangs is not noticed at once."""
+        self._check()
+        while self.network.down:
+            self.network.fired[Kind.BROKER_KILL] += 1
+            try:
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    await self.wire.changed.wait()
+            except TimeoutError as e:
+                raise NoAnswer(sent=False) from e
+            self._check()
+
+
 class Broker(MemoryBroker):
-    """The memory broker, with a record of everything that it stored."""
+    """The memory broker, with a record of everything that it stored, and faults in storing it."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(clock_ns=network.wall_of("broker"))
@@ -79,38 +137,40 @@ class Broker(MemoryBroker):
         self.client = ""
         self.log: list[Stored] = []
 
-    def append(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        msg_id: str | None,
-        expect: Expect | None,
-        headers: Mapping[str, str],
-    ) -> Receipt:
-        receipt = super().append(subject, payload, msg_id=msg_id, expect=expect, headers=headers)
-        if not receipt.duplicate:
-            stream = self.streams[stream_of(subject)]
-            fences = {s: q for s, q in stream.newest.items() if ".fence." in s}
-            at_s = self.network.loop.time()
-            stored = Stored(at_s, self.client, subject, receipt.sequence, payload, fences)
-            self.log.append(stored)
+    def append(self, message: Message) -> Receipt:
+        stream = self.streams.get(stream_of(message.subject))
+        if self.network.full and stream is not None and stream.spec.storage is Storage.FILE:
+            self.network.fired[Kind.DISK_FULL] += 1
+            raise NoAnswer
+        receipt = self._stored(message)
+        sender = self.network.wire(self.client)
+        if ".contrib." in message.subject and ".contrib.start." not in message.subject:
+            if self.network.hits(sender, Kind.CORRUPT):
+                self._stored(self.network.damaged(message))
+            if message.msg_id is not None and self.network.hits(sender, Kind.REDELIVER):
+                # Forgotten ids and a lost answer: its sender stores it once more.
+                self.streams[stream_of(message.subject)].seen.pop(message.msg_id, None)
+                raise NoAnswer
         return receipt
 
-    def takes(self, subject: str) -> bool:
-        """Tell whether a message on this subject finds room."""
-        stream = self.streams.get(stream_of(subject))
-        filed = stream is not None and stream.spec.storage is Storage.FILE
-        return not (self.network.full and filed)
+    def _stored(self, message: Message) -> Receipt:
+        receipt = super().append(message)
+        if not receipt.duplicate:
+            stream = self.streams[stream_of(message.subject)]
+            fences = {s: q for s, q in stream.newest.items() if ".fence." in s}
+            at_s, sequence = self.network.loop.time(), receipt.sequence
+            subject, payload = message.subject, message.payload
+            self.log.append(Stored(at_s, self.client, subject, sequence, payload, fences))
+        return receipt
 
 
 class Network:
-    """One broker and the links to it; ``fired`` counts what each kind of fault has done."""
+    """One broker and the wires to it; ``fired`` counts what each kind of fault has done."""
 
     def __init__(self, loop: VirtualLoop, seed: int) -> None:
         self.loop = loop
         self.draw = random.Random(f"network/{seed}").random
-        self.links: dict[str, Link] = {}
+        self.wires: dict[str, Wire] = {}
         self.fired: Counter[Kind] = Counter()
         self.acknowledged: list[bytes] = []
         self.outside = Context()
@@ -122,17 +182,22 @@ class Network:
         self.delayed: list[Callable[[], None]] = []
         self.broker = Broker(self)
 
-    def link(self, name: str) -> Link:
-        """Return the one wire of a client's name, whichever process uses it."""
-        return self.links.setdefault(name, Link(name))
+    def wire(self, name: str) -> Wire:
+        """Return the one wire of a client's name."""
+        return self.wires.setdefault(name, Wire(name))
+
+    def connect(self, name: str) -> tuple[MemoryBus, SimulatedLink]:
+        """Return a new process's client of the broker, and its wire."""
+        link = SimulatedLink(self, self.wire(name))
+        return MemoryBus(self.broker, link), link
 
     def wall_of(self, name: str) -> Callable[[], int]:
         """Return the wall clock of one machine, which only a clock jump ever sets back."""
-        link = self.link(name)
+        wire = self.wire(name)
 
         def wall_ns() -> int:
             self.ticks += 1
-            return EPOCH_NS + link.clock_ns + int(self.loop.time() * NANOSECONDS) + self.ticks
+            return EPOCH_NS + wire.clock_ns + int(self.loop.time() * NANOSECONDS) + self.ticks
 
         return wall_ns
 
@@ -140,53 +205,53 @@ class Network:
     def up(self) -> bool:
         return not self.down and not self.paused
 
-    def reachable(self, link: Link) -> bool:
-        return self.up and not link.cuts
+    def reachable(self, wire: Wire) -> bool:
+        return self.up and not wire.cuts
 
     def change(self) -> None:
         """Have every client notice that the broker came or went."""
-        for link in self.links.values():
-            link.change()
+        for wire in self.wires.values():
+            wire.change()
 
     def later(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Do something after a while, whatever becomes of who asked for it."""
         self.loop.call_later(delay_s, act, *args, context=self.outside)
 
-    def delay_s(self, link: Link) -> float:
+    def delay_s(self, wire: Wire) -> float:
         """Draw how long one message takes one way."""
-        delay_s = LATENCY_S * self.draw() + link.held_up_s
-        if link.held_up_s:
+        delay_s = LATENCY_S * self.draw() + wire.held_up_s
+        if wire.held_up_s:
             self.fired[Kind.SLOW] += 1
-        if self.hits(link, Kind.REORDER):
+        if self.hits(wire, Kind.REORDER):
             delay_s += REORDER_S * self.draw()
         return delay_s
 
-    def hits(self, link: Link, kind: Kind) -> bool:
+    def hits(self, wire: Wire, kind: Kind) -> bool:
         """Draw whether a fault with a share hits this message, and count it."""
-        share = link.shares.get(kind, 0.0)
+        share = wire.shares.get(kind, 0.0)
         if not share or self.draw() >= share:
             return False
         self.fired[kind] += 1
         return True
 
     def request(
-        self, link: Link, act: Callable[[], object], *, write: bool = False
+        self, wire: Wire, act: Callable[[], object], *, write: bool = False
     ) -> asyncio.Future[Any]:
         """Send a request; its future ends with the answer, its error, or NoAnswer in time."""
         future: asyncio.Future[Any] = self.loop.create_future()
         sent_s = self.loop.time()
-        delay_s = self.delay_s(link)
-        self.later(delay_s, self._arrive, link, act, future, sent_s, link.epoch, write)
-        if write and self.hits(link, Kind.DUPLICATE):
+        delay_s = self.delay_s(wire)
+        self.later(delay_s, self._arrive, wire, act, future, sent_s, wire.epoch, write)
+        if write and self.hits(wire, Kind.DUPLICATE):
             again: asyncio.Future[Any] = self.loop.create_future()
             more_s = delay_s + LATENCY_S * self.draw()
-            self.later(more_s, self._arrive, link, act, again, sent_s, link.epoch, write)
+            self.later(more_s, self._arrive, wire, act, again, sent_s, wire.epoch, write)
             again.add_done_callback(_heed, context=self.outside)
         return future
 
     def _arrive(
         self,
-        link: Link,
+        wire: Wire,
         act: Callable[[], object],
         future: asyncio.Future[Any],
         sent_s: float,
@@ -194,44 +259,46 @@ class Network:
         write: bool,
     ) -> None:
         """Do the request at the broker, unless it cannot be reached."""
-        if self.down or (link.cuts and self.draw() < 0.5):
-            self._count(link)
+        if self.down or (wire.cuts and self.draw() < 0.5):
+            self._count(wire)
             self._lose(future, sent_s)
             return
-        if self.paused or link.cuts:
+        if self.paused or wire.cuts:
             # In a socket's buffer: it arrives when the broker or the wire comes back.
-            self._count(link)
+            self._count(wire)
             self._lose(future, sent_s)
-            self.delayed.append(lambda: self._arrive(link, act, future, sent_s, epoch, write))
+            self.delayed.append(lambda: self._arrive(wire, act, future, sent_s, epoch, write))
             return
-        self.broker.client = link.name
+        self.broker.client = wire.name
         try:
             answer, failed = act(), None
-        except Unanswered:
-            self._lose(future, sent_s)
-            return
+        except NoAnswer as error:
+            if error.sent:
+                self._lose(future, sent_s)
+                return
+            answer, failed = None, error
         except SkerryError as error:
             answer, failed = None, error
-        if write and self.hits(link, Kind.LOST_ACK):
+        if write and self.hits(wire, Kind.LOST_ACK):
             self._lose(future, sent_s)
             return
-        back_s = self.delay_s(link) if self.draw() < 0.5 or link.held_up_s else 0.0
+        back_s = self.delay_s(wire) if self.draw() < 0.5 or wire.held_up_s else 0.0
         if back_s:
-            self.later(back_s, self._answer, link, answer, failed, future, sent_s, link.epoch)
+            self.later(back_s, self._answer, wire, answer, failed, future, sent_s, wire.epoch)
         else:
-            self._answer(link, answer, failed, future, sent_s, link.epoch)
+            self._answer(wire, answer, failed, future, sent_s, wire.epoch)
 
     def _answer(
         self,
-        link: Link,
+        wire: Wire,
         answer: object,
-        failed: SkerryError | None,
+        failed: Exception | None,
         future: asyncio.Future[Any],
         sent_s: float,
         epoch: int,
     ) -> None:
-        if epoch != link.epoch and not self.reachable(link):
-            self._count(link)
+        if epoch != wire.epoch and not self.reachable(wire):
+            self._count(wire)
             self._lose(future, sent_s)
         elif not future.done():
             if self.loop.time() - sent_s > REQUEST_TIMEOUT_S:
@@ -246,26 +313,20 @@ class Network:
         left_s = max(0.0, sent_s + REQUEST_TIMEOUT_S - self.loop.time())
         self.later(left_s, _fail, future)
 
-    def after_store(self, link: Link, subject: str, payload: bytes, msg_id: str | None) -> None:
-        """Do to a stored contribution what a fault on its sender's wire does."""
-        if ".contrib." not in subject or ".contrib.start." in subject:
-            return
-        if self.hits(link, Kind.CORRUPT):
-            spot = int(self.draw() * len(payload))
-            damaged = payload[:spot] + bytes([payload[spot] ^ 0x55]) + payload[spot + 1 :]
-            self.broker.append(subject, damaged, msg_id=None, expect=None, headers={})
-        if msg_id is not None and self.hits(link, Kind.REDELIVER):
-            # Forgotten ids and a lost answer: its sender stores it once more.
-            self.broker.streams[stream_of(subject)].seen.pop(msg_id, None)
-            raise Unanswered
+    def damaged(self, message: Message) -> Message:
+        """Return a message with one byte of its payload changed, and without an id."""
+        payload = message.payload
+        spot = int(self.draw() * len(payload))
+        changed = payload[:spot] + bytes([payload[spot] ^ 0x55]) + payload[spot + 1 :]
+        return message._replace(payload=changed, msg_id=None, expect=None, headers={})
 
-    def _count(self, link: Link) -> None:
+    def _count(self, wire: Wire) -> None:
         """Count a message as hit by what is wrong right now."""
         if self.down:
             self.fired[Kind.BROKER_KILL] += 1
         elif self.paused:
             self.fired[Kind.BROKER_PAUSE] += 1
-        elif link.cuts:
+        elif wire.cuts:
             self.fired[Kind.PARTITION] += 1
 
     def flush(self) -> None:
@@ -273,10 +334,6 @@ class Network:
         waiting, self.delayed = self.delayed, []
         for arrive in waiting:
             arrive()
-
-
-class Unanswered(Exception):
-    """The broker does not answer this request, as with a publish for which its disk is full."""
 
 
 def _fail(future: asyncio.Future[Any]) -> None:

@@ -60,11 +60,11 @@ class BusyBus(MemoryBus):
         await self.go_on()
         return await MemoryBus.last_each(self, pattern)
 
-    async def _follow(
-        self, patterns: tuple[str, ...], deliver: Deliver, after: int
+    async def follow(
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         """Let the syncers go on also while there is nothing to read yet."""
-        records = MemoryBus._follow(self, patterns, deliver, after)
+        records = MemoryBus.follow(self, pattern, deliver=deliver, after=after)
         while True:
             step = asyncio.ensure_future(anext(records))
             try:

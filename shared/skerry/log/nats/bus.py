@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError
 from skerry.log.base import (
-    MSG_ID,
     Deliver,
     Expect,
     Receipt,
@@ -22,26 +22,98 @@ from skerry.log.base import (
     StreamInfo,
     StreamSpec,
 )
+from skerry.log.client import Cursor, Message, NotNow, Publisher
 from skerry.log.nats import errors as nats_errors
-from skerry.log.nats.bulk import BulkReads
-from skerry.log.nats.connection import Backoff, Connection, NatsOptions
-from skerry.log.nats.errors import ApiError, NoAnswer
-from skerry.log.nats.follow import Cursor, follow
-from skerry.log.nats.listen import listen
-from skerry.log.nats.reads import Reads
-from skerry.log.nats.streams import config_of, hidden_changes, info_of, rooms_of, spec_of
+from skerry.log.nats.connection import Connection, NatsOptions
+from skerry.log.nats.errors import ApiError
+from skerry.log.nats.follow import follow, listen
+from skerry.log.nats.jetstream import (
+    config_of,
+    hidden_changes,
+    info_of,
+    rooms_of,
+    sent_headers,
+    spec_of,
+)
+from skerry.log.nats.read import Reads
 from skerry.log.streams import STREAM_PREFIX, mend, stream_of
 
-EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
-EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+ID_BYTES = 32
+"""Room in a message for what is added to its id."""
 
 
-class Message(NamedTuple):
-    """What is sent for one publish; the headers carry its id and its expectation."""
+class NatsRequests:
+    """One client's requests to the server, as a publisher needs them."""
 
-    subject: str
-    payload: bytes
-    headers: dict[str, str]
+    def __init__(self, connection: Connection, reads: Reads) -> None:
+        self._connection = connection
+        self._reads = reads
+
+    async def store(self, message: Message, deadline: float) -> Receipt:
+        subject, expect, headers = message.subject, message.expect, sent_headers(message)
+        answer = await self._connection.request(
+            subject, message.payload, deadline=deadline, headers=headers or None
+        )
+        reply = json.loads(answer.data)
+        error = reply.get("error")
+        if error is None:
+            return Receipt(reply["seq"], bool(reply.get("duplicate", False)))
+        problem = ApiError.of(error)
+        if problem.err_code == nats_errors.WRONG_SEQUENCE and expect is not None:
+            raise nats_errors.conflict(expect.subject, expect.sequence, problem.description)
+        if problem.err_code == nats_errors.IN_PROCESS or nats_errors.transient(error):
+            raise NotNow(problem.description)
+        raise nats_errors.translate(problem, f"a message on {subject}")
+
+    async def last(self, subject: str) -> Record | None:
+        return await self._reads.last(subject)
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        return await self._reads.get(stream, sequence)
+
+    async def exists(self, stream: str, deadline: float) -> bool:
+        return await self._reads.leader.info(stream, deadline) is not None
+
+    async def create(self, spec: StreamSpec) -> tuple[str, ...]:
+        """Create a stream, or change it in place; returns the differences that were found."""
+        config, about = config_of(spec), f"stream {spec.name}"
+        while True:
+            try:
+                found = (await self._api(f"STREAM.INFO.{spec.name}"))["config"]
+                break
+            except ApiError as e:
+                if e.err_code != nats_errors.STREAM_NOT_FOUND:
+                    raise nats_errors.translate(e, f"a look at {about}") from e
+            try:
+                await self._api(f"STREAM.CREATE.{spec.name}", config)
+            except ApiError as e:
+                if e.err_code != nats_errors.STREAM_NAME_IN_USE:
+                    raise nats_errors.translate(e, about) from e
+            else:
+                return ()
+        changes = mend(spec, spec_of(found)) + hidden_changes(spec, found)
+        if changes:
+            await self.ask(f"STREAM.UPDATE.{spec.name}", found | config, about)
+        return changes
+
+    async def ask(self, name: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+        """Call the JetStream API; a refusal is an error about ``what``."""
+        try:
+            return await self._api(name, body)
+        except ApiError as e:
+            raise nats_errors.translate(e, what) from e
+
+    def unavailable(self, seconds: float) -> BrokerUnavailable:
+        return self._connection.unavailable(seconds)
+
+    def not_stored(self, subject: str, seconds: float) -> BusError:
+        if self._connection.clustered:
+            return nats_errors.not_agreed(self._connection.urls, subject, seconds)
+        return nats_errors.not_stored(subject, seconds)
+
+    async def _api(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        deadline = asyncio.get_running_loop().time() + self._connection.options.waits_s
+        return await self._connection.api(name, body, deadline=deadline)
 
 
 class NatsBus:
@@ -54,16 +126,18 @@ class NatsBus:
         self, url: str, *, name: str = "skerry", options: NatsOptions | None = None
     ) -> None:
         options = options or NatsOptions()
+        self._options = options
         self._connection = Connection(url, name, options)
-        self._patience_s = options.waits_s
-        self._reads = Reads(self._connection, self._patience_s)
-        self._bulk_reads = BulkReads(self._connection, self._reads)
+        self._reads = Reads(self._connection)
+        self._requests = NatsRequests(self._connection, self._reads)
+        key = secrets.token_bytes(ID_BYTES)
+        timeout_s, patience_s = options.request_timeout_s, options.waits_s
+        self._publisher = Publisher(self._requests, key, timeout_s, patience_s)
         self._window = asyncio.Semaphore(options.publish_window)
         self._turns: dict[str, asyncio.Lock] = {}
-        self._forgetful: dict[str, StreamSpec] = {}
 
     async def __aenter__(self) -> Self:
-        await self._connection.open()
+        await self._connection.ready(self._now() + self._options.connect_timeout_s)
         return self
 
     async def __aexit__(
@@ -79,14 +153,16 @@ class NatsBus:
         return self._connection.max_payload
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-        changes = [change for spec in specs for change in await self._declare(spec)]
-        self._forgetful |= {s.name: s for s in specs if s.storage is Storage.MEMORY}
+        changes = [change for spec in specs for change in await self._requests.create(spec)]
+        memory = {s.name: s for s in specs if s.storage is Storage.MEMORY}
+        self._publisher.memory_streams.update(memory)
         return tuple(changes)
 
     async def streams(self) -> list[StreamInfo]:
-        deadline, found, total = self._deadline(), list[dict[str, Any]](), 1
+        deadline, found, total = self._now() + self._options.waits_s, list[dict[str, Any]](), 1
         while len(found) < total:
-            reply = await self._api("STREAM.LIST", {"offset": len(found)}, "the list of streams")
+            body = {"offset": len(found)}
+            reply = await self._requests.ask("STREAM.LIST", body, "the list of streams")
             total, page = reply["total"], reply.get("streams") or []
             found += page
             if not page or self._now() > deadline:
@@ -97,7 +173,7 @@ class NatsBus:
         )
 
     async def rooms(self) -> tuple[Room, ...]:
-        return rooms_of(await self._api("INFO", None, "how full the account is"))
+        return rooms_of(await self._requests.ask("INFO", None, "how full the account is"))
 
     async def publish(
         self,
@@ -108,18 +184,12 @@ class NatsBus:
         expect: Expect | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Receipt:
-        sent = dict(headers or {})
-        if msg_id is not None:
-            sent[MSG_ID] = msg_id
-        if expect is not None:
-            sent[EXPECT_SEQUENCE] = str(expect.sequence)
-            if expect.subject != subject:
-                sent[EXPECT_SUBJECT] = expect.subject
-        self._check_size(subject, payload, sent)
-        deadline = self._deadline()
+        message = Message(subject, payload, msg_id, expect, dict(headers or {}))
+        self._check_size(message)
+        deadline = self._now() + self._options.waits_s
         async with self._turn(expect, deadline), self._slot(self._window, deadline):
-            receipt = await self._publish(Message(subject, payload, sent), expect, deadline)
-        self._reads.saw(stream_of(subject), receipt.sequence)
+            receipt = await self._publisher.publish(message, deadline)
+        self._reads.leader.saw(stream_of(subject), receipt.sequence)
         return receipt
 
     async def last(self, subject: str) -> Record | None:
@@ -132,7 +202,7 @@ class NatsBus:
         return await self._reads.get(stream, sequence)
 
     def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
-        return self._bulk_reads.get_each(stream_of(pattern), pattern, sequences)
+        return self._reads.get_each(pattern, sequences)
 
     def follow(
         self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
@@ -147,9 +217,6 @@ class NatsBus:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _deadline(self) -> float:
-        return self._now() + self._patience_s
-
     @asynccontextmanager
     async def _slot(
         self, held: asyncio.Semaphore | asyncio.Lock, deadline: float
@@ -159,7 +226,7 @@ class NatsBus:
             async with asyncio.timeout_at(deadline if held.locked() else None):
                 await held.acquire()
         except TimeoutError as e:
-            raise self._connection.unavailable(self._patience_s) from e
+            raise self._connection.unavailable(self._options.waits_s) from e
         try:
             yield
         finally:
@@ -174,124 +241,15 @@ class NatsBus:
             return nullcontext()
         return self._slot(self._turns.setdefault(expect.subject, asyncio.Lock()), deadline)
 
-    def _check_size(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+    def _check_size(self, message: Message) -> None:
         """Refuse what the server would close the connection for."""
-        size = len(payload) + sum(len(k) + len(v) + 4 for k, v in headers.items()) + 16
+        headers = sum(len(k) + len(v) + 4 for k, v in sent_headers(message).items())
+        size = len(message.payload) + headers + ID_BYTES + 16
         limit = self._connection.max_payload
         if size > limit:
             msg = (
-                f"A message of {size} bytes on {subject} does not fit the broker's max_payload of"
-                f" {limit}: put `max_payload: {size}` into its config file, or lower"
-                " sync.chunk_bytes."
+                f"A message of {size} bytes on {message.subject} does not fit the broker's"
+                f" max_payload of {limit}: put `max_payload: {size}` into its config file, or"
+                " lower sync.chunk_bytes."
             )
             raise BrokerUnfit(msg)
-
-    async def _publish(self, message: Message, expect: Expect | None, deadline: float) -> Receipt:
-        """Store a message by the deadline, or say why not.
-
-        A server whose disk is full leaves publishes unanswered but answers everything else; so
-        does, for a moment, one that has just come back. Hence one attempt more.
-        """
-        try:
-            return await self._store(message, expect, deadline, doubt=False)
-        except BrokerUnavailable:
-            if MSG_ID not in message.headers:
-                raise
-        timeout = self._connection.options.request_timeout_s
-        await self._reads.exists(stream_of(message.subject), self._now() + timeout)
-        try:
-            return await self._store(message, expect, self._now() + timeout, doubt=True)
-        except BrokerUnavailable as e:
-            subject, waited_s = message.subject, self._patience_s + timeout
-            if self._connection.clustered:
-                url = self._connection.urls
-                raise nats_errors.not_agreed(url, subject, waited_s) from e
-            raise nats_errors.not_stored(subject, waited_s) from e
-
-    async def _store(
-        self, message: Message, expect: Expect | None, deadline: float, *, doubt: bool
-    ) -> Receipt:
-        """Publish until the server has the message; ``doubt``: an earlier attempt may have."""
-        subject, headers, backoff = message.subject, message.headers, Backoff(deadline)
-        while True:
-            try:
-                answer = await self._connection.request(
-                    subject, message.payload, deadline=deadline, headers=headers or None
-                )
-                reply = json.loads(answer.data)
-                error = reply.get("error")
-                if error is None:
-                    return Receipt(reply["seq"], bool(reply.get("duplicate", False)))
-                code = error.get("err_code", 0)
-                if code == nats_errors.WRONG_SEQUENCE and expect is not None:
-                    return await self._lost_or_ours(message, expect, error, doubt=doubt)
-                if code != nats_errors.IN_PROCESS and not nats_errors.transient(error):
-                    raise self._refused(error, subject)
-            except NoAnswer as e:
-                doubt = doubt or e.sent
-                if e.sent and MSG_ID not in headers:
-                    raise self._connection.unavailable(self._patience_s) from e
-                if not e.sent:
-                    await self._check_stream(subject, deadline)
-            if not await backoff.pause():
-                raise self._connection.unavailable(self._patience_s)
-
-    def _refused(self, error: Mapping[str, Any], subject: str) -> BusError:
-        problem = ApiError(error["code"], error.get("err_code", 0), error.get("description", ""))
-        return nats_errors.translate(problem, f"a message on {subject}")
-
-    async def _lost_or_ours(
-        self, message: Message, expect: Expect, error: Mapping[str, Any], *, doubt: bool
-    ) -> Receipt:
-        """Tell a lost compare-and-set from our own write whose acknowledgement was lost."""
-        if doubt:
-            record, ours = await self.last(message.subject), message.headers.get(MSG_ID)
-            if record is not None and record.headers.get(MSG_ID) == ours:
-                return Receipt(record.sequence, duplicate=True)
-        raise nats_errors.conflict(expect.subject, expect.sequence, error.get("description", ""))
-
-    async def _check_stream(self, subject: str, deadline: float) -> None:
-        """Raise BusError if nobody answers because the stream does not exist.
-
-        A single server forgets a memory stream altogether when it restarts: one that this bus has
-        declared is made again.
-        """
-        stream = stream_of(subject)
-        if await self._reads.exists(stream, deadline):
-            return
-        if stream not in self._forgetful:
-            raise nats_errors.no_stream(subject, stream)
-        await self._declare(self._forgetful[stream])
-
-    async def _api(self, name: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
-        try:
-            return await self._connection.api(name, body, deadline=self._deadline())
-        except ApiError as e:
-            raise nats_errors.translate(e, what) from e
-
-    async def _declare(self, spec: StreamSpec) -> tuple[str, ...]:
-        config = config_of(spec)
-        while True:
-            try:
-                reply = await self._connection.api(
-                    f"STREAM.INFO.{spec.name}", deadline=self._deadline()
-                )
-            except ApiError as e:
-                if e.err_code != nats_errors.STREAM_NOT_FOUND:
-                    raise nats_errors.translate(e, f"a look at stream {spec.name}") from e
-            else:
-                break
-            try:
-                await self._connection.api(
-                    f"STREAM.CREATE.{spec.name}", config, deadline=self._deadline()
-                )
-            except ApiError as e:
-                if e.err_code != nats_errors.STREAM_NAME_IN_USE:
-                    raise nats_errors.translate(e, f"stream {spec.name}") from e
-            else:
-                return ()
-        found = reply["config"]
-        changes = mend(spec, spec_of(found)) + hidden_changes(spec, found)
-        if changes:
-            await self._api(f"STREAM.UPDATE.{spec.name}", found | config, f"stream {spec.name}")
-        return changes

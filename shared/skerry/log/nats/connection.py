@@ -2,8 +2,9 @@
 """One connection to NATS that stays: dialling, fitness checks, requests and what follows a loss.
 
 nats-py reconnects by itself after a lost connection, but gives up for good after some protocol
-errors, fails its first connect at once, notices a hung server late, and leaves requests waiting
-whose answer went down with the connection. This module closes those holes.
+errors, fails its first connect at once, notices a hung server late, leaves requests waiting whose
+answer went down with the connection, and takes a stored message for a status when its headers say
+so. This module closes those holes.
 """
 
 from __future__ import annotations
@@ -12,32 +13,31 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError, OutboundBufferLimitError
+from nats.errors import OutboundBufferLimitError
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit
+from skerry.log.client import ATTEMPTS_WORTH, Backoff, NoAnswer
 from skerry.log.nats import errors as nats_errors
-from skerry.log.nats.errors import ApiError, NoAnswer
-from skerry.log.nats.transport import LeanParser, WideTransport, cancellable
+from skerry.log.nats.errors import ApiError
+from skerry.log.nats.fast import FastClient, new_client
+from skerry.log.nats.jetstream import status_of
 
 PING_INTERVAL_S = 5
 MAX_OUTSTANDING_PINGS = 2
 REDIAL_S = 0.25
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 0.5
 GREETING_S = 1.5
 """A server that does not greet within this time, on a connection of its own, hangs."""
-ATTEMPTS_WORTH = 4
-"""Calls that are safe to repeat go on for this many request timeouts."""
 GIVE_UP_S = 10.0
-"""After this long without a connection nats-py's own attempts are ended and we dial anew."""
+"""After this long without a connection nats-py's own attempts are ended and we dial again."""
 
 Event = Callable[[str, Mapping[str, str]], None]
 
@@ -77,213 +77,121 @@ class NatsOptions:
         return login
 
 
-class Backoff:
-    """Growing pauses between attempts, none of them beyond a deadline on the loop's clock."""
-
-    def __init__(self, deadline: float | None) -> None:
-        self.deadline = deadline
-        self._pause = FIRST_PAUSE_S
-
-    async def pause(self) -> bool:
-        """Wait a little; False if the deadline has passed."""
-        left = float("inf")
-        if self.deadline is not None:
-            left = self.deadline - asyncio.get_running_loop().time()
-        if left <= 0:
-            return False
-        await asyncio.sleep(min(self._pause, left))
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-        return True
+@contextlib.contextmanager
+def cancellable() -> Generator[None]:
+    """Cancel the running task after all if nats-py dropped a cancellation while it flushed."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
-class Connection:
-    """A connection that is dialled once, checked, and kept for as long as the bus is open."""
+class Session:
+    """One nats-py client and the requests that wait for their answers.
+
+    nats-py's own requests take any answer with the header ``Status: 503`` for "no responders", a
+    stored message too.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._inbox = client.new_inbox()
+        self._numbers = count()
+        self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
+
+    async def open(self) -> None:
+        """Begin to listen for answers."""
+        inbox = f"{self._inbox}.*"
+        await self.client.subscribe(
+            inbox, cb=self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+    async def ask(
+        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
+    ) -> Msg:
+        """Send one request and return its answer; NoAnswer if there was none in time."""
+        number = str(next(self._numbers))
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                with cancellable():
+                    await self.client.publish(
+                        subject, payload, f"{self._inbox}.{number}", headers=headers
+                    )
+                answer: Msg | None = await waiting
+        except OutboundBufferLimitError as e:
+            raise NoAnswer(str(e), sent=False) from e
+        except (TimeoutError, NatsError) as e:
+            raise NoAnswer(str(e) or "no answer in time") from e
+        finally:
+            del self._waiting[number]
+        if answer is None:
+            msg = "connection lost"
+            raise NoAnswer(msg)
+        if status_of(answer) == "503":
+            msg = "no responders"
+            raise NoAnswer(msg, sent=False)
+        return answer
+
+    def drop(self) -> None:
+        """End what waits for an answer on a connection that is gone."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def _arrive(self, msg: Msg) -> None:
+        waiting = self._waiting.get(msg.subject.rpartition(".")[2])
+        if waiting is not None and not waiting.done():
+            waiting.set_result(msg)
+
+
+class Dialler:
+    """Makes sessions with servers that can carry a run, and keeps the last reason why not."""
 
     def __init__(self, urls: str, name: str, options: NatsOptions) -> None:
         self.urls = urls
         self.options = options
-        self.closing = False
+        self.reason = "no connection"
         self._name = name
-        self.lost: set[Callable[[], None]] = set()
-        """Called whenever what the server held for this connection is gone."""
-        self._client: Client | None = None
-        self._look: asyncio.Task[None] | None = None
-        self._up = asyncio.Event()
-        self._dialling = asyncio.Lock()
-        self._in_flight: set[asyncio.Timeout] = set()
-        self._reason = "no connection"
-        self._down_since: float | None = None
 
-    @property
-    def max_payload(self) -> int:
-        return 1024**2 if self._client is None else self._client.max_payload
-
-    @property
-    def clustered(self) -> bool:
-        """Whether the server that we are connected to is one of a cluster."""
-        client = self._client
-        return client is not None and bool(client._server_info.get("cluster"))  # noqa: SLF001
-
-    async def open(self) -> None:
-        """Connect and check the server; BrokerUnavailable or BrokerUnfit say what is wrong."""
-        await self.ready(asyncio.get_running_loop().time() + self.options.connect_timeout_s)
-
-    async def close(self) -> None:
-        """End the connection; requests that wait and followers end too."""
-        self.closing = True
-        if self._look is not None:
-            self._look.cancel()
-        self._drop()
-        self._up.set()
-        if self._client is not None:
-            await self._client.close()
-
-    async def ready(self, deadline: float | None) -> Client:
-        """Return a connected client, dialling anew where nats-py has given up."""
-        started = asyncio.get_running_loop().time()
-        while True:
-            client = self._client
-            if self.closing:
-                msg = "The bus is closed."
-                raise BrokerUnavailable(msg, url=self.urls)
-            if client is not None and client.is_connected:
-                return client
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._wait_up(client)
-            except TimeoutError as e:
-                raise self.unavailable(asyncio.get_running_loop().time() - started) from e
-
-    def unavailable(self, seconds: float) -> BrokerUnavailable:
-        """Return the error for a deadline that has passed."""
-        return nats_errors.unavailable(self.urls, seconds, self._reason)
-
-    async def request(
+    async def dial(
         self,
-        subject: str,
-        payload: bytes,
-        *,
-        deadline: float,
-        headers: dict[str, str] | None = None,
-    ) -> Msg:
-        """Send one request and return its answer; NoAnswer if there was none in time."""
-        client = await self.ready(deadline)
-        left = deadline - asyncio.get_running_loop().time()
-        timeout = max(0.001, min(self.options.request_timeout_s, left))
-        try:
-            async with asyncio.timeout(None) as scope:
-                self._in_flight.add(scope)
-                try:
-                    with cancellable():
-                        return await client.request(subject, payload, timeout, headers=headers)
-                finally:
-                    self._in_flight.discard(scope)
-        except (NoRespondersError, OutboundBufferLimitError) as e:
-            raise NoAnswer(str(e), sent=False) from e
-        except (TimeoutError, NatsError) as e:
-            self.suspect()
-            raise NoAnswer(str(e) or "connection lost", sent=True) from e
-
-    async def api(
-        self, name: str, body: Mapping[str, Any] | None = None, *, deadline: float | None = None
-    ) -> dict[str, Any]:
-        """Call the JetStream API, again until there is an answer.
-
-        Raises ApiError for an error answer, BrokerUnavailable once the deadline has passed.
-        """
-        now = asyncio.get_running_loop().time
-        start, backoff, refused = now(), Backoff(deadline), ""
-        data = b"" if body is None else json.dumps(body).encode()
-        while True:
-            try:
-                until = now() + self.options.request_timeout_s if deadline is None else deadline
-                answer = await self.request(f"$JS.API.{name}", data, deadline=until)
-                reply: dict[str, Any] = json.loads(answer.data)
-                error = reply.get("error")
-                if error is None:
-                    return reply
-                if not nats_errors.transient(error):
-                    raise ApiError(
-                        error["code"], error.get("err_code", 0), error.get("description", "")
-                    )
-                refused = error.get("description", "")
-            except NoAnswer as e:
-                self._reason = str(e)
-            if not await backoff.pause():
-                if refused:
-                    raise nats_errors.leaderless(self.urls, now() - start, refused)
-                raise self.unavailable(now() - start)
-
-    def suspect(self) -> None:
-        """Have a silent server looked at: one that hangs is left for another of its cluster.
-
-        Pings would tell too, but much later; and asked more often they would cut off learners whose
-        slow links are busy with what they send. A greeting needs no room in that queue.
-        """
-        if self.clustered and not self.closing and (self._look is None or self._look.done()):
-            self._look = asyncio.create_task(self._leave_hung(), name="look-at-broker")
-
-    async def _leave_hung(self) -> None:
-        client = self._client
-        if client is None or client.connected_url is None:
-            return
-        url, transport = client.connected_url, client._transport  # noqa: SLF001
-        try:
-            async with asyncio.timeout(GREETING_S):
-                reader, writer = await asyncio.open_connection(url.hostname, url.port)
-                try:
-                    await reader.readexactly(1)
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            if client.connected_url == url and isinstance(transport, WideTransport):
-                self._reason = "the server hangs"
-                transport.abort()
-
-    async def _wait_up(self, client: Client | None) -> None:
-        """Wait for nats-py to reconnect; dial anew when it does not or has given up for good."""
-        now = asyncio.get_running_loop().time()
-        if client is not None and not client.is_closed:
-            self._down_since = self._down_since or now
-            self._up.clear()
-            try:
-                async with asyncio.timeout_at(self._down_since + GIVE_UP_S):
-                    await self._up.wait()
-            except TimeoutError:
-                await client.close()
-            return
-        async with self._dialling:
-            if self._client is client:
-                self._client = await self._dial()
-                self._down_since = None
-                if client is not None:
-                    self._tell("reconnected", {})
-
-    async def _dial(self) -> Client:
-        """Connect until it works; the caller bounds the time."""
+        went_down: Callable[[Client], Callable[[], Awaitable[None]]],
+        came_up: Callable[[], Awaitable[None]],
+    ) -> Session:
+        """Connect until it works; the caller bounds the time. BrokerUnfit ends it."""
         backoff = Backoff(None)
         while True:
-            client = Client()
-            client._ps = LeanParser(client)  # noqa: SLF001
-            if not self.urls.startswith("ws"):
-                client._transport = WideTransport()  # noqa: SLF001
+            session = Session(new_client(self.urls))
             try:
                 with cancellable():
-                    await self._connect(client)
-                    await self._check(client)
+                    await self._connect(session.client, went_down(session.client), came_up)
+                    await session.open()
+                    await self._check(session)
             except BrokerUnfit:
-                await client.close()
+                await session.client.close()
                 raise
-            except (OSError, NatsError) as e:
-                await self._abandon(client, str(e))
+            except (OSError, NatsError, NoAnswer) as e:
+                await self._abandon(session.client, str(e))
             except asyncio.CancelledError:
-                await self._abandon(client, self._reason)
+                await self._abandon(session.client, self.reason)
                 raise
             else:
-                return client
+                return session
             await backoff.pause()
 
-    async def _connect(self, client: Client) -> None:
+    def report(self, event: str, fields: Mapping[str, str]) -> None:
+        """Pass on what becomes of the connection."""
+        if self.options.on_event is not None:
+            self.options.on_event(event, fields)
+
+    async def _connect(
+        self,
+        client: Client,
+        went_down: Callable[[], Awaitable[None]],
+        came_up: Callable[[], Awaitable[None]],
+    ) -> None:
         await client.connect(
             **self.options.login(self.urls, self._name),
             allow_reconnect=False,
@@ -294,61 +202,209 @@ class Connection:
             max_outstanding_pings=MAX_OUTSTANDING_PINGS,
             pending_size=0,
             error_cb=self._note,
-            disconnected_cb=self._went_down(client),
-            closed_cb=self._went_down(client),
-            reconnected_cb=self._came_up,
+            disconnected_cb=went_down,
+            closed_cb=went_down,
+            reconnected_cb=came_up,
         )
         client.options["allow_reconnect"] = True
 
     async def _abandon(self, client: Client, reason: str) -> None:
-        self._reason = reason
+        self.reason = reason
         with contextlib.suppress(OSError, NatsError, AssertionError):
             await client.close()
         if "authorization" in reason.lower() or "authentication" in reason.lower():
             raise nats_errors.refused_login(self.urls, reason)
 
-    async def _check(self, client: Client) -> None:
+    async def _check(self, session: Session) -> None:
         """Refuse a server that cannot carry a run."""
-        url, version = self.urls, client.connected_server_version
+        client, options = session.client, self.options
+        version = client.connected_server_version
         if (version.major, version.minor) < nats_errors.MIN_VERSION:
             text = f"{version.major}.{version.minor}.{version.patch}"
-            raise nats_errors.too_old(url, text)
+            raise nats_errors.too_old(self.urls, text)
         try:
-            answer = await client.request("$JS.API.INFO", timeout=self.options.request_timeout_s)
-        except NoRespondersError as e:
-            raise nats_errors.no_jetstream(url, "its API has no responder") from e
+            answer = await session.ask("$JS.API.INFO", b"", options.request_timeout_s)
+        except NoAnswer as e:
+            if e.sent:
+                raise
+            raise nats_errors.no_jetstream(self.urls, "its API has no responder") from e
         error = json.loads(answer.data).get("error")
         if error is not None and not nats_errors.transient(error):
-            raise nats_errors.no_jetstream(url, error.get("description", "refused"))
-        if client.max_payload < self.options.needed_payload_bytes:
-            raise nats_errors.small_payload(
-                url, client.max_payload, self.options.needed_payload_bytes
-            )
+            raise nats_errors.no_jetstream(self.urls, error.get("description", "refused"))
+        if client.max_payload < options.needed_payload_bytes:
+            needed = options.needed_payload_bytes
+            raise nats_errors.small_payload(self.urls, client.max_payload, needed)
 
     async def _note(self, error: Exception) -> None:
-        self._reason = str(error) or type(error).__name__
-        self._tell("error", {"error": self._reason})
+        self.reason = str(error) or type(error).__name__
+        self.report("error", {"error": self.reason})
+
+
+class Connection:
+    """A connection that is dialled once, checked, and kept for as long as the bus is open."""
+
+    def __init__(self, urls: str, name: str, options: NatsOptions) -> None:
+        self.urls = urls
+        self.options = options
+        self.closing = False
+        self.lost: set[Callable[[], None]] = set()
+        """Called whenever what the server held for this connection is gone."""
+        self._dialler = Dialler(urls, name, options)
+        self._session: Session | None = None
+        self._look: asyncio.Task[None] | None = None
+        self._up = asyncio.Event()
+        self._dialling = asyncio.Lock()
+        self._down_since: float | None = None
+
+    @property
+    def max_payload(self) -> int:
+        return 1024**2 if self._session is None else self._session.client.max_payload
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the server that we are connected to is one of a cluster."""
+        info = {} if self._session is None else self._session.client._server_info  # noqa: SLF001
+        return bool(info.get("cluster"))
+
+    async def close(self) -> None:
+        """End the connection; requests that wait and followers end too."""
+        self.closing = True
+        if self._look is not None:
+            self._look.cancel()
+        self._drop()
+        if self._session is not None:
+            await self._session.client.close()
+
+    async def ready(self, deadline: float | None) -> Client:
+        """Return a connected client, dialling again where nats-py has given up.
+
+        Raises BrokerUnavailable or, for a server that cannot carry a run, BrokerUnfit.
+        """
+        return (await self._ready(deadline)).client
+
+    def unavailable(self, seconds: float) -> BrokerUnavailable:
+        """Return the error for a deadline that has passed."""
+        return nats_errors.unavailable(self.urls, seconds, self._dialler.reason)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        deadline: float,
+        headers: dict[str, str] | None = None,
+    ) -> Msg:
+        """Send one request and return its answer; NoAnswer if there was none in time."""
+        session = await self._ready(deadline)
+        left_s = deadline - asyncio.get_running_loop().time()
+        timeout_s = max(0.001, min(self.options.request_timeout_s, left_s))
+        try:
+            return await session.ask(subject, payload, timeout_s, headers)
+        except NoAnswer as e:
+            if e.sent:
+                self.suspect()
+            raise
+
+    async def api(
+        self, name: str, body: Mapping[str, Any] | None = None, *, deadline: float | None = None
+    ) -> dict[str, Any]:
+        """Call the JetStream API, again until there is an answer.
+
+        Raises ApiError for an error answer, BrokerUnavailable once the deadline has passed.
+        """
+        now = asyncio.get_running_loop().time
+        began, backoff, refused = now(), Backoff(deadline), ""
+        data = b"" if body is None else json.dumps(body).encode()
+        while True:
+            try:
+                until = now() + self.options.request_timeout_s if deadline is None else deadline
+                answer = await self.request(f"$JS.API.{name}", data, deadline=until)
+                reply: dict[str, Any] = json.loads(answer.data)
+                error = reply.get("error")
+                if error is None:
+                    return reply
+                if not nats_errors.transient(error):
+                    raise ApiError.of(error)
+                refused = error.get("description", "")
+            except NoAnswer as e:
+                self._dialler.reason = str(e)
+            if not await backoff.pause():
+                if refused:
+                    raise nats_errors.leaderless(self.urls, now() - began, refused)
+                raise self.unavailable(now() - began)
+
+    def suspect(self) -> None:
+        """Have a silent server looked at: one that hangs is left for another of its cluster.
+
+        Pings would show it too, but much later; and sent more often they would cut off learners
+        whose slow links are busy with what they send. A greeting needs no room in that queue.
+        """
+        if self.clustered and not self.closing and (self._look is None or self._look.done()):
+            self._look = asyncio.create_task(self._leave_hung(), name="look-at-broker")
+
+    async def _leave_hung(self) -> None:
+        client = None if self._session is None else self._session.client
+        if client is None or client.connected_url is None:
+            return
+        url = client.connected_url
+        if await _greets(url.hostname, url.port) or client.connected_url != url:
+            return
+        if isinstance(client, FastClient):  # with nats-py's own client the pings have to do
+            self._dialler.reason = "the server hangs"
+            client.abort()
+
+    async def _ready(self, deadline: float | None) -> Session:
+        started = asyncio.get_running_loop().time()
+        while True:
+            session = self._session
+            if self.closing:
+                msg = "The bus is closed."
+                raise BrokerUnavailable(msg, url=self.urls)
+            if session is not None and session.client.is_connected:
+                return session
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._wait_up(session)
+            except TimeoutError as e:
+                raise self.unavailable(asyncio.get_running_loop().time() - started) from e
+
+    async def _wait_up(self, session: Session | None) -> None:
+        """Wait for nats-py to reconnect; dial again when it does not or has given up for good."""
+        if session is not None and not session.client.is_closed:
+            self._down_since = self._down_since or asyncio.get_running_loop().time()
+            self._up.clear()
+            try:
+                async with asyncio.timeout_at(self._down_since + GIVE_UP_S):
+                    await self._up.wait()
+            except TimeoutError:
+                await session.client.close()
+            return
+        async with self._dialling:
+            if self._session is session:
+                self._session = await self._dialler.dial(self._went_down, self._came_up)
+                self._down_since = None
+                if session is not None:
+                    self._dialler.report("reconnected", {})
 
     def _went_down(self, client: Client) -> Callable[[], Awaitable[None]]:
         async def hook() -> None:
-            if client is self._client and not self.closing:
-                self._tell("disconnected", {"reason": self._reason})
+            current = self._session is not None and self._session.client is client
+            if current and not self.closing:
+                self._dialler.report("disconnected", {"reason": self._dialler.reason})
                 self._drop()
 
         return hook
 
     async def _came_up(self) -> None:
-        self._tell("reconnected", {})
+        self._dialler.report("reconnected", {})
         self._down_since = None
         self._up.set()
         self._call_lost()
 
     def _drop(self) -> None:
         """End what waits for an answer on a connection that is gone."""
-        now = asyncio.get_running_loop().time()
-        scopes, self._in_flight = self._in_flight, set()
-        for scope in scopes:
-            scope.reschedule(now)
+        if self._session is not None:
+            self._session.drop()
         self._call_lost()
         self._up.set()
 
@@ -356,6 +412,16 @@ class Connection:
         for callback in tuple(self.lost):
             callback()
 
-    def _tell(self, event: str, fields: Mapping[str, str]) -> None:
-        if self.options.on_event is not None:
-            self.options.on_event(event, fields)
+
+async def _greets(host: str | None, port: int | None) -> bool:
+    """Return True if a server says anything on a connection of its own."""
+    try:
+        async with asyncio.timeout(GREETING_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                await reader.readexactly(1)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+    return True

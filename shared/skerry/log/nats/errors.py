@@ -31,14 +31,6 @@ NO_PEERS = 10005
 NOT_CLUSTERED = 10074
 
 
-class NoAnswer(Exception):
-    """One attempt without an answer; ``sent`` tells whether the server may have acted on it."""
-
-    def __init__(self, reason: str, *, sent: bool) -> None:
-        super().__init__(reason)
-        self.sent = sent
-
-
 class ApiError(Exception):
     """An error that JetStream answered with."""
 
@@ -48,15 +40,20 @@ class ApiError(Exception):
         self.err_code = err_code
         self.description = description
 
+    @classmethod
+    def of(cls, error: Mapping[str, Any]) -> ApiError:
+        """Read the error of an answer."""
+        return cls(error["code"], error.get("err_code", 0), error.get("description", ""))
+
 
 def transient(error: Mapping[str, Any]) -> bool:
-    """Tell whether an error answer is worth asking again for: nodes may come back, room may not."""
+    """Return True for an error after which to ask again: nodes may come back, room may not."""
     code, text = error.get("err_code", 0), error.get("description", "")
     return code in TRANSIENT and not (code == NO_PEERS and "storage" in text)
 
 
 def unavailable(url: str, seconds: float, reason: str) -> BrokerUnavailable:
-    """Say that nobody answers, with what to look at."""
+    """Return the error for a server that does not answer, with what to look at."""
     msg = (
         f"No NATS server answered at {url} for {seconds:.3g} s ({reason}): start one"
         " (`skerry up` does), or set nats.url to where it is."
@@ -65,7 +62,7 @@ def unavailable(url: str, seconds: float, reason: str) -> BrokerUnavailable:
 
 
 def leaderless(url: str, seconds: float, reason: str) -> BrokerUnavailable:
-    """Say that servers answer, but not enough of them to decide anything."""
+    """Return the error for servers that answer, but too few of them to decide anything."""
     msg = (
         f"The NATS cluster at {url} could not act for {seconds:.3g} s ({reason}): bring back the"
         " nodes that are down, it needs more than half of them and as many as log.replicas."
@@ -115,11 +112,6 @@ def refused_login(url: str, reason: str) -> BrokerUnfit:
     return BrokerUnfit(msg)
 
 
-def no_stream(subject: str, stream: str) -> BusError:
-    msg = f"No stream takes {subject}: declare the run's streams first ({stream} is missing)."
-    return BusError(msg)
-
-
 def no_room(what: str, description: str) -> StorageFull:
     msg = (
         f"The broker has no room for {what} ({description}): free its disk, lower log.window_bytes"
@@ -130,7 +122,7 @@ def no_room(what: str, description: str) -> StorageFull:
 
 
 def not_stored(subject: str, seconds: float) -> StorageFull:
-    """Say that the server answers and yet does not take a message, as on a disk that is full."""
+    """Return the error for a server that answers and stores nothing, as on a full disk."""
     msg = (
         f"The broker answers, but has not stored a message on {subject} for {seconds:.3g} s: its"
         " disk is probably full (its log says so). Free some and restart the broker, which takes"
@@ -140,7 +132,7 @@ def not_stored(subject: str, seconds: float) -> StorageFull:
 
 
 def not_agreed(url: str, subject: str, seconds: float) -> BrokerUnavailable:
-    """Say that a cluster answers and yet stores nothing: no majority, or a full disk."""
+    """Return the error for a cluster that stores nothing: no majority, or a full disk."""
     msg = (
         f"The NATS cluster at {url} answers, but has not stored a message on {subject} for"
         f" {seconds:.3g} s: bring back the nodes that are down, it needs more than half of them; if"
@@ -151,7 +143,7 @@ def not_agreed(url: str, subject: str, seconds: float) -> BrokerUnavailable:
 
 
 def translate(error: ApiError, what: str) -> BusError:
-    """Return our error for one of JetStream's about ``what``."""
+    """Return the error to raise for one of JetStream's about ``what``."""
     if error.err_code in NO_ROOM or error.err_code == NO_PEERS:
         return no_room(what, error.description)
     if error.err_code == NOT_CLUSTERED:

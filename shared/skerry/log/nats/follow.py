@@ -1,11 +1,10 @@
 # pyright: basic
 """Following a stream through whatever happens to the broker.
 
-A follower is an ephemeral pull consumer that is thrown away at the first doubt (a gap in its own
-numbering, a missed heartbeat, a new connection) and made again behind the last message that was
-yielded. Pull requests overlap, so that there is always one waiting at the server: a new message
-arrives at once, and bulk reading never pauses for a round trip. ``nats_bulk`` reads in bulk what it
-knows to be there, and asks for no more than that.
+A follower is an ephemeral pull consumer that is thrown away as soon as it may be wrong (a gap in
+its own numbering, a missed heartbeat, a new connection) and made again after the last message that
+was yielded. Pull requests overlap, so that there is always one waiting at the server: a new message
+arrives at once, and bulk reading never pauses for a round trip.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -26,18 +24,17 @@ from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable
 from skerry.log.base import Deliver, Record
-from skerry.log.nats.connection import Backoff, Connection
+from skerry.log.client import Backoff, Cursor
+from skerry.log.nats.connection import Connection, cancellable
 from skerry.log.nats.errors import STREAM_NOT_FOUND, ApiError
-from skerry.log.nats.records import delivered_record, delivery_of, nanoseconds, status_of
-from skerry.log.nats.streams import NANOSECONDS
-from skerry.log.nats.transport import cancellable
+from skerry.log.nats.jetstream import DELIVERED, NANOSECONDS, delivery_of, extent_of, status_of
 
-IN_FLIGHT_BYTES = 16 * 1024**2
-"""Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
+IN_FLIGHT_BYTES = (16 * 1024**2, 16 * 1024**2)
+"""Bytes asked for ahead, least and most; the server drops a client that is 64 MiB behind."""
 BULK_BYTES = (1024**2, 4 * 1024**2)
-"""The same for a reading with an end, least and most; between them what came in BULK_S on average:
-on a slow link all else that is sent waits behind them, the server's sign of life too. What is
-decoded as it comes should not have waited until no cache has it any more."""
+"""The same for a reading with an end; between them what came in BULK_S on average: on a slow link
+everything else, the server's sign of life too, waits for them. What is decoded as it comes should
+not have waited until no cache has it any more."""
 BULK_S = 1.0
 MOST_AHEAD = 256
 LEAST_AHEAD = 2
@@ -54,34 +51,51 @@ ENDLESS = {
 }
 IDLE_CONSUMER_S = 60.0
 ENDED_PULL = ("message size exceeds", "batch completed", "request timeout")
+MOST_WAITING = 1024
+"""Messages that wait for a listener; more are dropped."""
+FAILURES = (NatsError, ApiError, BrokerUnavailable, OSError)
+"""What ends one consumer, and never its follower."""
 
 
-@dataclass(slots=True)
-class Cursor:
-    """How far a follower has come: the last sequence it is done with, and that message's time."""
+class Flow:
+    """How many messages to ask for: as many as the link brings in a while, by recent sizes."""
 
-    deliver: Deliver
-    sequence: int = 0
-    time_ns: int = 0
+    def __init__(self, most: int | None, size: int) -> None:
+        self.bounds = IN_FLIGHT_BYTES if most is None else BULK_BYTES
+        self._left = sys.maxsize if most is None else most
+        self._coming = 0
+        self._size = size
+        self._began_s = asyncio.get_running_loop().time()
+        self._came_bytes = 0
 
-    def began_anew(self, state: dict[str, Any]) -> bool:
-        """Tell whether the stream is another one than the one that the cursor came from.
+    def came(self, size: int) -> None:
+        """Note that a message of that many bytes has come."""
+        self._coming -= 1
+        self._came_bytes += size
+        self._size = max(size, int(0.9 * self._size))
 
-        Either it is shorter, or its oldest message lies behind the cursor and yet is younger.
-        """
-        if state["last_seq"] < self.sequence:
-            return True
-        if not self.time_ns or not state["messages"] or state["first_seq"] > self.sequence:
-            return False
-        return nanoseconds(state["first_ts"]) > self.time_ns
+    def unsent(self, number: int | None) -> None:
+        """Note that a request ended and so many of its messages will not come; None: all."""
+        number = self._coming if number is None else number
+        self._coming -= number
+        self._left += number
 
-    def consumer(self) -> dict[str, Any]:
-        """Return the part of a consumer's settings that says where it begins."""
-        if self.sequence:
-            return {"deliver_policy": "by_start_sequence", "opt_start_seq": self.sequence + 1}
-        if self.deliver is Deliver.LAST_PER_SUBJECT:
-            return {"deliver_policy": "last_per_subject"}
-        return {"deliver_policy": "all"}
+    def more(self) -> int:
+        """Return how many messages to ask for now, and count them as coming."""
+        ahead = self._ahead()
+        if self._coming > ahead // 2:
+            return 0
+        self._coming = max(0, self._coming)
+        number = min(self._left, ahead - self._coming)
+        self._left -= number
+        self._coming += number
+        return number
+
+    def _ahead(self) -> int:
+        took_s = asyncio.get_running_loop().time() - self._began_s
+        least, most = self.bounds
+        in_flight = min(most, max(least, int(BULK_S * self._came_bytes / max(1e-3, took_s))))
+        return max(LEAST_AHEAD, min(MOST_AHEAD, in_flight // max(1, self._size)))
 
 
 class Puller:
@@ -93,11 +107,8 @@ class Puller:
     def __init__(self, connection: Connection, stream: str, most: int | None = None) -> None:
         self._connection = connection
         self._stream = stream
-        self._left = sys.maxsize if most is None else most
+        self._flow = Flow(most, connection.max_payload)
         self._terms = ENDLESS if most is None else {"no_wait": True}
-        self._patience_s = MISSED_S if most is None else connection.options.request_timeout_s
-        self._bounds = (IN_FLIGHT_BYTES, IN_FLIGHT_BYTES) if most is None else BULK_BYTES
-        self._began_s = self._came_bytes = 0.0
         self.silent = False
         """Whether nothing has come for longer than anything should take."""
         self._name = f"skerry-{secrets.token_hex(8)}"
@@ -106,13 +117,11 @@ class Puller:
         self._arrived: deque[Msg] = deque()
         self._wake = asyncio.Event()
         self._broken = False
-        self._coming = 0
-        self._size = connection.max_payload
         self._delivered = 0
 
     async def open(self, patterns: Sequence[str], cursor: Cursor) -> None:
         """Make the consumer and ask for the first messages."""
-        config = cursor.consumer() | {
+        config = _beginning(cursor) | {
             "name": self._name,
             "ack_policy": "none",
             "filter_subjects": list(patterns),
@@ -135,7 +144,6 @@ class Puller:
             self._subscription = await client.subscribe(
                 self._inbox, cb=self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
             )
-        self._began_s = asyncio.get_running_loop().time()
         await self._pull()
 
     async def close(self) -> None:
@@ -155,59 +163,41 @@ class Puller:
                     return None
                 continue
             msg = self._arrived.popleft()
-            status = status_of(msg)
-            if not status:
-                delivery = delivery_of(msg)
-                if delivery.consumer_seq != self._delivered + 1:
+            if not msg.reply.startswith(DELIVERED):
+                if not await self._heed(msg):
                     return None
-                self._delivered += 1
-                await self._count(len(msg.data))
-                return delivered_record(msg, delivery)
-            if not await self._heed(status, msg):
+                continue
+            number, record = delivery_of(msg)
+            if number != self._delivered + 1:
                 return None
+            self._delivered = number
+            self._flow.came(len(record.payload))
+            await self._pull()
+            return record
 
-    async def _heed(self, status: str, msg: Msg) -> bool:
+    async def _heed(self, msg: Msg) -> bool:
         """Act on a status message; False if the consumer is gone."""
+        status = status_of(msg)
         if status == "100":
             return True
         headers = {str(getattr(k, "value", k)): v for k, v in (msg.headers or {}).items()}
         text = headers.get("Description", "").lower()
         if status not in ("408", "409") or not text.startswith(ENDED_PULL):
             return False
-        unsent = int(headers.get("Nats-Pending-Messages", self._coming))
-        self._coming -= unsent
-        self._left += unsent
-        await self._top_up()
+        unsent = headers.get("Nats-Pending-Messages")
+        self._flow.unsent(None if unsent is None else int(unsent))
+        await self._pull()
         return True
 
-    async def _count(self, size: int) -> None:
-        self._coming -= 1
-        self._came_bytes += size
-        self._size = max(size, int(0.9 * self._size))
-        await self._top_up()
-
-    async def _top_up(self) -> None:
-        if self._coming <= self._ahead() // 2:
-            await self._pull()
-
-    def _ahead(self) -> int:
-        """Return how many messages to have on their way, by the size of recent ones."""
-        took_s = asyncio.get_running_loop().time() - self._began_s
-        least, most = self._bounds
-        in_flight = min(most, max(least, int(BULK_S * self._came_bytes / max(1e-3, took_s))))
-        return max(LEAST_AHEAD, min(MOST_AHEAD, in_flight // max(1, self._size)))
-
     async def _pull(self) -> None:
-        count = min(self._left, self._ahead() - max(0, self._coming))
-        if count < 1:
+        """Ask for more messages once fewer than half as many as there may be are on their way."""
+        if (number := self._flow.more()) < 1:
             return
         request = {
-            "batch": count,
-            "max_bytes": max(self._bounds[1], self._connection.max_payload + 65_536),
+            "batch": number,
+            "max_bytes": max(self._flow.bounds[1], self._connection.max_payload + 65_536),
             **self._terms,
         }
-        self._left -= count
-        self._coming = max(0, self._coming) + count
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         try:
             await self._publish(subject, json.dumps(request).encode(), self._inbox)
@@ -221,9 +211,10 @@ class Puller:
 
     async def _wait(self) -> bool:
         """Wait for a message; False if not even a heartbeat came."""
+        patience_s = self._connection.options.request_timeout_s
         self._wake.clear()
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(MISSED_S if self._terms is ENDLESS else patience_s):
                 await self._wake.wait()
         except TimeoutError:
             self.silent = True
@@ -240,7 +231,16 @@ class Puller:
         self._wake.set()
 
 
-async def stream_state(connection: Connection, stream: str) -> dict[str, Any]:
+def _beginning(cursor: Cursor) -> dict[str, Any]:
+    """Return the part of a consumer's settings that says where it begins."""
+    if cursor.sequence:
+        return {"deliver_policy": "by_start_sequence", "opt_start_seq": cursor.sequence + 1}
+    if cursor.deliver is Deliver.LAST_PER_SUBJECT:
+        return {"deliver_policy": "last_per_subject"}
+    return {"deliver_policy": "all"}
+
+
+async def _state(connection: Connection, stream: str) -> dict[str, Any]:
     """Return the state of a stream, waiting for it to be there."""
     backoff = Backoff(None)
     while True:
@@ -254,44 +254,67 @@ async def stream_state(connection: Connection, stream: str) -> dict[str, Any]:
         await backoff.pause()
 
 
-async def place(connection: Connection, stream: str, cursor: Cursor) -> None:
-    """Move a cursor to where it must go on in the stream as it is now."""
-    state = await stream_state(connection, stream)
-    if connection.clustered and state["last_seq"] < cursor.sequence:
-        state = await settled_state(connection, stream, cursor.sequence)
-    if cursor.deliver is Deliver.NEW and not cursor.sequence:
-        cursor.sequence, cursor.deliver = state["last_seq"], Deliver.ALL
-        cursor.time_ns = nanoseconds(state["last_ts"]) if state["messages"] else 0
-    elif cursor.sequence and cursor.began_anew(state):
-        cursor.sequence, cursor.time_ns, cursor.deliver = 0, 0, Deliver.ALL
-
-
-async def settled_state(connection: Connection, stream: str, sequence: int) -> dict[str, Any]:
-    """Return the state of a stream once it reaches ``sequence`` or stays shorter for SHORTER_S."""
+async def _place(connection: Connection, stream: str, cursor: Cursor) -> None:
+    """Move a cursor to where it must go on; a replica that lags gets SHORTER_S to catch up."""
+    state = await _state(connection, stream)
     backoff = Backoff(asyncio.get_running_loop().time() + SHORTER_S)
-    while True:
-        state = await stream_state(connection, stream)
-        if state["last_seq"] >= sequence or not await backoff.pause():
-            return state
+    while connection.clustered and state["last_seq"] < cursor.sequence and await backoff.pause():
+        state = await _state(connection, stream)
+    cursor.place(extent_of(state))
 
 
 async def follow(
     connection: Connection, stream: str, patterns: Sequence[str], cursor: Cursor
 ) -> AsyncGenerator[Record]:
-    """Yield records behind the cursor for ever, or until the connection is closed by us."""
+    """Yield records after the cursor for ever, or until the connection is closed by us."""
     backoff = Backoff(None)
     while not connection.closing:
         puller = Puller(connection, stream)
         try:
-            await place(connection, stream, cursor)
+            await _place(connection, stream, cursor)
             await puller.open(patterns, cursor)
             while (record := await puller.next()) is not None:
                 backoff = Backoff(None)
-                if record.sequence <= cursor.sequence:
-                    continue  # a consumer on a replica that lags begins too early
-                cursor.sequence, cursor.time_ns = record.sequence, record.time_ns
-                yield record
-        except (NatsError, ApiError, BrokerUnavailable, OSError):
+                if record.sequence > cursor.sequence:  # on a replica that lags it begins too early
+                    cursor.move(record)
+                    yield record
+        except FAILURES:
             await backoff.pause()
         finally:
             await puller.close()
+
+
+async def listen(connection: Connection, subject: str, queue: str) -> AsyncGenerator[bytes]:
+    """Yield what is published on a subject that no stream keeps, shared with a queue group.
+
+    What is missed is gone. It begins again on each new connection.
+    """
+    backoff = Backoff(None)
+    while not connection.closing:
+        arrived: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+
+        def lost(waiting: asyncio.Queue[bytes | None] = arrived) -> None:
+            with contextlib.suppress(asyncio.QueueEmpty):
+                waiting.get_nowait()  # there is room for the end, whatever is given up for it
+            waiting.put_nowait(None)
+
+        async def arrive(msg: Msg, waiting: asyncio.Queue[bytes | None] = arrived) -> None:
+            with contextlib.suppress(asyncio.QueueFull):
+                waiting.put_nowait(msg.data)
+
+        subscription = None
+        connection.lost.add(lost)
+        try:
+            client = await connection.ready(None)
+            with cancellable():
+                subscription = await client.subscribe(subject, queue=queue, cb=arrive)
+            while (payload := await arrived.get()) is not None:
+                backoff = Backoff(None)
+                yield payload
+        except FAILURES:
+            await backoff.pause()
+        finally:
+            connection.lost.discard(lost)
+            if subscription is not None:
+                with contextlib.suppress(NatsError, OSError):
+                    await subscription.unsubscribe()

@@ -162,7 +162,7 @@ def test_second_offers_of_initial_parameters_are_not_counted_as_refused(
 
 def test_a_slow_link_makes_contributions_late(config: RunConfig, judging: Judging) -> None:
     near = run(Scenario(run=config, judging=judging))
-    slow = Link(latency_s=0.5)
+    slow = Link(latency_s=0.8)
     far = run(Scenario(run=config, judging=judging, link=slow))
     assert near.staleness == 0
     assert far.staleness > 0

@@ -1,6 +1,6 @@
-"""The transport brings everything in order, the parser takes it apart wherever it was cut.
+"""The fast client: its transport brings everything in order, its parser takes any bytes.
 
-A cancellation that nats-py drops ends the task.
+With another nats-py than the tested ones its own client is used.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ import itertools
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import cast
+from importlib.metadata import requires, version
+from typing import Any, cast
 from urllib.parse import ParseResult, urlparse
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nats.aio.client import Client
+from nats.errors import ProtocolError
+from structlog.testing import capture_logs
 
-from skerry.log.nats.transport import READ_BYTES, LeanParser, WideTransport, cancellable
+from skerry.log.nats import fast
+from skerry.log.nats.connection import cancellable
+from skerry.log.nats.fast import READ_BYTES, LeanParser, WideTransport, headers_in
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 DEADLINE_S = 20.0
@@ -84,13 +90,13 @@ async def test_all_that_is_sent_arrives_in_order_though_the_reader_is_slow() -> 
 
 
 class Heard:
-    """What a client would have been told."""
+    """What a client would have heard."""
 
     def __init__(self) -> None:
-        self.said: list[object] = []
+        self.said: list[Any] = []
 
-    async def _process_msg(self, *told: object) -> None:
-        self.said.append(told)
+    async def _process_msg(self, *message: object) -> None:
+        self.said.append(message)
 
     async def _process_ping(self) -> None:
         self.said.append("ping")
@@ -123,7 +129,63 @@ async def test_messages_are_parsed_the_same_wherever_the_stream_is_cut(sizes: li
         (8, b"some.where", b"back", body, header),
         (7, b"some.where", b"", b"", None),
     ]
-    assert all(isinstance(told[3], bytes) for told in heard.said if isinstance(told, tuple))
+    assert all(isinstance(message[3], bytes) for message in heard.said if message != "ping")
+
+
+@pytest.mark.parametrize("subject", [b"\xff", b"a\x0cb", b"a\x0b", b"HMSG", b"a" * 5_000])
+async def test_any_bytes_are_a_subject(subject: bytes) -> None:
+    heard = Heard()
+    await LeanParser(heard).parse(b"MSG %s 7 back 1\r\nx\r\nPING\r\n" % subject)
+    assert heard.said == [(7, subject, b"back", b"x", None), "ping"]
+
+
+@pytest.mark.parametrize(
+    "line", [b"MSG a", b"HMSG a 1 2", b"MSG a b c d", b"nonsense", b"", b"x" * 5000, b"x" * 2**21]
+)
+async def test_a_line_that_is_none_is_a_protocol_error(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        await LeanParser(Heard()).parse(line + b"\r\n")
+
+
+@given(st.binary(max_size=200))
+async def test_any_bytes_are_headers_or_none(block: bytes) -> None:
+    assert all(isinstance(x, str) for pair in headers_in(block).items() for x in pair)
+
+
+@pytest.mark.parametrize(
+    ("block", "found"),
+    [
+        (b"NATS/1.0\r\nA: b\r\nC:d\r\n\r\n", {"A": "b", "C": "d"}),
+        (b"NATS/1.0 503\r\n\r\n", {"Status": "503", "Description": ""}),
+        (
+            b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Stream: 7\r\n\r\n",
+            {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Stream": "7"},
+        ),
+        (b"NATS/1.0\r\nA: \xff\r\n\r\n", {"A": "\ufffd"}),
+    ],
+)
+def test_headers_are_read_as_they_were_sent(block: bytes, found: dict[str, str]) -> None:
+    assert headers_in(block) == found
+
+
+def test_the_pinned_nats_py_is_one_that_was_tested() -> None:
+    pinned = [line for line in requires("skerry") or [] if line.startswith("nats-py")]
+    assert pinned == [f"nats-py[nkeys]=={fast.TESTED_VERSIONS[-1]}"]
+    assert version("nats-py") in fast.TESTED_VERSIONS
+
+
+async def test_another_nats_py_gets_its_own_client_and_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert isinstance(fast.new_client("nats://a"), fast.FastClient)
+    monkeypatch.setattr(fast, "version", lambda _: "2.99.0")
+    fast._warn.cache_clear()
+    with capture_logs() as logs:
+        clients = [fast.new_client("nats://a") for _ in range(2)]
+    assert [type(client) for client in clients] == [Client, Client]
+    (line,) = logs
+    assert (line["event"], line["installed"]) == ("nats_client_untested", "2.99.0")
+    assert "pip install nats-py==" in line["hint"]
 
 
 async def test_a_line_ends_where_it_ends() -> None:

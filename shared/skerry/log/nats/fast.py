@@ -1,27 +1,41 @@
 # pyright: basic
-"""nats-py's transport, parser and treatment of cancellations, mended."""
+"""What replaces parts of nats-py: a client that takes in large messages with few copies.
+
+It also survives any bytes that a stored message brings. All of it rests on nats-py's private
+names, so it is used only with the versions it was tested with; any other gets nats-py's own client.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Generator
-from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import ParseResult
 
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.aio.transport import Transport
+from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
+log = structlog.get_logger()
+
+TESTED_VERSIONS = ("2.16.0",)
+"""The versions of nats-py whose private names this file knows; pyproject.toml pins one of them."""
 READ_BYTES = 512 * 1024
 """The most that one read takes from the socket. nats-py's own transport takes 32 KiB, and asyncio's
 streams copy all of it twice: half of what it costs a client to take in messages of 512 KiB. It is
 copied on from a processor's own cache, if that holds it."""
+LEAST_BYTES = 64 * 1024
+"""Nothing is taken from the socket while there is less room than this."""
+LONGEST_LINE = 1024**2
+"""No line of the protocol is longer; the longest is INFO with the addresses of a cluster."""
 SHUTDOWN_S = 2.0
 """How long a server that is left may take to say goodbye through TLS; asyncio would wait 30 s."""
 DEFAULT_PORT = 4222
-LEAST_BYTES = 64 * 1024
-"""Nothing is taken from the socket while there is less room than this."""
 
 
 class Incoming(asyncio.BufferedProtocol):
@@ -34,9 +48,7 @@ class Incoming(asyncio.BufferedProtocol):
         self._ended = False
         self._failure: Exception | None = None
         self._paused = False
-        self._came = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._closed = asyncio.Event()
+        self._came, self._writable, self._closed = (asyncio.Event() for _ in range(3))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -92,7 +104,7 @@ class Incoming(asyncio.BufferedProtocol):
     async def read(self) -> memoryview:
         """Return what has come, once something has; nothing at the end of an orderly connection.
 
-        It is in the buffer that the socket is read into: use it before anything is waited for.
+        It is in the buffer that the socket is read into: use it before the next await.
         """
         while not self._filled and not self._ended:
             await self._more()
@@ -116,7 +128,7 @@ class Incoming(asyncio.BufferedProtocol):
         return line
 
     async def drain(self) -> None:
-        """Wait until what was written may be followed by more; raises when nobody is there."""
+        """Wait until what was written may be followed by more; raises when the peer is gone."""
         await self._writable.wait()
         if self._closed.is_set():
             raise self._failure or ConnectionResetError
@@ -147,16 +159,10 @@ class WideTransport(Transport):
     def __bool__(self) -> bool:
         return True
 
-    async def connect(
-        self,
-        uri: ParseResult,
-        buffer_size: int,  # noqa: ARG002 - nats-py's signature
-        connect_timeout: int,
-    ) -> None:
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:  # noqa: ARG002 - nats-py's signature
         self.abort()  # nats-py drops the connection that never got a greeting
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(connect_timeout):
-            _, self._incoming = await loop.create_connection(
+            _, self._incoming = await asyncio.get_running_loop().create_connection(
                 Incoming, uri.hostname or "", uri.port or DEFAULT_PORT
             )
 
@@ -167,13 +173,12 @@ class WideTransport(Transport):
         buffer_size: int,  # noqa: ARG002 - nats-py's signature
         connect_timeout: int,
     ) -> None:
-        hostname = uri if isinstance(uri, str) else uri.hostname
         incoming = self._open
         try:
             async with asyncio.timeout(connect_timeout):
-                await incoming.start_tls(ssl_context, hostname)
+                await incoming.start_tls(ssl_context, uri if isinstance(uri, str) else uri.hostname)
         except BaseException as error:
-            # asyncio does not tell a protocol whose handshake failed that its connection is lost.
+            # asyncio leaves a protocol whose handshake failed in the belief that it is connected.
             incoming.transport.abort()
             incoming.connection_lost(error if isinstance(error, Exception) else None)
             raise
@@ -196,7 +201,7 @@ class WideTransport(Transport):
     def writelines(self, payload: list[bytes]) -> None:
         self._open.transport.writelines(payload)
 
-    # nats-py only ever copies what it is given, so that a view does.
+    # The parser copies what it is given, so that a view does.
     async def read(self, buffer_size: int) -> memoryview:  # type: ignore[override]  # noqa: ARG002
         return await self._open.read()
 
@@ -227,27 +232,111 @@ class Backlog(bytearray):
 
 
 class LeanParser(Parser):
-    """nats-py's parser, which makes each payload of a slice of its buffer: one copy less."""
+    """A parser that makes each payload with one copy, and takes any bytes for a subject.
+
+    nats-py's own takes a form feed for the end of a subject, and calls that a protocol error. It
+    still reads whatever is not a message.
+    """
 
     def reset(self) -> None:
-        super().reset()
         self.buf = Backlog()
+        self._words: list[bytes] = []
+        self._others = Parser(self.nc)
+
+    async def parse(self, data: bytes = b"") -> None:
+        buf: Any = self.buf
+        buf.extend(data)
+        try:
+            while buf:
+                if not self._words and not await self._next_line(buf):
+                    return
+                if self._words and not await self._next_message(buf):
+                    return
+        except (ValueError, IndexError) as error:
+            msg = "nats: unknown protocol"
+            raise ProtocolError(msg) from error
+
+    async def _next_line(self, buf: Any) -> bool:
+        """Read a line, if all of it is there; ValueError if it is none."""
+        if (end := buf.find(b"\r\n")) < 0:
+            if len(buf) < LONGEST_LINE:
+                return False
+            raise ValueError
+        line = bytes(buf[: end + 2])
+        del buf[: end + 2]
+        if line.startswith((b"MSG ", b"HMSG ")):
+            self._words = line[:-2].split(b" ")
+        else:
+            await self._others.parse(line)
+            if self._others.buf:
+                raise ValueError
+        return True
+
+    async def _next_message(self, buf: Any) -> bool:
+        """Read what a line announced, if all of it is there."""
+        kind, subject, sid, *rest, last = self._words
+        size, header_size = int(last), int(rest.pop()) if kind == b"HMSG" else 0
+        if len(buf) < size + 2:
+            return False
+        header = bytes(buf[:header_size]) if header_size else None
+        payload = bytes(buf[header_size:size])
+        del buf[: size + 2]
+        self._words = []
+        reply = rest[0] if rest else b""
+        await self.nc._process_msg(int(sid), subject, reply, payload, header)  # noqa: SLF001
+        return True
 
 
-@contextmanager
-def cancellable() -> Generator[None]:
-    """Cancel the running task after all if a cancellation was dropped inside.
+def headers_in(block: bytes) -> dict[str, str]:
+    """Read a header block, status line included, whatever bytes it has."""
+    first, *lines = block.split(b"\r\n")
+    found: dict[str, str] = {}
+    code, _, description = first[len(b"NATS/1.0") :].strip().partition(b" ")
+    if code.isdigit():
+        found |= {"Status": code.decode(), "Description": description.decode(errors="replace")}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if colon:
+            found[name.strip().decode(errors="replace")] = value.strip().decode(errors="replace")
+    return found
 
-    nats-py drops one that comes while it flushes, and its asyncio.wait_for, on Python 3.11, one
-    that comes together with the answer: the caller would run on for ever.
-    """
-    cancels = _cancels()
-    yield
-    if _cancels() > cancels:
-        raise asyncio.CancelledError
+
+class FastClient(Client):
+    """nats-py's client on our transport and parser; no bytes of a message end its reading."""
+
+    def __init__(self, *, websocket: bool) -> None:
+        super().__init__()
+        self._ps = LeanParser(self)
+        if not websocket:
+            self._transport = WideTransport()
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        return (headers_in(headers) or None) if headers else None
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        names = subject.decode(errors="replace"), reply.decode(errors="replace")
+        return Msg(self, *names, data=data, headers=headers, _sid=sid)
+
+    def abort(self) -> None:
+        """Cut the connection to a server that hangs, without waiting for what is unsent."""
+        if isinstance(self._transport, WideTransport):
+            self._transport.abort()
 
 
-def _cancels() -> int:
-    """Return how often the running task has been asked to end."""
-    task = asyncio.current_task()
-    return task.cancelling() if task is not None else 0
+def new_client(urls: str) -> Client:
+    """Return a client for these servers that is not connected yet."""
+    installed = version("nats-py")
+    if installed in TESTED_VERSIONS:
+        return FastClient(websocket=urls.startswith("ws"))
+    _warn(installed)
+    return Client()
+
+
+@cache
+def _warn(installed: str) -> None:
+    """Log once that nats-py's own client is used."""
+    known = TESTED_VERSIONS[-1]
+    hint = f"reading is slower, and bad bytes can stop it: pip install nats-py=={known}"
+    log.warning("nats_client_untested", installed=installed, tested=known, hint=hint)

@@ -1,0 +1,283 @@
+"""What every client of the log does, whatever carries its requests.
+
+Message ids that nobody can guess, repeated publishes, the positions of followers and reads of many
+messages: the NATS adapter and the memory log share them, so that simulated faults test the code
+that runs in production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from skerry.errors import BrokerUnavailable, BusError, Conflict, first_cause
+from skerry.log.base import MSG_ID, Deliver, Expect, Receipt, Record, StreamSpec
+from skerry.log.streams import stream_of
+from skerry.tasks import TaskGroup
+
+ATTEMPTS_WORTH = 4
+"""Calls that are safe to repeat go on for this many request timeouts."""
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+FRESH_IDS = 3
+"""A broker that calls this many new ids duplicates of other messages is not asked again."""
+AT_ONCE = 8
+"""Reads of single messages in flight at a time."""
+
+
+class NoAnswer(Exception):
+    """One attempt without an answer; ``sent``: the broker may have acted on it."""
+
+    def __init__(self, reason: str = "no answer", *, sent: bool = True) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+class NotNow(Exception):
+    """One attempt that the broker refused for a moment: nothing was stored, ask again."""
+
+
+class Backoff:
+    """Growing pauses between attempts, none of them beyond a deadline on the loop's clock."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+        self._pause = FIRST_PAUSE_S
+
+    async def pause(self) -> bool:
+        """Wait a little; False if the deadline has passed."""
+        left = float("inf")
+        if self.deadline is not None:
+            left = self.deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(self._pause, left))
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        return True
+
+
+class Message(NamedTuple):
+    """What one publish sends; ``headers`` are its own, without id and expectation."""
+
+    subject: str
+    payload: bytes
+    msg_id: str | None
+    expect: Expect | None
+    headers: dict[str, str]
+
+
+class Broker(Protocol):
+    """What a publisher needs of the broker. Reads wait as the port's do."""
+
+    async def store(self, message: Message, deadline: float) -> Receipt:
+        """Store a message in one attempt.
+
+        Raises NoAnswer, NotNow, Conflict, or the error that no further attempt would change.
+        """
+        ...
+
+    async def last(self, subject: str) -> Record | None:
+        """Return the newest message on a subject, or None."""
+        ...
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        """Return the message with that sequence, or None if it is gone."""
+        ...
+
+    async def exists(self, stream: str, deadline: float) -> bool:
+        """Return True if there is a stream of that name."""
+        ...
+
+    async def create(self, spec: StreamSpec) -> object:
+        """Create a stream, or change it to what the spec says."""
+        ...
+
+    def unavailable(self, seconds: float) -> BrokerUnavailable:
+        """Return the error for a deadline that has passed."""
+        ...
+
+    def not_stored(self, subject: str, seconds: float) -> BusError:
+        """Return the error for a broker that answers and yet does not store a message."""
+        ...
+
+
+@dataclass(slots=True)
+class Publisher:
+    """Publishes through whatever happens to the broker, each message once.
+
+    ``key`` makes ids that nobody outside this process can predict, and that stay the same over its
+    retries and reconnects. ``memory_streams`` are created again when a restart has lost them.
+    """
+
+    broker: Broker
+    key: bytes
+    timeout_s: float
+    patience_s: float
+    memory_streams: dict[str, StreamSpec] = field(default_factory=dict[str, StreamSpec])
+
+    async def publish(self, message: Message, deadline: float) -> Receipt:
+        """Store a message by the deadline, or raise the reason why not.
+
+        A server whose disk is full leaves publishes unanswered but answers everything else; so
+        does, for a moment, one that has just come back. Hence one attempt more.
+        """
+        try:
+            return await self._store(message, deadline, unsure=False)
+        except BrokerUnavailable:
+            if message.msg_id is None:
+                raise
+        await self.broker.exists(stream_of(message.subject), self._now() + self.timeout_s)
+        try:
+            return await self._store(message, self._now() + self.timeout_s, unsure=True)
+        except BrokerUnavailable as e:
+            waited_s = self.patience_s + self.timeout_s
+            raise self.broker.not_stored(message.subject, waited_s) from e
+
+    async def _store(self, message: Message, deadline: float, *, unsure: bool) -> Receipt:
+        """Send until the broker has the message; ``unsure``: it may have from an earlier attempt.
+
+        An acknowledgement that calls it a duplicate is believed only if what is stored is ours.
+        """
+        subject, backoff, fresh = message.subject, Backoff(deadline), 0
+        while True:
+            sent = self._with_id(message, fresh)
+            try:
+                receipt = await self.broker.store(sent, deadline)
+                if not receipt.duplicate or await self._is_ours(sent, receipt.sequence):
+                    return receipt
+                fresh += 1
+            except Conflict:
+                ours = await self._own_write(sent) if unsure else None
+                if ours is None:
+                    raise
+                return ours
+            except NotNow:
+                pass
+            except NoAnswer as e:
+                unsure = unsure or e.sent
+                if e.sent and message.msg_id is None:
+                    raise self.broker.unavailable(self.patience_s) from e
+                if not e.sent:
+                    await self._check_stream(subject, deadline)
+            if not await backoff.pause():
+                raise self.broker.unavailable(self.patience_s)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _with_id(self, message: Message, fresh: int) -> Message:
+        """Add what nobody can predict to a message's id: ids are shared by a whole stream."""
+        if message.msg_id is None:
+            return message
+        if fresh > FRESH_IDS:
+            msg = f"The broker calls each message on {message.subject} a duplicate of another one."
+            raise BusError(msg)
+        named = f"{fresh}/{message.msg_id}".encode()
+        secret = hashlib.blake2b(named, key=self.key, digest_size=12).hexdigest()
+        return message._replace(msg_id=f"{message.msg_id}.{secret}")
+
+    async def _is_ours(self, message: Message, sequence: int) -> bool:
+        """Return True unless another message is stored there.
+
+        One that retention has dropped meanwhile was ours: nobody else could have known its id.
+        """
+        record = await self.broker.get(stream_of(message.subject), sequence)
+        mine = (message.subject, message.payload)
+        return record is None or (record.subject, record.payload) == mine
+
+    async def _own_write(self, message: Message) -> Receipt | None:
+        """Return the receipt of our own write whose acknowledgement was lost, if it was that."""
+        record = await self.broker.last(message.subject)
+        if record is None or message.msg_id is None or record.payload != message.payload:
+            return None
+        ours = record.headers.get(MSG_ID) == message.msg_id
+        return Receipt(record.sequence, duplicate=True) if ours else None
+
+    async def _check_stream(self, subject: str, deadline: float) -> None:
+        """Raise BusError if nobody answers because the stream does not exist.
+
+        A single server forgets a memory stream altogether when it restarts.
+        """
+        stream = stream_of(subject)
+        if await self.broker.exists(stream, deadline):
+            return
+        if stream not in self.memory_streams:
+            msg = (
+                f"No stream takes {subject}: declare the run's streams first ({stream} is missing)."
+            )
+            raise BusError(msg)
+        await self.broker.create(self.memory_streams[stream])
+
+
+class Extent(NamedTuple):
+    """Where a stream begins and ends; times are 0 where it holds nothing."""
+
+    first_seq: int
+    first_ns: int
+    last_seq: int
+    last_ns: int
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far a follower has come: the last sequence it is done with, and that message's time."""
+
+    deliver: Deliver
+    sequence: int = 0
+    time_ns: int = 0
+
+    def move(self, record: Record) -> None:
+        """Note that a message was delivered."""
+        self.sequence, self.time_ns = record.sequence, record.time_ns
+
+    def place(self, stream: Extent) -> None:
+        """Move to where the follower must go on in the stream as it is now."""
+        if self.deliver is Deliver.NEW and not self.sequence:
+            self.deliver = Deliver.ALL
+            self.sequence, self.time_ns = stream.last_seq, stream.last_ns
+        elif self.sequence and self._of_another(stream):
+            self.deliver = Deliver.ALL
+            self.sequence = self.time_ns = 0
+
+    def _of_another(self, stream: Extent) -> bool:
+        """Return True if the stream is not the one that this cursor came from.
+
+        Either it is shorter, or its oldest message is at or before the cursor and yet is younger.
+        """
+        if stream.last_seq < self.sequence:
+            return True
+        if not self.time_ns or not stream.first_ns or stream.first_seq > self.sequence:
+            return False
+        return stream.first_ns > self.time_ns
+
+
+async def one_by_one(
+    get: Callable[[str, int], Awaitable[Record | None]], stream: str, sequences: Sequence[int]
+) -> AsyncGenerator[Record]:
+    """Yield messages by their sequences up to the first that is gone, each by a request."""
+    left, size = deque(sequences), 1  # after a gap the next one is gone, most likely
+    while left:
+        wanted = [left.popleft() for _ in range(min(size, len(left)))]
+        for record in await _together(get, stream, wanted):
+            if record is None:
+                return
+            yield record
+        size = AT_ONCE
+
+
+async def _together(
+    get: Callable[[str, int], Awaitable[Record | None]], stream: str, sequences: Sequence[int]
+) -> list[Record | None]:
+    async def one(sequence: int) -> Record | None:
+        return await get(stream, sequence)
+
+    try:
+        async with TaskGroup() as group:
+            tasks = [group.create_task(one(sequence)) for sequence in sequences]
+    except BaseExceptionGroup as errors:
+        raise first_cause(errors) from None
+    return [task.result() for task in tasks]

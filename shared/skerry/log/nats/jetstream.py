@@ -1,0 +1,192 @@
+# pyright: basic
+"""JetStream's own shapes, there and back: stream settings, listings and stored messages.
+
+A stored message comes in three shapes: a direct get's answer, a leader's JSON and what a consumer
+delivers. What its sender put into it never makes it anything else: the broker's own marks, a
+sequence or an acknowledgement's subject, are looked at before any status.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from nats.aio.msg import Msg
+
+from skerry.log.base import MSG_ID, Record, Retention, Room, Storage, StreamInfo, StreamSpec
+from skerry.log.client import Extent, Message
+from skerry.log.nats.fast import headers_in
+
+NANOSECONDS = 1_000_000_000
+EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+SEQUENCE = "Nats-Sequence"
+"""In each answer to a direct get that is a message: the server writes it after the sender's own."""
+DELIVERED = "$JS.ACK."
+"""How the reply subject of each message begins that a consumer delivered."""
+PLAIN_TOKENS = 9
+"""Tokens of ``$JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<time>.<pending>``; with a
+domain there are two more before the stream."""
+
+
+class Delivery(NamedTuple):
+    """A message that a consumer delivered, and its number there."""
+
+    number: int
+    record: Record
+
+
+def nanoseconds(stamp: str) -> int:
+    """Return an RFC 3339 UTC time with up to nine decimals as nanoseconds since the epoch."""
+    whole, _, rest = stamp.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return seconds * NANOSECONDS + int(rest.ljust(9, "0")[:9] or 0)
+
+
+def sent_headers(message: Message) -> dict[str, str]:
+    """Return the headers of a publish, with its id and its expectation."""
+    headers = dict(message.headers)
+    if message.msg_id is not None:
+        headers[MSG_ID] = message.msg_id
+    if message.expect is not None:
+        headers[EXPECT_SEQUENCE] = str(message.expect.sequence)
+        if message.expect.subject != message.subject:
+            headers[EXPECT_SUBJECT] = message.expect.subject
+    return headers
+
+
+def status_of(msg: Msg) -> str:
+    """Return the broker's status code if that is all the message is, or ''."""
+    headers = msg.headers
+    if msg.data or not headers or SEQUENCE in headers or msg.reply.startswith(DELIVERED):
+        return ""
+    return headers.get("Status", "")
+
+
+def direct_record(msg: Msg) -> Record:
+    """Read the answer to a direct get."""
+    headers = msg.headers or {}
+    return Record(
+        subject=headers["Nats-Subject"],
+        sequence=int(headers[SEQUENCE]),
+        time_ns=nanoseconds(headers["Nats-Time-Stamp"]),
+        payload=msg.data,
+        headers=_own(headers),
+    )
+
+
+def leader_record(message: Mapping[str, Any]) -> Record:
+    """Read the message in a leader's answer, which is JSON with everything in base64."""
+    return Record(
+        subject=message["subject"],
+        sequence=message["seq"],
+        time_ns=nanoseconds(message["time"]),
+        payload=base64.b64decode(message.get("data", "")),
+        headers=_own(headers_in(base64.b64decode(message.get("hdrs", "")))),
+    )
+
+
+def delivery_of(msg: Msg) -> Delivery:
+    """Read a message that a consumer delivered."""
+    tokens = msg.reply.split(".")
+    at = 5 if len(tokens) == PLAIN_TOKENS else 7
+    sequence, number, time_ns = (int(token) for token in tokens[at : at + 3])
+    return Delivery(number, Record(msg.subject, sequence, time_ns, msg.data, _own(msg.headers)))
+
+
+def _own(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a message's headers without the broker's, except its message id."""
+    if not headers:
+        return {}
+    return {k: v for k, v in headers.items() if k == MSG_ID or not k.startswith("Nats-")}
+
+
+def config_of(spec: StreamSpec) -> dict[str, Any]:
+    """Return the stream's settings as JetStream wants them.
+
+    Only a window drops its oldest messages: elsewhere a bound refuses new ones. What is kept for
+    ever cannot be deleted or purged message by message. Its small records repeat each other's names
+    and so take a third of the room compressed (when a block is full); payloads are packed already.
+    """
+    for_ever = spec.retention is Retention.EVERYTHING
+    window = spec.duplicate_window_s
+    if spec.max_age_s > 0:
+        window = min(window, spec.max_age_s)
+    return {
+        "name": spec.name,
+        "subjects": list(spec.subjects),
+        "retention": "limits",
+        "storage": spec.storage.value,
+        "discard": "old" if spec.retention is Retention.WINDOW else "new",
+        "max_msgs_per_subject": 1 if spec.retention is Retention.LAST_PER_SUBJECT else -1,
+        "max_bytes": spec.max_bytes if spec.max_bytes > 0 else -1,
+        "max_age": int(spec.max_age_s * NANOSECONDS),
+        "num_replicas": spec.replicas,
+        "duplicate_window": int(window * NANOSECONDS),
+        "allow_direct": True,
+        "deny_delete": for_ever,
+        "deny_purge": for_ever,
+        "compression": "s2" if for_ever else "none",
+    }
+
+
+def spec_of(config: Mapping[str, Any]) -> StreamSpec:
+    """Return what a stream's settings amount to."""
+    retention = Retention.WINDOW
+    if config.get("max_msgs_per_subject") == 1:
+        retention = Retention.LAST_PER_SUBJECT
+    elif config.get("discard") == "new":
+        retention = Retention.EVERYTHING
+    return StreamSpec(
+        name=config["name"],
+        subjects=tuple(config.get("subjects", ())),
+        retention=retention,
+        storage=Storage(config["storage"]),
+        max_bytes=config.get("max_bytes", -1),
+        max_age_s=config.get("max_age", 0) / NANOSECONDS,
+        replicas=config.get("num_replicas", 1),
+        duplicate_window_s=config.get("duplicate_window", 0) / NANOSECONDS,
+    )
+
+
+def hidden_changes(spec: StreamSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the differences in settings that no StreamSpec has a word for."""
+    wanted = config_of(spec)
+    names = ("allow_direct", "deny_delete", "deny_purge")
+    return tuple(
+        f"stream {spec.name}: {name} is off, should be on; changed"
+        for name in names
+        if wanted[name] and not config.get(name, False)
+    )
+
+
+def info_of(reply: Mapping[str, Any]) -> StreamInfo:
+    """Read one entry of a stream listing."""
+    state = reply["state"]
+    return StreamInfo(
+        name=reply["config"]["name"],
+        messages=state["messages"],
+        bytes=state["bytes"],
+        first_seq=state["first_seq"],
+        last_seq=state["last_seq"],
+        spec=spec_of(reply["config"]),
+    )
+
+
+def extent_of(state: Mapping[str, Any]) -> Extent:
+    """Read where a stream begins and ends; an empty one has no times."""
+    first, last = state["first_seq"], state["last_seq"]
+    if not state["messages"]:
+        return Extent(first, 0, last, 0)
+    return Extent(first, nanoseconds(state["first_ts"]), last, nanoseconds(state["last_ts"]))
+
+
+def rooms_of(reply: Mapping[str, Any]) -> tuple[Room, ...]:
+    """Read how full an account is; limits by number of replicas are not reported."""
+    limits = reply["limits"]
+    return (
+        Room(Storage.FILE, reply["storage"], max(0, limits.get("max_storage", 0))),
+        Room(Storage.MEMORY, reply["memory"], max(0, limits.get("max_memory", 0))),
+    )

@@ -1,0 +1,37 @@
+"""What tests of the log share: small streams, and reads that end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from skerry.log.streams import specs as specs_of_run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from skerry.log.base import Record, StreamSpec
+
+DEADLINE_S = 60.0
+WINDOW_BYTES = 64 * 1024**2
+"""A stream's bound is taken out of the broker's room when it is created: a small one will do."""
+
+
+def specs(
+    run: str, *, window_bytes: int = WINDOW_BYTES, replicas: int = 1
+) -> tuple[StreamSpec, ...]:
+    """Return the streams of a run, with a window that fits small brokers."""
+    return specs_of_run(run, window_bytes=window_bytes, replicas=replicas)
+
+
+async def all_of(records: AsyncGenerator[Record]) -> list[Record]:
+    """Return every record of a reading that ends."""
+    async with asyncio.timeout(DEADLINE_S), aclosing(records):
+        return [record async for record in records]
+
+
+async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
+    """Return the next records of a follower, which goes on."""
+    async with asyncio.timeout(DEADLINE_S):
+        return [await anext(records) for _ in range(count)]

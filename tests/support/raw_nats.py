@@ -1,0 +1,49 @@
+"""A publisher of bytes that no client library would send."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+CONNECT = (
+    b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"protocol":1}\r\nSUB raw.ack 1\r\n'
+)
+
+
+class RawPublisher:
+    """One connection that speaks the protocol by hand."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def publish(self, subject: bytes, payload: bytes = b"", header: bytes = b"") -> None:
+        """Send one message and wait until it is stored; raises what the server says against it."""
+        sizes = b"%d" % (len(header) + len(payload))
+        verb, sizes = (b"HPUB", b"%d %s" % (len(header), sizes)) if header else (b"PUB", sizes)
+        parts = (verb, subject, b"raw.ack", sizes)
+        self._writer.write(b"%s\r\n%s%s\r\n" % (b" ".join(parts), header, payload))
+        while not (line := await self._reader.readline()).startswith(b"MSG"):
+            if not line or line.startswith(b"-ERR"):
+                raise ConnectionError(line)
+        answer = await self._reader.readline()
+        if b'"error"' in answer:
+            raise ConnectionError(answer)
+
+
+@asynccontextmanager
+async def raw_publisher(url: str) -> AsyncGenerator[RawPublisher]:
+    """Connect to the first of some comma-separated servers."""
+    at = urlparse(url.split(",", maxsplit=1)[0])
+    reader, writer = await asyncio.open_connection(at.hostname, at.port)
+    try:
+        await reader.readline()
+        writer.write(CONNECT)
+        yield RawPublisher(reader, writer)
+    finally:
+        writer.close()
