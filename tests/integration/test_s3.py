@@ -198,11 +198,13 @@ class TestSkerry01:
             b"[]",
             b'{"manifest": 7}',
             b'{"files.v1": {"a": [{"key": "../../other/parts/x", "size": 1}]}}',
-            b'{"files.v1": {"a": [{"key": "%s", "size": 9999999999}]}}' % (b"0" * 64),
+            b'{"files.v1": {"a": [{"key": "%s", "size": 1}]}}' % (b"0" * 64),
+            b'{"files.v1": {"a": [{"key": "%s", "size": 1}]}}' % (b"1" * 64),
         ],
     )
     def test_an_entry_that_makes_no_sense_is_refused(self, store: S3Store, entry: bytes) -> None:
         obstore.put(store._client, "entries/first.json", entry)
+        obstore.put(store._client, f"parts/{'1' * 64}", bytes(9_000_000))  # larger than any part
         for file in (MANIFEST, "a"):
             with pytest.raises(CheckpointCorrupt, match="its entry cannot be read"):
                 store.open("first", file)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from skerry.errors import BrokerUnavailable
 from skerry.log import state
 from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.protocol.messages import Commit, Manifest
 from skerry.settings.models import RunConfig
 from skerry.store.base import Store
 from skerry.store.checkpoint import fragments, plan_of, read_manifest
@@ -71,6 +74,26 @@ def flip_bit(path: Path, position: int, bit: int = 0) -> Callable[[], object]:
     damaged[position] ^= 1 << bit
     path.write_bytes(damaged)
     return lambda: path.write_bytes(whole)
+
+
+def dying_at_the_second(
+    written: list[Manifest] | None = None,
+) -> Callable[..., Awaitable[Manifest]]:
+    """Return a ``StateWriter.commit`` that loses the broker at fragment 1."""
+    whole = StateWriter.commit
+
+    async def commit(
+        self: StateWriter, commit: Commit, parts: list[NewPart], held: Manifest | None
+    ) -> Manifest:
+        if commit.fragment == 1:
+            msg = "The broker went away."
+            raise BrokerUnavailable(msg)
+        manifest = await whole(self, commit, parts, held)
+        if written is not None:
+            written.append(manifest)
+        return manifest
+
+    return commit
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Command line of the checkpointer: parse first, import what is heavy afterwards."""
+"""The command line of the checkpointer; it parses before it imports anything heavy."""
 
 from __future__ import annotations
 
@@ -51,18 +51,17 @@ def restore(
     *,
     replace: Replace = False,
 ) -> None:
-    """Start a run from a checkpoint, in a broker without it, or put a run's state back.
+    """Start a run from a checkpoint in a broker without it, or put a run's state back.
 
-    Into a log without the run: its versions go on where the checkpoint's end. Whoever still works
-    on a run of that name, although its log is gone, has to be stopped first. ``--set
-    train.steps=…`` and ``--set train.duration_s=…`` say how long it goes on; all else is as the
-    checkpoint has it.
+    Into a log without the run: its versions go on where the checkpoint's end. First stop all
+    processes that still work on a run of that name whose log is gone. ``--set train.steps=…`` and
+    ``--set train.duration_s=…`` set how long it goes on; all else is as the checkpoint has it.
 
     With --replace, into a log that has the run but lost a part of it, or was rolled back. Stop the
     run first. Each fragment that is older there than in the checkpoint, or cannot be read any more,
-    is committed anew from the checkpoint, as the version after the newest that the ledger knows,
+    is committed from the checkpoint, as the version after the newest that the ledger knows,
     "restored from … at version …". Members and cursors stay. What is newer than the checkpoint is
-    not touched; where nothing is lost, that refuses the command.
+    not touched; if nothing is lost, the command is refused.
     """
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
@@ -72,19 +71,21 @@ def restore(
         extends, machine = commands.split_sets(set_ or [])
         local = _local(nats, config, machine)
         bus = bus_from(local.nats, "restore")
-    run_service(commands.restored(bus, checkpoint, run, extends, local.store, replace=replace))
+    run_service(
+        commands.print_restored(bus, checkpoint, run, extends, local.store, replace=replace)
+    )
 
 
 @checkpoints.command("list")
 def list_command(
     run: OneRun = None, config: Config = None, set_: Sets = None, *, as_json: AsJson = False
 ) -> None:
-    """List what lies below store.path or store.url, oldest first."""
+    """List the checkpoints below store.path or store.url, oldest first."""
     from skerry.service.entry import exit_on_error
     from skerry_checkpointer import commands
 
     with exit_on_error():
-        commands.listed(_local(None, config, set_).store, run, as_json=as_json)
+        commands.print_list(_local(None, config, set_).store, run, as_json=as_json)
 
 
 @checkpoints.command()
@@ -96,7 +97,7 @@ def verify(
     from skerry_checkpointer import commands
 
     with exit_on_error():
-        commands.verified(checkpoint, _local(None, config, set_).store, as_json=as_json)
+        commands.print_verified(checkpoint, _local(None, config, set_).store, as_json=as_json)
 
 
 def _serve(

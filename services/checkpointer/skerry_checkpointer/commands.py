@@ -1,4 +1,4 @@
-"""What the commands beside ``run`` print: tables and progress for people, JSON for machines."""
+"""What ``skerry checkpoints`` prints: tables and progress for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -17,7 +18,8 @@ from skerry.errors import ConfigError, StoreError
 from skerry.service.stores import access_of, root_of
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.listing import all_summaries, locate
-from skerry_checkpointer.replace import Change, put_back, told
+from skerry_checkpointer.compare import span
+from skerry_checkpointer.put_back import put_back
 from skerry_checkpointer.restore import restore
 
 if TYPE_CHECKING:
@@ -26,29 +28,44 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus
     from skerry.settings.models import StoreSettings
     from skerry.store.listing import Summary
+    from skerry_checkpointer.put_back import PutBack
 
 NANOSECONDS = 1e9
 
 
-def listed(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
+def print_list(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
     """Print the checkpoints in the store that the settings name."""
     root = root_of(store)
     found = all_summaries(root, run, access_of(store))
     if as_json:
         print(json.dumps([asdict(summary) for summary in found]))
-        return
-    if not found:
+    elif not found:
         print(f"No checkpoints below {root}.")
-        return
-    titles = ("run", "checkpoint", "written", "step", "tokens", "MB", "versions", "ledger")
-    table = Table(*titles, box=None)
-    for summary in found:
-        table.add_row(*_cells(summary))
-    Console().print(table)
+    else:
+        titles = ("run", "checkpoint", "written", "step", "tokens", "MB", "versions", "ledger")
+        table = Table(*titles, box=None)
+        for summary in found:
+            table.add_row(*map(escape, _cells(summary)))
+        Console().print(table)
 
 
-def verified(path: str, store_settings: StoreSettings, *, as_json: bool) -> None:
-    """Check one checkpoint and print what it is; a damaged one exits with 1 either way."""
+def _cells(summary: Summary) -> tuple[str, ...]:
+    if summary.error:
+        return (summary.run, summary.name, "unreadable", "", "", "", summary.error, "")
+    return (
+        summary.run,
+        summary.name,
+        f"{datetime.fromtimestamp(summary.created_ns / NANOSECONDS, UTC):%Y-%m-%d %H:%M:%S}",
+        str(summary.step),
+        str(summary.tokens),
+        f"{summary.size_bytes / 1e6:.1f}",
+        span(summary.versions),
+        str(summary.ledger_sequence or "?"),
+    )
+
+
+def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -> None:
+    """Verify one checkpoint and print what it is; exit with 1 if it is damaged."""
     try:
         store, name = locate(path, access_of(store_settings))
         total = read_manifest(store, name).size_bytes
@@ -61,18 +78,14 @@ def verified(path: str, store_settings: StoreSettings, *, as_json: bool) -> None
         sys.exit(error.exit_code)
     where = store.where(name)
     if as_json:
-        facts = {
-            "run": checkpoint.run,
-            "step": checkpoint.step,
-            "tokens": checkpoint.tokens,
-            "ledger_sequence": checkpoint.ledger_sequence,
-        }
+        keys = ("run", "step", "tokens", "ledger_sequence")
+        facts = {key: getattr(checkpoint, key) for key in keys}
         print(json.dumps({"ok": True, "path": where, **facts}))
     else:
         print(f"{where} is whole: run {checkpoint.run}, step {checkpoint.step}, {total} bytes.")
 
 
-async def restored(
+async def print_restored(
     bus: Bus,
     path: str,
     run: str,
@@ -81,26 +94,33 @@ async def restored(
     *,
     replace: bool = False,
 ) -> None:
-    """Write a checkpoint into the log as ``run``, or put back what the run lacks, and say so."""
-    access = access_of(store_settings)
-    store, name = locate(path, access)
-    total = read_manifest(store, name).size_bytes
+    """Write a checkpoint into the log as ``run``, or put back what the run lost, and print it."""
     if replace and extends:
         msg = f"A run that is put back keeps its config: leave out --set {extends[0]}."
         raise ConfigError(msg, path=extends[0])
+    access = access_of(store_settings)
+    store, name = locate(path, access)
+    where, what = store.where(name), ""
     async with bus:
-        with _progress("verifying", total) as on_bytes:
-            changes: list[Change] = []
+        with _progress("verifying", read_manifest(store, name).size_bytes) as on_bytes:
             if replace:
-                changes = await put_back(bus, path, run, access=access, on_bytes=on_bytes)
+                changes = await put_back(bus, where, run, access=access, on_bytes=on_bytes)
+                what = f": {_in_words(changes)}"
             else:
-                await restore(bus, path, run, sets=extends, access=access, on_bytes=on_bytes)
-    what = f": {told(changes)}" if replace else ""
-    print(f"Run {run} is restored from {store.where(name)}{what}.")
+                await restore(bus, where, run, sets=extends, access=access, on_bytes=on_bytes)
+    print(f"Run {run} is restored from {where}{what}.")
+
+
+def _in_words(changes: Sequence[PutBack]) -> str:
+    if not changes:
+        return "every fragment is as the checkpoint has it"
+    now = span([change.version for change in changes])
+    before = span([change.saved for change in changes])
+    return f"{len(changes)} fragments written again, as version {now}, from version {before}"
 
 
 def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tell settings of the machine (``nats``, ``store``, …) from those of the run."""
+    """Return the settings of the run, and those of the machine (``nats``, ``store``, …)."""
     from skerry.settings.models import LocalSettings
     from skerry.settings.tree import split_assignment
 
@@ -115,25 +135,4 @@ def _progress(what: str, total: int) -> Generator[Callable[[int], None]]:
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
-
-        def on_bytes(count: int) -> None:
-            bar.update(task, advance=count)
-
-        yield on_bytes
-
-
-def _cells(summary: Summary) -> tuple[str, ...]:
-    if summary.error:
-        return (summary.run, summary.name, "unreadable", "", "", "", summary.error, "")
-    written = datetime.fromtimestamp(summary.created_ns / NANOSECONDS, UTC)
-    low, high = min(summary.versions), max(summary.versions)
-    return (
-        summary.run,
-        summary.name,
-        f"{written:%Y-%m-%d %H:%M:%S}",
-        str(summary.step),
-        str(summary.tokens),
-        f"{summary.size_bytes / 1e6:.1f}",
-        str(low) if low == high else f"{low}-{high}",
-        str(summary.ledger_sequence or "?"),
-    )
+        yield lambda count: bar.update(task, advance=count)

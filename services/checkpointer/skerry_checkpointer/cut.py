@@ -1,11 +1,14 @@
-"""The consistent cut: which versions make up the state after the ledger's first s records.
+"""The consistent cut: the state after the ledger's first s records, read while the run goes on.
 
-A cut is cheap, because it is metadata only: the manifest of every fragment, and the ledger sequence
-s of the newest of their commits. It is consistent when no other commit lies at or below s. Nobody
-is paused for it; a commit that comes in between only means that the next look is taken.
+A cut is metadata: the manifest of every fragment, and the ledger sequence s of the newest of their
+commits. It is consistent when no other commit is at or below s. Nothing is paused for it: a commit
+that comes in between only means that the manifests are read again. The ledger decides, not the
+manifests: with several shards, commits may enter the ledger in another order than their manifests
+were published.
 
-The ledger decides, not the manifests: where several syncers own shards of the fragments, their
-commits may enter the ledger in another order than their manifests were published.
+A fragment's version stays readable until the second commit after it begins to write (the double
+buffer of ``skerry.log.state``), so the version that was committed first is read first. If a
+fragment is overtaken nevertheless, a newer cut is taken, and only what has changed is read again.
 """
 
 from __future__ import annotations
@@ -18,21 +21,30 @@ from typing import TYPE_CHECKING
 from skerry.errors import Overtaken, StateLost
 from skerry.log.ledger import follow_commits, last_commits
 from skerry.log.loss import state_lost
-from skerry.log.state import read_manifests
+from skerry.log.state import read_manifests, read_part
 from skerry.protocol.subjects import Subjects
+from skerry.store.checkpoint import MASTER, OUTER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
     from skerry.protocol.messages import Manifest
 
+    Vector = NDArray[np.float32]
+    Keep = Callable[[Manifest, Mapping[str, Vector]], Awaitable[None]]
+
 LOOKS = 100
-"""Looks at the manifests before a run is said to commit too fast to be seen whole."""
+"""Reads of all manifests before a run counts as committing too fast."""
 LOOK_PAUSE_S = 0.01
 LEDGER_DEADLINE_S = 30.0
 """A syncer that died between a manifest and its ledger record leaves that to its successor."""
+CUTS = 10
+"""Cuts that are begun before the link counts as too slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +60,8 @@ class Cut:
         """The fragments in the order in which their slots are going to be written again."""
         return sorted(self.sequences, key=lambda fragment: self.sequences[fragment])
 
-    def same(self, other: Cut, fragment: int) -> bool:
-        """Tell whether both cuts have the fragment in one version."""
+    def has_same(self, other: Cut, fragment: int) -> bool:
+        """Return True if both cuts have the fragment in one version."""
         mine, theirs = self.manifests[fragment].commit, other.manifests[fragment].commit
         return (mine.version, mine.fence) == (theirs.version, theirs.fence)
 
@@ -61,7 +73,7 @@ async def take_cut(bus: Bus, run: str, plan: Plan) -> Cut | None:
     ledger does not get the commit of a manifest.
     """
     for _ in range(LOOKS):
-        # The ledger first: every commit behind this place is followed, so none can be missed.
+        # The ledger first: every commit after this place is followed, so none can be missed.
         after = await _before_newest(bus, run)
         manifests = await read_manifests(bus, run, plan)
         if len(manifests) < len(plan.fragments):
@@ -76,8 +88,45 @@ async def take_cut(bus: Bus, run: str, plan: Plan) -> Cut | None:
     raise Overtaken(msg)
 
 
+async def read_cut(bus: Bus, run: str, plan: Plan, cut: Cut, keep: Keep) -> Cut:
+    """Pass every fragment of a cut to ``keep``, one in memory at a time, and return the cut.
+
+    That is ``cut`` itself, or a newer one where the run went on faster than it could be read; then
+    ``keep`` gets the fragments again that have changed. Raises Overtaken after CUTS of them,
+    StateLost when the log lacks what its newest manifest names.
+    """
+    kept: set[int] = set()
+    for _ in range(CUTS):
+        if await _read(bus, run, plan, cut, kept, keep):
+            return cut
+        newer = await take_cut(bus, run, plan) or cut
+        kept = {fragment for fragment in kept if newer.has_same(cut, fragment)}
+        cut = newer
+    msg = (
+        f"Run {run!r} was committed on {CUTS} times before its fragments were read: the link to "
+        "the broker is too slow for this sync.h_steps, the checkpoint is tried again next turn."
+    )
+    raise Overtaken(msg)
+
+
+async def _read(bus: Bus, run: str, plan: Plan, cut: Cut, kept: set[int], keep: Keep) -> bool:
+    """Pass on what is not kept yet; return False as soon as a fragment was overtaken."""
+    for fragment in cut.oldest_first:
+        if fragment in kept:
+            continue
+        manifest = cut.manifests[fragment]
+        names = [p.name for p in manifest.parts if p.name == MASTER or p.name.startswith(OUTER)]
+        try:
+            parts = {name: await read_part(bus, run, plan, manifest, name) for name in names}
+        except Overtaken:
+            return False
+        await keep(manifest, parts)
+        kept.add(fragment)
+    return True
+
+
 async def _refuse_rolled_back(bus: Bus, run: str, plan: Plan) -> None:
-    """Raise StateLost if the ledger knows of versions that the state has no manifest of."""
+    """Raise StateLost if the ledger has versions that the state has no manifest of."""
     commits = await last_commits(bus, run)
     manifests = await read_manifests(bus, run, plan)  # later, so never behind by being early
     for fragment, commit in commits.items():
@@ -88,7 +137,7 @@ async def _refuse_rolled_back(bus: Bus, run: str, plan: Plan) -> None:
 
 
 async def _before_newest(bus: Bus, run: str) -> int:
-    """Return a ledger sequence behind which every fragment's newest commit lies."""
+    """Return a ledger sequence after which every fragment's newest commit comes."""
     records = await bus.last_each(Subjects(run).commits())
     return min((record.sequence for record in records), default=1) - 1
 
@@ -113,15 +162,11 @@ async def _sequences(
                 if len(found) == len(versions):
                     return found
     except TimeoutError as error:
-        raise _unwritten(run, versions, found) from error
+        missing = min(versions.keys() - found.keys())
+        msg = (
+            f"The ledger of run {run!r} has no commit of fragment {missing}, version "
+            f"{versions[missing]}, which its manifest names: the next syncer to start appends it,"
+            " or says what else is missing."
+        )
+        raise StateLost(msg) from error
     return None
-
-
-def _unwritten(run: str, versions: Mapping[int, int], found: Mapping[int, int]) -> StateLost:
-    fragment = min(versions.keys() - found.keys())
-    msg = (
-        f"The ledger of run {run!r} has no commit of fragment {fragment}, version "
-        f"{versions[fragment]}, which its manifest names: the next syncer to start appends it, or"
-        " says what else is missing."
-    )
-    return StateLost(msg)

@@ -1,4 +1,4 @@
-"""Starting a run in an empty broker from a checkpoint.
+"""Starting a new run in the log from a checkpoint.
 
 State first, the run's record last: services wait for that record, so none of them meets a run that
 is half restored, and a restore that was interrupted is simply started again.
@@ -9,43 +9,63 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from skerry.errors import ConfigError, Fenced, RunMismatch, RunNotFound, WrongPlan
+from skerry.errors import ConfigError, RunMismatch, RunNotFound, WrongPlan
 from skerry.log import ledger
 from skerry.log.state import MASTER, PARAMS, read_manifests
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import MemberRecord, RunRecord
+from skerry.protocol.messages import Commit, Manifest, MemberRecord, RunRecord
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import load, run_config_from_json, to_json
 from skerry.settings.tree import split_assignment
 from skerry.store.base import FROM_ENVIRONMENT
-from skerry.store.checkpoint import fragments, plan_of, read_manifest, verify
+from skerry.store.checkpoint import fragments, plan_of, verify
 from skerry.store.listing import locate
-from skerry_checkpointer.alive import living
-from skerry_checkpointer.survey import spread
+from skerry_checkpointer.compare import matches, span
+from skerry_checkpointer.takeover import refuse_if_alive, refusing_others, take_fences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, Manifest
     from skerry.settings.models import RunConfig
     from skerry.store.base import Store, StoreAccess
-    from skerry.store.manifest import Checkpoint, SavedFragment
+    from skerry.store.manifest import Checkpoint
+
+    OnBytes = Callable[[int], None]
+    Drafts = Mapping[int, tuple[Commit, Manifest | None]]
 
 EXTENDABLE = ("train.steps", "train.duration_s")
-RESTORER = "restore"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint that has been verified, and where it is."""
+
+    store: Store
+    name: str
+    checkpoint: Checkpoint
+    plan: Plan
+
+    @property
+    def where(self) -> str:
+        return self.store.where(self.name)
+
+
+async def open_source(
+    where: str | Path, access: StoreAccess, on_bytes: OnBytes | None = None
+) -> Source:
+    """Verify a checkpoint, or the newest in a run's folder; CheckpointCorrupt if it is damaged."""
+    store, name = await asyncio.to_thread(locate, where, access)
+    checkpoint = await asyncio.to_thread(verify, store, name, on_bytes=on_bytes)
+    return Source(store, name, checkpoint, plan_of(checkpoint, store.where(name)))
 
 
 async def restore(
@@ -55,7 +75,7 @@ async def restore(
     *,
     sets: Sequence[str] = (),
     access: StoreAccess = FROM_ENVIRONMENT,
-    on_bytes: Callable[[int], None] | None = None,
+    on_bytes: OnBytes | None = None,
 ) -> RunRecord:
     """Verify a checkpoint and write it into the log as run ``run``; versions go on from there.
 
@@ -64,18 +84,21 @@ async def restore(
         where: a checkpoint, or a run's folder for its newest one.
         run: the id of the run to create.
         sets: ``train.steps=…`` or ``train.duration_s=…``: how long the run goes on.
-        access: how buckets are reached.
-        on_bytes: told how many bytes of the files have been read, as they are.
+        access: how a remote store is reached.
+        on_bytes: is called with the number of bytes that have just been verified.
 
     Raises:
         CheckpointCorrupt: a file is damaged; nothing has been written.
-        RunMismatch: the log already holds this run, or somebody works on it; who does is named.
+        RunMismatch: the log already holds this run, or something works on it, which is named.
         ConfigError: ``sets`` changes what a checkpoint fixes.
     """
-    store, name = await asyncio.to_thread(locate, where, access)
-    checkpoint = await asyncio.to_thread(verify, store, name, on_bytes=on_bytes)
-    config = extended(checkpoint, sets)
-    await _refuse_existing(bus, run, checkpoint, config)
+    source = await open_source(where, access, on_bytes)
+    return await restore_from(bus, source, run, extended(source.checkpoint, sets))
+
+
+async def restore_from(bus: Bus, source: Source, run: str, config: RunConfig) -> RunRecord:
+    """Write a verified checkpoint into the log as run ``run``."""
+    await _refuse_existing(bus, run, source.checkpoint, config)
     await bus.declare(
         specs(
             run,
@@ -84,30 +107,30 @@ async def restore(
             window_s=config.log.window_s,
         )
     )
-    with alone(run):
-        await _write_state(bus, store, name, run, config)
-    await _write_members(bus, checkpoint, run)
+    with refusing_others(run):
+        await _write_state(bus, source, run, config)
+    for learner in source.checkpoint.learners:
+        await publish_member(bus, run, source, learner.learner, 0, learner.shard)
     record = RunRecord(
         run=run,
         config_json=to_json(config),
-        leaves=checkpoint.leaves,
-        fragments=checkpoint.fragments,
-        plan_digest=checkpoint.plan_digest,
+        leaves=source.checkpoint.leaves,
+        fragments=source.checkpoint.fragments,
+        plan_digest=source.checkpoint.plan_digest,
         created_ns=time.time_ns(),
         skerry_version=version("skerry"),
-        restored_from=store.where(name),
+        restored_from=source.where,
     )
-    created = await ledger.create_run(bus, record)
-    if created != record:
-        raise _exists(run, (), checkpoint.versions)
+    if await ledger.create_run(bus, record) != record:
+        raise _exists(run)
     return record
 
 
 def extended(checkpoint: Checkpoint, sets: Sequence[str]) -> RunConfig:
     """Return the checkpoint's config with its length changed by ``sets``."""
-    for assignment in sets:
-        path = ".".join(split_assignment(assignment)[0])
-        if path not in EXTENDABLE:
+    keys = [tuple(split_assignment(assignment)[0]) for assignment in sets]
+    for key in keys:
+        if (path := ".".join(key)) not in EXTENDABLE:
             msg = (
                 f"--set {path} cannot change in a restored run, its checkpoint fixes it: "
                 f"only {' and '.join(EXTENDABLE)} can."
@@ -115,144 +138,90 @@ def extended(checkpoint: Checkpoint, sets: Sequence[str]) -> RunConfig:
             raise ConfigError(msg, path=path)
     values = json.loads(json.dumps(checkpoint.config))
     chosen = load(None, sets, {}).run.train
-    for assignment in sets:
-        _, key = split_assignment(assignment)[0]
-        values["train"][key] = getattr(chosen, key)
+    for key in keys:
+        values["train"][key[-1]] = getattr(chosen, key[-1])
     return run_config_from_json(json.dumps(values))
 
 
 async def _refuse_existing(bus: Bus, run: str, checkpoint: Checkpoint, config: RunConfig) -> None:
-    """Raise RunMismatch if there is such a run, naming who works on it and what it holds.
+    """Raise RunMismatch if there is such a run, naming what works on it or what it holds.
 
-    Whoever works on a run whose log is gone goes on for a while, and says so at once in a broker
-    that is empty: from a newer state than the checkpoint's, a history that this log will not have.
+    Learners whose run lost its log go on for a while, and send pulses into an empty broker at once:
+    they are at a newer state than the checkpoint's, in a history that this log will not have.
     """
-    record = await _existing(bus, run)
-    known = run_config_from_json(record.config_json) if record else config
-    if names := await living(bus, run, known):
-        raise at_work(run, names)
-    if record is None:
-        return
-    commits = await ledger.last_commits(bus, run)
-    versions = [commits[f].version if f in commits else 0 for f in range(record.fragments)]
-    raise _exists(run, versions, checkpoint.versions)
-
-
-async def _existing(bus: Bus, run: str) -> RunRecord | None:
     try:
-        return await ledger.read_run(bus, run)
+        record = await ledger.read_run(bus, run)
     except RunNotFound:
-        return None
+        await refuse_if_alive(bus, run, config)
+        return
+    await refuse_if_alive(bus, run, run_config_from_json(record.config_json))
+    commits = await ledger.last_commits(bus, run)
+    held = [commits[f].version if f in commits else 0 for f in range(record.fragments)]
+    raise _exists(run, f" (version {span(held)}, the checkpoint {span(checkpoint.versions)})")
 
 
-def _exists(run: str, held: Sequence[int], saved: Sequence[int]) -> RunMismatch:
-    there = f" (version {spread(held)}, the checkpoint {spread(saved)})" if held else ""
+def _exists(run: str, versions: str = "") -> RunMismatch:
     msg = (
-        f"Run {run!r} already has state in this log{there}: restore under another --run, or into a "
-        "broker with an empty store; --replace puts back what this log lost or has older."
+        f"Run {run!r} already has state in this log{versions}: restore under another --run, or into"
+        " a broker with an empty store; --replace puts back what this log lost or has older."
     )
     return RunMismatch(msg)
 
 
-def at_work(run: str, names: Sequence[str]) -> RunMismatch:
-    """Return the refusal to touch a run that somebody works on."""
-    msg = (
-        f"Run {run!r} is alive: {', '.join(names)} just said so. Stop all of it first, or restore "
-        "under another --run."
-    )
-    return RunMismatch(msg)
-
-
-@contextmanager
-def alone(run: str) -> Generator[None]:
-    """Say who a write was refused for: somebody who has taken the fences meanwhile."""
+async def _write_state(bus: Bus, source: Source, run: str, config: RunConfig) -> None:
+    """Write what an earlier, interrupted restore has not written yet."""
     try:
-        yield
-    except Fenced as error:
-        msg = (
-            f"A syncer of run {run!r}, or another restore of it, has started meanwhile and has the"
-            " state of the run now: stop it and give the same command again, which goes on where"
-            " this one was."
-        )
-        raise RunMismatch(msg) from error
-
-
-async def all_fences(bus: Bus, run: str, plan: Plan, config: RunConfig) -> list[StateWriter]:
-    """Take the fence of every shard: a syncer that was only asleep is refused from here on."""
-    return [
-        await StateWriter.acquire(
-            bus,
-            run,
-            plan,
-            holder=RESTORER,
-            now_ns=time.time_ns(),
-            shard=shard,
-            shards=config.sync.shards,
-            chunk_bytes=config.sync.chunk_bytes,
-        )
-        for shard in range(config.sync.shards)
-    ]
-
-
-async def _write_state(bus: Bus, store: Store, name: str, run: str, config: RunConfig) -> None:
-    checkpoint = await asyncio.to_thread(read_manifest, store, name)
-    plan = plan_of(checkpoint, store.where(name))
-    await _refuse_others(bus, run, plan, checkpoint)  # before anybody is fenced off
-    writers = await all_fences(bus, run, plan, config)
-    found = await _found(run, checkpoint, writers)
-    saved = fragments(store, name)
-    while (item := await asyncio.to_thread(next, saved, None)) is not None:
-        fragment, vectors = item
-        index = fragment.commit.fragment
-        if index in found:
-            continue
-        draft = fresh_commit(fragment.commit, run, store.where(name))
-        parts = parts_of(vectors, config.sync.global_scheme)
-        await writers[index % len(writers)].commit(draft, parts, None)
-
-
-async def _refuse_others(bus: Bus, run: str, plan: Plan, checkpoint: Checkpoint) -> None:
-    """Raise RunMismatch where the log has state that is not the checkpoint's."""
-    try:
-        manifests = await read_manifests(bus, run, plan)
+        manifests = await read_manifests(bus, run, source.plan)
     except WrongPlan as error:
-        raise _exists(run, (), ()) from error
-    _refuse_unlike(run, manifests, checkpoint)
-
-
-async def _found(
-    run: str, checkpoint: Checkpoint, writers: Sequence[StateWriter]
-) -> Mapping[int, Manifest]:
-    """Return what a restore that was interrupted, or that we overtook, has already written.
-
-    Read behind our own fences: whoever wrote before them can write no more, and what it wrote is
-    not written over. Its ledger is mended, too.
-    """
+        raise _exists(run) from error
+    _refuse_unlike(run, manifests, source.checkpoint)  # before anything is fenced off
+    writers = await take_fences(bus, run, source.plan, config)
+    # Read once more: what wrote before our fences can write no more, and is not written over.
     found: dict[int, Manifest] = {}
     for writer in writers:
         found |= await writer.recover()
-    _refuse_unlike(run, found, checkpoint)
-    return found
+    _refuse_unlike(run, found, source.checkpoint)
+    drafts: Drafts = {
+        saved.commit.fragment: (fresh_commit(saved.commit, run, source.where), None)
+        for saved in source.checkpoint.state
+        if saved.commit.fragment not in found
+    }
+    await write_fragments(source, writers, config.sync.global_scheme, drafts)
 
 
 def _refuse_unlike(run: str, held: Mapping[int, Manifest], checkpoint: Checkpoint) -> None:
-    saved = {one.commit.fragment: one for one in checkpoint.state}
-    if any(not _same(manifest, saved[index]) for index, manifest in held.items()):
-        raise _exists(run, (), ())
+    """Raise RunMismatch if the log holds state that is not the checkpoint's."""
+    for saved in checkpoint.state:
+        manifest = held.get(saved.commit.fragment)
+        if manifest is not None and (
+            manifest.commit.version != saved.commit.version or not matches(manifest, saved)
+        ):
+            raise _exists(run)
 
 
-def _same(held: Manifest, saved: SavedFragment) -> bool:
-    digests = {part.name: part.digest for part in held.parts}
-    return held.commit.version == saved.commit.version and all(
-        digests.get(part.name) == part.digest for part in saved.parts
-    )
+async def write_fragments(
+    source: Source, writers: Sequence[StateWriter], scheme: str, drafts: Drafts
+) -> None:
+    """Commit the fragments that have a draft, from the checkpoint, each after its predecessor.
+
+    Learners read ``params``, which is the master in the run's global scheme.
+    """
+    saved = fragments(source.store, source.name)
+    while (item := await asyncio.to_thread(next, saved, None)) is not None:
+        fragment, vectors = item
+        index = fragment.commit.fragment
+        if index in drafts:
+            commit, previous = drafts[index]
+            params = NewPart(PARAMS, scheme, vectors[MASTER])
+            parts = [params, *(NewPart(name, "f32", vector) for name, vector in vectors.items())]
+            await writers[index % len(writers)].commit(commit, parts, previous)
 
 
 def fresh_commit(saved: Commit, run: str, origin: str) -> Commit:
     """Return the commit that begins a fragment in the new log.
 
-    Learners count incarnations and contributions anew there, so the progress table keeps what the
-    data has been used for and forgets those numbers.
+    Learners number their starts and contributions from 1 again there, so the progress table keeps
+    what the data has been used for and forgets those numbers.
     """
     now_ns = time.time_ns()
     return replace(
@@ -272,24 +241,17 @@ def fresh_commit(saved: Commit, run: str, origin: str) -> Commit:
     )
 
 
-def parts_of(vectors: Mapping[str, NDArray[np.float32]], scheme: str) -> list[NewPart]:
-    """Return what to store: learners read ``params``, which is the master in the global scheme."""
-    params = NewPart(PARAMS, scheme, vectors[MASTER])
-    return [params, *(NewPart(name, "f32", vector) for name, vector in vectors.items())]
-
-
-async def _write_members(bus: Bus, checkpoint: Checkpoint, run: str) -> None:
-    """Keep each name's data shard: its cursor, which the progress table holds, counts on that."""
-    subjects = Subjects(run)
-    for learner in checkpoint.learners:
-        member = MemberRecord(
-            run=run,
-            learner=learner.learner,
-            incarnation=0,
-            host="",
-            joined_ns=checkpoint.created_ns,
-            shard=learner.shard,
-        )
-        await bus.publish(
-            subjects.member(learner.learner), encode(member), msg_id=f"member/{learner.learner}/0"
-        )
+async def publish_member(
+    bus: Bus, run: str, source: Source, learner: str, incarnation: int, shard: int
+) -> None:
+    """Record a learner, so that its name keeps the data shard that its cursor counts on."""
+    member = MemberRecord(
+        run=run,
+        learner=learner,
+        incarnation=incarnation,
+        host="",
+        joined_ns=source.checkpoint.created_ns,
+        shard=shard,
+    )
+    msg_id = f"member/{learner}/{incarnation}"
+    await bus.publish(Subjects(run).member(learner), encode(member), msg_id=msg_id)

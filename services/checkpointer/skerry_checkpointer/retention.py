@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def keep(indices: Mapping[str, int], newest: int, every: int) -> frozenset[str]:
-    """Return the names that stay, from each name's index in the order they were written.
+    """Return the names that stay, given each name's index in the order of writing.
 
-    An index never changes when others are deleted, so that applying this after every checkpoint
-    leaves the same set as applying it once at the end.
+    Deleting never changes an index, so applying this after every checkpoint leaves the same set as
+    applying it once at the end.
 
     Args:
         indices: names and their indices, counted from 0 over all that were ever written.

@@ -1,4 +1,4 @@
-"""The checkpointer: reads consistent cuts of the global state from the log and writes them down.
+"""The checkpointer: writes consistent cuts of the global state into a store.
 
 One checkpoint as soon as every fragment has a version, one every ``checkpoint.every_s`` in which
 something was committed, one when the run is finished. It holds no state of its own: what has been
@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.errors import (
-    StoreError,
-)
+from skerry.errors import StoreError
 from skerry.log import ledger
 from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.run import plan_of
@@ -28,8 +26,7 @@ from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump, step_of
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
-from skerry_checkpointer.capture import capture
-from skerry_checkpointer.cut import take_cut
+from skerry_checkpointer.cut import read_cut, take_cut
 from skerry_checkpointer.retention import keep
 from skerry_checkpointer.writer import CheckpointWriter
 
@@ -42,8 +39,7 @@ if TYPE_CHECKING:
     from skerry.settings.models import CheckpointConfig
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint
-    from skerry_checkpointer.capture import Vector
-    from skerry_checkpointer.cut import Cut
+    from skerry_checkpointer.cut import Cut, Vector
     from skerry_checkpointer.writer import Written
 
 log = structlog.get_logger()
@@ -51,7 +47,10 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Checkpointer:
-    """One session with the log: writes checkpoints of one run into one store."""
+    """One session with the log: writes checkpoints of one run into one store.
+
+    ``is_recorded``: the ledger has the newest checkpoint, as far as could be seen at the start.
+    """
 
     bus: Bus
     record: RunRecord
@@ -59,14 +58,14 @@ class Checkpointer:
     plan: Plan
     store: Store
     known: dict[str, Checkpoint] = field(default_factory=dict[str, "Checkpoint"])
-    mended: bool = True
-    """Whether the ledger tells of the newest checkpoint, as far as one that began could see."""
+    is_recorded: bool = True
 
     @classmethod
     def of(cls, bus: Bus, record: RunRecord, store: Store) -> Checkpointer:
         """Take config and plan from the record.
 
-        Raises RunMismatch if we cut its leaves otherwise, ConfigError if we cannot read its config.
+        Raises RunMismatch if this release cuts its leaves otherwise, ConfigError if it cannot read
+        its config.
         """
         plan = plan_of(record)
         config = run_config_from_json(record.config_json, record.skerry_version).checkpoint
@@ -75,10 +74,10 @@ class Checkpointer:
     async def run(self) -> None:
         """Write checkpoints until the run is finished and its last state is saved.
 
-        A checkpoint that fails is logged and tried again at the next turn; at the end of
-        the run that raises its error, and before there is a first one a store that cannot be read.
+        A checkpoint that fails is logged and tried again at the next turn; at the end of the run
+        its error is raised, and so is that of a store which cannot be read before the first one.
         """
-        await self._mend_ledger()
+        await self._start()
         await take_turns(
             self.bus,
             self.record,
@@ -89,15 +88,15 @@ class Checkpointer:
         )
 
     async def save(self) -> Written | None:
-        """Write one checkpoint, note it in the ledger and thin out; None if nothing is new."""
+        """Write one checkpoint, record it in the ledger and thin out; None if nothing is new."""
         turn = Turn(self.record, spans.CHECKPOINT, spans.WRITE)
         with turn.working():
             return await self._save(turn)
 
     async def _save(self, turn: Turn) -> Written | None:
         await in_thread(self._look)  # before the cut: a higher index is never of an older one
-        if not self.mended:
-            await self._note_newest(await ledger.last_checkpoint(self.bus, self.record.run))
+        if not self.is_recorded:
+            await self._record_newest(await ledger.last_checkpoint(self.bus, self.record.run))
         cut = await take_cut(self.bus, self.record.run, self.plan)
         if cut is None:
             return None
@@ -107,8 +106,7 @@ class Checkpointer:
             return None
         started = time.monotonic()
         written = await self._write(cut, turn)
-        await self._note(written, time.monotonic() - started)
-        _tell(turn, written)
+        await self._announce(written, time.monotonic() - started, turn)
         await in_thread(self._thin_out)
         return written
 
@@ -117,11 +115,11 @@ class Checkpointer:
         step = step_of([manifest.commit for manifest in cut.manifests.values()])
         writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan, step)
 
-        async def keep(manifest: Manifest, parts: Mapping[str, Vector]) -> None:
+        async def add(manifest: Manifest, parts: Mapping[str, Vector]) -> None:
             await in_thread(writer.add, manifest, parts)
 
         try:
-            whole = await capture(self.bus, run, self.plan, cut, keep)
+            whole = await read_cut(self.bus, run, self.plan, cut, add)
             turn.has_read()
             members = await ledger.members(self.bus, run)
             learners = [SavedLearner(m.learner, m.shard) for m in members.values()]
@@ -135,14 +133,14 @@ class Checkpointer:
         finally:
             await in_thread(writer.discard)
 
-    async def _note(self, written: Written, took_s: float) -> None:
-        checkpoint = written.checkpoint
-        path = self.store.where(written.name)
-        self.known[written.name] = checkpoint
+    async def _announce(self, written: Written, took_s: float, turn: Turn) -> None:
+        """Log, record and trace a checkpoint that has just been written."""
+        name, checkpoint = written.name, written.checkpoint
+        self.known[name] = checkpoint
         log.info(
             "checkpoint_written",
             run=checkpoint.run,
-            path=path,
+            path=self.store.where(name),
             step=checkpoint.step,
             tokens=checkpoint.tokens,
             versions=list(checkpoint.versions),
@@ -151,7 +149,17 @@ class Checkpointer:
             took_s=round(took_s, 3),
         )
         instruments.record(metrics.CHECKPOINT_DURATION, took_s, {metrics.RUN: checkpoint.run})
-        await self._record(written.name, checkpoint)
+        await self._record(name, checkpoint)
+        turn.over(
+            [saved.commit for saved in checkpoint.state],
+            {
+                spans.CHECKPOINT_PATH: name,
+                spans.CHECKPOINT_SIZE: checkpoint.size_bytes,
+                spans.LEDGER_SEQUENCE: checkpoint.ledger_sequence,
+                spans.STEP: checkpoint.step,
+                spans.VERSIONS: checkpoint.versions,
+            },
+        )
 
     async def _record(self, name: str, checkpoint: Checkpoint) -> None:
         data, digest = dump(checkpoint)
@@ -167,38 +175,38 @@ class Checkpointer:
             ledger_sequence=checkpoint.ledger_sequence,
         )
         await ledger.record_checkpoint(self.bus, record)
-        of = {metrics.RUN: record.run}
-        instruments.record(metrics.CHECKPOINT_SIZE, record.size_bytes, of)
+        instruments.record(metrics.CHECKPOINT_SIZE, record.size_bytes, {metrics.RUN: record.run})
 
-    async def _mend_ledger(self) -> None:
-        """Note the newest checkpoint if its writer died, or lost the broker, before it could.
+    async def _start(self) -> None:
+        """Record the newest checkpoint if its writer died, or lost the broker, before it could.
 
-        A store that cannot be used is an error at once where the run has no checkpoint yet: its
-        settings are wrong. Later on it is away, which no restart mends, and is asked at each turn.
+        Raises StoreError for a store that cannot be used where the run has no checkpoint yet: its
+        settings are wrong. Later the store is only away, so a restart would not help, and it is
+        tried again at each turn.
         """
-        noted = await ledger.last_checkpoint(self.bus, self.record.run)
+        recorded = await ledger.last_checkpoint(self.bus, self.record.run)
         try:
             await in_thread(self._look)
         except StoreError as error:
-            if noted is None:
+            if recorded is None:
                 raise
             log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
-            self.mended = False
+            self.is_recorded = False
             return
-        await self._note_newest(noted)
+        await self._record_newest(recorded)
 
-    async def _note_newest(self, noted: CheckpointRecord | None) -> None:
-        self.mended = True
+    async def _record_newest(self, recorded: CheckpointRecord | None) -> None:
+        self.is_recorded = True
         if not self.known:
             return
         name, newest = max(self.known.items(), key=lambda item: item[1].age)
-        # The step is for checkpoints of format 1, which tell of no sequence.
+        # The step is for checkpoints of format 1, which have no sequence.
         mine = newest.ledger_sequence, newest.step
-        if noted is None or (noted.ledger_sequence, noted.step) < mine:
+        if recorded is None or (recorded.ledger_sequence, recorded.step) < mine:
             await self._record(name, newest)
 
     def _look(self) -> None:
-        """Sweep what dead writers left and read the manifests that are new to us."""
+        """Delete what dead writers left and read the manifests that are new to us."""
         for name in self.store.sweep():
             log.info("leftover_removed", name=name)
         names = self.store.names()
@@ -222,20 +230,6 @@ class Checkpointer:
             self.store.delete(name)
             del self.known[name]
             log.info("checkpoint_deleted", name=name)
-
-
-def _tell(turn: Turn, written: Written) -> None:
-    checkpoint = written.checkpoint
-    turn.over(
-        [saved.commit for saved in checkpoint.state],
-        {
-            spans.CHECKPOINT_PATH: written.name,
-            spans.CHECKPOINT_SIZE: checkpoint.size_bytes,
-            spans.LEDGER_SEQUENCE: checkpoint.ledger_sequence,
-            spans.STEP: checkpoint.step,
-            spans.VERSIONS: checkpoint.versions,
-        },
-    )
 
 
 async def session(bus: Bus, run: str, store: Store) -> None:

@@ -46,15 +46,14 @@ class LocalStore:
 
     def names(self) -> list[str]:
         """Return the subfolders that have a manifest; a root that does not exist has none."""
-        found = [path.name for path in self._below() if NAME.fullmatch(path.name)]
-        return [name for name in found if _may_have_manifest(self.root / name)]
+        return [path.name for path in self._below() if _may_have_manifest(path)]
 
     def folders(self) -> list[str]:
         return [path.name for path in self._below() if path.is_dir()]
 
     def _below(self) -> list[Path]:
         try:
-            return sorted(self.root.iterdir())
+            return sorted(path for path in self.root.iterdir() if NAME.fullmatch(path.name))
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -15,11 +15,13 @@ once it is a day older than the newest object in the store.
 from __future__ import annotations
 
 import hashlib
+import io
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import obstore
 from obstore.exceptions import AlreadyExistsError
@@ -28,11 +30,11 @@ from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import s3_earlier
 from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name
 from skerry.store.s3_client import connect, folders, listed, refusals
-from skerry.store.s3_reader import open_segments, segments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from _typeshed import WriteableBuffer
     from obstore import ObjectMeta
     from obstore.store import S3Store as Client
 
@@ -44,7 +46,7 @@ DEAD_S = 24 * 3600.0
 PART_BYTES = 8 * 1024**2
 MOST_PARTS = 10_000
 """S3 takes no more parts of one object, so parts of a large file are larger."""
-UPLOADS = 4
+TRANSFERS = 4
 """Parts on their way at once; they bound a writer's memory."""
 MOST_NAMES = 1000
 
@@ -89,10 +91,10 @@ class S3Store:
         path, where = f"{checked_name(name)}/{checked_name(file)}", f"{self.where(name)}/{file}"
         with refusals(where):
             try:
-                segments = segments_of(self._client, path)
+                size = obstore.head(self._client, path)["size"]
             except FileNotFoundError:
                 return s3_earlier.open_file(self._client, name, file, where)
-        return open_segments(self._client, segments, where)
+        return cast("BinaryIO", io.BufferedReader(_ObjectFile(self._client, path, size, where)))
 
     def delete(self, name: str) -> bool:
         with refusals(self.where(name)):
@@ -118,6 +120,50 @@ class S3Store:
             for name in dead:
                 _remove(self._client, drafts[name])
         return sorted(dead)
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object that is read by ranges, several at a time."""
+
+    def __init__(self, client: Client, path: str, size: int, where: str) -> None:
+        super().__init__()
+        self._client = client
+        self._path = path
+        self._size = size
+        self._where = where
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readall(self) -> bytes:
+        data = bytearray(max(0, self._size - self._at))
+        self.readinto(data)
+        return bytes(data)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        target = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
+        pieces = [target[at : at + PART_BYTES] for at in range(0, len(target), PART_BYTES)]
+        starts = range(self._at, self._at + len(target), PART_BYTES)
+        with refusals(self._where), ThreadPoolExecutor(TRANSFERS, "s3-read") as threads:
+            list(threads.map(self._fetch, starts, pieces))
+        self._at += len(target)
+        return len(target)
+
+    def _fetch(self, start: int, target: memoryview) -> None:
+        data = obstore.get_range(self._client, self._path, start=start, length=len(target))
+        if len(data) != len(target):
+            msg = f"{self._where} became shorter while it was read: use another checkpoint."
+            raise CheckpointCorrupt(msg, path=self._where)
+        target[:] = memoryview(data)
 
 
 class S3Draft:
@@ -149,7 +195,7 @@ class S3Draft:
                 hashed(),
                 use_multipart=size > part_bytes,
                 chunk_size=part_bytes,
-                max_concurrency=UPLOADS,
+                max_concurrency=TRANSFERS,
             )
         self._check_alive()
         self._files[file] = StoredFile(file, size, digest.hexdigest())

@@ -23,6 +23,7 @@ from obstore import store as stores
 from obstore.exceptions import BaseError
 
 from skerry.errors import ConfigError, StoreError
+from skerry.store.base import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -79,7 +80,8 @@ def listed(client: stores.S3Store, folder: str | None = None) -> list[ObjectMeta
 def folders(client: stores.S3Store) -> list[str]:
     """Return the names of the folders right below."""
     found = obstore.list_with_delimiter(client, "")["common_prefixes"]
-    return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+    names = [prefix.rstrip("/").rpartition("/")[2] for prefix in found]
+    return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def _keys(access: StoreAccess) -> dict[str, str]:

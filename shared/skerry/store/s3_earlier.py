@@ -15,7 +15,6 @@ import obstore
 
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store.base import MANIFEST, MOST_MANIFEST_BYTES, NAME
-from skerry.store.s3_reader import Segment, open_segments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
 
 ENTRIES = "entries"
 ENTRY = re.compile(rf"{ENTRIES}/({NAME.pattern})\.json")
-KEY = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{8})?")
+MOST_PARTS = 10_000
 MOST_PART_BYTES = 8 * 1024**2
+KEY = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{8})?")
 
 
 def names(found: Sequence[ObjectMeta]) -> set[str]:
@@ -48,14 +48,24 @@ def open_file(client: Client, name: str, file: str, where: str) -> BinaryIO:
         entry = cast("dict[str, Any]", json.loads(bytes(found.bytes()) if fits else b""))
         if file == MANIFEST:
             return io.BytesIO(entry["manifest"].encode("utf-8", "surrogateescape"))
-        segments = [_part(part["key"], part["size"]) for part in entry["files.v1"][file]]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        parts = [_part(client, part["key"]) for part in entry["files.v1"][file][:MOST_PARTS]]
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        FileNotFoundError,
+    ) as error:
         msg = f"{where} is damaged (its entry cannot be read): use another checkpoint."
         raise CheckpointCorrupt(msg, path=where) from error
-    return open_segments(client, segments, where)
+    return io.BytesIO(b"".join(parts))
 
 
-def _part(key: str, size: int) -> Segment:
-    if not KEY.fullmatch(key) or not 0 < size <= MOST_PART_BYTES:
+def _part(client: Client, key: str) -> bytes:
+    if not KEY.fullmatch(key):
         raise ValueError(key)
-    return Segment(f"parts/{key}", 0, size)
+    found = obstore.get(client, f"parts/{key}")
+    if found.meta["size"] > MOST_PART_BYTES:
+        raise ValueError(key)
+    return bytes(found.bytes())

@@ -12,11 +12,11 @@ import json
 import struct
 from io import SEEK_END
 from math import prod
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from skerry.errors import CheckpointCorrupt
+from skerry.errors import CheckpointCorrupt, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct("<Q")
 ALIGN = 8
+READ_BYTES = 32 * 1024**2
 MOST_HEADER_BYTES = 32 * 1024**2
 MOST_DIMENSIONS = 32
 ITEM = 4
@@ -59,61 +60,54 @@ def read(
 ) -> dict[str, Vector]:
     """Return the tensors of a file that is, byte for byte, ``expected``.
 
-    CheckpointCorrupt naming ``path`` otherwise. No more is allocated than the file has, and each
-    byte is read once; ``on_bytes`` is called with the number of bytes that have just been read.
+    CheckpointCorrupt naming ``path`` otherwise. Nothing is allocated before the sizes agree, and
+    nothing is parsed before the digests do. ``on_bytes`` is called with the number of bytes that
+    have just been read.
     """
     if file.seek(0, SEEK_END) != expected.size:
         raise _damaged(path)
     file.seek(0)
-    checked = _Hashed(file, on_bytes)
     try:
-        tensors = dict(_tensors(checked, expected.size))
+        data = memoryview(bytearray(expected.size))
+    except (MemoryError, OverflowError) as error:
+        msg = f"{path} has {expected.size} bytes, more than fit into this machine's memory."
+        raise StoreError(msg) from error
+    digest = hashlib.sha256()
+    for start in range(0, expected.size, READ_BYTES):
+        piece = data[start : start + READ_BYTES]
+        piece[:] = file.read(len(piece)).ljust(len(piece))  # what is missing breaks the digest
+        digest.update(piece)
+        if on_bytes is not None:
+            on_bytes(len(piece))
+    if digest.hexdigest() != expected.sha256:
+        raise _damaged(path)
+    try:
+        return dict(_tensors(data))
     except (ValueError, struct.error, LookupError, TypeError, RecursionError) as error:
         msg = f"{path} is not a safetensors file of f32 tensors: use another checkpoint."
         raise CheckpointCorrupt(msg, path=path) from error
-    if checked.digest.hexdigest() != expected.sha256:
-        raise _damaged(path)
-    return tensors
 
 
-class _Hashed:
-    """A file that hashes what is read from it."""
-
-    def __init__(self, file: BinaryIO, on_bytes: OnBytes | None) -> None:
-        self._file = file
-        self._on_bytes = on_bytes
-        self.digest = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) != size:
-            raise ValueError(size)
-        self.digest.update(data)
-        if self._on_bytes is not None:
-            self._on_bytes(size)
-        return data
-
-
-def _tensors(file: _Hashed, size: int) -> Iterator[tuple[str, Vector]]:
-    """Yield the tensors of a file of ``size`` bytes, which has nothing else after its header."""
-    (length,) = LENGTH.unpack(file.read(LENGTH.size))
-    if length > min(MOST_HEADER_BYTES, size - LENGTH.size):
+def _tensors(data: memoryview) -> Iterator[tuple[str, Vector]]:
+    """Yield views of the tensors of a file, which has nothing else after its header."""
+    (length,) = LENGTH.unpack(data[: LENGTH.size])
+    body = data[LENGTH.size + length :]
+    if length > min(MOST_HEADER_BYTES, len(data) - LENGTH.size):
         raise ValueError(length)
-    entries = cast("dict[str, dict[str, object]]", json.loads(file.read(length)))
+    entries = json.loads(bytes(data[LENGTH.size : LENGTH.size + length]))
     entries.pop("__metadata__", None)
     found = sorted((_span(entry), name) for name, entry in entries.items())
     ends = [0, *(end for (_, end), _ in found)]
-    if [start for (start, _), _ in found] != ends[:-1] or ends[-1] != size - LENGTH.size - length:
-        raise ValueError(size)
+    if [start for (start, _), _ in found] != ends[:-1] or ends[-1] != len(body):
+        raise ValueError(length)
     for (start, end), name in found:
-        data = np.frombuffer(file.read(end - start), "<f4").astype(np.float32)
-        yield name, data.reshape(cast("list[int]", entries[name]["shape"]))
+        values = np.frombuffer(body[start:end], "<f4").astype(np.float32, copy=False)
+        yield name, values.reshape(entries[name]["shape"])
 
 
-def _span(entry: dict[str, object]) -> tuple[int, int]:
+def _span(entry: dict[str, Any]) -> tuple[int, int]:
     """Return where a tensor starts and ends; ValueError if that contradicts its shape."""
-    start, end = cast("tuple[int, int]", entry["data_offsets"])
-    shape = cast("list[int]", entry["shape"])
+    (start, end), shape = entry["data_offsets"], entry["shape"]
     sane = len(shape) <= MOST_DIMENSIONS and all(dimension >= 0 for dimension in shape)
     if entry["dtype"] != "F32" or not sane or end - start != ITEM * prod(shape):
         raise ValueError(entry)

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from skerry.errors import Overtaken, StateLost
 from skerry.log import ledger, recovery, state_writer
 from skerry.log.base import Deliver, Record
-from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.memory import MemoryBus
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import encode
 from skerry.store.checkpoint import verify
 from skerry.store.local import LocalStore
 from skerry.store.manifest import Checkpoint
 from skerry_checkpointer import cut as cuts
-from skerry_checkpointer.capture import CUTS, capture
+from skerry_checkpointer.cut import CUTS, Cut, read_cut, take_cut
 from skerry_checkpointer.service import Checkpointer
+from tests.support.checkpoints import begun
 from tests.support.scripted_run import ScriptedRun
 
 FRAGMENTS = 3
@@ -89,6 +90,19 @@ class BusyBus(MemoryBus):
         self.unwritten[commit.fragment] = commit
 
 
+async def committed() -> ScriptedRun:
+    """Begin a run and commit every fragment once."""
+    scripted = await begun()
+    await scripted.commit_all()
+    return scripted
+
+
+async def cut_of(scripted: ScriptedRun) -> Cut:
+    found = await take_cut(scripted.bus, "run", scripted.plan)
+    assert found is not None
+    return found
+
+
 async def state_after(scripted: ScriptedRun, sequence: int) -> tuple[tuple[int, int], ...]:
     """Fold the ledger up to a sequence: version and digest of every fragment."""
     found: dict[int, tuple[int, int]] = {}
@@ -104,8 +118,7 @@ async def state_after(scripted: ScriptedRun, sequence: int) -> tuple[tuple[int, 
 
 
 async def saved_under(acts: Sequence[Act], store: LocalStore) -> tuple[ScriptedRun, Checkpoint]:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
+    scripted = await committed()
     busy = BusyBus(scripted, acts)
     written = await Checkpointer.of(busy, scripted.record, store).save()
     assert written is not None
@@ -142,7 +155,7 @@ async def test_commits_at_every_turn_do_not_keep_a_checkpoint_from_being_written
     assert checkpoint.content == await state_after(scripted, checkpoint.ledger_sequence)
 
 
-async def test_the_ledger_is_told_the_sequence(tmp_path: Path) -> None:
+async def test_the_ledger_has_the_sequence(tmp_path: Path) -> None:
     scripted, checkpoint = await saved_under([], LocalStore(tmp_path))
     record = await ledger.last_checkpoint(scripted.bus, scripted.record.run)
     assert record is not None
@@ -150,8 +163,7 @@ async def test_the_ledger_is_told_the_sequence(tmp_path: Path) -> None:
 
 
 async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
+    scripted = await committed()
     kept: list[tuple[int, int]] = []
 
     async def keep(manifest: Manifest, _parts: object) -> None:
@@ -161,15 +173,13 @@ async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
             for _ in range(2):
                 await scripted.commit(2)
 
-    first = await cuts.take_cut(scripted.bus, "run", scripted.plan)
-    assert first is not None
-    await capture(scripted.bus, "run", scripted.plan, first, keep)
+    first = await cut_of(scripted)
+    await read_cut(scripted.bus, "run", scripted.plan, first, keep)
     assert kept == [(0, 1), (1, 1), (2, 3)]
 
 
 async def test_what_has_changed_is_read_again_for_the_newer_cut() -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
+    scripted = await committed()
     kept: list[tuple[int, int]] = []
 
     async def keep(manifest: Manifest, _parts: object) -> None:
@@ -178,15 +188,13 @@ async def test_what_has_changed_is_read_again_for_the_newer_cut() -> None:
             for fragment in (0, 2, 2):
                 await scripted.commit(fragment)
 
-    first = await cuts.take_cut(scripted.bus, "run", scripted.plan)
-    assert first is not None
-    await capture(scripted.bus, "run", scripted.plan, first, keep)
+    first = await cut_of(scripted)
+    await read_cut(scripted.bus, "run", scripted.plan, first, keep)
     assert kept == [(0, 1), (1, 1), (0, 2), (2, 3)]
 
 
 async def test_a_link_that_is_too_slow_is_one_sentence_after_some_attempts() -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
+    scripted = await committed()
     begun = 0
 
     async def keep(*_given: object) -> None:
@@ -195,18 +203,15 @@ async def test_a_link_that_is_too_slow_is_one_sentence_after_some_attempts() -> 
         for _ in range(2):
             await scripted.commit_all()
 
-    first = await cuts.take_cut(scripted.bus, "run", scripted.plan)
-    assert first is not None
+    first = await cut_of(scripted)
     with pytest.raises(Overtaken, match="too slow for this"):
-        await capture(scripted.bus, "run", scripted.plan, first, keep)
+        await read_cut(scripted.bus, "run", scripted.plan, first, keep)
     assert begun == CUTS
 
 
 async def test_chunks_that_are_gone_name_fragment_and_version() -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
-    found = await cuts.take_cut(scripted.bus, "run", scripted.plan)
-    assert found is not None
+    scripted = await committed()
+    found = await cut_of(scripted)
     stream = scripted.bus.broker.streams["SKERRY_run_STATE"]  # type: ignore[attr-defined]
     for chunk in scripted.manifests[1].parts[1].chunks:
         stream.drop(chunk.sequence)
@@ -215,14 +220,13 @@ async def test_chunks_that_are_gone_name_fragment_and_version() -> None:
         return None
 
     with pytest.raises(StateLost, match="fragment 1 at version 1"):
-        await capture(scripted.bus, "run", scripted.plan, found, keep)
+        await read_cut(scripted.bus, "run", scripted.plan, found, keep)
 
 
-async def test_a_manifest_that_the_ledger_never_gets_is_said(
+async def test_a_manifest_that_the_ledger_never_gets_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
+    scripted = await committed()
 
     async def never(*_: object) -> None:
         return None
@@ -231,15 +235,14 @@ async def test_a_manifest_that_the_ledger_never_gets_is_said(
     monkeypatch.setattr(cuts, "LEDGER_DEADLINE_S", 0.01)
     await scripted.commit(2)
     with pytest.raises(StateLost, match="fragment 2, version 2"):
-        await cuts.take_cut(scripted.bus, "run", scripted.plan)
+        await take_cut(scripted.bus, "run", scripted.plan)
 
 
 async def test_state_that_was_rolled_back_is_named_and_blames_no_link() -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
+    scripted = await committed()
     older = encode(scripted.manifests[1])
     for index in (1, 0, 2):
         await scripted.commit(index)
     await scripted.bus.publish("skerry.run.state.1.manifest", older)
     with pytest.raises(StateLost, match=r"fragment 1 at version 2.*is of version 1"):
-        await cuts.take_cut(scripted.bus, "run", scripted.plan)
+        await take_cut(scripted.bus, "run", scripted.plan)

@@ -8,47 +8,50 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from skerry.errors import BrokerUnavailable, CheckpointCorrupt, ConfigError, RunMismatch
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.state_writer import NewPart, StateWriter
+from skerry.log.state_writer import StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, LearnerProgress, Manifest, RunState, SyncerPulse
+from skerry.protocol.messages import LearnerProgress, Manifest, RunState, SyncerPulse
 from skerry.protocol.records import encode
+from skerry.protocol.run import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
-from skerry.store.checkpoint import fragments
+from skerry.store.checkpoint import read_manifest
 from skerry.store.local import LocalStore
 from skerry.store.manifest import PARAMS_FILE
-from skerry_checkpointer.replace import put_back
+from skerry_checkpointer.put_back import put_back
 from skerry_checkpointer.restore import restore
-from skerry_checkpointer.service import Checkpointer
 from skerry_tools.audit.verify import verify as audit
+from tests.support.checkpoints import (
+    QUICK,
+    assert_log_holds,
+    begun,
+    dying_at_the_second,
+    flip_bit,
+    save,
+)
 from tests.support.scripted_run import ScriptedRun
 
-QUICK = RunConfig.model_validate({"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}})
-"""A lease that is over soon: a restore listens that long for who works on the run."""
+
+def of(saved: Path) -> LocalStore:
+    return LocalStore(saved.parent)
 
 
 async def test_every_vector_and_version_is_in_the_new_log(saved: Path) -> None:
     bus = MemoryBroker().connect()
-    record = await restore(bus, saved, "again")
-    cut = Checkpointer.of(bus, record, LocalStore(saved)).plan
-    for kept, vectors in fragments(LocalStore(saved.parent), saved.name):
-        index = kept.commit.fragment
-        latest = await state.read_latest(bus, "again", cut, cut.fragments[index])
-        assert latest is not None
-        manifest, found = latest
-        assert manifest.commit.version == kept.commit.version
-        for name, vector in vectors.items():
-            np.testing.assert_array_equal(found[name], vector)
+    await restore(bus, saved, "again")
+    await assert_log_holds(bus, "again", of(saved), saved.name)
+    after = await ledger.last_commits(bus, "again")
+    for kept in read_manifest(of(saved), saved.name).state:
+        assert after[kept.commit.fragment].version == kept.commit.version
 
 
 @pytest.mark.parametrize("way", [restore, put_back])
-async def test_who_still_works_on_a_run_whose_log_is_gone_is_named(
+async def test_what_still_works_on_a_run_whose_log_is_gone_is_named(
     saved: Path, way: Callable[[MemoryBus, Path, str], Awaitable[object]]
 ) -> None:
     """The broker lost its disk and all else goes on: in the empty one it pulses at once."""
@@ -75,14 +78,11 @@ async def test_who_still_works_on_a_run_whose_log_is_gone_is_named(
 async def test_learners_read_what_they_would_have_read_before(saved: Path) -> None:
     bus = MemoryBroker().connect()
     await restore(bus, saved, "again")
-    before = {
-        kept.commit.fragment: kept.commit
-        for kept, _ in fragments(LocalStore(saved.parent), saved.name)
-    }
     after = await ledger.last_commits(bus, "again")
-    for index, commit in before.items():
-        assert after[index].params_digest == commit.params_digest
-        assert after[index].master_digest == commit.master_digest
+    for kept in read_manifest(of(saved), saved.name).state:
+        commit = after[kept.commit.fragment]
+        assert commit.params_digest == kept.commit.params_digest
+        assert commit.master_digest == kept.commit.master_digest
 
 
 async def test_the_run_is_open_and_says_where_it_comes_from(saved: Path) -> None:
@@ -92,7 +92,7 @@ async def test_the_run_is_open_and_says_where_it_comes_from(saved: Path) -> None
     assert (record.state, record.restored_from) == (RunState.OPEN, str(saved))
 
 
-async def test_data_cursors_stay_and_contribution_numbers_start_anew(saved: Path) -> None:
+async def test_data_cursors_stay_and_contributions_are_numbered_from_1_again(saved: Path) -> None:
     bus = MemoryBroker().connect()
     await restore(bus, saved, "again")
     commit = (await ledger.last_commits(bus, "again"))[0]
@@ -100,16 +100,13 @@ async def test_data_cursors_stay_and_contribution_numbers_start_anew(saved: Path
     assert (commit.contrib_floor, commit.step, commit.consumed) == (0, 7, ())
 
 
-async def test_a_learner_keeps_its_data_shard(tmp_path: Path) -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect(), config=QUICK)
+async def test_a_learner_keeps_its_data_shard(store: LocalStore) -> None:
+    scripted = await begun()
     for name in ("a", "b"):
         await ledger.join(scripted.bus, "run", name, "host", time.time_ns())
     await scripted.commit_all()
-    store = LocalStore(tmp_path)
-    written = await Checkpointer.of(scripted.bus, scripted.record, store).save()
-    assert written is not None
     bus = MemoryBroker().connect()
-    await restore(bus, tmp_path / written.name, "again")
+    await restore(bus, store.root / await save(scripted, store), "again")
     joined = await ledger.join(bus, "again", "b", "host", time.time_ns())
     assert (joined.shard, joined.incarnation) == (1, 1)
 
@@ -117,7 +114,7 @@ async def test_a_learner_keeps_its_data_shard(tmp_path: Path) -> None:
 async def test_the_next_commit_goes_on_from_the_restored_version(saved: Path) -> None:
     bus = MemoryBroker().connect()
     record = await restore(bus, saved, "again")
-    cut = Checkpointer.of(bus, record, LocalStore(saved)).plan
+    cut = plan_of(record)
     writer = await StateWriter.acquire(bus, "again", cut, holder="syncer", now_ns=2)
     scripted = ScriptedRun(bus, record, cut, writer, manifests=await writer.recover())
     assert (await scripted.commit(1, step=8)).commit.version == 2
@@ -125,16 +122,14 @@ async def test_the_next_commit_goes_on_from_the_restored_version(saved: Path) ->
 
 async def test_a_run_that_exists_is_refused_with_the_fix(saved: Path) -> None:
     bus = MemoryBroker().connect()
-    scripted = await ScriptedRun.begin(bus, config=QUICK)
+    scripted = await ScriptedRun.begin(bus, config=RunConfig.model_validate(QUICK))
     with pytest.raises(RunMismatch, match="restore under another --run"):
         await restore(bus, saved, "run")
     assert await state.read_manifests(bus, "run", scripted.plan) == {}
 
 
 async def test_a_damaged_checkpoint_writes_nothing(saved: Path) -> None:
-    data = bytearray((saved / PARAMS_FILE).read_bytes())
-    data[-1] ^= 1
-    (saved / PARAMS_FILE).write_bytes(data)
+    flip_bit(saved / PARAMS_FILE, -1)
     bus = MemoryBroker().connect()
     with pytest.raises(CheckpointCorrupt, match=PARAMS_FILE):
         await restore(bus, saved, "again")
@@ -145,21 +140,8 @@ async def test_an_interrupted_restore_is_started_again(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = MemoryBroker().connect()
-    whole = StateWriter.commit
-
-    async def dies_at_the_second(
-        self: StateWriter,
-        commit: Commit,
-        parts: list[NewPart],
-        held: Manifest | None,
-    ) -> Manifest:
-        if commit.fragment == 1:
-            msg = "The broker went away."
-            raise BrokerUnavailable(msg)
-        return await whole(self, commit, parts, held)
-
     with monkeypatch.context() as patch:
-        patch.setattr(StateWriter, "commit", dies_at_the_second)
+        patch.setattr(StateWriter, "commit", dying_at_the_second())
         with pytest.raises(BrokerUnavailable):
             await restore(bus, saved, "again")
     assert len(await ledger.last_commits(bus, "again")) == 1
@@ -172,30 +154,21 @@ async def test_what_another_restore_wrote_meanwhile_is_not_written_over(
 ) -> None:
     """The other one commits fragment 0 when we have looked and not taken the fence yet."""
     bus = MemoryBroker().connect()
-    acquire, whole = StateWriter.acquire, StateWriter.commit
+    acquire = StateWriter.acquire
     others: list[Manifest] = []
 
-    async def dies_at_the_second(
-        self: StateWriter, commit: Commit, parts: list[NewPart], held: Manifest | None
-    ) -> Manifest:
-        if commit.fragment == 1:
-            msg = "The other one was killed."
-            raise BrokerUnavailable(msg)
-        others.append(await whole(self, commit, parts, held))
-        return others[0]
-
-    async def behind_the_other(*given: Any, **named: Any) -> StateWriter:
+    async def after_the_other(*given: Any, **named: Any) -> StateWriter:
         with monkeypatch.context() as patch:
             patch.setattr(StateWriter, "acquire", acquire)
-            patch.setattr(StateWriter, "commit", dies_at_the_second)
+            patch.setattr(StateWriter, "commit", dying_at_the_second(others))
             if not others:
                 with pytest.raises(BrokerUnavailable):
                     await restore(bus, saved, "again")
         return await acquire(*given, **named)
 
-    monkeypatch.setattr(StateWriter, "acquire", behind_the_other)
+    monkeypatch.setattr(StateWriter, "acquire", after_the_other)
     record = await restore(bus, saved, "again")
-    cut = Checkpointer.of(bus, record, LocalStore(saved)).plan
+    cut = plan_of(record)
     assert (await state.read_manifests(bus, "again", cut))[0] == others[0]
     assert len(await ledger.last_commits(bus, "again")) == 3
     assert (await audit(bus, "again")).violations == ()

@@ -1,10 +1,11 @@
-"""When the checkpointer writes, what it tells the log, and what it does when the disk refuses."""
+"""When the checkpointer writes, what it records, and what it does when the disk refuses."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,13 +26,14 @@ from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.service import turns
-from skerry.settings.models import RunConfig
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.listing import locate, summaries
 from skerry.store.local import LocalDraft, LocalStore
 from skerry.tasks import TaskGroup
 from skerry_checkpointer import service
 from skerry_checkpointer.service import Checkpointer, checkpointer
+from tests.support import checkpoints
+from tests.support.checkpoints import save
 from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 20.0
@@ -55,13 +57,53 @@ class FullStore(LocalStore):
         return super().draft(name)
 
 
-async def begun(**checkpoint: float) -> ScriptedRun:
-    config = RunConfig.model_validate({"checkpoint": {"every_s": 3600.0, **checkpoint}})
-    return await ScriptedRun.begin(MemoryBroker().connect(), config=config)
+class AwayStore(LocalStore):
+    """A store that refuses to be looked at once."""
+
+    refusing = 1
+
+    def sweep(self) -> list[str]:
+        if self.refusing:
+            self.refusing -= 1
+            msg = "The store does not answer: try again."
+            raise StoreError(msg)
+        return super().sweep()
+
+
+async def begun(*, step: int | None = 0, **checkpoint: float) -> ScriptedRun:
+    """Begin a run whose fragments are all at version 1, or at none where ``step`` is None."""
+    scripted = await checkpoints.begun(checkpoint={"every_s": 3600.0, **checkpoint})
+    if step is not None:
+        await scripted.commit_all(step=step, tokens=10 * step)
+    return scripted
 
 
 def of(scripted: ScriptedRun, store: LocalStore) -> Checkpointer:
     return Checkpointer.of(scripted.bus, scripted.record, store)
+
+
+@asynccontextmanager
+async def running(scripted: ScriptedRun, store: LocalStore) -> AsyncGenerator[None]:
+    """Run a session that ends with the block."""
+    async with TaskGroup() as group:
+        session = group.create_task(of(scripted, store).run())
+        yield
+        session.cancel()
+
+
+async def lose_broker(*_: object) -> None:
+    msg = "The broker went away."
+    raise BrokerUnavailable(msg)
+
+
+async def save_unrecorded(
+    scripted: ScriptedRun, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Write a checkpoint whose writer loses the broker before it can record it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "record_checkpoint", lose_broker)
+        with pytest.raises(BrokerUnavailable):
+            await save(scripted, store)
 
 
 def on_disk(path: str) -> tuple[int, str]:
@@ -83,28 +125,24 @@ async def recorded(scripted: ScriptedRun, count: int) -> list[CheckpointRecord]:
 
 
 async def test_nothing_is_written_before_every_fragment_has_a_version(store: LocalStore) -> None:
-    scripted = await begun()
+    scripted = await begun(step=None)
     await scripted.commit(0)
     assert await of(scripted, store).save() is None
     assert store.names() == []
 
 
 async def test_the_first_is_written_as_soon_as_the_model_is_whole(store: LocalStore) -> None:
-    scripted = await begun()
-    async with TaskGroup() as group:
-        running = group.create_task(of(scripted, store).run())
+    scripted = await begun(step=None)
+    async with running(scripted, store):
         await scripted.commit_all(step=3)
         (record,) = await recorded(scripted, 1)
-        running.cancel()
     assert (record.path, record.versions) == (store.where("step-00000003"), (1, 1, 1))
 
 
-async def test_the_ledger_is_told_what_was_written(store: LocalStore) -> None:
-    scripted = await begun()
-    await scripted.commit_all(step=3, tokens=30)
-    written = await of(scripted, store).save()
+async def test_the_ledger_has_what_was_written(store: LocalStore) -> None:
+    scripted = await begun(step=3)
+    await save(scripted, store)
     record = await ledger.last_checkpoint(scripted.bus, scripted.record.run)
-    assert written is not None
     assert record is not None
     assert (record.step, record.tokens) == (3, 30)
     size_bytes, manifest = on_disk(record.path)
@@ -114,8 +152,7 @@ async def test_the_ledger_is_told_what_was_written(store: LocalStore) -> None:
 
 async def test_a_turn_without_a_commit_writes_nothing(store: LocalStore) -> None:
     scripted = await begun()
-    await scripted.commit_all()
-    assert await of(scripted, store).save() is not None
+    await save(scripted, store)
     assert await of(scripted, store).save() is None
     assert len(store.names()) == 1
 
@@ -123,50 +160,42 @@ async def test_a_turn_without_a_commit_writes_nothing(store: LocalStore) -> None
 async def test_one_is_written_every_turn_in_which_something_was_committed(
     store: LocalStore,
 ) -> None:
-    scripted = await begun(every_s=0.01)
-    await scripted.commit_all(step=1)
-    async with TaskGroup() as group:
-        running = group.create_task(of(scripted, store).run())
+    scripted = await begun(step=1, every_s=0.01)
+    async with running(scripted, store):
         await recorded(scripted, 1)
         await scripted.commit(1, step=2)
         found = await recorded(scripted, 2)
-        running.cancel()
     assert [record.versions for record in found] == [(1, 1, 1), (1, 2, 1)]
 
 
 async def test_the_last_state_is_written_at_the_end_and_the_service_ends(
     store: LocalStore,
 ) -> None:
-    scripted = await begun()
-    await scripted.commit_all(step=1)
-    running = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
+    scripted = await begun(step=1)
+    serving = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
     await recorded(scripted, 1)
     await scripted.commit(0, step=9)
     await scripted.finish()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await asyncio.wait_for(serving, DEADLINE_S)
     assert store.names() == ["step-00000001", "step-00000009"]
 
 
-async def test_a_run_that_was_begun_anew_ends_the_checkpointer_of_the_one_before(
+async def test_another_run_of_the_same_name_ends_the_checkpointer_of_the_one_before(
     store: LocalStore,
 ) -> None:
     """What it would go on to save would name the run that is lost."""
-    scripted = await begun(every_s=0.01)
-    await scripted.commit_all(step=1)
-    running = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
+    scripted = await begun(step=1, every_s=0.01)
+    serving = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
     await recorded(scripted, 1)
     other = replace(scripted.record, created_ns=scripted.record.created_ns + 1)
     await scripted.bus.publish(Subjects("run").run_record(), encode(other))
     with pytest.raises(BaseExceptionGroup) as raised:
-        await asyncio.wait_for(running, DEADLINE_S)
-    cause = first_cause(raised.value)
-    assert isinstance(cause, StateLost)
-    assert "begun anew in this log" in str(cause)
+        await asyncio.wait_for(serving, DEADLINE_S)
+    assert isinstance(first_cause(raised.value), StateLost)
 
 
 async def test_a_run_that_is_finished_and_saved_is_left_alone(store: LocalStore) -> None:
     scripted = await begun()
-    await scripted.commit_all()
     await scripted.finish()
     for _ in range(2):
         await asyncio.wait_for(checkpointer(scripted.bus, "run", store, SHUTDOWN_S), DEADLINE_S)
@@ -175,7 +204,6 @@ async def test_a_run_that_is_finished_and_saved_is_left_alone(store: LocalStore)
 
 async def test_old_ones_are_thinned_out(store: LocalStore) -> None:
     scripted = await begun(keep_newest=1, keep_every=3)
-    await scripted.commit_all()
     service = of(scripted, store)
     for step in range(1, 6):
         await scripted.commit(0, step=step)
@@ -185,28 +213,24 @@ async def test_old_ones_are_thinned_out(store: LocalStore) -> None:
 
 async def test_indices_go_on_after_a_restart(store: LocalStore) -> None:
     scripted = await begun(keep_newest=1, keep_every=2)
-    await scripted.commit_all()
     for step in range(1, 5):
         await scripted.commit(0, step=step)
-        await of(scripted, store).save()
+        await save(scripted, store)
     kept = [read_manifest(store, name).index for name in store.names()]
     assert kept == [0, 2, 3]
 
 
 async def test_checkpoints_of_an_earlier_run_of_that_name_stay(store: LocalStore) -> None:
-    earlier, later = [await begun(keep_newest=1, keep_every=0) for _ in range(2)]
-    await earlier.commit_all(step=5)
-    await of(earlier, store).save()
-    await later.commit_all(step=5)
-    await of(later, store).save()
+    earlier, later = [await begun(step=5, keep_newest=1, keep_every=0) for _ in range(2)]
+    await save(earlier, store)
+    await save(later, store)
     await later.commit(0, step=6)
-    await of(later, store).save()
+    await save(later, store)
     assert store.names() == ["step-00000005", "step-00000006"]
 
 
 async def test_two_checkpointers_of_one_run_do_not_harm_each_other(store: LocalStore) -> None:
-    scripted = await begun(keep_newest=10)
-    await scripted.commit_all(step=4)
+    scripted = await begun(step=4, keep_newest=10)
     await asyncio.gather(*(of(scripted, LocalStore(store.root)).save() for _ in range(4)))
     assert store.names()
     for name in store.names():
@@ -217,7 +241,6 @@ async def test_a_commit_in_the_middle_of_a_checkpoint_never_tears_a_fragment(
     store: LocalStore,
 ) -> None:
     scripted = await begun(keep_newest=100)
-    await scripted.commit_all()
     service = of(scripted, store)
 
     async def commit() -> None:
@@ -232,79 +255,20 @@ async def test_a_commit_in_the_middle_of_a_checkpoint_never_tears_a_fragment(
         verify(store, name)
 
 
-async def test_a_full_disk_is_asked_again_at_the_next_turn(store: LocalStore) -> None:
+async def test_a_full_disk_is_tried_again_at_the_next_turn(store: LocalStore) -> None:
     scripted = await begun(every_s=0.01)
     full = FullStore(store.root)
-    await scripted.commit_all()
-    async with TaskGroup() as group:
-        running = group.create_task(of(scripted, full).run())
+    async with running(scripted, full):
         await asyncio.wait_for(full.refused.wait(), DEADLINE_S)
         full.freed = True
         await recorded(scripted, 1)
-        running.cancel()
     assert len(store.names()) == 1
-
-
-class AwayStore(LocalStore):
-    """A store that refuses to be looked at ``refusing`` times."""
-
-    refusing = 1
-
-    def sweep(self) -> list[str]:
-        if self.refusing:
-            self.refusing -= 1
-            msg = "The store does not answer: try again."
-            raise StoreError(msg)
-        return super().sweep()
-
-
-async def test_a_checkpoint_that_was_not_noted_is_once_a_store_that_was_away_is_back(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted = await begun(every_s=0.01)
-    await scripted.commit_all()
-    assert await of(scripted, store).save() is not None
-    await scripted.commit(0, step=9)
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger, "record_checkpoint", _unheard)
-        with pytest.raises(BrokerUnavailable):
-            await of(scripted, store).save()
-    async with TaskGroup() as group:
-        running = group.create_task(of(scripted, AwayStore(store.root)).run())
-        noted = await recorded(scripted, 2)
-        running.cancel()
-    assert [record.path for record in noted] == [store.where(name) for name in store.names()]
-
-
-async def test_a_store_that_is_away_when_it_is_started_again_is_asked_at_the_next_turn(
-    store: LocalStore,
-) -> None:
-    scripted = await begun(every_s=0.01)
-    await scripted.commit_all()
-    assert await of(scripted, store).save() is not None
-    await scripted.commit(0, step=9)
-    away = AwayStore(store.root)
-    async with TaskGroup() as group:
-        running = group.create_task(of(scripted, away).run())
-        await recorded(scripted, 2)
-        running.cancel()
-    assert (away.refusing, len(store.names())) == (0, 2)
-
-
-async def test_a_store_that_never_held_a_checkpoint_of_the_run_is_an_error_at_once(
-    store: LocalStore,
-) -> None:
-    scripted = await begun(every_s=0.01)
-    await scripted.commit_all()
-    with pytest.raises(StoreError, match="does not answer"):
-        await asyncio.wait_for(of(scripted, AwayStore(store.root)).run(), DEADLINE_S)
 
 
 async def test_a_full_disk_at_the_end_of_the_run_is_an_error_with_the_fix(
     store: LocalStore,
 ) -> None:
     scripted = await begun()
-    await scripted.commit_all()
     await scripted.finish()
     with pytest.raises(ExceptionGroup) as caught:
         await checkpointer(scripted.bus, "run", FullStore(store.root), SHUTDOWN_S)
@@ -313,53 +277,58 @@ async def test_a_full_disk_at_the_end_of_the_run_is_an_error_with_the_fix(
     assert "free some space" in str(cause)
 
 
-async def test_a_checkpoint_that_its_writer_could_not_note_is_noted_later(
+async def test_a_store_that_is_away_at_a_restart_is_tried_again_at_the_next_turn(
+    store: LocalStore,
+) -> None:
+    scripted = await begun(every_s=0.01)
+    await save(scripted, store)
+    await scripted.commit(0, step=9)
+    away = AwayStore(store.root)
+    async with running(scripted, away):
+        await recorded(scripted, 2)
+    assert (away.refusing, len(store.names())) == (0, 2)
+
+
+async def test_an_unrecorded_checkpoint_is_recorded_once_a_store_that_was_away_is_back(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripted = await begun()
-    await scripted.commit_all()
+    scripted = await begun(every_s=0.01)
+    await save(scripted, store)
+    await scripted.commit(0, step=9)
+    await save_unrecorded(scripted, store, monkeypatch)
+    async with running(scripted, AwayStore(store.root)):
+        found = await recorded(scripted, 2)
+    assert [record.path for record in found] == [store.where(name) for name in store.names()]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "_record", _unheard)
-        with pytest.raises(BrokerUnavailable):
-            await of(scripted, store).save()
-    assert await ledger.last_checkpoint(scripted.bus, "run") is None
-    await scripted.finish()
-    await of(scripted, store).run()
-    record = await ledger.last_checkpoint(scripted.bus, "run")
-    assert record is not None
-    assert [record.path] == [store.where(name) for name in store.names()]
+
+async def test_a_store_that_never_held_a_checkpoint_of_the_run_is_an_error_at_once(
+    store: LocalStore,
+) -> None:
+    scripted = await begun(every_s=0.01)
+    with pytest.raises(StoreError, match="does not answer"):
+        await asyncio.wait_for(of(scripted, AwayStore(store.root)).run(), DEADLINE_S)
 
 
 @pytest.mark.parametrize("hour", [-1, 1])
-async def test_no_clock_says_which_checkpoint_is_the_newest(
+async def test_no_clock_decides_which_checkpoint_is_the_newest(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, hour: int
 ) -> None:
-    """The second is written by a machine whose clock is an hour off, and dies before it says so."""
-    scripted = await begun()
-    await scripted.commit_all(step=1)
-    first = await of(scripted, store).save()
-    assert first is not None
+    """The second's machine has a clock that is an hour off, and dies before it records it."""
+    scripted = await begun(step=1)
+    first = await save(scripted, store)
     await scripted.commit(0, step=2)
     with monkeypatch.context() as patch:
-        off_ns = hour * 3600 * 1_000_000_000
-        patch.setattr(time, "time_ns", lambda: first.checkpoint.created_ns + off_ns)
-        patch.setattr(ledger, "record_checkpoint", _unheard)
-        with pytest.raises(BrokerUnavailable):
-            await of(scripted, store).save()
+        created_ns = read_manifest(store, first).created_ns + hour * 3600 * 1_000_000_000
+        patch.setattr(time, "time_ns", lambda: created_ns)
+        await save_unrecorded(scripted, store, monkeypatch)
     names = [summary.name for summary in summaries(store.root)]
-    assert names[0] == first.name
+    assert names[0] == first
     assert locate(store.root)[1] == names[1]
     await scripted.finish()
     await of(scripted, store).run()
     record = await ledger.last_checkpoint(scripted.bus, "run")
     assert record is not None
     assert record.path == store.where(names[1])
-
-
-async def _unheard(*_: object) -> None:
-    msg = "The broker went away."
-    raise BrokerUnavailable(msg)
 
 
 async def test_a_run_cut_by_another_release_is_refused(store: LocalStore) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 
-from skerry.errors import CheckpointCorrupt
+from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import tensorfile
 from skerry.store.base import StoredFile
 
@@ -96,6 +97,8 @@ def test_a_smallest_file_is_read() -> None:
         framed({"w": ONE, "twice": ONE}),
         framed({"w": ONE}, b"\0" * 5),
         framed({"w": ONE}, b"\0" * 3),
+        b"\0",
+        b"",
     ],
 )
 def test_a_header_that_makes_no_sense_is_refused(data: bytes) -> None:
@@ -107,3 +110,11 @@ def test_a_header_that_makes_no_sense_is_refused(data: bytes) -> None:
 def test_a_file_of_another_size_is_refused_before_it_is_read(size: int) -> None:
     with pytest.raises(CheckpointCorrupt, match="not what the manifest names"):
         read(framed({"w": ONE}), size)
+
+
+def test_a_file_that_does_not_fit_into_memory_is_one_sentence(tmp_path: Path) -> None:
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.truncate(2**43)
+    with sparse.open("rb") as file, pytest.raises(StoreError, match="this machine's memory"):
+        tensorfile.read(file, "somewhere", StoredFile("f", 2**43, ""))

@@ -8,40 +8,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from skerry.errors import BrokerUnavailable, Fenced, RunMismatch
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.state_writer import NewPart, StateWriter
-from skerry.protocol.messages import Commit, Manifest, SyncerPulse
+from skerry.log.state_writer import StateWriter
+from skerry.protocol.messages import SyncerPulse
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import RunConfig
-from skerry.store.checkpoint import fragments
 from skerry.store.local import LocalStore
-from skerry_checkpointer.replace import Change, put_back
+from skerry_checkpointer.put_back import PutBack, put_back
 from skerry_checkpointer.restore import restore
-from skerry_checkpointer.service import Checkpointer
 from skerry_tools.audit.verify import verify as audit
+from tests.support.checkpoints import assert_log_holds, begun, dying_at_the_second, save
 from tests.support.scripted_run import ScriptedRun
 
-QUICK = {"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}}
-"""A lease that is over soon: nobody is waited for who is not there."""
-
-
-async def begun(**config: object) -> ScriptedRun:
-    values = {**QUICK, **config}
-    return await ScriptedRun.begin(
-        MemoryBroker().connect(), config=RunConfig.model_validate(values)
-    )
-
-
-async def checkpoint(scripted: ScriptedRun, store: LocalStore) -> Path:
-    written = await Checkpointer.of(scripted.bus, scripted.record, store).save()
-    assert written is not None
-    return Path(store.where(written.name))
+Scene = tuple[ScriptedRun, MemoryBus, Path]
 
 
 def rolled_back(scripted: ScriptedRun) -> MemoryBus:
@@ -57,21 +40,11 @@ def lose(bus: MemoryBus, kind: str, subject: str) -> None:
         stream.drop(at)
 
 
-async def holds(bus: MemoryBus, scripted: ScriptedRun, saved: Path) -> None:
-    """Assert that the log's newest state is, vector by vector, the checkpoint's."""
-    for kept, vectors in fragments(LocalStore(saved.parent), saved.name):
-        fragment = scripted.plan.fragments[kept.commit.fragment]
-        found = await state.read_latest(bus, "run", scripted.plan, fragment)
-        assert found is not None
-        for name, vector in vectors.items():
-            np.testing.assert_array_equal(found[1][name], vector)
-
-
 class TestARolledBackStore:
     """The broker holds version 1 of every fragment, the checkpoint version 2 or 3."""
 
     @pytest.fixture
-    async def scene(self, store: LocalStore) -> tuple[ScriptedRun, MemoryBus, Path]:
+    async def scene(self, store: LocalStore) -> Scene:
         scripted = await begun()
         for name in ("a", "b"):
             await ledger.join(scripted.bus, "run", name, "host", 1)
@@ -81,26 +54,22 @@ class TestARolledBackStore:
         await ledger.join(scripted.bus, "run", "c", "host", 2)
         await scripted.commit_all(step=2, tokens=20)
         await scripted.commit(1, step=3, tokens=30)
-        return scripted, older, await checkpoint(scripted, store)
+        return scripted, older, store.root / await save(scripted, store)
 
     async def test_without_replace_it_is_refused_with_the_versions_of_both(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+        self, scene: Scene
     ) -> None:
         _, older, saved = scene
         with pytest.raises(RunMismatch, match=r"version 1, the checkpoint 2-3.*--replace"):
             await restore(older, saved, "run")
 
-    async def test_with_replace_it_holds_what_the_checkpoint_holds(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
-        scripted, older, saved = scene
+    async def test_with_replace_it_holds_what_the_checkpoint_holds(self, scene: Scene) -> None:
+        _, older, saved = scene
         changes = await put_back(older, saved, "run")
-        assert changes == [Change(0, 1, 2, 2), Change(1, 1, 2, 3), Change(2, 1, 2, 2)]
-        await holds(older, scripted, saved)
+        assert changes == [PutBack(0, 1, 2, 2), PutBack(1, 1, 2, 3), PutBack(2, 1, 2, 2)]
+        await assert_log_holds(older, "run", LocalStore(saved.parent), saved.name)
 
-    async def test_versions_stay_contiguous_and_the_record_is_honest(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_versions_stay_contiguous_and_the_record_is_honest(self, scene: Scene) -> None:
         _, older, saved = scene
         await put_back(older, saved, "run")
         commit = (await ledger.last_commits(older, "run"))[1]
@@ -109,9 +78,7 @@ class TestARolledBackStore:
         found = (await audit(older, "run")).violations  # the script invents what lies before
         assert [violation for violation in found if violation.version > 1] == []
 
-    async def test_no_cursor_moves_back_and_no_start_is_numbered_twice(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_no_cursor_moves_back_and_no_start_is_numbered_twice(self, scene: Scene) -> None:
         _, older, saved = scene
         await put_back(older, saved, "run")
         (row,) = (await ledger.last_commits(older, "run"))[1].progress
@@ -120,9 +87,7 @@ class TestARolledBackStore:
         assert again.incarnation > row.incarnation
         assert (await ledger.join(older, "run", "c", "host", 3)).shard == 2
 
-    async def test_a_frozen_syncer_is_fenced_off(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_a_frozen_syncer_is_fenced_off(self, scene: Scene) -> None:
         scripted, older, saved = scene
         frozen = ScriptedRun(
             older, scripted.record, scripted.plan, replace(scripted.writer, bus=older)
@@ -131,8 +96,8 @@ class TestARolledBackStore:
         with pytest.raises(Fenced):
             await frozen.commit(0)
 
-    async def test_a_syncer_that_starts_meanwhile_is_told_of(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path], monkeypatch: pytest.MonkeyPatch
+    async def test_a_syncer_that_starts_meanwhile_is_named(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scripted, older, saved = scene
         whole = StateWriter.commit
@@ -147,62 +112,41 @@ class TestARolledBackStore:
         monkeypatch.undo()
         assert await put_back(older, saved, "run")
 
-    async def test_doing_it_twice_changes_nothing_more(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_doing_it_twice_changes_nothing_more(self, scene: Scene) -> None:
         _, older, saved = scene
         await put_back(older, saved, "run")
         assert await put_back(older, saved, "run") == []
 
-    async def test_an_interrupted_one_is_gone_on_with(
+    async def test_an_interrupted_one_goes_on_when_started_again(
         self,
-        scene: tuple[ScriptedRun, MemoryBus, Path],
+        scene: Scene,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        scripted, older, saved = scene
-        whole = StateWriter.commit
-
-        async def dies_at_the_second(
-            self: StateWriter,
-            commit: Commit,
-            parts: list[NewPart],
-            held: Manifest,
-        ) -> Manifest:
-            if commit.fragment == 1:
-                msg = "The broker went away."
-                raise BrokerUnavailable(msg)
-            return await whole(self, commit, parts, held)
-
+        _, older, saved = scene
         with monkeypatch.context() as patch:
-            patch.setattr(StateWriter, "commit", dies_at_the_second)
+            patch.setattr(StateWriter, "commit", dying_at_the_second())
             with pytest.raises(BrokerUnavailable):
                 await put_back(older, saved, "run")
         changes = await put_back(older, saved, "run")
         assert [change.fragment for change in changes] == [1, 2]
-        await holds(older, scripted, saved)
+        await assert_log_holds(older, "run", LocalStore(saved.parent), saved.name)
 
-    async def test_a_log_that_is_newer_than_the_checkpoint_is_refused(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_a_log_that_is_newer_than_the_checkpoint_is_refused(self, scene: Scene) -> None:
         scripted, _, saved = scene
         await scripted.commit(2)
         with pytest.raises(RunMismatch, match="fragment 2 at version 3"):
             await put_back(scripted.bus, saved, "run")
         assert scripted.manifests == await state.read_manifests(scripted.bus, "run", scripted.plan)
 
-    async def test_another_runs_checkpoint_is_refused(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path], tmp_path: Path
-    ) -> None:
+    async def test_another_runs_checkpoint_is_refused(self, scene: Scene, tmp_path: Path) -> None:
         _, older, _ = scene
         other = await begun()
         await other.commit_all()
-        foreign = await checkpoint(other, LocalStore(tmp_path / "other"))
+        foreign = tmp_path / await save(other, LocalStore(tmp_path))
         with pytest.raises(RunMismatch, match="not a checkpoint of run 'run'"):
             await put_back(older, foreign, "run")
 
-    async def test_a_data_shard_that_got_another_owner_is_refused(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_a_data_shard_that_got_another_owner_is_refused(self, scene: Scene) -> None:
         _, older, saved = scene
         await ledger.join(older, "run", "newcomer", "host", 3)
         with pytest.raises(RunMismatch, match="Data shard 2 belongs to 'newcomer'"):
@@ -213,11 +157,11 @@ class TestALogThatLostAPart:
     """The ledger stands at version 3 of fragment 1; the checkpoint is older."""
 
     @pytest.fixture
-    async def scene(self, store: LocalStore) -> tuple[ScriptedRun, MemoryBus, Path]:
-        scripted = await begun(sync={**QUICK["sync"], "shards": 2, "fragments": 3})
+    async def scene(self, store: LocalStore) -> Scene:
+        scripted = await begun(sync={"lease_s": 0.05, "shards": 2, "fragments": 3})
         await ledger.join(scripted.bus, "run", "a", "host", 1)
         await scripted.commit_all(step=1, tokens=10)
-        saved = await checkpoint(scripted, store)
+        saved = store.root / await save(scripted, store)
         await scripted.commit(1, step=2, tokens=20)
         await scripted.commit(1, step=3, tokens=30)
         assert isinstance(scripted.bus, MemoryBus)
@@ -225,16 +169,14 @@ class TestALogThatLostAPart:
 
     @pytest.mark.parametrize("gone", ["1.manifest", "1.0.", "1."])
     async def test_what_is_lost_is_written_as_the_next_version(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path], gone: str
+        self, scene: Scene, gone: str
     ) -> None:
-        scripted, bus, saved = scene
+        _, bus, saved = scene
         lose(bus, "STATE", f"skerry.run.state.{gone}")
-        assert await put_back(bus, saved, "run") == [Change(1, 3, 4, 1)]
-        await holds(bus, scripted, saved)
+        assert await put_back(bus, saved, "run") == [PutBack(1, 3, 4, 1)]
+        await assert_log_holds(bus, "run", LocalStore(saved.parent), saved.name)
 
-    async def test_its_progress_does_not_go_back(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_its_progress_does_not_go_back(self, scene: Scene) -> None:
         _, bus, saved = scene
         lose(bus, "STATE", "skerry.run.state.1.")
         await put_back(bus, saved, "run")
@@ -242,9 +184,7 @@ class TestALogThatLostAPart:
         (row,) = commit.progress
         assert (row.tokens, row.cursor, commit.step, commit.contrib_floor) == (30, 9, 3, 17)
 
-    async def test_newer_fragments_that_are_whole_stay(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_newer_fragments_that_are_whole_stay(self, scene: Scene) -> None:
         scripted, bus, saved = scene
         await scripted.commit(2)
         lose(bus, "STATE", "skerry.run.state.0.")
@@ -254,9 +194,7 @@ class TestALogThatLostAPart:
         assert found[1] == scripted.manifests[1]
         assert found[2] == scripted.manifests[2]
 
-    async def test_the_fence_of_every_shard_is_taken(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
-    ) -> None:
+    async def test_the_fence_of_every_shard_is_taken(self, scene: Scene) -> None:
         _, bus, saved = scene
         lose(bus, "STATE", "skerry.run.state.1.")
         await put_back(bus, saved, "run")
@@ -266,7 +204,7 @@ class TestALogThatLostAPart:
             assert b"restore" in record.payload
 
     async def test_an_older_version_that_is_newer_than_the_checkpoint_asks_for_a_newer_one(
-        self, scene: tuple[ScriptedRun, MemoryBus, Path]
+        self, scene: Scene
     ) -> None:
         """STATE alone was rolled back: version 2 can be read, 3 is in the ledger."""
         scripted, bus, saved = scene
@@ -279,12 +217,12 @@ class TestALogThatLostAPart:
 
 class TestALiveRun:
     @pytest.mark.parametrize("way", [restore, put_back])
-    async def test_who_is_alive_is_named(
+    async def test_what_is_alive_is_named(
         self, store: LocalStore, way: Callable[[MemoryBus, Path, str], Awaitable[object]]
     ) -> None:
         scripted = await begun(sync={"lease_s": 0.5})
         await scripted.commit_all()
-        saved = await checkpoint(scripted, store)
+        saved = store.root / await save(scripted, store)
         assert isinstance(scripted.bus, MemoryBus)
         pulse = encode(SyncerPulse(run="run", syncer="s-1", instance="i", sent_ns=1))
         await scripted.bus.publish(Subjects("run").syncer("s-1"), pulse)
@@ -301,10 +239,10 @@ class TestALiveRun:
         finally:
             beating.cancel()
 
-    async def test_who_has_fallen_silent_stops_nobody(self, store: LocalStore) -> None:
+    async def test_what_has_fallen_silent_is_no_obstacle(self, store: LocalStore) -> None:
         scripted = await begun()
         await scripted.commit_all()
-        saved = await checkpoint(scripted, store)
+        saved = store.root / await save(scripted, store)
         pulse = encode(SyncerPulse(run="run", syncer="s-1", instance="i", sent_ns=1))
         await scripted.bus.publish(Subjects("run").syncer("s-1"), pulse)
         assert await put_back(scripted.bus, saved, "run") == []
@@ -312,7 +250,7 @@ class TestALiveRun:
     async def test_another_id_beside_it_is_fine(self, store: LocalStore) -> None:
         scripted = await begun()
         await scripted.commit_all(step=5)
-        saved = await checkpoint(scripted, store)
+        saved = store.root / await save(scripted, store)
         await restore(scripted.bus, saved, "beside")
         await scripted.commit(0)
         assert (await ledger.read_run(scripted.bus, "beside")).restored_from == str(saved)
@@ -320,9 +258,9 @@ class TestALiveRun:
 
 
 async def test_every_shard_of_a_new_run_is_written_under_its_own_fence(store: LocalStore) -> None:
-    scripted = await begun(sync={**QUICK["sync"], "shards": 2, "fragments": 3})
+    scripted = await begun(sync={"lease_s": 0.05, "shards": 2, "fragments": 3})
     await scripted.commit_all()
-    saved = await checkpoint(scripted, store)
+    saved = store.root / await save(scripted, store)
     bus = MemoryBroker().connect()
     await restore(bus, saved, "again")
     commits = await ledger.last_commits(bus, "again")
