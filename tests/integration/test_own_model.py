@@ -1,4 +1,4 @@
-"""A user's own model, trained, judged and sampled from with nothing but the command line."""
+"""A user's own model, trained, evaluated and sampled from with nothing but the command line."""
 
 from __future__ import annotations
 
@@ -33,14 +33,18 @@ port = 0
 """
 
 
-def skerry(*args: str, cwd: Path) -> str:
+def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "skerry.cli.main", *args]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def skerry(*args: str, cwd: Path) -> str:
+    done = run(*args, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_a_model_of_ones_own_is_trained_judged_and_sampled(tmp_path: Path) -> None:
+def test_a_model_of_ones_own_is_trained_evaluated_and_sampled(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("bigram.py"), tmp_path)
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "sums.txt").write_text(" ".join(f"{n} and {n + 1};" for n in range(4000)))
@@ -52,7 +56,13 @@ def test_a_model_of_ones_own_is_trained_judged_and_sampled(tmp_path: Path) -> No
     assert "own finished" in shown
     assert "gone" not in shown
     checkpoints = ".skerry/checkpoints/own"
-    judged = json.loads(skerry("eval", checkpoints, "--json", cwd=tmp_path))
+    for command in (("eval", checkpoints), ("up", "--run", "again", "--from", checkpoints)):
+        refused = run(*command, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "does not allow code from 'bigram'" in refused.stderr.splitlines()[-1]
+    allowed = ("--set", "allow_code=bigram")
+    judged = json.loads(skerry("eval", checkpoints, "--json", *allowed, cwd=tmp_path))
     assert judged["loss"] < math.log(256) / 2
-    sampled = skerry("sample", checkpoints, "--prompt", "7 a", "--temperature", "0", cwd=tmp_path)
+    given = ("--prompt", "7 a", "--temperature", "0", *allowed)
+    sampled = skerry("sample", checkpoints, *given, cwd=tmp_path)
     assert " and " in sampled

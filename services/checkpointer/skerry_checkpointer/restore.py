@@ -21,6 +21,7 @@ from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, Manifest, MemberRecord, RunRecord
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
+from skerry.settings.checks import refuse_code
 from skerry.settings.loading import load, run_config_from_json, to_json
 from skerry.settings.tree import split_assignment
 from skerry.store.base import FROM_ENVIRONMENT
@@ -91,6 +92,7 @@ async def restore(
         CheckpointCorrupt: a file is damaged; nothing has been written.
         RunMismatch: the log already holds this run, or something works on it, which is named.
         ConfigError: ``sets`` changes what a checkpoint fixes.
+        CodeRefused: the checkpoint names code that this machine does not allow.
     """
     source = await open_source(where, access, on_bytes)
     return await restore_from(bus, source, run, extended(source.checkpoint, sets))
@@ -98,6 +100,7 @@ async def restore(
 
 async def restore_from(bus: Bus, source: Source, run: str, config: RunConfig) -> RunRecord:
     """Write a verified checkpoint into the log as run ``run``."""
+    refuse_code(config)
     await _refuse_existing(bus, run, source.checkpoint, config)
     await bus.declare(
         specs(

@@ -69,6 +69,7 @@ def evaluate(
         int | None,
         typer.Option(help="Held-out batches at most; default: its run's.", min=1, metavar="N"),
     ] = None,
+    set_: Sets = None,
     *,
     json: AsJson = False,
 ) -> None:
@@ -77,7 +78,7 @@ def evaluate(
     from skerry_evaluator.commands import print_verdicts
 
     with exit_on_error():
-        print_verdicts(checkpoints, batches=batches, as_json=json)
+        print_verdicts(checkpoints, batches=batches, as_json=json, sets=set_ or [])
 
 
 @app.command()
@@ -91,6 +92,7 @@ def sample(
         float, typer.Option(help="0: always the likeliest.", min=0, metavar="T")
     ] = 0.7,
     seed: Annotated[int, typer.Option(help="Equal seeds write equal text.", metavar="N")] = 0,
+    set_: Sets = None,
     *,
     json: AsJson = False,
 ) -> None:
@@ -106,6 +108,7 @@ def sample(
             temperature=temperature,
             seed=seed,
             as_json=json,
+            sets=set_ or [],
         )
 
 

@@ -14,11 +14,17 @@ from skerry_evaluator.restored import restore
 from skerry_evaluator.sample import sample, to_text, to_tokens
 
 
-def print_verdicts(paths: Sequence[str | Path], *, batches: int | None, as_json: bool) -> None:
+def print_verdicts(
+    paths: Sequence[str | Path],
+    *,
+    batches: int | None,
+    as_json: bool,
+    sets: Sequence[str] = (),
+) -> None:
     """Evaluate checkpoints and print a line for each, in order; JSON objects if asked for."""
     corpora: dict[str, Corpus] = {}
     for path in paths:
-        restored = restore(path)
+        restored = restore(path, sets)
         data = restored.config.data
         key = data.model_dump_json()
         if key not in corpora:
@@ -47,10 +53,17 @@ def sentence(verdict: Verdict) -> str:
 
 
 def print_sample(
-    path: str | Path, *, prompt: str, count: int, temperature: float, seed: int, as_json: bool
+    path: str | Path,
+    *,
+    prompt: str,
+    count: int,
+    temperature: float,
+    seed: int,
+    as_json: bool,
+    sets: Sequence[str] = (),
 ) -> None:
     """Print a prompt and its continuation."""
-    restored = restore(path)
+    restored = restore(path, sets)
     start = to_tokens(restored, prompt)
     tokens = list(sample(restored, start, count=count, temperature=temperature, seed=seed))
     text = to_text(restored, tokens)

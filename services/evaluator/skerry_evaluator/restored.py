@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,14 +33,15 @@ class Restored:
     tokens: int
 
 
-def restore(path: str | Path) -> Restored:
+def restore(path: str | Path, sets: Sequence[str] = ()) -> Restored:
     """Read a checkpoint's folder or ``s3://`` address, or the newest one in a run's folder.
 
-    Buckets are reached as the environment says. StoreError, CheckpointCorrupt and ModelError name
-    what cannot be used.
+    Buckets are reached as the environment and ``sets`` say, which also allow code of the
+    checkpoint's model. StoreError, CheckpointCorrupt, CodeRefused and ModelError name what cannot
+    be used.
     """
     where = str(path) if is_url(path) else Path(path).expanduser()
-    access = access_of(loading.load().local.store)
+    access = access_of(loading.load(None, sets).local.store)
     saved, tensors = checkpoint.params(*locate(where, access))
     config = loading.run_config_from_json(json.dumps(saved.config))
     model = build_model(config.model, config.train)

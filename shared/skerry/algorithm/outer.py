@@ -23,11 +23,11 @@ from __future__ import annotations
 import math
 import re
 from difflib import get_close_matches
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from skerry import code
 from skerry.algorithm import backend
 from skerry.algorithm.adamw import AdamW, Moments
 from skerry.algorithm.fold import whole
@@ -223,10 +223,11 @@ def from_optax(name: str, transformation: GradientTransformation) -> Outer:
 
 def _load(path: str, options: Mapping[str, float | None]) -> GradientTransformation:
     """Call the factory at ``module:function`` with the options that are set."""
-    module, _, function = path.partition(":")
     try:
-        factory = getattr(import_module(module), function)
+        factory = code.load(path, "outer.preset")
         made = factory(**{key: value for key, value in options.items() if value is not None})
+    except code.CodeRefused:
+        raise
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         msg = f"outer.preset {path!r} cannot be loaded: {error}"
         raise ConfigError(msg, path="outer.preset") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from skerry import code
 from skerry.errors import ModelError
 from skerry.models.base import Model
 from skerry.models.sizes import sizes_of
@@ -48,10 +48,10 @@ def build_model(config: ModelConfig, train: TrainConfig) -> Model:
 
 def load_factory(path: str, options: Mapping[str, str | int | float | bool]) -> Model:
     """Call ``module:function`` with ``options`` and check that what it returns is a model."""
-    module_name, _, function_name = path.partition(":")
     try:
-        factory = getattr(importlib.import_module(module_name), function_name)
-        model = factory(**options)
+        model = code.load(path, "model.factory")(**options)
+    except code.CodeRefused:
+        raise
     except Exception as error:
         msg = f"model.factory {path!r} failed: {error}. It must name an importable module:function"
         msg += " that takes model.options as keyword arguments."

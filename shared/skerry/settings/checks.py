@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from skerry import code
 from skerry.algorithm.presets import PRESETS
 from skerry.errors import ConfigError
 from skerry.settings.models import STORES
@@ -35,6 +36,12 @@ def check_run(run: RunConfig) -> None:
     _refuse(_of_model(run.model))
     _refuse(_of_data(run.data))
     _refuse(_of_outer(run))
+
+
+def refuse_code(run: RunConfig) -> None:
+    """Raise CodeRefused if a run from elsewhere names code that this machine does not allow."""
+    code.refuse(run.model.factory, "model.factory")
+    code.refuse(run.outer.preset, "outer.preset")
 
 
 def check_local(local: LocalSettings) -> None:

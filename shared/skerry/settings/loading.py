@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from skerry import code
 from skerry.algorithm.presets import Sgd, formerly, resolved
 from skerry.errors import ConfigError
 from skerry.settings.checks import check_local, check_run, masked_url
@@ -62,6 +63,7 @@ def load(
 ) -> Settings:
     """Resolve defaults, the file, the environment and ``--set``, in that order; later ones win.
 
+    The code that these settings name is thereby allowed in this process (``skerry.code``).
     OpenTelemetry's own variables are defaults: whatever is said in our words wins over them.
 
     Args:
@@ -84,6 +86,8 @@ def load(
     local = validated(LocalSettings, tree)
     check_run(run)
     check_local(local)
+    named = map(code.module_of, (run.model.factory, run.outer.preset))
+    code.allow((*local.allow_code, *filter(None, named)))
     return Settings(run=run, local=local)
 
 

@@ -8,9 +8,9 @@ addresses, folders, ports.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from skerry.settings.modes import Mode, fills
 
@@ -316,7 +316,7 @@ class HealthSettings(Table):
     """Where your backend shows a trace, such as http://127.0.0.1:16686/trace/{trace_id}: the page
     then links each round to it."""
     token_file: Path | None = None
-    """File with the token that lets the page strike learners, where the run has chaos.allow;"""
+    """File with the token that lets the page inject faults, where the run has chaos.allow;"""
     cluster: Path | None = None
     """and the run folder of their cluster on this machine. `skerry up` fills in both."""
 
@@ -383,6 +383,13 @@ class MetricsSettings(Table):
         return tuple(url.strip() for url in self.broker.split(",") if url.strip())
 
 
+def _by_comma(value: object) -> object:
+    """Return names as a tuple; as text, as --set and the environment give it, they are split."""
+    if isinstance(value, str):
+        return tuple(value.replace(",", " ").split())
+    return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType] - pydantic judges the elements
+
+
 class LocalSettings(Table):
     """What belongs to one machine and is never stored in the log."""
 
@@ -392,6 +399,9 @@ class LocalSettings(Table):
     health: HealthSettings = HealthSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     metrics: MetricsSettings = MetricsSettings()
+    allow_code: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
+    """Modules whose functions a run or a checkpoint may name as model.factory or outer.preset;
+    those that this machine's own settings name are allowed as well."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
     shutdown_s: float = Field(default=10.0, gt=0)

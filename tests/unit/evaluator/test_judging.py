@@ -127,7 +127,7 @@ def test_a_loss_that_is_no_number_is_none_in_json(
 ) -> None:
     restored = restore(folder)
     broken = replace(restored, params=jax.tree.map(lambda leaf: leaf * np.nan, restored.params))
-    monkeypatch.setattr("skerry_evaluator.commands.restore", lambda _path: broken)
+    monkeypatch.setattr("skerry_evaluator.commands.restore", lambda *_: broken)
     print_verdicts([folder], batches=1, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert (told["loss"], told["perplexity"], told["bits_per_byte"]) == (None, None, None)
@@ -165,7 +165,7 @@ def test_sampled_token_numbers_stay_apart(
     data = restored.config.data.model_copy(update={"source": "tokens"})
     config = restored.config.model_copy(update={"data": data})
     tokens = replace(restored, config=config)
-    monkeypatch.setattr("skerry_evaluator.commands.restore", lambda _path: tokens)
+    monkeypatch.setattr("skerry_evaluator.commands.restore", lambda *_: tokens)
     print_sample(folder, prompt="7 8", count=3, temperature=0.0, seed=0, as_json=False)
     words = capsys.readouterr().out.split()
     assert (len(words), words[:2]) == (5, ["7", "8"])

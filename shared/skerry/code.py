@@ -1,0 +1,88 @@
+"""Functions that settings name as ``module:function``, from modules that this machine allows.
+
+A run record, a checkpoint or a remote config may name any function of any module. It is called only
+if this machine's owner allowed its module: with the setting ``allow_code``, or by naming the
+function in this process's own settings. Skerry's own models and rules and optax's optimizers are
+always allowed. What is called must also be *defined* in an allowed module, so that
+``mine:Popen`` is refused although ``mine`` imports it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+from skerry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+OWN = ("skerry.algorithm", "skerry.models")
+OPTAX = (
+    "adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb lars"
+    " lbfgs lion nadam nadamw noisy_sgd novograd optimistic_adam optimistic_gradient_descent"
+    " polyak_sgd radam rmsprop rprop sgd sign_sgd signum sm3 yogi"
+)
+"""The optimizers that optax documents."""
+DOCUMENTED = frozenset(f"optax:{name}" for name in OPTAX.split())
+
+_allowed: set[str] = {*OWN}
+
+
+class CodeRefused(ConfigError):
+    """Settings from elsewhere name code that this machine does not allow; ``module`` is where."""
+
+    def __init__(self, message: str, *, path: str, module: str) -> None:
+        super().__init__(message, path=path)
+        self.module = module
+
+
+def allow(modules: Iterable[str]) -> None:
+    """Allow modules, and what is below them, in this process."""
+    _allowed.update(modules)
+
+
+def allowed() -> tuple[str, ...]:
+    """Return the modules that this machine's owner has allowed in this process."""
+    return tuple(sorted(_allowed.difference(OWN)))
+
+
+def module_of(reference: str) -> str:
+    """Return the module of ``module:function``; empty for text of another form."""
+    module, colon, function = reference.partition(":")
+    return module if colon and function else ""
+
+
+def refuse(reference: str, setting: str) -> None:
+    """Raise CodeRefused if a setting names a function of a module that is not allowed."""
+    module = module_of(reference)
+    if module and reference not in DOCUMENTED and not _is_allowed(module):
+        raise _refused(reference, setting, module)
+
+
+def load(reference: str, setting: str) -> Callable[..., Any]:
+    """Import and return the function that a setting names.
+
+    Raises CodeRefused before anything is imported, and the import's own errors.
+    """
+    refuse(reference, setting)
+    module, _, function = reference.partition(":")
+    found = cast("Callable[..., Any]", getattr(import_module(module), function))
+    inner = found.func if isinstance(found, partial) else found
+    home = str(getattr(inner, "__module__", None) or type(inner).__module__)
+    if reference not in DOCUMENTED and not _is_allowed(home):
+        raise _refused(reference, setting, home)
+    return found
+
+
+def _is_allowed(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in _allowed)
+
+
+def _refused(reference: str, setting: str, module: str) -> CodeRefused:
+    msg = (
+        f"{setting} is {reference!r}, and this machine does not allow code from {module!r}: if you "
+        f"trust it, add --set allow_code={module}, or set SKERRY_ALLOW_CODE={module}."
+    )
+    return CodeRefused(msg, path=setting, module=module)

@@ -1,0 +1,115 @@
+"""Which functions a setting may name: those of modules that this machine's owner allowed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from skerry import code
+from skerry.settings.checks import refuse_code
+from skerry.settings.loading import load, run_config_from_json, to_json
+from skerry.settings.models import RunConfig
+
+
+@pytest.fixture(autouse=True)
+def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "_allowed", {*code.OWN})
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the user's own that imports a dangerous function."""
+    module = ModuleType("mine.models")
+    names: dict[str, Any] = module.__dict__
+    exec("def build(): return 'built'", names)  # noqa: S102 - defined in that module
+    names |= {"getoutput": subprocess.getoutput, "hidden": partial(subprocess.getoutput, cmd="id")}
+    names["partly"] = partial(names["build"])
+    monkeypatch.setitem(sys.modules, "mine", ModuleType("mine"))
+    monkeypatch.setitem(sys.modules, "mine.models", module)
+    return module
+
+
+def test_code_from_elsewhere_is_refused_with_what_to_do_before_it_is_imported() -> None:
+    sys.modules.pop("antigravity", None)
+    with pytest.raises(code.CodeRefused) as caught:
+        code.load("antigravity:fly", "model.factory")
+    assert str(caught.value) == (
+        "model.factory is 'antigravity:fly', and this machine does not allow code from "
+        "'antigravity': if you trust it, add --set allow_code=antigravity, or set "
+        "SKERRY_ALLOW_CODE=antigravity."
+    )
+    assert (caught.value.exit_code, caught.value.path) == (2, "model.factory")
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sets": ["allow_code=mine"]},
+        {"sets": ["allow_code=other, mine.models"]},
+        {"sets": ['allow_code=["mine"]']},
+        {"environ": {"SKERRY_ALLOW_CODE": "mine"}},
+        {"sets": ["model.factory=mine.models:another"]},
+        {"sets": ["outer.preset=mine.models:make"]},
+    ],
+)
+def test_the_owner_of_a_machine_allows_a_module(mine: ModuleType, given: dict[str, Any]) -> None:
+    load(None, **{"environ": {}, **given})
+    assert code.load("mine.models:build", "model.factory")() == "built"
+    assert code.load("mine.models:partly", "model.factory")() == "built"
+
+
+@pytest.mark.parametrize("reference", ["mine.models:getoutput", "mine.models:hidden"])
+def test_what_an_allowed_module_only_imports_is_refused(mine: ModuleType, reference: str) -> None:
+    code.allow(["mine"])
+    with pytest.raises(code.CodeRefused, match="code from 'subprocess'"):
+        code.load(reference, "model.factory")
+
+
+@pytest.mark.parametrize(
+    "reference", ["mine2:build", "minelayer.x:build", "skerry.service.control:ask", "os:system"]
+)
+def test_a_module_with_a_similar_name_is_not_allowed(reference: str) -> None:
+    code.allow(["mine"])
+    with pytest.raises(code.CodeRefused):
+        code.refuse(reference, "model.factory")
+
+
+@pytest.mark.parametrize(
+    ("reference", "allowed"),
+    [
+        ("optax:sgd", True),
+        ("optax:adamw", True),
+        ("optax:chain", False),
+        ("skerry.algorithm.outer:make_outer", True),
+        ("skerry.algorithm.outer:import_module", False),
+        ("skerry.models.transformer:Transformer", True),
+    ],
+)
+def test_our_own_rules_and_optaxs_documented_optimizers_are_allowed(
+    reference: str, allowed: bool
+) -> None:
+    if allowed:
+        assert callable(code.load(reference, "outer.preset"))
+    else:
+        with pytest.raises((code.CodeRefused, AttributeError)):
+            code.load(reference, "outer.preset")
+
+
+def test_optax_has_every_optimizer_that_is_allowed() -> None:
+    import optax
+
+    assert [name for name in code.OPTAX.split() if not hasattr(optax, name)] == []
+
+
+def test_settings_from_elsewhere_allow_nothing() -> None:
+    config = RunConfig.model_validate({"model": {"factory": "subprocess:getoutput"}})
+    taken = run_config_from_json(to_json(config))
+    assert code.allowed() == ()
+    with pytest.raises(code.CodeRefused, match=r"model\.factory is 'subprocess:getoutput'"):
+        refuse_code(taken)
