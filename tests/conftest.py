@@ -14,6 +14,7 @@ import structlog
 from hypothesis import settings
 
 from tests.support.nats_server import NatsServer
+from tests.support.processes import Watched
 from tests.support.s3_server import S3Server
 
 settings.register_profile("skerry", deadline=None)  # machines are busy; no test is about time
@@ -159,3 +160,9 @@ def short_config(tmp_path: Path, corpus: Path) -> Path:
     path = tmp_path / "short.toml"
     path.write_text(TINY.format(text=corpus, steps=400))
     return path
+
+
+@pytest.fixture
+def watched() -> Watched:
+    """A supervisor of real processes that keeps its events."""
+    return Watched()

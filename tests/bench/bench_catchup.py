@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -37,8 +36,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from skerry.algorithm import backend
 from skerry.algorithm.fragments import BLOCK, Plan
-from skerry.cli.cluster.broker import LocalBroker
-from skerry.cli.cluster.wires import unable, wired
+from skerry.cli.cluster.namespaces import unable, wired
 from skerry.log import ledger, state
 from skerry.log.nats.bus import NatsBus
 from skerry.log.state import read_manifests, read_part
@@ -238,7 +236,7 @@ def over_a_link(gbit: float, size: int, rounds: int, folder: Path) -> list[Readi
         subprocess.run(
             ("tc", "qdisc", "add", "dev", wire.device, "root", "tbf", *shape), check=True
         )
-        server = LocalBroker(folder / "far", host=wire.outer, death_signal=signal.SIGKILL)
+        server = NatsServer(folder / "far", host=wire.outer)
         server.start()
         try:
             asyncio.run(seed(server.url, size))

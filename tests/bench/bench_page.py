@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from browser.stage import Stage, served
 
-from skerry.cli.cluster.broker import LocalBroker
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
 from skerry_health_monitor.web import stream
+from tests.support.nats_server import NatsServer
 from tests.support.scripted_run import ScriptedRun
 
 LEARNERS = 8
@@ -145,7 +145,7 @@ async def killed_shown_s(browser: Browser) -> float:
     """Return the median of the seconds from a learner's SIGKILL until it is shown gone."""
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        broker = LocalBroker(Path(folder) / "broker", monitored=True)
+        broker = NatsServer(Path(folder) / "broker", monitored=True)
         broker.start()
         try:
             async with NatsBus(broker.url) as bus, monitoring(broker) as url:
@@ -171,7 +171,7 @@ async def killed_shown_s(browser: Browser) -> float:
 
 
 @contextlib.asynccontextmanager
-async def monitoring(broker: LocalBroker) -> AsyncGenerator[str]:
+async def monitoring(broker: NatsServer) -> AsyncGenerator[str]:
     """Yield the address of a health monitor that is a process of its own."""
     told = ("--set", "health.port=0", "--set", f'metrics.broker="{broker.monitor_url}"')
     where = ("--nats", broker.url, "--run", RUN)

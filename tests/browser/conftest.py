@@ -126,7 +126,7 @@ Show = Callable[..., "Theatre"]
 
 @pytest.fixture
 def show(silent: None) -> Iterator[Show]:
-    """Open a theatre: ``show(stage, health, striker, port)``; several may play in one test."""
+    """Open a theatre: ``show(stage, health, target, port)``; several may play in one test."""
     theatres: list[Theatre] = []
     with _loop() as loop:
 

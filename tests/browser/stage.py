@@ -34,8 +34,8 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import HealthSettings, RunConfig
 from skerry_health_monitor.service import Monitor, page_of
+from skerry_health_monitor.web.faults import FaultTarget
 from skerry_health_monitor.web.server import Connections, application, listen, serve_http
-from skerry_health_monitor.web.strikes import Striker
 from tests.support.puppet import run_record
 
 RUN = "stage"
@@ -336,14 +336,14 @@ class Stage:
 async def served(
     stage: Stage,
     health: HealthSettings | None = None,
-    striker: Striker | None = None,
+    target: FaultTarget | None = None,
     port: int = 0,
     clock_s: Callable[[], float] = time.time,
 ) -> AsyncGenerator[tuple[str, Monitor]]:
     """Yield the address of a monitor's page over a stage, and the monitor."""
     monitor = Monitor(stage.broker.connect(), RUN, until_finished=False, clock_s=clock_s)
     connections = Connections()
-    hub, routes = page_of(monitor, connections, health or HealthSettings(), striker)
+    hub, routes = page_of(monitor, connections, health or HealthSettings(), target)
     app = application(monitor.view, RUN, routes)
     listening = listen("127.0.0.1", port)
     tasks = [

@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from skerry.cli.cluster import wires
-from skerry.cli.cluster.processes import TABLE, Processes
-from skerry.log.memory import MemoryBroker
-from skerry_health_monitor.web.strikes import Strikes
+from skerry.cli.cluster import namespaces
+from skerry.cli.cluster.faults import FaultControl
 from skerry_tools.chaos import plan as plans
 from skerry_tools.chaos.healing import Healing, Undone, undo
-from skerry_tools.chaos.local import LocalGround
 from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
 from tests.support.local_cluster import chaos, cluster, pids
+from tests.support.processes import Watched, command, until
 
 pytestmark = [
     pytest.mark.fault,
-    pytest.mark.skipif(bool(wires.unable()), reason=f"chaos.netns: {wires.unable()}"),
+    pytest.mark.skipif(bool(namespaces.unable()), reason=f"chaos.netns: {namespaces.unable()}"),
 ]
 
 SILENT = 2
@@ -37,11 +34,11 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as near:
 """
 
 
-async def test_a_cut_cable_loses_packets_and_a_mended_one_delivers_what_was_sent(
+async def test_a_cut_cable_loses_packets_and_delivers_what_was_sent_once_reconnected(
     tmp_path: Path,
 ) -> None:
     async with asyncio.timeout(60):
-        with wires.wired(tmp_path, ["a"]) as held:
+        with namespaces.wired(tmp_path, ["a"]) as held:
             wire = held["a"]
             come: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
             server = await asyncio.start_server(lambda *ends: come.put_nowait(ends), wire.outer, 0)
@@ -52,11 +49,13 @@ async def test_a_cut_cable_loses_packets_and_a_mended_one_delivers_what_was_sent
 
             writer.write(b"before")
             assert await reader.readexactly(6) == b"before"
-            await wires.cut(wire)
+            await namespaces.cut(wire)
             writer.write(b"during")
-            while not await wires.lost(wire):  # noqa: ASYNC110 - the kernel sends no event
+            while not await namespaces.lost(wire):  # noqa: ASYNC110 - the kernel sends no event
                 await asyncio.sleep(0.01)
-            await asyncio.gather(*(wires.mend(wire) for _ in range(8)))  # as two healers do
+            await asyncio.gather(
+                *(namespaces.reconnect(wire) for _ in range(8))
+            )  # as two healers do
             assert await reader.readexactly(6) == b"during"
 
             writer.close()
@@ -64,56 +63,56 @@ async def test_a_cut_cable_loses_packets_and_a_mended_one_delivers_what_was_sent
             server.close()
 
 
-async def test_a_cable_that_a_killed_drill_left_cut_is_healed_and_told(tmp_path: Path) -> None:
-    with wires.wired(tmp_path, ["a", "b"]) as held:
+async def test_a_cable_that_a_killed_drill_left_cut_is_healed_and_reported(tmp_path: Path) -> None:
+    with namespaces.wired(tmp_path, ["a", "b"]) as held:
         assert await undo(tmp_path) == Healing()
-        await wires.cut(held["a"])
+        await namespaces.cut(held["a"])
         assert (await undo(tmp_path)).undone == [Undone("network", "a")]
         assert await undo(tmp_path) == Healing()
 
 
 async def test_nothing_is_left_of_a_namespace(tmp_path: Path) -> None:
-    with wires.wired(tmp_path, ["a", "b"]) as held:
-        assert wires.read(tmp_path) == held
-        assert all((wires.SPACES / wire.space).exists() for wire in held.values())
+    with namespaces.wired(tmp_path, ["a", "b"]) as held:
+        assert namespaces.read(tmp_path) == held
+        assert all((namespaces.SPACES / wire.space).exists() for wire in held.values())
         devices = {wire.device for wire in held.values()}
         assert devices <= _devices()
-        await wires.cut(held["a"])
-    assert wires.read(tmp_path) == {}
-    assert not any((wires.SPACES / wire.space).exists() for wire in held.values())
+        await namespaces.cut(held["a"])
+    assert namespaces.read(tmp_path) == {}
+    assert not any((namespaces.SPACES / wire.space).exists() for wire in held.values())
     assert not devices & _devices()
-    await wires.mend(held["a"])
+    await namespaces.reconnect(held["a"])
 
 
 def test_what_a_killed_cluster_left_behind_is_removed_by_the_next(tmp_path: Path) -> None:
     with contextlib.ExitStack() as killed:
-        old = killed.enter_context(wires.wired(tmp_path, ["a", "b"]))
-        killed.pop_all()  # as after SIGKILL: nobody cleans up
-    with wires.wired(tmp_path, ["a"]) as held:
+        old = killed.enter_context(namespaces.wired(tmp_path, ["a", "b"]))
+        killed.pop_all()  # as after SIGKILL
+    with namespaces.wired(tmp_path, ["a"]) as held:
         assert held["a"].space == old["a"].space
-        assert not (wires.SPACES / old["b"].space).exists()
-    with wires.wired(tmp_path, ["a"]) as held:
-        wires.sweep(tmp_path)
-        assert wires.read(tmp_path) == {}
-        assert not (wires.SPACES / held["a"].space).exists()
+        assert not (namespaces.SPACES / old["b"].space).exists()
+    with namespaces.wired(tmp_path, ["a"]) as held:
+        namespaces.sweep(tmp_path)
+        assert namespaces.read(tmp_path) == {}
+        assert not (namespaces.SPACES / held["a"].space).exists()
 
 
-async def test_a_learner_cut_off_from_the_page_is_healed_from_it(tmp_path: Path) -> None:
-    table = Processes(tmp_path / TABLE)
-    with wires.wired(tmp_path, ["learner-1"]) as held, table.kept():
-        table.started("learner-1", "learner", os.getpid())
-        strikes = Strikes(LocalGround("run", tmp_path, MemoryBroker().connect()))
-        running = asyncio.create_task(strikes.run())
-        async with asyncio.timeout(60):
-            await strikes.strike("learner-1", "partition", 300)
+@pytest.mark.parametrize("healed", [True, False])
+async def test_a_learner_that_the_page_cut_off_is_back_once_healed_or_after_its_time(
+    tmp_path: Path, watched: Watched, healed: bool
+) -> None:
+    order = {"op": "fault", "name": "learner-1", "fault": "partition"}
+    learner = command(tmp_path, "learner-1", kind="learner")
+    with namespaces.wired(tmp_path, ["learner-1"]) as held:
+        async with watched.running([learner]):
+            control = FaultControl(watched.supervisor, wires=held)
+            await control.answer({**order, "duration_s": 300 if healed else 0.5})
             assert _is_cut(held["learner-1"])
-            await strikes.strike("learner-1", "heal", 1)
-            while strikes._held:  # noqa: ASYNC110 - its task ends next
-                await asyncio.sleep(0)
-        assert not _is_cut(held["learner-1"])
-        assert not running.done(), "two healers of one cable are no error"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+            if healed:
+                await control.answer({"op": "heal", "name": "learner-1"})
+            else:
+                await until(lambda: not control._active)
+            assert not _is_cut(held["learner-1"])
 
 
 @pytest.mark.nats
@@ -137,7 +136,7 @@ def test_a_cluster_in_namespaces_survives_lost_packets(
     assert all(check["ok"] for check in told["checks"]), f"{json.dumps(told, indent=1)}\n{said}"
 
 
-def _is_cut(wire: wires.Wire) -> bool:
+def _is_cut(wire: namespaces.Wire) -> bool:
     told = subprocess.run(
         ["tc", "qdisc", "show", "dev", wire.device], capture_output=True, check=True
     )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.cli.cluster.broker import LocalBroker
 from skerry.log.base import Storage
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
@@ -16,6 +15,7 @@ from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from skerry_health_monitor.metrics.broker import LIES, Brokers, lost
 from skerry_health_monitor.metrics.telling import Telling
+from tests.support.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,15 +27,15 @@ DEADLINE_S = 20.0
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[LocalBroker]:
-    broker = LocalBroker(tmp_path / "broker", monitored=True)
+def local(tmp_path: Path) -> Iterator[NatsServer]:
+    broker = NatsServer(tmp_path / "broker", monitored=True)
     broker.start()
     yield broker
     broker.stop()
 
 
 async def test_a_broker_tells_of_its_clients_its_store_and_its_slowest_reader(
-    local: LocalBroker,
+    local: NatsServer,
 ) -> None:
     names = Subjects("r")
     brokers = Brokers([local.monitor_url])
@@ -69,8 +69,7 @@ accounts { A { jetstream: {max_file: 900KB, max_mem: 1MB}, users: [{user: a, pas
 async def test_a_broker_and_an_account_tell_how_full_they_are_and_of_how_much(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "nats.conf").write_text(SMALL)
-    small = LocalBroker(tmp_path / "broker", config=tmp_path / "nats.conf", monitored=True)
+    small = NatsServer(tmp_path / "broker", settings=SMALL, monitored=True)
     small.start()
     telling = Telling(lambda: None, [small.monitor_url])
     assert telling.stores() == []
@@ -94,7 +93,7 @@ async def test_a_broker_and_an_account_tell_how_full_they_are_and_of_how_much(
 
 
 async def test_a_broker_that_is_away_is_down_said_once_and_found_again_at_its_port(
-    local: LocalBroker,
+    local: NatsServer,
 ) -> None:
     brokers = Brokers([local.monitor_url])
     local.kill()
@@ -109,14 +108,14 @@ async def test_a_broker_that_is_away_is_down_said_once_and_found_again_at_its_po
 
 
 async def test_an_address_that_answers_something_else_is_a_broker_that_is_down(
-    local: LocalBroker,
+    local: NatsServer,
 ) -> None:
     brokers = Brokers([local.monitor_url + "/healthz?", local.url.replace("nats", "http")])
     await brokers.poll()
     assert [server.up for server in brokers.servers()] == [False, False]
 
 
-async def test_a_broker_knows_at_once_whose_connection_is_gone(local: LocalBroker) -> None:
+async def test_a_broker_knows_at_once_whose_connection_is_gone(local: NatsServer) -> None:
     brokers = Brokers([local.monitor_url])
     names = {"here", "away", "never"}
     async with NatsBus(local.url, name="here"):

@@ -13,12 +13,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from psutil import process_iter
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.cli.cluster.processes import read
+from skerry.cli.cluster.processes import BROKER, read
 from skerry.log import ledger
 from skerry.log.streams import specs
 from skerry.service.connect import bus_from
@@ -28,54 +30,67 @@ from tests.support.nats_server import NatsServer
 from tests.support.puppet import run_record
 
 DEADLINE_S = 60.0
-KINDS = ("learner", "syncer", "checkpointer", "evaluator", "health-monitor")
-SERVICES = (
-    "skerry_learner --nats",
-    "skerry_syncer",
-    "skerry_checkpointer",
-    "skerry_learner evaluator",
-    "skerry_health_monitor",
-)
+SERVICES = {"learner-1", "learner-2", "syncer", "checkpointer", "evaluator", "health-monitor"}
 
 pytestmark = pytest.mark.nats
 
 
+def skerry(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "skerry.cli.main", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def chaos(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return skerry(folder, "chaos", *arguments)
+
+
 def processes(mark: str) -> dict[int, str]:
-    """Return every live process that has ``mark`` in its command line."""
-    found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if mark in command:
-                    found[int(entry.name)] = command
-    return found
+    """Return the command line of every live process that has ``mark`` in it."""
+    lines = {one.pid: " ".join(one.info["cmdline"] or ()) for one in process_iter(["cmdline"])}
+    return {pid: line for pid, line in lines.items() if mark in line}
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"{what} took more than {DEADLINE_S} s"
-        time.sleep(0.05)  # the kernel tells us nothing about processes that are not our children
+        time.sleep(0.05)  # the kernel sends no event about processes that are not our children
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start ``skerry up`` and wait until its broker and all of its services run."""
-    run = f"t{uuid.uuid4().hex[:12]}"
-    command = [sys.executable, "-m", "skerry.cli.main", "up", "--run", run]
+@dataclass(frozen=True)
+class RunningUp:
+    """``skerry up`` with its broker and all of its services."""
+
+    process: subprocess.Popen[str]
+    run: str
+    cwd: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.cwd / ".skerry" / self.run
+
+    def ended(self) -> str:
+        """Return what it said, once it has ended."""
+        return self.process.communicate(timeout=DEADLINE_S)[0]
+
+
+@contextlib.contextmanager
+def cluster(cwd: Path, *arguments: str, run: str = "") -> Iterator[RunningUp]:
+    run = run or f"t{uuid.uuid4().hex[:12]}"
+    command = [sys.executable, "-m", "skerry.cli.main", "up", "--run", run, *arguments]
     command += ["--set", "health.port=0", "--set", "shutdown_s=5"]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    up = RunningUp(process, run, cwd)
 
     def complete() -> bool:
-        running = " ".join(processes(run).values())
-        return all(name in running for name in (*SERVICES, "nats-server"))
+        return {e.name for e in read(up.folder).values() if e.alive} == {*SERVICES, BROKER}
 
     try:
         until(complete, "starting a cluster")
-        yield process, run
+        yield up
     finally:
         for pid in processes(run):
             with contextlib.suppress(ProcessLookupError):
@@ -85,72 +100,86 @@ def cluster(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.stdout.close()
 
 
-def test_ctrl_c_stops_everything(cluster: tuple[subprocess.Popen[str], str]) -> None:
-    process, run = cluster
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130, said
-    assert processes(run) == {}
-    assert "Traceback" not in said
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    """A cluster that several tests look at."""
+    with cluster(tmp_path_factory.mktemp("up")) as up:
+        yield up
 
 
-def test_kill_9_of_the_command_leaves_nothing_running(
-    cluster: tuple[subprocess.Popen[str], str],
-) -> None:
-    process, run = cluster
-    process.kill()
-    process.wait()
-    until(lambda: processes(run) == {}, "ending the orphans")
-
-
-def test_a_second_cluster_in_the_same_folder_is_refused(
-    cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
-) -> None:
-    process, run = cluster
-    second = subprocess.run(
-        [sys.executable, "-m", "skerry.cli.main", "up", "--run", run],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_second_cluster_in_the_same_folder_is_refused(up: RunningUp) -> None:
+    second = skerry(up.cwd, "up", "--run", up.run)
     assert second.returncode == 2
-    assert f"Process {process.pid} runs '{run}'" in second.stderr
-    assert process.poll() is None
+    assert f"Process {up.process.pid} runs '{up.run}'" in second.stderr
+    assert up.process.poll() is None
 
 
-def test_the_processes_of_a_cluster_are_told_while_it_runs(
-    cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
+def test_other_commands_find_and_enter_the_broker_and_nobody_reads_its_password(
+    up: RunningUp,
 ) -> None:
-    process, run = cluster
-    folder = tmp_path / ".skerry" / run
-    until(lambda: len(read(folder)) == 7, "telling all processes")
-    told = read(folder)
-    assert {e.kind for e in told.values()} == {*KINDS, "broker"}
-    # Asked again, because a process that is just becoming another program has no name for a moment.
-    until(lambda: {e.pid for e in told.values()} <= set(processes(run)), "finding all of them")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=DEADLINE_S)
-    assert read(folder) == {}
+    until((up.folder / "cluster.json").exists, "announcing the cluster")
+    shown = skerry(up.cwd, "status", "--once", "--set", "nats.connect_timeout_s=10")
+    assert "refused the login" not in shown.stderr
+    password = (up.folder / "broker" / "password").read_text().strip()
+    assert not any(password in line for line in processes(up.run).values())
+    for path in up.folder.rglob("*"):
+        if path.is_file() and password in path.read_text(errors="replace"):
+            assert not path.stat().st_mode & 0o077, f"others may read {path}"
+    assert "password" not in skerry(up.cwd, "status", "--json").stderr
 
 
-def test_chaos_touches_no_run_that_does_not_allow_it(
-    cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
-) -> None:
-    _, run = cluster
-    folder = tmp_path / ".skerry" / run
-    until(lambda: "health-monitor" in read(folder), "starting the monitor")
-    before = set(processes(run))
-    stopped = read(folder)["health-monitor"]
+def test_chaos_touches_no_run_that_does_not_allow_it(up: RunningUp) -> None:
+    before = set(processes(up.run))
+    stopped = read(up.folder)["health-monitor"]
     os.kill(stopped.pid, signal.SIGSTOP)
-    for what in ((), ("--heal",)):
-        done = chaos(tmp_path, "--run", run, *what)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"error: Run '{run}' does not allow faults")
-        assert "nothing was touched" in done.stderr
-    assert before <= set(processes(run))
-    assert stopped.paused
-    os.kill(stopped.pid, signal.SIGCONT)
+    try:
+        for what in ((), ("--heal",)):
+            done = chaos(up.cwd, "--run", up.run, *what)
+            assert done.returncode == 2
+            assert done.stderr.startswith(f"error: Run '{up.run}' does not allow faults")
+            assert "nothing was touched" in done.stderr
+        assert before <= set(processes(up.run))
+        assert stopped.paused
+    finally:
+        os.kill(stopped.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_stops_everything_and_twice_at_once(tmp_path: Path, times: int) -> None:
+    with cluster(tmp_path) as up:
+        for _ in range(times):
+            up.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        said = up.ended()
+        assert up.process.returncode == 130, said
+        assert processes(up.run) == {}
+        assert read(up.folder) == {}
+        assert "Stopping: each service finishes what it has begun." in said
+        assert "Traceback" not in said
+
+
+def test_kill_9_of_the_command_leaves_nothing_running_and_the_same_command_goes_on(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path) as up:
+        until(lambda: skerry(tmp_path, "status", "--once").returncode == 0, "creating the run")
+        up.process.kill()
+        up.process.wait()
+        until(lambda: processes(up.run) == {}, "ending the orphans")
+    with cluster(tmp_path, run=up.run) as again:
+        again.process.send_signal(signal.SIGINT)
+        assert f"Going on with run {up.run} as the log has it." in again.ended()
+
+
+def test_a_broker_that_runs_already_is_used_and_left_alone(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path
+) -> None:
+    asyncio.run(_declare(shared_nats.url, run_id, finished=True))
+    done = skerry(tmp_path, "up", "--run", run_id, "--nats", shared_nats.url)
+    assert done.returncode == 0, done.stderr
+    assert f"broker {shared_nats.url}, logs in" in done.stdout
+    assert f"Run {run_id} is finished already" in done.stdout
+    assert not (tmp_path / ".skerry" / run_id / "broker").exists()
 
 
 @pytest.mark.parametrize(
@@ -190,11 +219,6 @@ def test_chaos_over_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, h
     assert len(done.stderr.splitlines()) == 1
 
 
-def chaos(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "skerry.cli.main", "chaos", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("command", ["up", "demo"])
 def test_a_full_disk_is_one_sentence(tmp_path: Path, command: str) -> None:
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
@@ -214,66 +238,41 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, command: str) -> None:
 
 def test_status_of_a_log_as_json(shared_nats: NatsServer, run_id: str, tmp_path: Path) -> None:
     asyncio.run(_declare(shared_nats.url, run_id))
-    command = [sys.executable, "-m", "skerry.cli.main", "status", "--run", run_id]
-    done = subprocess.run(
-        [*command, "--nats", shared_nats.url, "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    told = json.loads(done.stdout)
-    assert told["run"]["run"] == run_id
-    assert told["run"]["finished"] is False
-    assert told["learners"][0]["name"] == "a"
+    done = skerry(tmp_path, "status", "--run", run_id, "--nats", shared_nats.url, "--json")
+    report = json.loads(done.stdout)
+    assert report["run"]["run"] == run_id
+    assert report["run"]["finished"] is False
+    assert report["learners"][0]["name"] == "a"
 
 
 def test_top_off_a_terminal_is_shown_once_and_plain(
     shared_nats: NatsServer, run_id: str, tmp_path: Path
 ) -> None:
     asyncio.run(_declare(shared_nats.url, run_id))
-    command = [sys.executable, "-m", "skerry.cli.main", "top", "--run", run_id]
-    done = subprocess.run(
-        [*command, "--nats", shared_nats.url],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = skerry(tmp_path, "top", "--run", run_id, "--nats", shared_nats.url)
     assert done.stdout.startswith(f"{run_id}  no parameters yet  step 0/")
     assert "a#1" in done.stdout
     assert "\x1b" not in done.stdout
 
 
 def test_status_of_an_unknown_run_is_one_sentence(shared_nats: NatsServer, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "skerry.cli.main", "status", "--run", "nobody", "--once"]
-    done = subprocess.run(
-        [*command, "--nats", shared_nats.url],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = skerry(tmp_path, "status", "--run", "nobody", "--once", "--nats", shared_nats.url)
     assert done.returncode == 2
     assert done.stderr.startswith("error: There is no run 'nobody'")
 
 
 def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "skerry.cli.main", "doctor", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["ok"]) == (0, True), told
+    done = skerry(tmp_path, "doctor", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"]) == (0, True), report
 
 
-async def _declare(url: str, run: str, *, allow: bool = False) -> None:
+async def _declare(url: str, run: str, *, allow: bool = False, finished: bool = False) -> None:
     config = RunConfig.model_validate({"chaos": {"allow": allow}})
     cut = plan([LeafSpec("w", (64, 256))], config.sync.fragments)
     async with bus_from(NatsSettings(url=url), "test") as bus:
         await bus.declare(specs(run))
-        await ledger.create_run(bus, run_record(run, cut, to_json(config)))
+        record = await ledger.create_run(bus, run_record(run, cut, to_json(config)))
         await ledger.join(bus, run, "a", "here", time.time_ns())
+        if finished:
+            await ledger.finish_run(bus, record)

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 
-from skerry.cli.cluster.broker import LocalBroker
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
@@ -58,9 +57,7 @@ class Running:
 
 
 @asynccontextmanager
-async def monitor(
-    nats: NatsServer | LocalBroker, run: str, *options: str
-) -> AsyncGenerator[Running]:
+async def monitor(nats: NatsServer, run: str, *options: str) -> AsyncGenerator[Running]:
     where = ("--nats", nats.url, "--run", run, "--set", "health.port=0")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "skerry_health_monitor", *where, *options, stderr=PIPE
@@ -112,7 +109,7 @@ async def test_it_reports_a_learner_that_falls_silent_and_comes_back(
 
 
 async def test_of_a_dead_process_the_broker_knows_before_its_silence_tells(tmp_path: Path) -> None:
-    broker = LocalBroker(tmp_path / "broker", monitored=True)
+    broker = NatsServer(tmp_path / "broker", monitored=True)
     broker.start()
     told = ("--set", f'metrics.broker="{broker.monitor_url}"')
     try:

@@ -14,12 +14,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from skerry.cli.cluster.broker import LocalBroker
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Kind, Metric, of, prometheus_name
+from tests.support.nats_server import NatsServer
 from tests.support.puppet import Puppet
 from tests.support.scripted_run import STARTS, ScriptedRun
 
@@ -74,7 +74,7 @@ async def scraped(url: str, wanted: set[str]) -> dict[str, list[float]]:
 
 
 async def test_a_live_run_is_scraped_and_written_down(tmp_path: Path) -> None:
-    broker = LocalBroker(tmp_path / "broker", monitored=True)
+    broker = NatsServer(tmp_path / "broker", monitored=True)
     broker.start()
     rows = tmp_path / "rows.jsonl"
     sets = [

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from skerry.cli.cluster.broker import LocalBroker
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import CheckpointRecord, Commit, Consumed, Evaluation
 from skerry.settings.models import RunConfig
 from skerry.telemetry.metric import MONITOR
 from skerry.telemetry.metrics import Kind, of, prometheus_name
+from tests.support.nats_server import NatsServer
 from tests.support.puppet import Puppet
 from tests.support.scripted_run import ScriptedRun
 
@@ -82,7 +82,7 @@ async def process(
 @asynccontextmanager
 async def watched_run(folder: Path) -> AsyncGenerator[str]:
     """Yield the address of a monitor that watches a run in which everything happens."""
-    broker = LocalBroker(folder / "broker", monitored=True)
+    broker = NatsServer(folder / "broker", monitored=True)
     broker.start()
     sets = ("health.port=0", f'metrics.broker="{broker.monitor_url}"')
     try:

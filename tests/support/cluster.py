@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from skerry.cli.programs import argv, argv_of
 from skerry.log import ledger, presence
 
 if TYPE_CHECKING:
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
 
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit, Pulse
-
-MODULES = {
-    "learner": ("skerry_learner",),
-    "syncer": ("skerry_syncer",),
-    "checkpointer": ("skerry_checkpointer",),
-    "evaluator": ("skerry_evaluator",),
-    "health-monitor": ("skerry_health_monitor",),
-}
 
 
 @dataclass(slots=True)
@@ -90,20 +83,18 @@ class Cluster:
         """Start a service under a name; restarting it is starting it again."""
         common = ("--nats", self.url, "--run", self.run, "--name", name)
         config = ("--config", str(self.config))
-        return await self._spawn(name, "-m", *MODULES[kind], *common, *config, *arguments)
+        return await self._spawn(name, *argv(kind, *common, *config, *arguments))
 
     async def start_script(self, name: str, script: Path, *arguments: str) -> Service:
         """Start a program of the test's own, such as a service that fails at a chosen point."""
-        return await self._spawn(name, str(script), *arguments)
+        return await self._spawn(name, sys.executable, str(script), *arguments)
 
     async def restore(self, checkpoint: Path, *sets: str) -> Service:
         """Restore a checkpoint into the broker as this cluster's run."""
         changes = [argument for change in sets for argument in ("--set", change)]
         target = ("--nats", self.url, "--run", self.run)
-        module = MODULES["checkpointer"]
-        return await self._spawn(
-            "restore", "-m", *module, "checkpoints", "restore", str(checkpoint), *target, *changes
-        )
+        command = argv_of("checkpoints", "restore", str(checkpoint), *target, *changes)
+        return await self._spawn("restore", *command)
 
     async def _spawn(self, name: str, *arguments: str) -> Service:
         log = self.folder / f"{name}-{len(self.services)}.log"
@@ -117,7 +108,7 @@ class Cluster:
         }
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *arguments, stdout=out, stderr=out, env=environment
+                *arguments, stdout=out, stderr=out, env=environment
             )
         service = Service(process, log)
         self.services.append(service)

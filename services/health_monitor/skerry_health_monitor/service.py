@@ -31,12 +31,11 @@ from skerry_health_monitor.watching.book import Book
 from skerry_health_monitor.watching.sources import Sources, Tally
 from skerry_health_monitor.watching.timeline import interval_s
 from skerry_health_monitor.watching.watch import Watch
+from skerry_health_monitor.web.faults import ClusterFaults, fault_route, read_token
 from skerry_health_monitor.web.page import routes
 from skerry_health_monitor.web.picture import Drawn, Scene, marks, picture
 from skerry_health_monitor.web.server import Connections, application, serve_http
 from skerry_health_monitor.web.stream import Frame, Hub
-from skerry_health_monitor.web.strikes import Strikes, read_token, strike_route
-from skerry_tools.chaos.local import LocalGround
 
 if TYPE_CHECKING:
     import socket
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from skerry.settings.models import HealthSettings, LocalSettings
     from skerry.status.view import RunView
     from skerry_health_monitor.metrics.sinks import Outlet
-    from skerry_health_monitor.web.strikes import Striker
+    from skerry_health_monitor.web.faults import FaultTarget
 
 log = structlog.get_logger()
 
@@ -92,7 +91,7 @@ class Monitor:
         self.brokers_stores: Callable[[], Sequence[Store]] = tuple
         self.lost: Callable[[Collection[str]], Awaitable[Mapping[str, float]]] = nobody
         self.facts: dict[str, object] = {}
-        self.may_strike = False
+        self.may_inject = False
         self._drawn: Drawn = {}
         self.changed = asyncio.Event()
 
@@ -294,7 +293,7 @@ class Monitor:
             self.book,
             self.streams,
             self.link.away_since_s,
-            {**self.facts, "actions": self.may_strike and self.allows_chaos},
+            {**self.facts, "actions": self.may_inject and self.allows_chaos},
             now_s,
         )
         return Frame(watch, picture(scene, self._drawn), lambda after: marks(scene, after), head)
@@ -309,16 +308,16 @@ def page_of(
     monitor: Monitor,
     connections: Connections,
     health: HealthSettings,
-    striker: Striker | None = None,
+    target: FaultTarget | None = None,
 ) -> tuple[Hub, list[BaseRoute]]:
     """Return what feeds the monitor's page, and its routes; ConfigError for an unfit token file."""
     hub = Hub(monitor.frame, monitor.changed)
     made = routes(hub, lambda: monitor.watch, monitor.bus, connections.cut)
     monitor.facts["trace_url"] = health.trace_url
-    if striker is not None and health.token_file is not None:
+    if target is not None and health.token_file is not None:
         token = read_token(health.token_file)
-        made.append(strike_route(striker, token, lambda: monitor.allows_chaos))
-        monitor.may_strike = True
+        made.append(fault_route(target, token, lambda: monitor.allows_chaos))
+        monitor.may_inject = True
     return hub, made
 
 
@@ -340,8 +339,8 @@ async def health_monitor(
     monitor = Monitor(bus, run, until_finished=until_finished, link=link)
     connections = Connections()
     cluster = local.health.cluster
-    strikes = None if cluster is None else Strikes(LocalGround(run, cluster, bus))
-    hub, page = page_of(monitor, connections, local.health, strikes)
+    target = None if cluster is None else ClusterFaults(cluster)
+    hub, page = page_of(monitor, connections, local.health, target)
     telling = Telling(monitor.known, local.metrics.broker_urls)
     monitor.brokers_stores = telling.stores
     monitor.lost = telling.lost
@@ -354,7 +353,5 @@ async def health_monitor(
         "metrics": lambda: telling.write(outlets, local.metrics.every_s),
         "otlp": Exporting(telling.figures).run,
     }
-    if strikes is not None:
-        loops["strikes"] = strikes.run
     async with bus:
         await serve(loops, shutdown_s=local.shutdown_s)

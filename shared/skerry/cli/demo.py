@@ -13,14 +13,22 @@ from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Any, cast
 
 from skerry.algorithm.traffic import data_parallel_bytes
-from skerry.cli.cluster.place import Place
-from skerry.cli.cluster.run import Cluster, Stop, broker, call, prepared, run_stoppable
-from skerry.cli.cluster.services import Team, argv
-from skerry.cli.cluster.supervise import Change
-from skerry.cli.cluster.tail import last_event, size_of
+from skerry.cli.cluster.cluster import (
+    Cluster,
+    StopSignal,
+    call,
+    prepared,
+    run_stoppable,
+    served,
+)
+from skerry.cli.cluster.folder import RunFolder
+from skerry.cli.cluster.logs import last_event, size_of
+from skerry.cli.cluster.supervisor import Change
+from skerry.cli.cluster.team import Team
 from skerry.cli.follow import is_finished
 from skerry.cli.live import screen, size
 from skerry.cli.outage import Outage
+from skerry.cli.programs import argv_of
 from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink, parameters
 from skerry.cli.up import conduct, existing, ignored
 from skerry.errors import ConfigError, SkerryError
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from skerry.cli.cluster.supervise import Event, Supervisor
+    from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
     from skerry.cli.follow import Feed
     from skerry.cli.live import Screen
     from skerry.settings.models import Settings
@@ -81,7 +89,7 @@ class Recorder:
                 self.outage.log_compile_s = compiled.get("seconds")
                 self._say_back(self.outage)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: ProcessEvent) -> None:
         """Take in what happens to processes."""
         outage = self.outage
         if outage is None or outage.started_s is not None or event.name != VICTIM:
@@ -126,24 +134,22 @@ def run_demo(
     longer = [] if duration_s is None else [f"train.duration_s={duration_s}"]
     with as_file(files("skerry.cli") / "demo.toml") as path:
         wanted = loading.load(path, [*longer, *sets])
-    place = Place(RUN)
+    folder = RunFolder(RUN)
     began_s = time.time()
-    with place.held(), screen(began_s=began_s) as on:
-        _begin(place, wanted, on, resume=resume)
+    with folder.held(), screen(began_s=began_s) as on:
+        _begin(folder, wanted, on, resume=resume)
 
-        async def main(stop: Stop) -> None:
-            async with broker(place, wanted, None, on.say) as served:
-                full = prepared(wanted, served.url, place, served.monitor_url)
-                cluster = Cluster(place, full, served, stop)
-                with place.announced(served.url):
-                    results = await _demo(
-                        cluster, Recorder(on, began_s, place.logs / f"{VICTIM}.log")
-                    )
+        async def main(stop: StopSignal) -> None:
+            async with served(folder, wanted, None, on.say) as broker:
+                cluster = Cluster(folder, prepared(wanted, broker, folder), broker, stop)
+                recorder = Recorder(on, began_s, folder.logs / f"{VICTIM}.log")
+                with folder.announced(cluster.nats):
+                    results = await _demo(cluster, recorder)
             if results is not None and summary is not None:
                 _write(summary, results)
                 on.say(f"Summary: {summary}")
 
-        run_stoppable(main)
+        run_stoppable(main, on.say)
 
 
 def _write(summary: Path, results: Mapping[str, object]) -> None:
@@ -154,27 +160,25 @@ def _write(summary: Path, results: Mapping[str, object]) -> None:
         raise ConfigError(msg, path="summary") from error
 
 
-def _begin(place: Place, wanted: Settings, on: Screen, *, resume: bool) -> None:
-    if resume and place.has_state:
-        on.say(f"Going on with the run in {place.folder}.")
+def _begin(folder: RunFolder, wanted: Settings, on: Screen, *, resume: bool) -> None:
+    if resume and folder.has_log:
+        on.say(f"Going on with the run in {folder.path}.")
         return
-    if place.has_state:
-        on.say(f"Starting anew: the last demo in {place.folder} is discarded (--resume goes on).")
-    else:
-        on.say(f"Starting anew in {place.folder}.")
-    place.start_anew(wanted.local.store.path / RUN)
+    before = ": the last demo there is discarded (--resume goes on)" if folder.has_log else ""
+    on.say(f"Starting afresh in {folder.path}{before}.")
+    folder.start_afresh(wanted.local.store.path / RUN)
 
 
 async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | None:
     on = recorder.on
     record = await existing(cluster)
     if record is not None and is_finished(record):
-        on.say("The demo is finished already: without --resume it starts anew.")
+        on.say("The demo is finished already: without --resume it starts again.")
         return None
     for sentence in ignored(record, cluster.settings.run):
         on.say(sentence)
     on.say("Broker, syncer, checkpointer, evaluator, health monitor and two learners are starting.")
-    on.say(f"Logs: {cluster.place.logs}. The first start compiles: steps follow within a minute.")
+    on.say(f"Logs: {cluster.folder.logs}. The first start compiles: steps follow within a minute.")
 
     async def script(kept: Supervisor, feed: Feed) -> None:
         async with TaskGroup() as group:
@@ -194,7 +198,7 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
         return None
     now = feed.report()
     if now is None or not now.run.finished:
-        msg = f"The services ended before the run was finished: see {cluster.place.logs}."
+        msg = f"The services ended before the run was finished: see {cluster.folder.logs}."
         raise SkerryError(msg)
     on.say("The run is finished. Evaluating the first and the last checkpoint.")
     return await _results(cluster, recorder, now)
@@ -228,7 +232,7 @@ async def _results(cluster: Cluster, recorder: Recorder, now: Report) -> dict[st
         uplink = await measure_uplink(bus, record, recorder.began_s)
     kept = [s for s in summaries(cluster.settings.local.store.path / RUN) if not s.error]
     if not kept:
-        msg = f"The checkpointer wrote nothing: see {cluster.place.logs}/checkpointer.log."
+        msg = f"The checkpointer wrote nothing: see {cluster.folder.logs}/checkpointer.log."
         raise SkerryError(msg)
     first, last = kept[0], kept[-1]
     async with TaskGroup() as group:
@@ -236,7 +240,8 @@ async def _results(cluster: Cluster, recorder: Recorder, now: Report) -> dict[st
         end = group.create_task(_evaluate(cluster, last), name="eval-end")
     params, steps = parameters(record), recorder.steps_by_learner()
     parallel = data_parallel_bytes(params, steps, cluster.settings.run.sync.learners)
-    text = await call(cluster.place, _sample_argv(last.path), "sample")
+    sampling = argv_of("sample", last.path, "--tokens", str(SAMPLE_TOKENS))
+    text = await call(cluster.folder, sampling, "sample")
     results: dict[str, object] = {
         "eval_loss_start": start.result(),
         "eval_loss_end": end.result(),
@@ -267,22 +272,18 @@ async def _results(cluster: Cluster, recorder: Recorder, now: Report) -> dict[st
         "evaluations": [{"step": row.step, "loss": row.loss} for row in now.evaluations],
         "sample": text.strip(),
     }
-    for sentence in told(results):
+    for sentence in summary_lines(results):
         on.say(sentence)
     return results
 
 
 async def _evaluate(cluster: Cluster, checkpoint: Summary) -> float:
-    command = argv("learner", "eval", checkpoint.path, "--json")
-    told = json.loads(await call(cluster.place, command, f"eval-{checkpoint.name}"))
-    return float(cast("dict[str, Any]", told)["loss"])
+    command = argv_of("eval", checkpoint.path, "--json")
+    verdict = json.loads(await call(cluster.folder, command, f"eval-{checkpoint.name}"))
+    return float(cast("dict[str, Any]", verdict)["loss"])
 
 
-def _sample_argv(path: str) -> tuple[str, ...]:
-    return argv("learner", "sample", path, "--tokens", str(SAMPLE_TOKENS))
-
-
-def told(results: Mapping[str, Any]) -> list[str]:
+def summary_lines(results: Mapping[str, Any]) -> list[str]:
     """Return the results as lines for people."""
     sent, parallel = results["bytes_sent"], results["bytes_data_parallel"]
     lines = [
@@ -320,8 +321,8 @@ def _followed(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     if not finite:
         return []
     first, last = finite[0], finite[-1]
-    told = (
+    line = (
         f"Followed meanwhile {first['loss']:.3f} at step {first['step']} to {last['loss']:.3f} at "
         f"step {last['step']}, in {len(finite)} evaluations by a process of its own"
     )
-    return [told]
+    return [line]

@@ -1,9 +1,8 @@
-"""``skerry doctor``: what a run needs from this machine, each line with a fix."""
+"""``skerry doctor``: what a run needs from this machine, each finding with its fix."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.metadata
 import os
 import shutil
@@ -17,8 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from skerry.cli.cluster.broker import find_server
-from skerry.cli.cluster.services import NEEDS
+from skerry.cli.programs import PROGRAMS, ROOT
 from skerry.errors import SkerryError
 from skerry.settings.checks import masked_url
 from skerry.settings.loading import control_variable
@@ -59,7 +60,7 @@ def examine(settings: Settings, *, reach_broker: bool) -> Iterator[Finding]:
 
     ``reach_broker``: the user named a broker, so that not reaching it is a failure.
     """
-    root = settings.local.store.path
+    health = settings.local.health
     checks: list[tuple[str, Callable[[], Finding | list[Finding]]]] = [
         ("python", python),
         ("cores and memory", cores_and_memory),
@@ -67,10 +68,10 @@ def examine(settings: Settings, *, reach_broker: bool) -> Iterator[Finding]:
         ("jax devices", jax_devices),
         ("nats-server", nats_server),
         ("broker", lambda: broker(settings, required=reach_broker)),
-        ("disk", lambda: disk(root)),
-        ("numba cache", lambda: numba_cache(Path(".skerry/cache/numba"))),
+        ("disk", lambda: disk(settings.local.store.path)),
+        ("numba cache", lambda: numba_cache(ROOT / "cache" / "numba")),
         ("clock", clock),
-        ("health port", lambda: port(settings.local.health.host, settings.local.health.port)),
+        ("health port", lambda: port(health.host, health.port)),
     ]
     for name, check in checks:
         try:
@@ -90,7 +91,7 @@ def python() -> Finding:
 
 def cores_and_memory() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = psutil.virtual_memory().total
     found = f"{cores} cores, {memory / 1024**3:.1f} GiB"
     if (cores or 1) < 2 or memory < LEAST_MEMORY_BYTES:
         fix = "the demo wants 2 cores and 4 GiB: expect it to be slow, or lower sync.learners"
@@ -100,17 +101,18 @@ def cores_and_memory() -> Finding:
 
 def packages() -> list[Finding]:
     """Look at each extra: a machine that runs one service needs only that one's."""
-    findings: list[Finding] = []
-    for extra, names in NEEDS.items():
-        versions = {name: _version(name) for name in names}
-        missing = [name for name, version in versions.items() if not version]
-        if missing:
-            found, fix = f"without {', '.join(missing)}", f"pip install 'skerry[{extra}]'"
-            findings.append(Finding(f"extra {extra}", Verdict.WARN, found, fix))
-        else:
-            found = ", ".join(f"{name} {version}" for name, version in versions.items())
-            findings.append(Finding(f"extra {extra}", Verdict.OK, found))
-    return findings
+    needed = {name: program.needs for name, program in PROGRAMS.items() if program.needs}
+    return [_extra(name, packages) for name, packages in needed.items()]
+
+
+def _extra(extra: str, names: tuple[str, ...]) -> Finding:
+    versions = {name: _version(name) for name in names}
+    missing = [name for name, version in versions.items() if not version]
+    if missing:
+        fix = f"pip install 'skerry[{extra}]'"
+        return Finding(f"extra {extra}", Verdict.WARN, f"without {', '.join(missing)}", fix)
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Finding(f"extra {extra}", Verdict.OK, found)
 
 
 def jax_devices() -> Finding:
@@ -175,9 +177,7 @@ def broker(settings: Settings, *, required: bool) -> Finding:
 
 
 def disk(path: Path) -> Finding:
-    there = next(
-        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
-    )
+    there = _nearest(path)
     free = shutil.disk_usage(there).free
     found = f"{free / 1024**3:.1f} GiB free at {there}"
     if not os.access(there, os.W_OK):
@@ -194,26 +194,24 @@ def numba_cache(folder: Path) -> Finding:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        fix = "work in a folder that you may write to: without it every start compiles anew"
+        fix = "work in a folder that you may write to: otherwise every start compiles again"
         return Finding("numba cache", Verdict.WARN, f"{there}: {error.strerror}", fix)
     return Finding("numba cache", Verdict.OK, f"{folder} can be written")
 
 
 def port(host: str, number: int) -> Finding:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, number))
-        except OSError as error:
-            found = f"{host}:{number}: {error.strerror}"
-            return Finding(
-                "health port", Verdict.WARN, found, "set health.port, 0 picks a free one"
-            )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, number), family=family).close()
+    except OSError as error:
+        found = f"{host}:{number}: {error.strerror}"
+        fix = "nothing to do: `skerry up` takes a free one; elsewhere set health.port, 0: any"
+        return Finding("health port", Verdict.WARN, found, fix)
     return Finding("health port", Verdict.OK, f"{host}:{number} is free")
 
 
 def clock() -> Finding:
-    """Compare the clock with this file: a machine that woke up in the past trusts no certificate.
+    """Compare the clock with this file: on a machine that is in the past no certificate is valid.
 
     No decision of a run depends on the date; logs and records show it.
     """
@@ -225,7 +223,7 @@ def clock() -> Finding:
 
 
 def as_json(findings: list[Finding]) -> dict[str, object]:
-    """Return the report for a machine."""
+    """Return the report as plain types."""
     failed = any(f.verdict is Verdict.FAIL for f in findings)
     return {"ok": not failed, "checks": [asdict(f) for f in findings]}
 

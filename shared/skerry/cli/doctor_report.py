@@ -32,23 +32,24 @@ def run_doctor(
     found = loading.load(config, overrides)
     named = found.local.nats.url != NatsSettings().url
     findings = examine(found, reach_broker=named or nats is not None)
-    told = _print_json(findings) if as_json else _print_lines(findings)
-    sys.exit(1 if any(f.verdict is Verdict.FAIL for f in told) else 0)
+    failed = _print_json(findings) if as_json else _print_lines(findings)
+    sys.exit(1 if failed else 0)
 
 
-def _print_json(findings: Iterable[Finding]) -> list[Finding]:
-    told = list(findings)
-    print(json.dumps(as_json(told), indent=2))
-    return told
+def _print_json(findings: Iterable[Finding]) -> bool:
+    report = as_json(list(findings))
+    print(json.dumps(report, indent=2))
+    return not report["ok"]
 
 
-def _print_lines(findings: Iterable[Finding]) -> list[Finding]:
-    console, told = Console(highlight=False), list[Finding]()
+def _print_lines(findings: Iterable[Finding]) -> bool:
+    """Print each finding as soon as it is known, and return True if one failed."""
+    console, failed = Console(highlight=False), False
     for finding in findings:
-        told.append(finding)
+        failed |= finding.verdict is Verdict.FAIL
         console.print(
             f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}", soft_wrap=True
         )
         if finding.fix:
             console.print(f"     {'':<18} [dim]{escape(finding.fix)}[/]", soft_wrap=True)
-    return told
+    return failed

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
-from skerry.cli.cluster.place import resting, running
-from skerry.cli.cluster.run import broker
+from skerry.cli.cluster.cluster import served
+from skerry.cli.cluster.folder import resting, running
 from skerry.cli.follow import Feed, snapshot
 from skerry.cli.live import keep_showing, picture, screen
 from skerry.errors import RunNotFound
@@ -66,16 +66,17 @@ async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGener
     nats = given.local.nats
     nats = nats.model_copy(update={"connect_timeout_s": min(CONNECT_S, nats.connect_timeout_s)})
     clusters = [c for c in running() if run is None or c.run == run]
-    places = [p for p in resting() if run is None or p.run == run]
-    if named or nats.url != NatsSettings().url or not (clusters or places):
+    folders = [f for f in resting() if run is None or f.run == run]
+    if named or nats.url != NatsSettings().url or not (clusters or folders):
         yield Log(nats, run)
     elif clusters:
-        yield Log(nats.model_copy(update={"url": clusters[0].url}), run)
+        yield Log(clusters[0].reached_with(nats), run)
     else:
-        with places[0].held():
-            async with broker(places[0], given, None) as served:
-                at = nats.model_copy(update={"url": served.url})
-                yield Log(at, places[0].run, at_rest=True)
+        with folders[0].held():
+            async with served(folders[0], given, None) as broker:
+                waits = {"connect_timeout_s": nats.connect_timeout_s}
+                at = broker.nats.model_copy(update=waits)
+                yield Log(at, folders[0].run, at_rest=True)
 
 
 async def _status(

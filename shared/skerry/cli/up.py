@@ -4,50 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
+import socket
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from skerry.cli.cluster import clock, wires
-from skerry.cli.cluster.nets import namespaces
-from skerry.cli.cluster.orders import orders
-from skerry.cli.cluster.place import Place, writing
-from skerry.cli.cluster.routes import proxied, routes
-from skerry.cli.cluster.run import (
+from skerry.cli.cluster import clock
+from skerry.cli.cluster.cluster import (
     Cluster,
-    Stop,
-    broker,
+    StopSignal,
     call,
+    describe,
+    note,
     prepared,
-    refuse_state,
     run_stoppable,
-    supervisor,
+    served,
 )
-from skerry.cli.cluster.services import Team, argv
-from skerry.cli.cluster.supervise import Change, Event
+from skerry.cli.cluster.faults import FaultControl
+from skerry.cli.cluster.folder import RunFolder, private_file, writing
+from skerry.cli.cluster.logs import last_event, size_of
+from skerry.cli.cluster.namespaces import must_reach, namespaces, unable
+from skerry.cli.cluster.proxy import Proxy, can_proxy
+from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
+from skerry.cli.cluster.team import Reach, Team, page_sets, stages
 from skerry.cli.follow import Feed, is_finished
 from skerry.cli.live import keep_showing, screen
-from skerry.cli.page import Page, token_kept
+from skerry.cli.programs import argv_of
 from skerry.errors import ConfigError, RunNotFound
 from skerry.log import ledger
 from skerry.service.connect import bus_from
 from skerry.service.control import CONTROL, listening
+from skerry.service.entry import printable
 from skerry.settings import loading
-from skerry.settings.checks import masked_url
+from skerry.settings.checks import masked_url, refuse_code
 from skerry.settings.models import RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from skerry.cli.cluster.supervise import Supervisor
     from skerry.cli.live import Screen
     from skerry.protocol.messages import RunRecord
-    from skerry.settings.models import RunConfig
+    from skerry.settings.models import HealthSettings
     from skerry.status.view import Message
 
 EXTENDING = ("train.steps", "train.duration_s")
 """Settings that a run restored from a checkpoint may change."""
+MONITOR = "health-monitor"
+LOOPBACK = "127.0.0.1"
+LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,69 +80,77 @@ def run_up(
     """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
     counted = [] if counts.learners is None else [f"sync.learners={counts.learners}"]
     wanted = loading.load(config, [*sets, *counted])
-    place = Place(run)
-    with place.held(), screen(began_s=time.time()) as on:
+    folder = RunFolder(run)
+    with folder.held(), screen(began_s=time.time()) as on:
         if fresh:
-            place.start_anew()
-        if checkpoint is not None and nats is None:
-            refuse_state(place)
+            folder.start_afresh()
+        if checkpoint is not None and nats is None and folder.has_log:
+            msg = (
+                f"{folder.broker} already holds a log of run {run!r}: add --fresh to discard it, "
+                "or take another name with --run."
+            )
+            raise ConfigError(msg, path="run")
         restored: list[Path] = []
 
-        async def main(stop: Stop) -> None:
-            async with broker(place, wanted, nats, on.say) as served:
-                full = prepared(wanted, served.url, place, served.monitor_url)
-                cluster = Cluster(place, full, served, stop)
+        async def main(stop: StopSignal) -> None:
+            async with served(folder, wanted, nats, on.say) as broker:
+                cluster = Cluster(folder, prepared(wanted, broker, folder), broker, stop)
                 if checkpoint is not None:
                     extends = [text for text in sets if text.startswith(EXTENDING)]
-                    on.say(await restore(cluster, checkpoint, extends))
+                    on.say(printable(await restore(cluster, checkpoint, extends)))
                     restored.append(checkpoint)
                 await _up(cluster, on, counts)
 
         try:
-            run_stoppable(main)
+            run_stoppable(main, on.say)
         finally:
             if checkpoint is not None and not restored and nats is None:
-                place.clear()  # half a restored log is of no use to anybody
+                folder.clear()  # half a restored log is of no use
 
 
 async def _up(cluster: Cluster, on: Screen, counts: Counts) -> None:
-    place = cluster.place
-    on.say(f"Run {place.run}: broker {cluster.url}, logs in {place.logs}")
+    folder, url = cluster.folder, masked_url(cluster.nats.url)
+    login = "" if cluster.broker.kept is None else f" (password in {folder.broker / 'password'})"
+    on.say(f"Run {folder.run}: broker {url}{login}, logs in {folder.logs}")
     record = await existing(cluster)
     if record is not None and is_finished(record):
-        on.say(f"Run {place.run} is finished already: --fresh starts it anew.")
+        on.say(f"Run {folder.run} is finished already: --fresh starts it again.")
         return
     for sentence in ignored(record, cluster.settings.run):
         on.say(sentence)
     config = cluster.settings.run if record is None else config_of(record)
+    refuse_code(config)
+    chaos = config.chaos
     team = Team(
         counts.learners or config.sync.learners,
         counts.syncers,
         counts.checkpointers,
         counts.evaluators,
-        chaos=config.chaos.allow,
-        clocks=config.chaos.allow and config.chaos.clocks,
-        netns=config.chaos.allow and config.chaos.netns,
+        chaos=chaos.allow,
+        clocks=chaos.allow and chaos.clocks,
+        netns=chaos.allow and chaos.netns,
     )
-    why = wires.unable() if team.netns and record is not None else ""
+    why = unable() if team.netns and record is not None else ""
     if why:
         on.say(f"The run's services have no network namespaces here: {why}.")
         team = replace(team, netns=False)
-    async with _open_to_chaos(cluster, team, on) as shaped:
-        with place.announced(cluster.url):
-            feed = await conduct(shaped, on, team=team)
+    async with _open_to_faults(cluster, team, on) as open_cluster:
+        proxied = open_cluster.proxy is not None
+        with folder.announced(cluster.nats, proxied=proxied):
+            feed = await conduct(open_cluster, on, team=team)
     conclude(on, feed)
 
 
 @contextlib.asynccontextmanager
-async def _open_to_chaos(cluster: Cluster, team: Team, on: Screen) -> AsyncGenerator[Cluster]:
+async def _open_to_faults(cluster: Cluster, team: Team, on: Screen) -> AsyncGenerator[Cluster]:
     """Yield the cluster with a proxy before its broker, if its run allows faults."""
     if not team.chaos:
         yield cluster
         return
-    on.say(f"This run allows faults: `skerry chaos --run {cluster.place.run}` injects them.")
-    with token_kept(cluster.place):
-        if not proxied(cluster.url):
+    folder, target = cluster.folder, urlsplit(cluster.nats.url)
+    on.say(f"This run allows faults: `skerry chaos --run {folder.run}` injects them.")
+    with private_file(folder.token, secrets.token_urlsafe(24) + "\n"):
+        if not can_proxy(cluster.nats.url):
             if team.netns:
                 msg = (
                     "chaos.netns needs a proxy before the broker: let `skerry up` start the broker,"
@@ -144,9 +159,21 @@ async def _open_to_chaos(cluster: Cluster, team: Team, on: Screen) -> AsyncGener
                 raise ConfigError(msg, path="chaos.netns")
             yield cluster
             return
-        with namespaces(cluster.place, team, cluster.settings.local) as cables:
-            async with routes(cluster.place, cluster.url, team.kinds(), cables) as reach:
-                yield replace(cluster, reach=reach)
+        proxy = Proxy(target.hostname or LOOPBACK, target.port or 4222)
+        login = f"{target.netloc.rpartition('@')[0]}@" if "@" in target.netloc else ""
+        with namespaces(folder, team, cluster.settings.local) as wires:
+            hosts = {n: wires[n].outer if n in wires else LOOPBACK for n in team.kinds()}
+            async with proxy.serving(hosts):
+                for name, wire in wires.items():
+                    await must_reach(wire, proxy.ports[name])
+                reach = {
+                    name: Reach(
+                        f"nats://{login}{host}:{proxy.ports[name]}",
+                        wires[name].entering if name in wires else (),
+                    )
+                    for name, host in hosts.items()
+                }
+                yield replace(cluster, proxy=proxy, wires=wires, reach=reach)
 
 
 async def conduct(
@@ -156,44 +183,41 @@ async def conduct(
     team: Team,
     script: Callable[[Supervisor, Feed], Coroutine[object, object, None]] | None = None,
     on_message: Callable[[Message, float], None] | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[ProcessEvent], None] | None = None,
 ) -> Feed:
     """Run the services until all have finished, showing the run meanwhile.
 
     ``script`` runs beside them and may interfere; it is cancelled at the end.
     """
-    table, kinds = cluster.broker.table, team.kinds()
+    table, kinds, folder = cluster.broker.table, team.kinds(), cluster.folder
 
-    def told(event: Event) -> None:
-        if event.change is Change.STARTED:
-            table.started(event.name, kinds[event.name], event.pid)
-        else:
-            table.ended(event.name, event.pid)
-            clock.sweep(event.pid)
-        sentence = tell(event)
-        if sentence:
+    def heard(event: ProcessEvent) -> None:
+        note(table, kinds[event.name], event)
+        clock.sweep(event.pid)
+        if sentence := describe(event):
             on.say(sentence)
         if on_event is not None:
             on_event(event)
 
-    kept = supervisor(cluster, team, told)
-    heard = broker_watch(on, cluster.url)
+    kept = _supervisor(cluster, team, on, heard)
+    watch = broker_watch(on, cluster.nats.url)
     async with contextlib.AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(bus_from(cluster.nats, "view", on_event=heard))
+        bus = await stack.enter_async_context(bus_from(cluster.nats, "view", on_event=watch))
         stack.enter_context(table.kept())
         if team.chaos:
-            obeying = listening(cluster.place.folder / CONTROL, orders(kept, cluster.broker.keeper))
-            with writing(cluster.place.folder / CONTROL):
+            broker = cluster.broker.kept
+            control = FaultControl(kept, broker, cluster.proxy, cluster.wires, on.say)
+            with writing(folder.path / CONTROL):
+                obeying = listening(folder.path / CONTROL, control.answer)
                 await stack.enter_async_context(obeying)
-        feed = Feed(bus, cluster.place.run, on_message=on_message)
-        page = Page(cluster.place, chaos=team.chaos)
+        feed = Feed(bus, folder.run, on_message=on_message)
         beside = [
-            asyncio.create_task(page.tell(on.say), name="page"),
+            asyncio.create_task(say_page(folder, on.say, chaos=team.chaos), name="page"),
             asyncio.create_task(feed.run(), name="feed"),
             asyncio.create_task(keep_showing(feed, on), name="screen"),
         ]
         if script is not None:
-            beside.append(asyncio.create_task(_scripted(script, kept, feed), name="script"))
+            beside.append(asyncio.ensure_future(script(kept, feed)))
         services = asyncio.create_task(kept.run(), name="services")
         try:
             await _first_failure(services, beside)
@@ -209,26 +233,68 @@ async def conduct(
     return feed
 
 
+def _supervisor(
+    cluster: Cluster, team: Team, on: Screen, heard: Callable[[ProcessEvent], None]
+) -> Supervisor:
+    """Return the supervisor of the cluster's services, bound to its stop."""
+    local = cluster.settings.local
+    sets = (*page_sets(cluster.folder, team), *free_page_port(local.health, on.say))
+    with writing(cluster.folder.path):  # the services' clocks
+        commands = stages(cluster.folder, team, cluster.reach, {MONITOR: sets})
+    kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)
+    cluster.stop.supervisor = kept
+    return kept
+
+
+def free_page_port(health: HealthSettings, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Return the setting by which the page takes a free port, if its own one is taken."""
+    family = socket.AF_INET6 if ":" in health.host else socket.AF_INET
+    for port in (health.port, 0):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server((health.host, port), family=family) as server,
+        ):
+            if port == health.port:
+                return ()
+            free: int = server.getsockname()[1]
+            say(f"Port {health.port} is taken: the page of this run takes {free}.")
+            return (f"health.port={free}",)
+    return ()
+
+
+async def say_page(folder: RunFolder, say: Callable[[str], None], *, chaos: bool) -> None:
+    """Say the page's address once the monitor listens; with the token, where faults are allowed.
+
+    The token comes after a ``#``, which browsers keep to themselves.
+    """
+    log = folder.logs / f"{MONITOR}.log"
+    offset = size_of(log)
+    while not (fields := last_event(log, offset, "health_listening")):  # noqa: ASYNC110 - files send no event
+        await asyncio.sleep(LOOK_S)
+    token = ""
+    if chaos:
+        with contextlib.suppress(OSError):
+            token = f"#token={folder.token.read_text(encoding='utf-8').strip()}"
+    say(f"Watch the run on {fields['url']}{token}")
+
+
 async def restore(cluster: Cluster, checkpoint: Path, extends: Sequence[str] = ()) -> str:
     """Write a checkpoint into the empty log and return what the checkpointer says about it.
 
     ``extends`` are settings that say how much longer the run goes on than the checkpoint's did.
     """
-    settings_file = str(cluster.place.settings)  # how a bucket is reached
-    given = [str(checkpoint), "--config", settings_file]
-    given += ["--nats", cluster.url, "--run", cluster.place.run]
+    given = ["--config", str(cluster.folder.settings), "--run", cluster.folder.run]
     for text in extends:
         given += ["--set", text]
-    return (
-        await call(cluster.place, argv("checkpointer", "checkpoints", "restore", *given), "restore")
-    ).strip()
+    command = argv_of("checkpoints", "restore", str(checkpoint), *given)
+    return (await call(cluster.folder, command, "restore")).strip()
 
 
 async def existing(cluster: Cluster) -> RunRecord | None:
     """Return the run's record if the log holds one."""
     async with bus_from(cluster.nats, "up") as bus:
         try:
-            return await ledger.read_run(bus, cluster.place.run)
+            return await ledger.read_run(bus, cluster.folder.run)
         except RunNotFound:
             return None
 
@@ -239,16 +305,16 @@ def config_of(record: RunRecord) -> RunConfig:
 
 
 def ignored(record: RunRecord | None, wanted: RunConfig) -> list[str]:
-    """Return what to say of a run that the log holds already: its own config counts."""
+    """Return what to say about a run that the log holds already: its own config counts."""
     if record is None:
         return []
     given = loading.differences(wanted, RunConfig())
     unlike = loading.differences(config_of(record), wanted)
     paths = [path for path in unlike if path in given]
-    told = [f"Going on with run {record.run} as the log has it."]
+    sentences = [f"Going on with run {record.run} as the log has it."]
     if paths:
-        told.append(f"The run keeps its own {', '.join(paths)}: what was given is not used.")
-    return told
+        sentences.append(f"The run keeps its own {', '.join(paths)}: what was given is not used.")
+    return sentences
 
 
 def broker_watch(on: Screen, url: str) -> Callable[[str, Mapping[str, str]], None]:
@@ -270,27 +336,6 @@ def broker_watch(on: Screen, url: str) -> Callable[[str, Mapping[str, str]], Non
     return heard
 
 
-def tell(event: Event) -> str:
-    """Return the sentence for a change that a person should know about, or an empty string."""
-    match event.change:
-        case Change.CRASHED:
-            return (
-                f"{event.name} (pid {event.pid}) {_ended(event)}; "
-                f"it starts again in {event.delay_s:.0f} s."
-            )
-        case Change.REFUSED:
-            return f"{event.name} stopped for good: {event.sentence or event.code}"
-        case Change.STARTED | Change.FINISHED | Change.STOPPED:
-            return ""
-
-
-def _ended(event: Event) -> str:
-    if event.code < 0:
-        return f"was ended by signal {-event.code}"
-    why = f" ({event.sentence})" if event.sentence else ""
-    return f"ended with {event.code}{why}"
-
-
 def conclude(on: Screen, feed: Feed) -> None:
     """Say how it ended and what to do next."""
     now = feed.report()
@@ -301,15 +346,7 @@ def conclude(on: Screen, feed: Feed) -> None:
     else:
         on.say(f"Run {now.run.run} stopped at step {now.run.step}: the same command goes on.")
     if now.run.checkpoint:
-        on.say(f"Checkpoint: {now.run.checkpoint}")
-
-
-async def _scripted(
-    script: Callable[[Supervisor, Feed], Coroutine[object, object, None]],
-    kept: Supervisor,
-    feed: Feed,
-) -> None:
-    await script(kept, feed)
+        on.say(f"Checkpoint: {printable(now.run.checkpoint)}")
 
 
 async def _first_failure(services: asyncio.Task[None], beside: list[asyncio.Task[None]]) -> None:

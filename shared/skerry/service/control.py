@@ -1,7 +1,7 @@
-"""Commands to a running process over a unix socket in its run's folder: one JSON per line.
+"""Commands to a running process over a unix socket in its run folder: one JSON per line.
 
-``{"op": ...}`` goes in, ``{"ok": true, ...}`` or ``{"ok": false, "error": "..."}`` comes back. Who
-may write to the folder may command.
+The request is ``{"op": ...}``, the answer ``{"ok": true, ...}`` or ``{"ok": false, "error":
+"..."}``. Only the user who owns the socket may connect.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 CONTROL = "control.sock"
 """Where the command that keeps a cluster running listens."""
-PROXY = "proxy.sock"
-"""Where the proxy between the services and their broker listens."""
 
 LONGEST_PATH = 100
 """Bytes; the kernel takes 107."""
@@ -39,7 +37,7 @@ class ControlError(SkerryError):
 async def listening(path: Path, answer: Answer) -> AsyncGenerator[None]:
     """Answer commands on this socket for as long as the context lasts.
 
-    A SkerryError of ``answer`` goes back to who asked.
+    A SkerryError of ``answer`` is the answer.
     """
     _remove(path)
     talks: set[asyncio.Task[None]] = set()
@@ -69,15 +67,13 @@ async def listening(path: Path, answer: Answer) -> AsyncGenerator[None]:
 async def ask(path: Path, request: Message, timeout_s: float = 10.0) -> Message:
     """Send one command and return its answer.
 
-    Raises ControlError when nobody answers there, or when the answer is a refusal.
+    Raises ControlError when no process answers there, or when the answer is a refusal.
     """
     try:
         async with asyncio.timeout(timeout_s):
             reply = await _asked(path, request)
     except (OSError, ValueError, TimeoutError) as error:
-        msg = (
-            f"Nobody answers at {path} ({str(error) or 'too late'}): is the cluster still running?"
-        )
+        msg = f"No cluster answers at {path} ({str(error) or 'too late'}): is it still running?"
         raise ControlError(msg) from error
     if not reply.get("ok"):
         raise ControlError(str(reply.get("error", "It was refused without a reason.")))

@@ -1,4 +1,4 @@
-"""What surrounds a service's ``main``: errors become one sentence and an exit code."""
+"""Around a program's ``main``: errors become one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def exit_on_error() -> Generator[None]:
-    """Turn a SkerryError into one sentence on stderr and its exit code.
+    """Print a SkerryError as one sentence on stderr and exit with its code.
 
-    Anything else is a defect and keeps its traceback.
+    Any other error is a defect and keeps its traceback.
     """
     try:
         yield
@@ -28,8 +28,13 @@ def exit_on_error() -> Generator[None]:
         cause = first_cause(error)
         if not isinstance(cause, SkerryError):
             raise
-        print(f"error: {cause}", file=sys.stderr)
+        print(f"error: {printable(str(cause))}", file=sys.stderr)
         sys.exit(cause.exit_code)
+
+
+def printable(text: str) -> str:
+    """Return text that others chose without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def run_service(

@@ -1,7 +1,6 @@
-"""What every command line of ours shares: the look of ``--help``, and the services' options.
+"""What all command lines share: the look of ``--help``, and the options of the services.
 
-Plain text instead of boxes: it is half as long, and needs half the time because nothing of rich is
-imported for it.
+Help is plain text: it is half as long as with boxes, and takes half the time without rich.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def application(*, bare_shows_help: bool = False) -> typer.Typer:
 
 
 def answer(app: typer.Typer, name: str, also: Container[str] = ()) -> None:
-    """Answer this process's command line as ``skerry NAME``, which is what a person types.
+    """Answer this process's command line under the name ``skerry NAME``, which a person typed.
 
-    ``also`` are commands of the app that ``skerry`` itself has too, so that they go without NAME.
+    ``also`` are commands of the app that ``skerry`` itself has too: they go without NAME.
     """
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     app(prog_name="skerry" if first in also else f"skerry {name}")

@@ -1,4 +1,4 @@
-"""Standing behind everybody else on a machine."""
+"""Lower the priority of a process that should not slow down others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -14,12 +15,12 @@ ATTEMPTS, PAUSE_S = 50, 0.11
 
 
 def yield_to_others(by: int) -> None:
-    """Make every thread of this process, and those they start from now on, nicer by ``by`` (0-19).
+    """Raise the nice value of every thread of this process by ``by`` (0-19), and of later ones.
 
-    Linux may share the CPU out between sessions first (``sched_autogroup_enabled``), and then a
-    nice process alone in its session yields to nobody: so a session that is ours becomes as nice.
-    Between containers neither counts, but their CPU shares. Nothing happens where the system has no
-    such thing, or refuses: it is a courtesy. Returns at once.
+    Linux may first share the CPU between sessions (``sched_autogroup_enabled``), where a process
+    that is alone in its session yields to no other: a session of our own becomes as nice. Between
+    containers neither counts, only their CPU shares. Where the system has no such thing, or
+    refuses, nothing happens. Returns at once.
     """
     if not hasattr(os, "nice"):
         return
@@ -27,16 +28,16 @@ def yield_to_others(by: int) -> None:
         niceness = os.nice(by)
         _renice(niceness)
         if os.getsid(0) == os.getpid():
-            telling = threading.Thread(target=_tell, args=(niceness,), name="yield", daemon=True)
-            telling.start()
+            target = partial(_renice_session, niceness)
+            threading.Thread(target=target, name="yield", daemon=True).start()
 
 
 def _renice(niceness: int) -> None:
-    """Make all threads as nice as this one, those too that begin meanwhile."""
+    """Give all threads this nice value, also those that begin meanwhile."""
     done = {threading.get_native_id()}
     while new := _threads() - done:
         for thread in new:
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # one that has ended meanwhile
                 os.setpriority(os.PRIO_PROCESS, thread, niceness)
         done |= new
 
@@ -49,8 +50,8 @@ def _threads() -> set[int]:
         return set()
 
 
-def _tell(niceness: int) -> None:
-    """Tell the kernel, which takes one such word per tenth of a second from all users together."""
+def _renice_session(niceness: int) -> None:
+    """Renice our session; the kernel takes one request per tenth of a second from all users."""
     for _ in range(ATTEMPTS):
         try:
             AUTOGROUP.write_text(f"{niceness}\n", encoding="ascii")

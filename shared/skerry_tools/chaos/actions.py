@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skerry.cli.cluster import clock, wires
+from skerry.cli.cluster import clock, namespaces
 from skerry.cli.cluster.processes import BROKER
 from skerry_tools.chaos.ground import Absent
 from skerry_tools.chaos.messages import Messages
@@ -20,7 +20,7 @@ from skerry_tools.chaos.plan import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.cli.cluster.processes import Entry
+    from skerry.cli.cluster.processes import ProcessEntry
     from skerry_tools.chaos.ground import Action
     from skerry_tools.chaos.local import LocalGround
     from skerry_tools.chaos.plan import Fault
@@ -39,7 +39,7 @@ class Kill:
     ground: LocalGround
     target: str
     away_s: float
-    _was: Entry | None = None
+    _was: ProcessEntry | None = None
 
     async def begin(self) -> None:
         self._was = self.ground.entry(self.target)
@@ -58,7 +58,7 @@ class Pause:
 
     ground: LocalGround
     target: str
-    _was: Entry | None = None
+    _was: ProcessEntry | None = None
 
     async def begin(self) -> None:
         self._was = self.ground.entry(self.target)
@@ -113,18 +113,18 @@ class Unplug:
 
     ground: LocalGround
     target: str
-    wire: wires.Wire
+    wire: namespaces.Wire
 
     async def begin(self) -> None:
         self.ground.entry(self.target)
-        await wires.cut(self.wire)
+        await namespaces.cut(self.wire)
 
     async def proof(self) -> str:
-        lost = await wires.lost(self.wire)
+        lost = await namespaces.lost(self.wire)
         return f"{lost} packets lost" if lost else ""
 
     async def end(self) -> None:
-        await wires.mend(self.wire)
+        await namespaces.reconnect(self.wire)
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class DiskFull:
     """No file of the broker's may grow: every write fails as on a full disk."""
 
     ground: LocalGround
-    _was: Entry | None = None
+    _was: ProcessEntry | None = None
 
     async def begin(self) -> None:
         self._was = self.ground.entry(BROKER)

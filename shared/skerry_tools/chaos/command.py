@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from skerry.cli.cluster.place import ROOT, Place, running
+from skerry.cli.cluster.folder import RunFolder, running
 from skerry.cli.follow import Feed
 from skerry.cli.live import Lines, Screen, keep_showing, screen
+from skerry.cli.programs import ROOT
 from skerry.cli.status import CONNECT_S, newest_run
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
 from skerry.log import ledger
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from skerry.cli.cluster.place import Announced
+    from skerry.cli.cluster.folder import RunningCluster
     from skerry.log.base import Bus
     from skerry.protocol.messages import RunRecord
     from skerry.settings.models import LocalSettings
@@ -190,7 +191,7 @@ def _kind(name: str) -> Kind:
         raise ConfigError(msg, path="kinds") from error
 
 
-def _cluster(run: str | None) -> Announced:
+def _cluster(run: str | None) -> RunningCluster:
     """Return the cluster to strike; RunNotFound if there is none in this folder."""
     found = [cluster for cluster in running() if run is None or cluster.run == run]
     if not found:
@@ -207,7 +208,7 @@ def _cluster(run: str | None) -> Announced:
 async def _stoppable(
     wanted: Wanted,
     local: LocalSettings,
-    cluster: Announced | None,
+    cluster: RunningCluster | None,
     on_result: Callable[[Result], None],
 ) -> None:
     """Run it; SIGINT, SIGTERM and SIGHUP heal first, and then end it with KeyboardInterrupt."""
@@ -241,7 +242,7 @@ def _hung_up(task: asyncio.Task[None]) -> None:
 async def _chaos(
     wanted: Wanted,
     local: LocalSettings,
-    cluster: Announced | None,
+    cluster: RunningCluster | None,
     on_result: Callable[[Result], None],
 ) -> None:
     """Run it; ``on_result`` gets what came of it once it has begun, however it ends."""
@@ -251,27 +252,27 @@ async def _chaos(
         nats = nats.model_copy(update={"connect_timeout_s": patience_s})
         await _drilled(wanted, local.model_copy(update={"nats": nats}), None, (), on_result)
         return
-    place = Place(cluster.run)
-    local = local.model_copy(update={"nats": nats.model_copy(update={"url": cluster.url})})
-    with contextlib.nullcontext() if wanted.dry_run else place.drilled():
+    folder = RunFolder(cluster.run)
+    local = local.model_copy(update={"nats": cluster.reached_with(nats)})
+    with contextlib.nullcontext() if wanted.dry_run else folder.drilled():
         left = [] if wanted.dry_run else await heal_first(cluster.run)
-        await _drilled(wanted, local, place, left, on_result)
+        await _drilled(wanted, local, cluster, left, on_result)
 
 
 async def _drilled(
     wanted: Wanted,
     local: LocalSettings,
-    place: Place | None,
+    cluster: RunningCluster | None,
     left: Sequence[str],
     on_result: Callable[[Result], None],
 ) -> None:
     """Run the plan, or print it for a dry run; ``left`` is what an earlier drill had left.
 
-    ``place`` is where the cluster is kept that is struck, None for a run that is kept elsewhere.
+    ``cluster`` is the one to inject faults into, None for a run that is kept elsewhere.
     """
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(bus_from(local.nats, "chaos"))
-        record = await _record(bus, wanted.run, place)
+        record = await _record(bus, wanted.run, cluster)
         config = loading.run_config_from_json(record.config_json)
         if not config.chaos.allow:
             msg = (
@@ -280,11 +281,12 @@ async def _drilled(
             )
             raise ConfigError(msg, path="chaos.allow")
         ground: Ground
-        if place is None:
+        folder = None if cluster is None else RunFolder(cluster.run)
+        if cluster is None or folder is None:
             ground = far = await stack.enter_async_context(remote(bus, record.run, config))
             left = [_unheard(far.unheard)] if far.unheard else []
         else:
-            ground = LocalGround(record.run, place.folder, bus)
+            ground = LocalGround(record.run, folder.path, bus, cluster.proxied)
         plan = make_plan(wanted, ground)
         if wanted.save_plan is not None:
             _write(wanted.save_plan, plans.dumps(plan))
@@ -298,7 +300,7 @@ async def _drilled(
         on = await stack.enter_async_context(_shown(feed, quiet=wanted.as_json))
         for what in left:
             on.say(what)
-        store = local.store if place is None else loading.load(place.settings).local.store
+        store = local.store if folder is None else loading.load(folder.settings).local.store
         drill = _drill(wanted, ground, plan, on, access_of(store))
         if wanted.report is not None:
             _write_report(wanted.report, drill.result())  # refused now, not after the faults
@@ -312,13 +314,13 @@ def _unheard(names: Sequence[str]) -> str:
     return f"Nothing is heard of {', '.join(names)}: struck and judged are the others alone."
 
 
-async def _record(bus: Bus, run: str | None, place: Place | None) -> RunRecord:
+async def _record(bus: Bus, run: str | None, cluster: RunningCluster | None) -> RunRecord:
     """Return the run's record; RunNotFound if there is none.
 
     The first learner of a cluster that is kept here may still be on its way to create it.
     """
-    if place is not None:
-        return await _created(bus, place.run)
+    if cluster is not None:
+        return await _created(bus, cluster.run)
     return await ledger.read_run(bus, run or await newest_run(bus))
 
 

@@ -7,21 +7,21 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from skerry.cli.cluster.place import Place
+from skerry.cli.cluster.folder import RunFolder
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import CONTROL, ControlError, ask
 from skerry_tools.chaos.healing import Healing, undo
 
 if TYPE_CHECKING:
-    from skerry.cli.cluster.place import Announced
+    from skerry.cli.cluster.folder import RunningCluster
 
 
-def run_heal(cluster: Announced, *, as_json: bool) -> None:
+def run_heal(cluster: RunningCluster, *, as_json: bool) -> None:
     """Undo every fault there is and print each; SkerryError with what could not be undone.
 
     Raises RunInUse while a drill is at work: it would take what it has done for still there.
     """
-    with Place(cluster.run).drilled():
+    with RunFolder(cluster.run).drilled():
         told = asyncio.run(_allowed(cluster.run))
     if as_json:
         undone = [asdict(one) for one in told.undone]
@@ -43,7 +43,7 @@ async def heal_first(run: str) -> list[str]:
     """
     if not await _obeys(run):
         return []
-    told = await undo(Place(run).folder)
+    told = await undo(RunFolder(run).path)
     if told.wrong:
         raise SkerryError(" ".join(told.wrong))
     return [f"Left by an earlier drill: {one.sentence}" for one in told.undone]
@@ -56,7 +56,7 @@ async def _allowed(run: str) -> Healing:
             "there is nothing to heal."
         )
         raise ConfigError(msg, path="chaos.allow")
-    return await undo(Place(run).folder)
+    return await undo(RunFolder(run).path)
 
 
 async def _obeys(run: str) -> bool:
@@ -65,7 +65,7 @@ async def _obeys(run: str) -> bool:
     Raises ControlError where one that does is only too slow to say so.
     """
     try:
-        await ask(Place(run).folder / CONTROL, {"op": "show"})
+        await ask(RunFolder(run).path / CONTROL, {"op": "show"})
     except ControlError as error:
         if isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
             return False

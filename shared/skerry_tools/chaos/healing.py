@@ -12,16 +12,16 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.cli.cluster import clock, processes, wires
+from skerry.cli.cluster import clock, namespaces, processes
 from skerry.cli.cluster.processes import BROKER
 from skerry.errors import SkerryError
-from skerry.service.control import PROXY, ask
+from skerry.service.control import CONTROL, ask
 from skerry_tools.chaos.actions import lift, limited
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.cli.cluster.processes import Entry
+    from skerry.cli.cluster.processes import ProcessEntry
     from skerry_tools.chaos.ground import Ground
 
 LOOK_S = 0.05
@@ -81,15 +81,15 @@ async def _open(folder: Path, told: Healing) -> None:
     """Let every route pass everything again, through its cable and through the proxy."""
     opened: set[str] = set()
     wrong: list[str] = []
-    for name, wire in wires.read(folder).items():
+    for name, wire in namespaces.read(folder).items():
         try:
-            if await wires.mend(wire):
+            if await namespaces.reconnect(wire):
                 opened.add(name)
         except SkerryError as error:
             wrong.append(str(error))
     try:
-        if (folder / PROXY).exists():
-            opened.update((await ask(folder / PROXY, {"op": "heal"}))["opened"])
+        if (folder / CONTROL).exists():
+            opened.update((await ask(folder / CONTROL, {"op": "open"}))["opened"])
     except (SkerryError, OSError) as error:
         wrong.append(str(error))
     told.undone += [Undone("network", name) for name in sorted(opened)]
@@ -107,7 +107,7 @@ def _set_right(folder: Path, told: Healing) -> None:
             told.wrong.append(f"The clock of {name} is not right again: {error}.")
 
 
-def _resume(entry: Entry, told: Healing) -> None:
+def _resume(entry: ProcessEntry, told: Healing) -> None:
     paused = entry.paused
     try:
         os.kill(entry.pid, signal.SIGCONT)

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skerry.cli.cluster import clock, processes, wires
-from skerry.cli.cluster.processes import BROKER, Entry
-from skerry.service.control import CONTROL, PROXY, ask
+from skerry.cli.cluster import clock, namespaces, processes
+from skerry.cli.cluster.processes import BROKER, ProcessEntry
+from skerry.service.control import CONTROL, ask
 from skerry_tools.chaos import healing
 from skerry_tools.chaos.actions import action_of
 from skerry_tools.chaos.ground import NETWORK, Absent
 from skerry_tools.chaos.plan import BROKER_KINDS, SIMULATED, Kind
 
 if TYPE_CHECKING:
-    from skerry.cli.cluster.wires import Wire
+    from skerry.cli.cluster.namespaces import Wire
     from skerry.log.base import Bus
     from skerry_tools.chaos.ground import Action
     from skerry_tools.chaos.plan import Fault
@@ -25,24 +25,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalGround:
-    """One run's cluster on this machine; ``bus`` reaches its broker without a proxy."""
+    """One run's cluster on this machine; ``bus`` reaches its broker without a proxy.
+
+    ``proxied``: its services reach it through one.
+    """
 
     run: str
     folder: Path
     bus: Bus
+    proxied: bool = False
 
     @property
     def logs(self) -> str:
         return f"see the logs in {self.folder / 'logs'}"
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, ProcessEntry]:
         """Return the processes that run now, by name."""
         return processes.read(self.folder)
 
     async def settle(self) -> None:
         """The table of processes tells what is so now."""
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> ProcessEntry:
         """Return one process; Absent if it is down."""
         held = self.entries().get(name)
         if held is None or not held.alive:
@@ -61,7 +65,7 @@ class LocalGround:
 
     async def shape(self, name: str, **shape: object) -> dict[str, Any]:
         """Give a service's route to the broker another shape, and return its counters."""
-        return await ask(self.folder / PROXY, {"op": "set", "route": name, **shape})
+        return await ask(self.folder / CONTROL, {"op": "set", "route": name, **shape})
 
     async def route(self, name: str) -> dict[str, Any]:
         """Return the counters of a service's route."""
@@ -69,22 +73,13 @@ class LocalGround:
 
     async def routes(self) -> dict[str, dict[str, Any]]:
         """Return the counters of every route by its service; none where there is no proxy."""
-        if not (self.folder / PROXY).exists():
+        if not self.proxied:
             return {}
-        return dict((await ask(self.folder / PROXY, {"op": "show"}))["routes"])
+        return dict((await ask(self.folder / CONTROL, {"op": "show"}))["routes"])
 
     def wires(self) -> dict[str, Wire]:
         """Return the cables of services in namespaces of their own, by service."""
-        return wires.read(self.folder)
-
-    async def open_route(self, name: str) -> None:
-        """Let a service's route pass everything again."""
-        wire = self.wires().get(name)
-        try:
-            if wire is not None:
-                await wires.mend(wire)
-        finally:
-            await self.shape(name)
+        return namespaces.read(self.folder)
 
     def action(self, fault: Fault, target: str, seed: str) -> Action:
         return action_of(fault, target, self, seed)
@@ -95,7 +90,7 @@ class LocalGround:
     def unable(self) -> dict[Kind, str]:
         kinds = set(self.kinds().values())
         reasons = dict.fromkeys(SIMULATED, "it exists in the simulation only: leave it out")
-        if not (self.folder / PROXY).exists():
+        if not self.proxied:
             why = (
                 "the services reach their broker without a proxy: let `skerry up` start the "
                 "broker, or give it one nats:// address"
@@ -114,7 +109,7 @@ class LocalGround:
         return reasons
 
 
-def _ours(entry: Entry) -> bool:
+def _ours(entry: ProcessEntry) -> bool:
     try:
         os.kill(entry.pid, 0)
     except PermissionError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from skerry.cli.cluster.place import Place
+from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.status import log_of
 from skerry.service.connect import bus_from
 from skerry.settings import loading
@@ -34,6 +34,6 @@ async def _evidence(run: str, nats: str | None, metrics: Path | None) -> tuple[E
         bus_from(log.nats, "simulate") as bus,
     ):
         record, members, commits = await calibrate.history(bus, run)
-    rows = journal.read_rows(metrics or Place(run).metrics)
+    rows = journal.read_rows(metrics or RunFolder(run).metrics)
     known = calibrate.evidence(run, members, commits, rows)
     return known, run_config_from_json(record.config_json)

@@ -156,7 +156,7 @@ def run_simulate(asked: Asked) -> None:
 
 def _predict(asked: Asked, run: str) -> None:
     """Learn from a run, tell it or another one again, and say how far off that is."""
-    from skerry.cli.cluster.services import Team
+    from skerry.cli.cluster.team import Team
     from skerry_tools.chaos.plan import load
     from skerry_tools.plan import prediction, tape
     from skerry_tools.plan.calibrated import evidence_of
@@ -204,7 +204,7 @@ def _struck(asked: Asked, request: Request) -> Struck:
 
     if asked.faults is None:
         return NOTHING
-    from skerry.cli.cluster.services import Team
+    from skerry.cli.cluster.team import Team
     from skerry_tools.chaos.plan import load
 
     return tape.read(load(asked.faults), Team(request.learners).kinds())

@@ -1,18 +1,23 @@
-"""The command line: what it imports, what it hands on, how it fails."""
+"""The command line: what it imports, what it passes on, how it fails."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from skerry.cli import main
-from skerry.cli.main import HANDED_ON, app
+from skerry.cli.main import app
+from skerry.cli.programs import COMMANDS as PASSED_ON
+from skerry.cli.programs import PROGRAMS, require
+from skerry.errors import ConfigError
 
-COMMANDS = ["demo", "up", *HANDED_ON, "status", "top", "doctor"]
+COMMANDS = ["demo", "up", *PASSED_ON, "status", "top", "doctor"]
 HEAVY = ("jax", "numpy", "blosc2", "nats", "numba", "optax", "google.protobuf", "structlog")
 SCREEN_LINES = 24
 
@@ -52,8 +57,8 @@ def test_help_fits_a_screen(command: str) -> None:
     assert len(result.output.splitlines()) <= SCREEN_LINES
 
 
-@pytest.mark.parametrize("command", sorted(HANDED_ON))
-def test_help_of_what_is_handed_on_says_what_a_person_typed(command: str) -> None:
+@pytest.mark.parametrize("command", sorted(PASSED_ON))
+def test_help_of_a_command_that_is_passed_on_says_what_a_person_typed(command: str) -> None:
     done = skerry(command, "--help")
     assert done.returncode == 0
     assert done.stdout.startswith(f"Usage: skerry {command} ")
@@ -84,7 +89,7 @@ def test_version_is_that_of_the_distribution() -> None:
         (["checkpoints", "--help"], ["skerry_checkpointer", "checkpoints", "--help"]),
     ],
 )
-def test_services_commands_are_handed_on_whole(
+def test_commands_of_other_programs_are_passed_on_whole(
     given: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     became: list[list[str]] = []
@@ -95,7 +100,7 @@ def test_services_commands_are_handed_on_whole(
         raise SystemExit(0)
 
     monkeypatch.setattr("os.execv", execv)
-    monkeypatch.setattr("skerry.cli.cluster.services.require", lambda _service: None)
+    monkeypatch.setattr(main, "require", lambda _program: None)
     monkeypatch.setattr(sys, "argv", ["skerry", *given])
     with pytest.raises(SystemExit):
         main.main()
@@ -103,12 +108,49 @@ def test_services_commands_are_handed_on_whole(
 
 
 def test_a_service_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from skerry.cli.cluster.services import require
-    from skerry.errors import ConfigError
-
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"pip install 'skerry\[syncer\]'"):
         require("syncer")
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """The environment that a program would be started with; in a folder of its own."""
+    seen = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_DIR")}
+    monkeypatch.setattr(os, "environ", seen)
+    monkeypatch.setattr(os, "execv", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+def test_a_learner_started_by_itself_keeps_what_it_compiles(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    main.pass_on("learner", ["--run", "r"])
+    assert environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / ".skerry/cache/jax")
+    assert (tmp_path / ".skerry/cache/numba").is_dir()
+
+
+@pytest.mark.parametrize("given", [["--help"], ["--run", "r", "-h"]])
+def test_a_question_for_help_leaves_nothing_in_the_folder(
+    environ: dict[str, str], tmp_path: Path, given: list[str]
+) -> None:
+    main.pass_on("learner", given)
+    assert "JAX_COMPILATION_CACHE_DIR" not in environ
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_learner_starts_where_nothing_can_be_kept(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / ".skerry").write_text("in the way")
+    main.pass_on("learner", ["--run", "r"])
+    assert "NUMBA_CACHE_DIR" not in environ
+
+
+def test_each_program_has_an_extra_with_what_it_needs() -> None:
+    extras = set(metadata("skerry").get_all("Provides-Extra", []))
+    assert {name for name, program in PROGRAMS.items() if program.needs} <= extras
 
 
 def test_a_config_typo_is_one_sentence_and_code_2(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 import nats
 import pytest
 
-from skerry.cli.cluster.broker import LocalBroker
-from skerry.cli.cluster.place import Place
+from skerry.cli.cluster.cluster import served
+from skerry.cli.cluster.folder import RunFolder
 from skerry.log import state
-from skerry.log.nats.bus import NatsBus
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import RunConfig
+from skerry.service.connect import bus_from
+from skerry.settings.loading import load
+from skerry.settings.models import NatsSettings, RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
 from tests.support.scripted_run import ScriptedRun
@@ -35,14 +36,10 @@ RUN = "main"
 
 
 @asynccontextmanager
-async def served(place: Place) -> AsyncGenerator[str]:
-    """Serve the log of a place, as the cluster that runs there does."""
-    broker = LocalBroker(place.broker)
-    broker.start()
-    try:
-        yield broker.url
-    finally:
-        broker.stop(5.0)
+async def serving(folder: RunFolder) -> AsyncGenerator[NatsSettings]:
+    """Serve the log of a folder, as the cluster that runs there does."""
+    async with served(folder, load(None, [], {}), None) as broker:
+        yield broker.nats
 
 
 async def restore(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -61,16 +58,18 @@ async def restore(folder: Path, *words: str, **environ: str) -> subprocess.Compl
 async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_broker(
     tmp_path: Path,
 ) -> None:
-    place = Place(RUN, tmp_path / ".skerry")
-    place.folder.mkdir(parents=True)
-    place.settings.touch()
-    async with served(place) as url, NatsBus(url) as bus:
+    folder = RunFolder(RUN, tmp_path / ".skerry")
+    folder.path.mkdir(parents=True)
+    folder.settings.touch()
+    async with serving(folder) as given, bus_from(given, "test") as bus:
         scripted = await ScriptedRun.begin(bus, RUN, config=CONFIG)
         await scripted.commit_all(step=1, tokens=10)
         store = LocalStore(tmp_path / "checkpoints" / RUN)
         saved = await Checkpointer.of(bus, scripted.record, store).save()
         assert saved is not None
-        client = await nats.connect(url)
+        assert given.password_file is not None
+        password = given.password_file.read_text().strip()
+        client = await nats.connect(given.url, user=given.user, password=password)
         await client.jetstream().purge_stream(Subjects(RUN).stream("STATE"))
         await client.close()
     where = store.where(saved.name)
@@ -80,7 +79,7 @@ async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_bro
         assert "No NATS server answered" in elsewhere.stderr
     done = await restore(tmp_path, where, "--replace", SKERRY_RUN=RUN)
     assert done.returncode == 0, done.stderr
-    async with served(place) as url, NatsBus(url) as bus:
+    async with serving(folder) as given, bus_from(given, "test") as bus:
         for fragment in scripted.plan.fragments:
             found = await state.read_latest(bus, RUN, scripted.plan, fragment)
             assert found is not None

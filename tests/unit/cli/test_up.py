@@ -1,37 +1,68 @@
-"""What ``skerry up`` says about its processes."""
+"""What ``skerry up`` says: about its processes, its broker, its page, and at the end."""
 
 from __future__ import annotations
 
+import asyncio
 import io
+import json
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
-from skerry.cli.cluster.supervise import Change, Event
+from skerry.cli.cluster.cluster import describe
+from skerry.cli.cluster.folder import RunFolder
+from skerry.cli.cluster.supervisor import Change, ProcessEvent
 from skerry.cli.live import screen
-from skerry.cli.up import broker_watch, tell
+from skerry.cli.up import broker_watch, conclude, free_page_port, say_page
+from skerry.service.entry import printable
+from skerry.settings.models import HealthSettings
+
+EVIL = "/x\x1b]0;pwn\x07\x1b[2J/step-1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder("run", tmp_path)
+    folder.logs.mkdir(parents=True)
+    return folder
 
 
 @pytest.mark.parametrize(
     ("event", "sentence"),
     [
         (
-            Event("a", Change.CRASHED, 7, -9, 3.0, "half a line"),
+            ProcessEvent("a", Change.CRASHED, 7, -9, 3.0, "half a line"),
             "a (pid 7) was ended by signal 9; it starts again in 3 s.",
         ),
         (
-            Event("a", Change.CRASHED, 7, 1, 2.0, "Too bad."),
+            ProcessEvent("a", Change.CRASHED, 7, 1, 2.0, "Too bad."),
             "a (pid 7) ended with 1 (Too bad.); it starts again in 2 s.",
         ),
-        (Event("a", Change.REFUSED, 7, 3, sentence="Taken."), "a stopped for good: Taken."),
-        (Event("a", Change.STARTED, 7), ""),
+        (
+            ProcessEvent("a", Change.CRASHED, 0, 1, 1.0, "No room."),
+            "a could not be started (No room.); it starts again in 1 s.",
+        ),
+        (
+            ProcessEvent("a", Change.UNWELL, 7, -9, sentence="It hangs."),
+            "a (pid 7) is started again: It hangs.",
+        ),
+        (ProcessEvent("a", Change.REFUSED, 7, 3, sentence="Taken."), "a stopped for good: Taken."),
+        (
+            ProcessEvent("a", Change.REFUSED, 7, 3, sentence=EVIL),
+            f"a stopped for good: {printable(EVIL)}",
+        ),
+        (ProcessEvent("a", Change.STARTED, 7), ""),
     ],
 )
-def test_a_person_is_told_what_matters(event: Event, sentence: str) -> None:
-    assert tell(event) == sentence
+def test_a_change_that_matters_is_one_sentence(event: ProcessEvent, sentence: str) -> None:
+    assert describe(event) == sentence
 
 
-def test_a_lost_broker_is_told_once_and_so_is_its_return(
+def test_a_lost_broker_is_reported_once_and_so_is_its_return(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     heard = broker_watch(screen(Console(file=io.StringIO())), "nats://me:secret@host:1")
@@ -40,3 +71,58 @@ def test_a_lost_broker_is_told_once_and_so_is_its_return(
     away, back = capsys.readouterr().out.splitlines()
     assert away.startswith("The broker at nats://me:***@host:1 is away: learners go on training")
     assert back == "The broker is back."
+
+
+def test_no_escape_sequence_of_the_ledger_reaches_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = SimpleNamespace(run="r", finished=True, step=7, checkpoint=EVIL)
+    feed = SimpleNamespace(report=lambda: SimpleNamespace(run=run))
+    conclude(screen(Console(file=io.StringIO())), cast("Any", feed))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "step-1" in shown
+
+
+def listens(folder: RunFolder, port: int) -> None:
+    fields = {"event": "health_listening", "url": f"http://127.0.0.1:{port}/", "port": port}
+    with (folder.logs / "health-monitor.log").open("a") as log:
+        log.write(json.dumps(fields) + "\n")
+
+
+async def page_said(folder: RunFolder, *, chaos: bool) -> str:
+    """Return what is said once the monitor listens at port 2; it did at port 1 before."""
+    listens(folder, 1)
+    said: list[str] = []
+    saying = asyncio.create_task(say_page(folder, said.append, chaos=chaos))
+    await asyncio.sleep(0)
+    listens(folder, 2)
+    await asyncio.wait_for(saying, 20)
+    return "".join(said)
+
+
+async def test_the_pages_address_is_that_of_this_start(folder: RunFolder) -> None:
+    assert await page_said(folder, chaos=False) == "Watch the run on http://127.0.0.1:2/"
+
+
+async def test_the_token_comes_after_the_address_where_faults_are_allowed(
+    folder: RunFolder,
+) -> None:
+    folder.token.write_text("secret\n")
+    assert (await page_said(folder, chaos=True)).endswith("http://127.0.0.1:2/#token=secret")
+
+
+def test_the_page_takes_a_free_port_where_its_own_is_taken() -> None:
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        (setting,) = free_page_port(HealthSettings(port=taken), said.append)
+    free = int(setting.removeprefix("health.port="))
+    assert said == [f"Port {taken} is taken: the page of this run takes {free}."]
+    assert free not in {0, taken}
+    assert free_page_port(HealthSettings(port=free), said.append) == ()
+    assert free_page_port(HealthSettings(port=0), said.append) == ()
+    assert free_page_port(HealthSettings(host="192.0.2.1"), said.append) == (), (
+        "the monitor says it"
+    )

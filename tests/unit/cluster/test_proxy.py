@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from skerry.cli.cluster.proxy import Proxy
+from skerry.cli.cluster.proxy import Proxy, can_proxy, shape_from
+from skerry.cli.cluster.relay import OPEN
 from skerry.errors import ConfigError
-from skerry.service.control import ControlError, ask, listening
 
 DEADLINE_S = 30.0
 MANY = 8 * 1024**2
@@ -43,7 +43,7 @@ async def proxied() -> AsyncGenerator[tuple[Proxy, Far]]:
     proxy = Proxy(host, port)
     async with asyncio.timeout(DEADLINE_S):
         try:
-            async with proxy.serving({"a": ("127.0.0.1", 0), "b": ("127.0.0.1", 0)}):
+            async with proxy.serving({"a": "127.0.0.1", "b": "127.0.0.1"}):
                 yield proxy, far
         finally:
             server.close()
@@ -51,6 +51,10 @@ async def proxied() -> AsyncGenerator[tuple[Proxy, Far]]:
 
 async def dial(proxy: Proxy, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", proxy.ports[name])
+
+
+def shape(proxy: Proxy, name: str, **wanted: object) -> None:
+    proxy.set(name, shape_from(wanted))
 
 
 async def until_stalled(proxy: Proxy, name: str, at_least: int) -> None:
@@ -77,7 +81,7 @@ async def test_an_open_route_carries_every_byte_both_ways() -> None:
 async def test_a_delayed_route_carries_the_same_bytes_in_order() -> None:
     data = bytes(range(256)) * 4096
     async with proxied() as (proxy, _):
-        await proxy.answer({"op": "set", "route": "a", "delay_s": 0.01})
+        shape(proxy, "a", delay_s=0.01)
         assert await echoed(proxy, "a", data) == data
         assert proxy.routes["a"].shaped_bytes == 2 * len(data)
 
@@ -85,7 +89,7 @@ async def test_a_delayed_route_carries_the_same_bytes_in_order() -> None:
 async def test_a_capped_route_sends_no_faster_than_its_rate() -> None:
     data = bytes(200_000)
     async with proxied() as (proxy, _):
-        await proxy.answer({"op": "set", "route": "a", "rate_bytes_s": 1e6})
+        shape(proxy, "a", rate_bytes_s=1e6)
         began = asyncio.get_running_loop().time()
         assert await echoed(proxy, "a", data) == data
         # A lower bound holds on the slowest machine: two directions of 0.2 s that may overlap.
@@ -97,12 +101,12 @@ async def test_a_black_hole_lets_nothing_through_and_loses_nothing() -> None:
         reader, writer = await dial(proxy, "a")
         writer.write(b"before")
         assert await reader.readexactly(6) == b"before"
-        await proxy.answer({"op": "set", "route": "a", "cut": "blackhole"})
+        shape(proxy, "a", cut="blackhole")
         writer.write(b"during")
         await until_stalled(proxy, "a", 6)
         assert await echoed(proxy, "b", b"others go on") == b"others go on"
         assert b"during" not in far.got
-        await proxy.answer({"op": "heal"})
+        proxy.open_all()
         assert await reader.readexactly(6) == b"during"
         writer.close()
 
@@ -110,12 +114,12 @@ async def test_a_black_hole_lets_nothing_through_and_loses_nothing() -> None:
 async def test_a_black_hole_may_swallow_one_direction_only() -> None:
     async with proxied() as (proxy, far):
         reader, writer = await dial(proxy, "a")
-        await proxy.answer({"op": "set", "route": "a", "cut": "blackhole", "ways": ["down"]})
+        shape(proxy, "a", cut="blackhole", ways=["down"])
         # What was dialled during the cut waits with all it has; what was open before it goes on.
-        await proxy.answer({"op": "heal"})
+        proxy.open_all()
         writer.write(b"x")
         assert await reader.readexactly(1) == b"x"
-        await proxy.answer({"op": "set", "route": "a", "cut": "blackhole", "ways": ["down"]})
+        shape(proxy, "a", cut="blackhole", ways=["down"])
         writer.write(b"up only")
         await until_stalled(proxy, "a", 7)
         assert far.got.endswith(b"up only")
@@ -124,13 +128,13 @@ async def test_a_black_hole_may_swallow_one_direction_only() -> None:
 
 async def test_a_connection_made_during_a_black_hole_reaches_the_broker_after_it() -> None:
     async with proxied() as (proxy, far):
-        await proxy.answer({"op": "set", "route": "a", "cut": "blackhole"})
+        shape(proxy, "a", cut="blackhole")
         reader, writer = await dial(proxy, "a")
         writer.write(b"late")
         while not proxy.routes["a"].refused:  # noqa: ASYNC110 - counters send no event
             await asyncio.sleep(0.001)
         assert far.connections == 0
-        await proxy.answer({"op": "heal"})
+        proxy.open_all()
         assert await reader.readexactly(4) == b"late"
         writer.close()
 
@@ -140,7 +144,7 @@ async def test_a_reset_ends_connections_and_keeps_new_ones_out() -> None:
         reader, writer = await dial(proxy, "a")
         writer.write(b"x")
         await reader.readexactly(1)
-        await proxy.answer({"op": "set", "route": "a", "cut": "reset"})
+        shape(proxy, "a", cut="reset")
         with pytest.raises(ConnectionResetError):
             await reader.readexactly(1)
         writer.close()
@@ -149,14 +153,14 @@ async def test_a_reset_ends_connections_and_keeps_new_ones_out() -> None:
             await late.readexactly(1)
         writer.close()
         route = proxy.routes["a"]
-        assert (route.aborted, route.refused, len(route.links)) == (1, 1, 0)
-        await proxy.answer({"op": "heal"})
+        assert (route.aborted, route.refused, len(route.relays)) == (1, 1, 0)
+        proxy.open_all()
         assert await echoed(proxy, "a", b"back") == b"back"
 
 
 async def test_a_broker_that_is_gone_looks_gone() -> None:
     proxy = Proxy("127.0.0.1", 1)
-    async with asyncio.timeout(DEADLINE_S), proxy.serving({"a": ("127.0.0.1", 0)}):
+    async with asyncio.timeout(DEADLINE_S), proxy.serving({"a": "127.0.0.1"}):
         reader, writer = await dial(proxy, "a")
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)
@@ -169,36 +173,37 @@ async def test_the_end_of_a_connection_is_passed_on() -> None:
         writer.write(b"x")
         await reader.readexactly(1)
         writer.close()
-        while proxy.routes["a"].links:  # noqa: ASYNC110 - counters send no event
+        while proxy.routes["a"].relays:  # noqa: ASYNC110 - counters send no event
             await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(
-    ("request_", "path"),
+    ("wanted", "path"),
     [
-        ({"op": "blow up"}, "op"),
-        ({"op": "set", "route": "nobody"}, "route"),
-        ({"op": "set", "route": "a", "cut": "sideways"}, "cut"),
-        ({"op": "set", "route": "a", "delay_s": -1}, "delay_s"),
-        ({"op": "set", "route": "a", "rate_bytes_s": float("inf")}, "rate_bytes_s"),
+        ({"cut": "sideways"}, "cut"),
+        ({"delay_s": -1}, "delay_s"),
+        ({"rate_bytes_s": math.inf}, "rate_bytes_s"),
     ],
 )
-async def test_a_command_that_means_nothing_is_refused(
-    request_: dict[str, object], path: str
-) -> None:
-    async with proxied() as (proxy, _):
-        with pytest.raises(ConfigError) as refused:
-            await proxy.answer(request_)
-        assert refused.value.path == path
+def test_a_shape_that_means_nothing_is_refused(wanted: dict[str, object], path: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        shape_from(wanted)
+    assert refused.value.path == path
 
 
-async def test_commands_come_over_a_socket_however_deep_it_lies(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 90) / "run"
-    deep.mkdir(parents=True)
-    async with proxied() as (proxy, _), listening(deep / "proxy.sock", proxy.answer):
-        told = await ask(deep / "proxy.sock", {"op": "set", "route": "a", "cut": "blackhole"})
-        assert told["cut"] == "blackhole"
-        with pytest.raises(ControlError, match="There is no route 'nobody'"):
-            await ask(deep / "proxy.sock", {"op": "set", "route": "nobody"})
-    with pytest.raises(ControlError, match="Nobody answers"):
-        await ask(deep / "proxy.sock", {"op": "show"})
+def test_an_unknown_route_is_refused() -> None:
+    with pytest.raises(ConfigError, match="There is no route 'c'"):
+        Proxy("127.0.0.1", 1).set("c", OPEN)
+
+
+@pytest.mark.parametrize(
+    ("url", "possible"),
+    [
+        ("nats://127.0.0.1:4222", True),
+        ("nats://a:1,nats://b:2", False),
+        ("tls://broker:4222", False),
+        ("wss://broker", False),
+    ],
+)
+def test_only_one_address_in_the_clear_can_be_proxied(url: str, possible: bool) -> None:
+    assert can_proxy(url) == possible

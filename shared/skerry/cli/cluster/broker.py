@@ -1,32 +1,41 @@
-"""A nats-server process of our own: what ``skerry up``, the demo and the tests start."""
+"""The nats-server process of a local cluster: JetStream on a loopback port, behind a password.
+
+A stream that could not be written once stays without an answer until its server starts again, also
+when there is room (measured, nats-server 2.15). The server says so in its log, and is restarted.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import secrets
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
+from typing import TYPE_CHECKING
 
+from skerry.cli.cluster.folder import write_private
+from skerry.cli.cluster.logs import size_of
+from skerry.cli.cluster.processes import BROKER
+from skerry.cli.cluster.supervisor import Command, RestartPolicy
 from skerry.errors import BrokerUnavailable, ConfigError
 
-GUARD = """
-import ctypes, os, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGXFSZ})
-ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
-if os.getppid() != int(sys.argv[2]):
-    sys.exit(1)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
-"""Asks the kernel to signal the server when its parent dies, then becomes the server.
+if TYPE_CHECKING:
+    pass
 
-A file that may not grow beyond a limit becomes a write error, as a full disk does: the signal that
-comes with it is blocked, and stays pending as a sign of the write that was refused.
-"""
+USER = "skerry"
+FOREVER = RestartPolicy(first_s=0.1, most_s=1.0, attempts=float("inf"), final=frozenset())
+"""A cluster is nothing without its broker, and everybody waits for it."""
+COMPLAINTS = (b"failed to store a msg", b"will be DISABLED")
+"""What nats-server writes in its log when it could not write a stream, or has given up on all."""
+READY_S = 15.0
+POLL_S = 0.01
+LOOK_S = 0.5
+ROOM_BYTES = 1024**2
 
 
 def find_server(override: str | None = None) -> Path:
@@ -54,39 +63,27 @@ def find_server(override: str | None = None) -> Path:
     return Path(found)
 
 
+@dataclass(slots=True)
 class LocalBroker:
-    """One nats-server with JetStream on a loopback port, its files below ``folder``.
+    """One nats-server whose files lie below ``folder``.
 
-    The calls block: use them from the main thread, or from a thread that outlives the server,
-    because the kernel ends the server (``death_signal``) with the *thread* that started it. The
-    port is picked by the server at the first start and kept by later ones, and so is that of its
-    monitoring, where it has one.
+    The server picks its ports at its first start and keeps them at later ones.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        binary: Path | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        config: Path | None = None,
-        jetstream: bool = True,
-        monitored: bool = False,
-        death_signal: signal.Signals = signal.SIGTERM,
-    ) -> None:
-        self.folder = folder
-        self.store = folder / "jetstream"
-        self.log = folder / "nats-server.log"
-        self.host = host
-        self.port = port
-        self.monitor_port = 0
-        self._monitored = monitored
-        self._binary = binary
-        self._config = config
-        self._jetstream = jetstream
-        self._death_signal = death_signal
-        self._process: subprocess.Popen[bytes] | None = None
+    folder: Path
+    binary: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    monitor_port: int = 0
+    password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "nats-server.log"
+
+    @property
+    def password_file(self) -> Path:
+        return self.folder / "password"
 
     @property
     def url(self) -> str:
@@ -94,89 +91,57 @@ class LocalBroker:
 
     @property
     def monitor_url(self) -> str:
-        """Where the server tells of itself, once it has started; empty for one that does not."""
-        return f"http://{self.host}:{self.monitor_port}" if self.monitor_port else ""
+        return f"http://{self.host}:{self.monitor_port}"
 
-    @property
-    def pid(self) -> int | None:
-        """The server's process id, or None when it does not run."""
-        return self._process.pid if self.running and self._process else None
+    def command(self) -> Command:
+        """Return how a supervisor runs the server."""
+        config = self.folder / "nats.conf"
+        argv = (str(self.binary.absolute()), "-c", str(config))
+        return Command(
+            BROKER,
+            BROKER,
+            argv,
+            self.log,
+            os.environ,
+            prepare=self._prepare,
+            ready=self._ready,
+            unwell=self._unwell,
+            death_signal=Signals.SIGTERM,
+        )
 
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self, timeout_s: float = 15.0) -> None:
-        """Start the server and return once it takes connections.
-
-        Raises BrokerUnavailable with the server's own last words when it does not.
-        """
-        if self.running:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def _prepare(self) -> None:
+        """Write the server's configuration and its password, for our own user alone."""
+        text = (
+            f'listen: "{self.host}:{self.port or -1}"\n'
+            f'http: "{self.host}:{self.monitor_port or -1}"\n'
+            f"ports_file_dir: {json.dumps(str(self.folder))}\n"
+            f"jetstream {{ store_dir: {json.dumps(str(self.folder / 'jetstream'))} }}\n"
+            f"authorization {{ user: {USER}, password: {json.dumps(self.password)} }}\n"
+        )
+        write_private(self.folder / "nats.conf", text)
+        write_private(self.password_file, self.password + "\n")
         for stale in self.folder.glob("nats-server_*.ports"):
             stale.unlink()
-        command = self._command()
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+
+    async def _ready(self, pid: int) -> None:
+        ports = self.folder / f"nats-server_{pid}.ports"
         try:
-            self._wait_ready(self._process, time.monotonic() + timeout_s)
-        except BaseException:
-            self.kill()
-            raise
+            async with asyncio.timeout(READY_S):
+                while not await answers(self.host, read_port(ports)):  # noqa: ASYNC110 - its start sends no event
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError as error:
+            msg = f"nats-server did not answer within {READY_S:g} s."
+            raise BrokerUnavailable(msg, url=self.url) from error
+        self.port, self.monitor_port = read_port(ports), read_port(ports, "monitoring")
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Stop the server cleanly, or hard once the time is up."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def kill(self) -> None:
-        """End the server at once, as a power cut would end the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def _command(self) -> list[str]:
-        server = str((self._binary or find_server()).absolute())
-        command = [server, "-a", self.host, "-p", str(self.port or -1)]
-        command += ["--ports_file_dir", str(self.folder)]
-        if self._monitored:
-            command += ["-m", str(self.monitor_port or -1)]
-        if self._jetstream:
-            command += ["-js", "-sd", str(self.store)]
-        if self._config is not None:
-            command += ["-c", str(self._config)]
-        if sys.platform != "linux":
-            return command
-        guard = [sys.executable, "-I", "-S", "-c", GUARD]
-        return [*guard, str(int(self._death_signal)), str(os.getpid()), *command]
-
-    def _wait_ready(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        ports = self.folder / f"nats-server_{process.pid}.ports"
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                break
-            port = read_port(ports)
-            if port and answers(self.host, port):
-                self.port = port
-                self.monitor_port = read_port(ports, "monitoring")
-                return
-            time.sleep(0.01)
-        words = self.log.read_text(errors="replace").strip().splitlines()[-1:]
-        msg = (
-            f"nats-server did not start: {words[0] if words else 'it said nothing'}."
-            f" The whole story is in {self.log}."
-        )
-        raise BrokerUnavailable(msg, url=self.url)
+    async def _unwell(self) -> str:
+        """Return once the server has complained that it could not write, and there is room."""
+        offset = size_of(self.log)
+        while not complained(self.log, offset):  # noqa: ASYNC110 - files send no event
+            await asyncio.sleep(LOOK_S)
+        while not await asyncio.to_thread(has_room, self.folder):  # noqa: ASYNC110 - idem
+            await asyncio.sleep(LOOK_S)
+        return "It could not write, and there is room again."
 
 
 def read_port(ports: Path, kind: str = "nats") -> int:
@@ -188,10 +153,39 @@ def read_port(ports: Path, kind: str = "nats") -> int:
     return int(urls[0].rpartition(":")[2])
 
 
-def answers(host: str, port: int) -> bool:
-    """Tell whether a NATS server greets on that port."""
+async def answers(host: str, port: int) -> bool:
+    """Return True if a NATS server greets on that port."""
+    if not port:
+        return False
     try:
-        with socket.create_connection((host, port), timeout=1.0) as connection:
-            return connection.recv(5) == b"INFO "
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_connection(host, port)
+            with contextlib.closing(writer):
+                return await reader.readexactly(5) == b"INFO "
+    except (OSError, EOFError):  # TimeoutError is an OSError
+        return False
+
+
+def complained(log: Path, offset: int) -> bool:
+    """Return True if a server's log says, from ``offset`` on, that it could not write."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(offset)
+        text = file.read()
+        return any(words in text for words in COMPLAINTS)
+    return False
+
+
+def has_room(folder: Path) -> bool:
+    """Return True if a mebibyte can be written here."""
+    probe = folder / "room.probe"
+    try:
+        with probe.open("wb") as file:
+            file.write(bytes(ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
     except OSError:
         return False
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return True

@@ -1,4 +1,4 @@
-"""The wall clock of a service, to be set from outside: libfaketime and a file per service.
+"""The wall clock of a service, set from outside: libfaketime and a file per service.
 
 Only ``time()`` and its kin move; the monotonic clock, by which services wait and decide, does not.
 """
@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CLOCKS = "clocks"
-"""Folder below the run's folder; one file per service says how far off its clock is."""
+"""Folder below the run folder; one file per service says how far off its clock is."""
 DRAFT = ".draft"
 LIBRARIES = ("faketime/libfaketimeMT.so.1", "faketime/libfaketime.so.1")
 FIX = (
@@ -34,10 +30,10 @@ def file_of(folder: Path, name: str) -> Path:
     return folder / CLOCKS / name
 
 
-def environment(folder: Path, name: str) -> Mapping[str, str]:
+def environment(folder: Path, name: str) -> dict[str, str]:
     """Return what a service is started with so that its clock, right at first, can be set.
 
-    Nothing where the library is not installed.
+    Empty where the library is not installed.
     """
     lib = library()
     if lib is None:
@@ -67,7 +63,7 @@ def names(folder: Path) -> list[str]:
 
 
 def is_off(folder: Path, name: str) -> bool:
-    """Say whether a service's clock has been moved and not set right again."""
+    """Return True if a service's clock has been moved and not set right again."""
     try:
         return float(file_of(folder, name).read_text("utf-8")) != 0.0
     except ValueError:
@@ -75,7 +71,7 @@ def is_off(folder: Path, name: str) -> bool:
 
 
 def was_read(folder: Path, name: str) -> bool:
-    """Say whether the service has looked at its clock since it was moved."""
+    """Return True if the service has looked at its clock since it was moved."""
     stat = file_of(folder, name).stat()
     return stat.st_atime_ns > stat.st_mtime_ns
 

@@ -1,68 +1,74 @@
 """The processes of a local cluster, in a file of its run folder that other commands read.
 
-Whoever starts the processes keeps the file; it is written whole and renamed, so that a reader never
-sees half of it. A pid alone may be another process by now: the start time tells.
+The file is written whole and renamed, so that a reader never sees half of it. A pid may belong to
+another process by now, so an entry also holds when its process was started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
 TABLE = "processes.json"
 BROKER = "broker"
-RUNNING = frozenset("RSDI")
-STOPPED = frozenset("Tt")
+ENDED = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One process that runs: ``kind`` is its service or ``broker``, ``started_ns`` wall clock.
+class ProcessEntry:
+    """One process; ``kind`` is its service or ``broker``, ``started_ns`` wall clock.
 
-    ``ticks`` is the kernel's own start time of the pid, 0 where ``/proc`` does not tell.
+    ``since_boot_s`` is when the kernel started it: setting the wall clock does not change that.
     """
 
     name: str
     kind: str
     pid: int
     started_ns: int
-    ticks: int = 0
+    since_boot_s: float = 0.0
 
     @property
     def which(self) -> str:
-        """Which of its starts this is, in words."""
+        """A few words that tell its starts apart."""
         return f"pid {self.pid}"
 
     @property
-    def state(self) -> str:
-        """The state letter of ``/proc`` (R, S, T, ...); empty once this process has ended."""
-        letter, ticks = stat_of(self.pid)
-        return letter if ticks == self.ticks and letter not in {"Z", "X"} else ""
+    def status(self) -> str:
+        """Return psutil's status of the process; empty once it has ended."""
+        try:
+            if since_boot_s(self.pid) != self.since_boot_s:
+                return ""
+            status = psutil.Process(self.pid).status()
+        except psutil.NoSuchProcess:
+            return ""
+        return "" if status in ENDED else str(status)
 
     @property
     def alive(self) -> bool:
-        return bool(self.state)
+        return bool(self.status)
 
     @property
     def paused(self) -> bool:
-        """Whether it was stopped by SIGSTOP and has not been resumed."""
-        return self.state in STOPPED
+        """Return True while it is stopped by SIGSTOP."""
+        return self.status in STOPPED
 
 
-class Processes:
-    """The table of one cluster's processes, kept in a file while ``kept`` lasts."""
+class ProcessTable:
+    """The processes of one cluster, kept in a file while ``kept`` lasts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ProcessEntry] = {}
         self._kept = False
 
     @contextlib.contextmanager
@@ -77,14 +83,15 @@ class Processes:
             self.path.unlink(missing_ok=True)
 
     def started(self, name: str, kind: str, pid: int) -> None:
-        """Note that a process has been started, or started again."""
-        self._entries[name] = Entry(name, kind, pid, time.time_ns(), stat_of(pid)[1])
+        """Add a process, or replace the one of that name."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # its end is reported next
+            self._entries[name] = ProcessEntry(name, kind, pid, time.time_ns(), since_boot_s(pid))
         self._write()
 
     def ended(self, name: str, pid: int) -> None:
-        """Note that a process has ended, unless another has taken its place."""
-        held = self._entries.get(name)
-        if held is not None and held.pid == pid:
+        """Remove a process, unless another one has taken its name."""
+        entry = self._entries.get(name)
+        if entry is not None and entry.pid == pid:
             del self._entries[name]
             self._write()
 
@@ -99,29 +106,16 @@ class Processes:
             draft.replace(self.path)
 
 
-def read(folder: Path) -> dict[str, Entry]:
-    """Return the processes of the cluster that runs in this folder, by name; none if none does."""
+def read(folder: Path) -> dict[str, ProcessEntry]:
+    """Return the processes of the cluster that runs in this folder by name; empty without one."""
     try:
         rows = cast("list[dict[str, Any]]", json.loads((folder / TABLE).read_text("utf-8")))
-        return {row["name"]: Entry(**row) for row in rows}
+        return {row["name"]: ProcessEntry(**row) for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def stat_of(pid: int) -> tuple[str, int]:
-    """Return the state letter and the start ticks of a pid; ``("", 0)`` if there is no such one."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-        return fields[0], int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return ("S", 0) if not Path("/proc/self").exists() and _exists(pid) else ("", 0)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def since_boot_s(pid: int) -> float:
+    """Return when a process was started, in seconds since the machine's; psutil.NoSuchProcess."""
+    booted_s = psutil.boot_time()  # refreshes what create_time adds to the kernel's ticks
+    return round(psutil.Process(pid).create_time() - booted_s, 2)

@@ -17,8 +17,8 @@ from typing import cast
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.cli.cluster.place import Announced, Place, RunInUse
-from skerry.cli.cluster.processes import TABLE, Processes
+from skerry.cli.cluster.folder import RunFolder, RunInUse, RunningCluster
+from skerry.cli.cluster.processes import TABLE, ProcessTable
 from skerry.errors import BrokerUnavailable, ConfigError, HistoryBroken, RunNotFound
 from skerry.log import ledger
 from skerry.log.memory import MemoryBroker
@@ -44,7 +44,7 @@ FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is
 @pytest.fixture
 def ground(tmp_path: Path) -> LocalGround:
     """A cluster of this very process: only what needs no help can be done to it."""
-    table = Processes(tmp_path / TABLE)
+    table = ProcessTable(tmp_path / TABLE)
     table._kept = True
     for name, kind in (("learner-1", "learner"), ("syncer", "syncer")):
         table.started(name, kind, os.getpid())
@@ -204,10 +204,10 @@ def test_beside_a_drill_nothing_is_struck_and_nothing_healed(
         pytest.fail("a cluster was touched that another drill has")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_cluster", lambda _run: Announced("r", "nats://x", 1))
+    monkeypatch.setattr(cli, "_cluster", lambda _run: RunningCluster("r", 1, "nats://x"))
     monkeypatch.setattr(cli, "heal_first", touched)
     monkeypatch.setattr(heal, "_allowed", touched)
-    with Place("r").drilled(), pytest.raises(RunInUse, match="drills 'r' already"):
+    with RunFolder("r").drilled(), pytest.raises(RunInUse, match="drills 'r' already"):
         run_chaos(wanted)
 
 
@@ -236,13 +236,13 @@ async def test_a_learner_that_is_left_out_is_named(
 def test_a_dry_run_looks_beside_a_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
-    async def drilled(_wanted: Wanted, _local: object, place: Place, *_: object) -> None:
-        looked.append(place.run)
+    async def drilled(_wanted: Wanted, _local: object, cluster: RunningCluster, *_: object) -> None:
+        looked.append(cluster.run)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_cluster", lambda _run: Announced("r", "nats://x", 1))
+    monkeypatch.setattr(cli, "_cluster", lambda _run: RunningCluster("r", 1, "nats://x"))
     monkeypatch.setattr(cli, "_drilled", drilled)
-    with Place("r").drilled():
+    with RunFolder("r").drilled():
         run_chaos(Wanted(dry_run=True))
     assert looked == ["r"]
 

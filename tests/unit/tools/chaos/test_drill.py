@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.cli.cluster.processes import TABLE, Processes
+from skerry.cli.cluster.processes import TABLE, ProcessTable
 from skerry.errors import BrokerUnavailable, StateLost
 from skerry.log import ledger, presence
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.service.control import CONTROL, PROXY, listening
+from skerry.service.control import CONTROL, listening
 from skerry_tools.chaos import drill as drills
 from skerry_tools.chaos import healing, local
 from skerry_tools.chaos.drill import Drill, Result
@@ -45,10 +45,12 @@ class Site:
     """A log, and one idle process that is called a syncer; a kill leaves it dead."""
 
     ground: LocalGround
-    table: Processes
+    table: ProcessTable
     process: asyncio.subprocess.Process
 
     async def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["op"] == "open":
+            return {"opened": []}
         self.process.kill()
         await self.process.wait()
         self.table.ended(order["name"], self.process.pid)
@@ -75,7 +77,7 @@ async def site(folder: Path) -> AsyncGenerator[Site]:
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, PLAN, "{}"))
     process = await asyncio.create_subprocess_exec(sys.executable, *IDLE)
-    held = Site(LocalGround(RUN, folder, bus), Processes(folder / TABLE), process)
+    held = Site(LocalGround(RUN, folder, bus), ProcessTable(folder / TABLE), process)
     with held.table.kept():
         held.table.started("syncer", "syncer", process.pid)
         async with listening(folder / CONTROL, held.obey):
@@ -287,8 +289,8 @@ async def test_a_process_that_hears_nothing_or_ends_is_named(tmp_path: Path) -> 
     async def show(_order: dict[str, Any]) -> dict[str, Any]:
         return {"routes": counted}
 
-    async with site(tmp_path) as held, listening(tmp_path / PROXY, show):
-        survivors = Survivors(held.ground, {"syncer"})
+    async with site(tmp_path) as held, listening(tmp_path / CONTROL, show):
+        survivors = Survivors(replace(held.ground, proxied=True), {"syncer"})
         await survivors.note()
         (deaf,) = await survivors.checks(0.1)
         assert (deaf.ok, deaf.name) == (False, "syncer runs")
@@ -297,5 +299,5 @@ async def test_a_process_that_hears_nothing_or_ends_is_named(tmp_path: Path) -> 
         assert hears.ok
         assert "4 bytes from the broker" in hears.detail
         assert await survivors.stayed() == ""
-        await held.obey({"name": "syncer"})
+        await held.obey({"op": "kill", "name": "syncer"})
         assert await survivors.stayed() == "syncer"

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from skerry.cli.cluster import clock
-from skerry.cli.cluster.processes import TABLE, Processes
+from skerry.cli.cluster.faults import FaultControl
+from skerry.cli.cluster.processes import TABLE, ProcessTable
 from skerry.cli.cluster.proxy import Proxy
+from skerry.cli.cluster.supervisor import Supervisor
 from skerry.errors import ConfigError, SkerryError
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.service.control import CONTROL, PROXY, listening
+from skerry.service.control import CONTROL, listening
 from skerry.tasks import TaskGroup
 from skerry_tools.chaos import healing, messages
 from skerry_tools.chaos.actions import action_of
@@ -58,11 +60,16 @@ class Site:
     """A run folder with processes in it, and a supervisor that only kills."""
 
     ground: LocalGround
-    table: Processes
+    table: ProcessTable
+    proxy: Proxy
     processes: dict[str, asyncio.subprocess.Process] = field(
         default_factory=dict[str, asyncio.subprocess.Process]
     )
     firings: list[tuple[Firing, bool]] = field(default_factory=list[tuple[Firing, bool]])
+
+    @property
+    def routes(self) -> FaultControl:
+        return FaultControl(Supervisor([], lambda _event: None), proxy=self.proxy)
 
     async def start(self, name: str, code: str = IDLE, *arguments: str) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -72,6 +79,8 @@ class Site:
         self.table.started(name, KINDS[name], process.pid)
 
     async def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["op"] != "kill":
+            return await self.routes.answer(order)
         process = self.processes[order["name"]]
         process.kill()
         await process.wait()
@@ -89,7 +98,11 @@ class Site:
 async def site(folder: Path) -> AsyncGenerator[Site]:
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
-    held = Site(LocalGround(RUN, folder, bus), Processes(folder / TABLE))
+    held = Site(
+        LocalGround(RUN, folder, bus, proxied=True),
+        ProcessTable(folder / TABLE),
+        Proxy("127.0.0.1", 1),
+    )
     with held.table.kept():
         async with listening(folder / CONTROL, held.obey):
             try:
@@ -146,17 +159,12 @@ async def test_a_full_disk_shows_itself_by_a_refused_write(tmp_path: Path) -> No
 
 
 async def test_a_partition_shows_itself_by_what_stalls(tmp_path: Path) -> None:
-    proxy = Proxy("127.0.0.1", 1)
-    async with (
-        site(tmp_path) as held,
-        proxy.serving({"learner-1": ("127.0.0.1", 0)}),
-        listening(tmp_path / PROXY, proxy.answer),
-    ):
+    async with site(tmp_path) as held, held.proxy.serving({"learner-1": "127.0.0.1"}):
         ground = held.ground
         action = action_of(Fault(0.0, Kind.PARTITION, "learner-1"), "learner-1", ground, "seed")
         await action.begin()
         assert not await action.proof()
-        _, writer = await asyncio.open_connection("127.0.0.1", proxy.ports["learner-1"])
+        _, writer = await asyncio.open_connection("127.0.0.1", held.proxy.ports["learner-1"])
         async with asyncio.timeout(30):
             while not await action.proof():  # noqa: ASYNC110 - counters send no event
                 await asyncio.sleep(0.01)
@@ -205,12 +213,8 @@ async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None
 async def test_healing_tells_what_it_undid_and_nothing_where_there_is_nothing(
     tmp_path: Path,
 ) -> None:
-    proxy = Proxy("127.0.0.1", 1)
-    async with (
-        site(tmp_path) as held,
-        proxy.serving({"learner-1": ("127.0.0.1", 0), "learner-2": ("127.0.0.1", 0)}),
-        listening(tmp_path / PROXY, proxy.answer),
-    ):
+    hosts = dict.fromkeys(("learner-1", "learner-2"), "127.0.0.1")
+    async with site(tmp_path) as held, held.proxy.serving(hosts):
         clock.move(tmp_path, "learner-1", 0.0)
         written_ns = clock.file_of(tmp_path, "learner-1").stat().st_mtime_ns
         assert (await undo(tmp_path)).undone == []
@@ -256,7 +260,7 @@ async def test_healing_names_who_does_not_come_back(
 
 def bare(folder: Path, bus: MemoryBus) -> LocalGround:
     """Return a cluster of this very process, without proxy, clocks or a broker of its own."""
-    table = Processes(folder / TABLE)
+    table = ProcessTable(folder / TABLE)
     table._kept = True
     for name, kind in KINDS.items():
         if kind != "broker":

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from skerry.cli.cluster.processes import Entry, stat_of
+from skerry.cli.cluster.processes import ProcessEntry, since_boot_s
 from skerry.protocol.messages import Commit, LearnerPhase, LearnerProgress, Pulse
 from skerry_tools.chaos.meter import Meter, Phase
 
@@ -62,9 +62,9 @@ def commit(fragment: int = 0, **tokens: int) -> Commit:
     return replace(COMMIT, fragment=fragment, progress=rows)
 
 
-def entry(name: str = "a", kind: str = "learner", *, alive: bool = True) -> Entry:
+def entry(name: str = "a", kind: str = "learner", *, alive: bool = True) -> ProcessEntry:
     pid = os.getpid()
-    return Entry(name, kind, pid, 0, stat_of(pid)[1] if alive else -1)
+    return ProcessEntry(name, kind, pid, 0, since_boot_s(pid) if alive else -1.0)
 
 
 def test_faults_that_cost_nothing_but_learners_leave_goodput_at_one() -> None:
@@ -133,7 +133,7 @@ def test_only_learners_have_time() -> None:
     assert meter.result().up_s == 0.0
 
 
-class Stopped(Entry):
+class Stopped(ProcessEntry):
     """A process that was stopped by a signal."""
 
     @property
@@ -144,7 +144,7 @@ class Stopped(Entry):
 def test_a_paused_learner_has_no_time() -> None:
     meter = Meter(phase=Phase.FAULTS)
     held = entry()
-    meter.sample([Stopped(held.name, held.kind, held.pid, 0, held.ticks)], 10.0)
+    meter.sample([Stopped(held.name, held.kind, held.pid, 0, held.since_boot_s)], 10.0)
     assert meter.result().up_s == 0.0
 
 

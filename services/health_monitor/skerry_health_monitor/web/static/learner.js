@@ -36,17 +36,17 @@ if (given) {
   history.replaceState(null, "", location.pathname);
 }
 
-function strikes(name) {
+function faults(name) {
   if (!store.facts.actions) return null;
-  const seconds = el("input", { type: "number", id: "strike-s", min: "0.5", max: "300", step: "0.5", value: "5", "aria-label": "Seconds" });
+  const seconds = el("input", { type: "number", id: "fault-s", min: "0.5", max: "300", step: "0.5", value: "5", "aria-label": "Seconds" });
   const secret = el("input", { type: "password", id: "token", autocomplete: "off", placeholder: "token", "aria-label": "Token", value: token });
   const said = el("p", { class: "said", role: "status" });
   const buttons = [["kill", "kill", "SIGKILL; it is started again after this time"], ["pause", "pause", "SIGSTOP for this time"], ["partition", "cut off", "its way to the broker is cut for this time"], ["heal", "heal", "end whatever was done to it"]]
-    .map(([action, text, title]) => el("button", { type: "button", title, "data-action": action, class: action === "heal" ? "" : "hot", onclick: () => strike(name, action, Number(seconds.value), secret.value, said) }, text));
-  return el("form", { class: "strike", id: "strike", onsubmit: (e) => e.preventDefault() }, el("b", {}, "This run allows faults"), ...buttons, el("label", {}, "for ", seconds, " s"), secret, said);
+    .map(([action, text, title]) => el("button", { type: "button", title, "data-action": action, class: action === "heal" ? "" : "hot", onclick: () => inject(name, action, Number(seconds.value), secret.value, said) }, text));
+  return el("form", { class: "fault", id: "fault", onsubmit: (e) => e.preventDefault() }, el("b", {}, "This run allows faults"), ...buttons, el("label", {}, "for ", seconds, " s"), secret, said);
 }
 
-async function strike(name, action, duration_s, secret, said) {
+async function inject(name, action, duration_s, secret, said) {
   token = secret.trim();
   try { sessionStorage.setItem("skerry-token", token); } catch { /* as above */ }
   say(said, "…");
@@ -66,7 +66,7 @@ async function strike(name, action, duration_s, secret, said) {
 export function openLearner(name) {
   shown = name;
   say($("learner-title"), name);
-  const rows = [pairs, strikes(name)].filter(Boolean);
+  const rows = [pairs, faults(name)].filter(Boolean);
   body.replaceChildren(...rows);
   if (!$("learner").open) $("learner").showModal();
   refresh();

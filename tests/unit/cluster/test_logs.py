@@ -1,4 +1,4 @@
-"""The sentence out of a log."""
+"""The last sentence, and the last event, of a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.cli.cluster.tail import last_event, last_sentence, size_of
+from skerry.cli.cluster.logs import last_event, last_sentence, size_of
 
 
 @pytest.mark.parametrize(

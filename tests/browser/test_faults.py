@@ -23,11 +23,11 @@ ALLOWED = {"chaos": {"allow": True}}
 
 @dataclass
 class Noted:
-    """Strikes nobody, and remembers."""
+    """Injects no fault, and remembers what it was asked for."""
 
     done: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
 
-    async def strike(self, name: str, action: str, duration_s: float) -> str:
+    async def inject(self, name: str, action: str, duration_s: float) -> str:
         self.done.append((name, action, duration_s))
         return f"{action} of {name} has begun"
 
@@ -51,10 +51,10 @@ def test_a_run_that_allows_no_faults_offers_none(
     theatre.run(theatre.stage.past(20, 1))
     page.goto(theatre.url)
     open_learner(page)
-    assert page.locator("#strike").count() == 0
+    assert page.locator("#fault").count() == 0
 
 
-def test_with_the_token_of_the_address_a_learner_is_struck(
+def test_with_the_token_of_the_address_a_fault_is_injected(
     show: Show, page: Page, health: HealthSettings
 ) -> None:
     noted = Noted()
@@ -63,13 +63,13 @@ def test_with_the_token_of_the_address_a_learner_is_struck(
     page.goto(f"{theatre.url}#token={TOKEN}")
     open_learner(page)
     assert TOKEN not in page.url
-    page.fill("#strike-s", "7.5")
-    page.click("#strike [data-action='pause']")
-    page.wait_for_selector("#strike .said:has-text('pause of learner-2 has begun')")
+    page.fill("#fault-s", "7.5")
+    page.click("#fault [data-action='pause']")
+    page.wait_for_selector("#fault .said:has-text('pause of learner-2 has begun')")
     assert noted.done == [("learner-2", "pause", 7.5)]
 
 
-def test_without_it_nothing_is_done(show: Show, page: Page, health: HealthSettings) -> None:
+def test_without_the_token_nothing_is_done(show: Show, page: Page, health: HealthSettings) -> None:
     noted = Noted()
     theatre = show(Stage(config=ALLOWED), health, noted)
     theatre.run(theatre.stage.past(20, 1))
@@ -77,6 +77,6 @@ def test_without_it_nothing_is_done(show: Show, page: Page, health: HealthSettin
     page.goto(theatre.url)
     open_learner(page)
     page.fill("#token", "guessed")
-    page.click("#strike [data-action='kill']")
-    page.wait_for_selector("#strike .said[data-tone='bad']:has-text('token')")
+    page.click("#fault [data-action='kill']")
+    page.wait_for_selector("#fault .said[data-tone='bad']:has-text('token')")
     assert noted.done == []

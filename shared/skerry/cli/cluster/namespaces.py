@@ -1,8 +1,8 @@
 """A network namespace for each service, so that a partition is packets lost on their way.
 
-The proxy is a poor network: whom it cuts off still has every byte acknowledged. Here a service's
-only cable drops what either end is given. TCP sends it again, later and later, nobody is told, and
-both ends have to find out for themselves. Needs root on Linux, iproute2 and util-linux.
+The proxy is a poor network: it acknowledges every byte of a service that it cuts off. Here a
+service's only cable drops what either end is given: TCP sends it again, later and later, and both
+ends have to find out for themselves. Needs root on Linux, iproute2 and util-linux.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skerry.cli.cluster.folder import writing
 from skerry.errors import ConfigError, SkerryError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
+
+    from skerry.cli.cluster.folder import RunFolder
+    from skerry.cli.cluster.team import Team
+    from skerry.settings.models import LocalSettings
 
 WIRES = "wires.json"
 """In the run's folder, while a cluster has namespaces: the cable of every service."""
@@ -40,6 +45,8 @@ NEEDED = 1 << 12 | 1 << 21
 PATIENCE_S = 15.0
 LOSS = "blackhole"
 """The kernel's queue that takes every packet and sends none."""
+OUTSIDE = "health-monitor"
+"""Its page is for this machine's browsers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,31 +112,64 @@ def lay(tag: str, names: Iterable[str], taken: Iterable[str]) -> dict[str, Wire]
 
 
 @contextlib.contextmanager
-def wired(folder: Path, names: Iterable[str]) -> Generator[dict[str, Wire]]:
-    """Give every name a namespace with a cable to this machine, while the context lasts.
+def namespaces(folder: RunFolder, team: Team, local: LocalSettings) -> Generator[dict[str, Wire]]:
+    """Yield the cable of every service that has a namespace: all but the monitor, or none.
 
-    What an earlier cluster of this folder left behind is removed first. Raises ConfigError where
-    this cannot be done, SkerryError with what the kernel said. Blocks, a tenth of a second in all:
-    so nobody who is cancelled leaves half of it behind.
+    ConfigError where that is impossible.
+    """
+    if not team.netns:
+        sweep(folder.path)
+        yield {}
+        return
+    refuse_elsewhere(local)
+    named = [name for name, service in team.kinds().items() if service != OUTSIDE]
+    with contextlib.ExitStack() as stack:
+        with writing(folder.path):
+            wires = stack.enter_context(wired(folder.path, named))
+        yield wires
+
+
+def refuse_elsewhere(local: LocalSettings) -> None:
+    """Raise ConfigError for an address beside the broker's: a namespace has no way to it."""
+    named = {
+        "store.url": local.store.url,
+        "telemetry.endpoint": local.telemetry.traces_url or local.telemetry.metrics_url,
+    }
+    for setting, url in named.items():
+        if url:
+            msg = (
+                f"{setting} is {url}: services in namespaces of their own reach nothing but their "
+                "broker. Leave it out, or create a run without chaos.netns."
+            )
+            raise ConfigError(msg, path=setting)
+
+
+@contextlib.contextmanager
+def wired(folder: Path, names: Iterable[str]) -> Generator[dict[str, Wire]]:
+    """Give every name a namespace with a cable to this machine while the context lasts.
+
+    What an earlier cluster of this folder left is removed first. Raises ConfigError where this is
+    impossible, SkerryError with what the kernel said. It blocks for a tenth of a second, so that
+    no cancellation leaves half of it.
     """
     why = unable()
     if why:
-        msg = f"chaos.netns cannot be had: {why}. Create a run without it: the proxy partitions it."
+        msg = f"chaos.netns is impossible: {why}. Create a run without it: the proxy partitions it."
         raise ConfigError(msg, path="chaos.netns")
     sweep(folder)
     wires = lay(_tag(folder), names, _addresses())
     try:
         for wire in wires.values():
             _make(wire)
-        told = {name: asdict(wire) for name, wire in wires.items()}
-        (folder / WIRES).write_text(json.dumps(told) + "\n", encoding="utf-8")
+        rows = {name: asdict(wire) for name, wire in wires.items()}
+        (folder / WIRES).write_text(json.dumps(rows) + "\n", encoding="utf-8")
         yield wires
     finally:
         sweep(folder)
 
 
 def sweep(folder: Path) -> None:
-    """Remove every namespace and cable of a folder, also what a cluster that was killed left."""
+    """Remove every namespace and cable of a folder, also those that a killed cluster left."""
     (folder / WIRES).unlink(missing_ok=True)
     tag = _tag(folder)
     for space in [path.name for path in SPACES.glob(f"skerry-{tag}-*")]:
@@ -154,7 +194,7 @@ async def cut(wire: Wire) -> None:
         for tc, device in wire.ends:
             await _run(*tc, "qdisc", "replace", "dev", device, "root", LOSS)
     except SkerryError:
-        await mend(wire)
+        await reconnect(wire)
         raise
 
 
@@ -163,10 +203,10 @@ async def lost(wire: Wire) -> int:
     return sum([await _dropped(tc, device) or 0 for tc, device in wire.ends])
 
 
-async def mend(wire: Wire) -> bool:
-    """Let packets pass again and say whether it was cut; a cable that is whole, or gone, stays so.
+async def reconnect(wire: Wire) -> bool:
+    """Let packets pass again; returns True if the cable was cut. A cable that is gone stays so.
 
-    Raises SkerryError for an end that is cut still.
+    Raises SkerryError for an end that stays cut.
     """
     was_cut = False
     for tc, device in wire.ends:
@@ -175,7 +215,7 @@ async def mend(wire: Wire) -> bool:
         was_cut = True
         try:
             await _run(*tc, "qdisc", "del", "dev", device, "root")
-        except SkerryError:  # somebody else may have mended it meanwhile
+        except SkerryError:  # another command may have done it meanwhile
             if await _dropped(tc, device) is not None:
                 raise
     return was_cut
@@ -190,7 +230,7 @@ async def must_reach(wire: Wire, port: int) -> None:
     except SkerryError as error:
         last = str(error).splitlines()[-1]
         msg = (
-            f"chaos.netns cannot be had: nothing comes from {wire.inner} to {wire.outer} ({last}). "
+            f"chaos.netns is impossible: nothing comes from {wire.inner} to {wire.outer} ({last}). "
             f"Let this machine's firewall pass {NET}, or create a run without it."
         )
         raise ConfigError(msg, path="chaos.netns") from error
@@ -244,7 +284,7 @@ async def _run(*words: str) -> str:
 
 
 def _call(*words: str) -> str:
-    """Run a program and return what it says; SkerryError with its last words if it fails."""
+    """Run a program and return its output; SkerryError with its last words if it fails."""
     try:
         done = subprocess.run(
             words,
@@ -257,7 +297,7 @@ def _call(*words: str) -> str:
         msg = f"`{' '.join(words)}` did not run: {error}"
         raise SkerryError(msg) from error
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
-        msg = f"`{' '.join(words)}` failed: {said}"
+        why = done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
+        msg = f"`{' '.join(words)}` failed: {why}"
         raise SkerryError(msg)
     return done.stdout.decode("utf-8", "replace")

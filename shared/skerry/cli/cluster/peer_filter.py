@@ -1,7 +1,7 @@
-"""What a broker says without the addresses of other brokers, so that nobody goes round the proxy.
+"""Remove the addresses of other brokers from what a broker sends, so that no client goes there.
 
-A server of a cluster tells every client, at first and whenever its cluster changes, where else the
-client may go. A service that lost its connection to a cut would go there.
+A server of a cluster sends every client, at first and whenever its cluster changes, the addresses
+of the others. A service that a fault cuts off would go round the proxy.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, cast
 WITH_PAYLOAD = (b"MSG ", b"HMSG ")
 """These lines end with the size of what follows them."""
 VERBS = (*WITH_PAYLOAD, b"INFO ", b"PING", b"PONG", b"+OK", b"-ERR")
-HEARSAY = ("connect_urls", "ws_connect_urls")
+PEERS = ("connect_urls", "ws_connect_urls")
 END = b"\r\n"
 MOST_LINE_BYTES = 1024**2
 MOST_DIGITS = 12
 
 
 @dataclass(slots=True)
-class Hearsay:
+class PeerFilter:
     """One connection's bytes from its broker; what is not NATS in the clear passes as it is."""
 
     _held: bytes = field(default=b"", init=False)
     _skip: int = field(default=0, init=False)
     _foreign: bool = field(default=False, init=False)
 
-    def without(self, data: bytes) -> bytes:
-        """Return what to pass on, without the addresses; the beginning of a line waits for its end.
+    def without_peers(self, data: bytes) -> bytes:
+        """Return what to pass on; the beginning of a line waits for its end.
 
         Payloads are stepped over by their size: what looks like a line in there is none.
         """
@@ -48,7 +48,7 @@ class Hearsay:
                 data = data[:at]
             else:
                 if line.startswith(b"INFO "):
-                    passed += [data[begin:at], _alone(line)]
+                    passed += [data[begin:at], _filtered(line)]
                     begin = at + len(line)
                 at += len(line) + size
         self._skip = at - len(data)
@@ -67,7 +67,7 @@ def _line(data: bytes, at: int) -> bytes:
 
 
 def _payload_bytes(line: bytes) -> int | None:
-    """Return how many bytes follow a line, so far as there is one; None if it is not NATS."""
+    """Return how many bytes follow a line, as far as it is known; None if it is not NATS."""
     if line.startswith(WITH_PAYLOAD) and line.endswith(END):
         size = line[: -len(END)].rpartition(b" ")[2]
         return int(size) + len(END) if size.isdigit() and len(size) <= MOST_DIGITS else None
@@ -75,13 +75,13 @@ def _payload_bytes(line: bytes) -> int | None:
     return 0 if known and len(line) <= MOST_LINE_BYTES else None
 
 
-def _alone(line: bytes) -> bytes:
+def _filtered(line: bytes) -> bytes:
     """Return an INFO without the addresses of others; one that cannot be read as it is."""
     try:
-        told = cast("dict[str, Any]", json.loads(line[len(b"INFO ") :]))
-        if not any(name in told for name in HEARSAY):
+        info = cast("dict[str, Any]", json.loads(line[len(b"INFO ") :]))
+        if not any(name in info for name in PEERS):
             return line
-        kept = {name: value for name, value in told.items() if name not in HEARSAY}
+        kept = {name: value for name, value in info.items() if name not in PEERS}
     except (ValueError, TypeError, AttributeError):
         return line
     return b"INFO " + json.dumps(kept, separators=(",", ":")).encode() + END

@@ -1,4 +1,4 @@
-"""What services are not told by a broker behind the proxy, and that nothing else is touched."""
+"""A broker's peers are hidden from the services behind the proxy, and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.cli.cluster.hearsay import Hearsay
+from skerry.cli.cluster.peer_filter import PeerFilter
 
 OTHERS = {"connect_urls": ["10.0.0.2:4222", "10.0.0.3:4222"], "ws_connect_urls": ["10.0.0.2:80"]}
 OWN = {"server_id": "A", "max_payload": 1048576, "nonce": "x"}
@@ -25,25 +25,25 @@ PLAIN = b"PING\r\nPONG\r\n+OK\r\n-ERR 'no'\r\nMSG s 1 r 0\r\n\r\n" + KEPT
 
 
 def test_addresses_of_others_are_left_out_of_the_first_info_and_of_later_ones() -> None:
-    said = Hearsay()
-    assert said.without(NEWS) == KEPT
-    assert said.without(b"PONG\r\n" + NEWS + b"PING\r\n") == b"PONG\r\n" + KEPT + b"PING\r\n"
+    said = PeerFilter()
+    assert said.without_peers(NEWS) == KEPT
+    assert said.without_peers(b"PONG\r\n" + NEWS + b"PING\r\n") == b"PONG\r\n" + KEPT + b"PING\r\n"
 
 
 def test_everything_else_passes_as_it_is_also_a_payload_that_looks_like_an_info() -> None:
     for passed in (KEPT, PLAIN, TRICK, HEADED):
-        assert Hearsay().without(passed) == passed
+        assert PeerFilter().without_peers(passed) == passed
 
 
 @given(st.lists(st.sampled_from([NEWS, PLAIN, TRICK, HEADED])), st.data())
 def test_it_does_not_matter_where_the_bytes_are_cut(
     parts: list[bytes], data: st.DataObject
 ) -> None:
-    said, sent = Hearsay(), b"".join(parts)
+    said, sent = PeerFilter(), b"".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)))))
     pieces = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
     expected = b"".join(KEPT if part is NEWS else part for part in parts)
-    assert b"".join(map(said.without, pieces)) == expected
+    assert b"".join(map(said.without_peers, pieces)) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_it_does_not_matter_where_the_bytes_are_cut(
     ],
 )
 def test_what_is_not_nats_passes_as_it_is(foreign: bytes) -> None:
-    said = Hearsay()
-    assert said.without(foreign) == foreign
-    assert said.without(b"\x17rest") == b"\x17rest"
+    said = PeerFilter()
+    assert said.without_peers(foreign) == foreign
+    assert said.without_peers(b"\x17rest") == b"\x17rest"
 
 
 @given(st.binary(), st.binary())
 def test_no_bytes_break_it_and_none_are_lost(first: bytes, then: bytes) -> None:
-    said = Hearsay()
-    assert said.without(first) + said.without(then) + said.rest() == first + then
+    said = PeerFilter()
+    assert said.without_peers(first) + said.without_peers(then) + said.rest() == first + then

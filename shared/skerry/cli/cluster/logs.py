@@ -1,4 +1,4 @@
-"""The end of a service's log, for the one line that says why it stopped."""
+"""Read the end of a service's log, for the line that says why it stopped or where it listens."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ if TYPE_CHECKING:
 MOST_BYTES = 65_536
 
 
+def size_of(log: Path) -> int:
+    """Return the length of a log: where the next line will begin."""
+    return log.stat().st_size if log.exists() else 0
+
+
 def last_sentence(log: Path, offset: int) -> str:
-    """Return the error that a process wrote last behind ``offset``, or an empty string.
+    """Return the last error that a process wrote from ``offset`` on, or an empty string.
 
     Prefers the line that services print for an expected error over the end of a traceback.
     """
     lines = [line for line in _tail(log, offset) if line.strip() and not line.startswith("{")]
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (told or lines or [""])[-1].strip()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1].strip()
 
 
 def last_event(log: Path, offset: int, event: str) -> dict[str, Any]:
-    """Return the newest structured line about ``event`` behind ``offset``; empty if none is."""
+    """Return the newest structured line about ``event`` from ``offset`` on; empty without one."""
     found: dict[str, Any] = {}
     for line in _tail(log, offset):
         if line.startswith("{") and f'"{event}"' in line:
             with contextlib.suppress(ValueError):
-                told = cast("dict[str, Any]", json.loads(line))
-                found = told if told.get("event") == event else found
+                fields = cast("dict[str, Any]", json.loads(line))
+                found = fields if fields.get("event") == event else found
     return found
 
 
@@ -39,8 +44,3 @@ def _tail(log: Path, offset: int) -> list[str]:
     with log.open("rb") as file:
         file.seek(max(offset, log.stat().st_size - MOST_BYTES))
         return file.read().decode("utf-8", "replace").splitlines()
-
-
-def size_of(log: Path) -> int:
-    """Return the length of a log: where what comes next will begin."""
-    return log.stat().st_size if log.exists() else 0

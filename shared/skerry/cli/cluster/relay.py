@@ -1,7 +1,7 @@
-"""One TCP connection through the proxy: two ends, what is in the air between them, and its shape.
+"""One TCP connection through the proxy: its two ends, what is on its way between them, its shape.
 
-As long as a route is open and nothing waits, bytes go from one socket straight into the other; a
-delay, a rate or a cut makes them wait in a queue that is bounded by not reading any more.
+While a route is open and nothing waits, bytes go straight from one socket to the other; a delay, a
+rate or a cut makes them wait in a queue that is bounded by not reading any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from skerry.cli.cluster.hearsay import Hearsay
+from skerry.cli.cluster.peer_filter import PeerFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LinkShape:
     """What a route does to its bytes; ``rate_bytes_s`` 0: as fast as they come.
 
     ``ways`` are the directions that a black hole swallows; a reset ends both.
@@ -60,7 +60,7 @@ class Shape:
         return self.cut is Cut.BLACKHOLE and way in self.ways
 
 
-OPEN = Shape()
+OPEN = LinkShape()
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ class Route:
     """
 
     name: str
-    shape: Shape = OPEN
-    links: set[Link] = field(default_factory=set["Link"])
+    shape: LinkShape = OPEN
+    relays: set[Relay] = field(default_factory=set["Relay"])
     bytes_up: int = 0
     bytes_down: int = 0
     shaped_bytes: int = 0
@@ -82,28 +82,28 @@ class Route:
     refused: int = 0
     aborted: int = 0
 
-    def set(self, shape: Shape) -> None:
+    def set(self, shape: LinkShape) -> None:
         """Give the route another shape; what waits goes on at once, or ends."""
         self.shape = shape
-        for link in tuple(self.links):
+        for relay in tuple(self.relays):
             if shape.cut is Cut.RESET:
                 self.aborted += 1
-                link.abort()
+                relay.abort()
             else:
-                link.reshape()
+                relay.reshape()
 
 
-class Link:
+class Relay:
     """A service's connection and the one to the broker that answers it."""
 
-    def __init__(self, route: Route, dial: Callable[[Link], None]) -> None:
+    def __init__(self, route: Route, dial: Callable[[Relay], None]) -> None:
         self.route = route
-        self.service = End(self, Way.DOWN)
-        self.broker = End(self, Way.UP)
+        self.service = RelayEnd(self, Way.DOWN)
+        self.broker = RelayEnd(self, Way.UP)
         self.dialled = False
-        self.hearsay = Hearsay()
+        self.peer_filter = PeerFilter()
         self._dial = dial
-        route.links.add(self)
+        route.relays.add(self)
 
     def opened(self) -> None:
         """A service has connected: dial the broker, unless the route is cut."""
@@ -123,7 +123,7 @@ class Link:
         if not self.dialled and self.route.shape.cut is Cut.NONE:
             self._begin()
         for end in (self.service, self.broker):
-            end.flush(anew=True)
+            end.flush(at_once=True)
 
     def abort(self) -> None:
         """End both connections with a reset."""
@@ -132,9 +132,9 @@ class Link:
         self.gone()
 
     def gone(self) -> None:
-        self.route.links.discard(self)
+        self.route.relays.discard(self)
 
-    def other(self, end: End) -> End:
+    def other(self, end: RelayEnd) -> RelayEnd:
         return self.broker if end is self.service else self.service
 
     def _begin(self) -> None:
@@ -142,11 +142,11 @@ class Link:
         self._dial(self)
 
 
-class End(asyncio.Protocol):
-    """One side of a link; ``way`` is the direction of the bytes that are *sent* on it."""
+class RelayEnd(asyncio.Protocol):
+    """One side of a relay; ``way`` is the direction of the bytes that are *sent* on it."""
 
-    def __init__(self, link: Link, way: Way) -> None:
-        self.link = link
+    def __init__(self, relay: Relay, way: Way) -> None:
+        self.relay = relay
         self.way = way
         self.transport: asyncio.Transport | None = None
         self._waiting: deque[tuple[float, bytes]] = deque()
@@ -161,9 +161,9 @@ class End(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_BYTES)
-        other = self.link.other(self)
-        if self is self.link.service:
-            self.link.opened()
+        other = self.relay.other(self)
+        if self is self.relay.service:
+            self.relay.opened()
         elif other.transport is None or other.transport.is_closing():
             transport.abort()
         else:
@@ -171,14 +171,14 @@ class End(asyncio.Protocol):
             other.release()
 
     def data_received(self, data: bytes) -> None:
-        if self is self.link.broker:
-            data = self.link.hearsay.without(data)
+        if self is self.relay.broker:
+            data = self.relay.peer_filter.without_peers(data)
         if data:
-            self.link.other(self).send(data)
+            self.relay.other(self).send(data)
 
     def pause_writing(self) -> None:
         self._full = True
-        self.link.other(self).hold()
+        self.relay.other(self).hold()
 
     def resume_writing(self) -> None:
         self._full = False
@@ -187,15 +187,15 @@ class End(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio calls it so
         if self._timer is not None:
             self._timer.cancel()
-        if self is self.link.broker and (rest := self.link.hearsay.rest()):
-            self.link.service.send(rest)
-        self.link.other(self).close()
-        if self.link.other(self).transport is None:
-            self.link.gone()
+        if self is self.relay.broker and (rest := self.relay.peer_filter.rest()):
+            self.relay.service.send(rest)
+        self.relay.other(self).close()
+        if self.relay.other(self).transport is None:
+            self.relay.gone()
 
     def send(self, data: bytes) -> None:
         """Send now, or once the shape allows it."""
-        route, size = self.link.route, len(data)
+        route, size = self.relay.route, len(data)
         if self.way is Way.UP:
             route.bytes_up += size
         else:
@@ -211,20 +211,20 @@ class End(asyncio.Protocol):
         self._waiting.append((self._due(size), data))
         self._waiting_bytes += size
         if self._waiting_bytes > HELD_BYTES:
-            self.link.other(self).hold()
+            self.relay.other(self).hold()
         self.flush()
 
-    def flush(self, *, anew: bool = False) -> None:
-        """Send what is due; ``anew``: what waits is due at once, for the shape has changed."""
+    def flush(self, *, at_once: bool = False) -> None:
+        """Send what is due; ``at_once``: what waits is due at once, for the shape has changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.transport is None or self.link.route.shape.swallows(self.way):
+        if self.transport is None or self.relay.route.shape.swallows(self.way):
             return
         now = self._loop.time()
-        if anew:
+        if at_once:
             self._free_at = now
-        while self._waiting and not self._full and (anew or self._waiting[0][0] <= now):
+        while self._waiting and not self._full and (at_once or self._waiting[0][0] <= now):
             _, data = self._waiting.popleft()
             self._waiting_bytes -= len(data)
             self.transport.write(data)
@@ -233,14 +233,14 @@ class End(asyncio.Protocol):
         elif self._closing and not self._waiting:
             self.transport.close()
         if self._waiting_bytes <= HELD_BYTES and not self._full:
-            self.link.other(self).release()
+            self.relay.other(self).release()
 
     def close(self) -> None:
         """Close once everything that waits has been sent; a cut hides even that."""
         self._closing = True
         self.flush()
         if self.transport is not None and self.transport.is_closing():
-            self.link.gone()
+            self.relay.gone()
 
     def abort(self) -> None:
         """End this connection with a reset."""
@@ -264,7 +264,7 @@ class End(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _due(self, size: int) -> float:
-        shape, now = self.link.route.shape, self._loop.time()
+        shape, now = self.relay.route.shape, self._loop.time()
         begins = max(now, self._free_at)
         self._free_at = begins + (size / shape.rate_bytes_s if shape.rate_bytes_s else 0.0)
         return self._free_at + shape.delay_s

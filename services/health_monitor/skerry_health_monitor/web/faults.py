@@ -1,0 +1,117 @@
+"""Faults on purpose from the page: only in a run that allows them, only with the token.
+
+The monitor passes on what is asked to the command that keeps the cluster (``skerry up``), over its
+control socket. That command ends each fault in time, whatever becomes of the monitor.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from skerry.errors import ConfigError, SkerryError
+from skerry.service.control import CONTROL, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+log = structlog.get_logger()
+
+FAULTS = ("kill", "pause", "partition")
+HEAL = "heal"
+LONGEST_S = 300.0
+LEAST_TOKEN = 16
+MOST_BODY = 1024
+
+
+class FaultTarget(Protocol):
+    """What carries out the faults that the page asks for."""
+
+    async def inject(self, name: str, action: str, duration_s: float) -> str:
+        """Do it to a learner and return a sentence that says so; SkerryError says why not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFaults:
+    """Has the command that keeps a cluster inject faults; ``folder`` is its run folder."""
+
+    folder: Path
+
+    async def inject(self, name: str, action: str, duration_s: float) -> str:
+        """Ask for it; ControlError if it is refused, or if no cluster answers."""
+        order: dict[str, object] = {"op": HEAL, "name": name}
+        if action != HEAL:
+            order = {"op": "fault", "name": name, "fault": action, "duration_s": duration_s}
+        sentence = str((await ask(self.folder / CONTROL, order))["said"])
+        log.warning("fault_injected", learner=name, action=action, duration_s=duration_s)
+        return sentence
+
+
+def read_token(path: Path) -> str:
+    """Return the token that a file holds; ConfigError for one that cannot be used."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"health.token_file is {path}, which cannot be read: name a file that you may read."
+        raise ConfigError(msg, path="health.token_file") from error
+    if len(token) < LEAST_TOKEN:
+        msg = f"The token in {path} is shorter than {LEAST_TOKEN} characters: make a longer one."
+        raise ConfigError(msg, path="health.token_file")
+    return token
+
+
+def fault_route(target: FaultTarget, token: str, allowed: Callable[[], bool]) -> Route:
+    """Return the route on which the page asks for faults; ``allowed``: this run permits them."""
+
+    async def answer(request: Request) -> JSONResponse:
+        if not allowed():
+            return _no(403, "This run was not created with --set chaos.allow=true.")
+        if not _knows(request.headers.get("authorization", ""), token):
+            return _no(401, "This needs the token that `skerry up` printed with the address.")
+        name, action = request.path_params["name"], request.path_params["action"]
+        if action not in {*FAULTS, HEAL}:
+            return _no(404, f"There is no such action: use {', '.join([*FAULTS, HEAL])}.")
+        try:
+            said = await target.inject(name, action, await _duration_s(request))
+        except SkerryError as error:
+            return _no(409, str(error))
+        return JSONResponse({"said": said})
+
+    return Route("/api/learners/{name}/{action}", answer, methods=["POST"])
+
+
+def _no(status: int, why: str) -> JSONResponse:
+    return JSONResponse({"error": why}, status)
+
+
+def _knows(header: str, token: str) -> bool:
+    kind, _, given = header.partition(" ")
+    return kind.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode())
+
+
+async def _duration_s(request: Request) -> float:
+    """Return how long it is to last; ConfigError for what is no such time."""
+    wrong = ConfigError(f"duration_s must be above 0 and at most {LONGEST_S:g}.", path="duration_s")
+    body = b""
+    async for chunk in request.stream():  # the header of a chunked body says no length
+        body += chunk
+        if len(body) > MOST_BODY:
+            raise wrong
+    try:
+        duration_s = float(json.loads(body)["duration_s"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise wrong from error
+    if not (math.isfinite(duration_s) and 0 < duration_s <= LONGEST_S):
+        raise wrong
+    return duration_s

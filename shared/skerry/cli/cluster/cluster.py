@@ -1,0 +1,221 @@
+"""A cluster on this machine: its broker, the settings of its services, one stop for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.cli.cluster.broker import FOREVER, USER, LocalBroker, find_server
+from skerry.cli.cluster.folder import log_file, write_private
+from skerry.cli.cluster.logs import last_sentence, size_of
+from skerry.cli.cluster.processes import BROKER, ProcessTable
+from skerry.cli.cluster.supervisor import Change, ProcessEvent, Supervisor, launcher
+from skerry.cli.cluster.team import environment
+from skerry.cli.programs import require
+from skerry.errors import SkerryError
+from skerry.service.entry import printable
+from skerry.settings.loading import control_variable, to_toml
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+
+    from skerry.cli.cluster.folder import RunFolder
+    from skerry.cli.cluster.namespaces import Wire
+    from skerry.cli.cluster.proxy import Proxy
+    from skerry.cli.cluster.team import Reach
+    from skerry.settings.models import NatsSettings, Settings
+
+NEEDED = ("learner", "syncer", "checkpointer", "health-monitor")
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked this process to stop, and everything has been stopped."""
+
+
+class CallFailed(SkerryError):
+    """A program that was called once, and not kept running, ended with an error."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code if code > 0 else 1
+
+
+@dataclass(slots=True)
+class StopSignal:
+    """What Ctrl-C does: the first one stops in order, the second one at once."""
+
+    say: Callable[[str], None]
+    supervisor: Supervisor | None = None
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def on_signal(self) -> None:
+        again = self.asked.is_set()
+        self.asked.set()
+        if self.supervisor is None:
+            if self.task is not None:
+                self.task.cancel()
+        elif again:
+            self.supervisor.force()
+        else:
+            self.say("Stopping: each service finishes what it has begun. Ctrl-C again ends it all.")
+            self.supervisor.ask_stop()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBroker:
+    """A broker that runs, and how to reach it; ``kept`` is None for one that is not ours."""
+
+    nats: NatsSettings
+    table: ProcessTable
+    kept: Supervisor | None = None
+    monitor_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Everything a view or a script needs to know about a cluster that runs.
+
+    ``proxy``, ``wires`` and ``reach`` are for a run that allows faults: how its services reach
+    their broker.
+    """
+
+    folder: RunFolder
+    settings: Settings
+    broker: ServedBroker
+    stop: StopSignal
+    proxy: Proxy | None = None
+    wires: Mapping[str, Wire] = field(default_factory=dict[str, "Wire"])
+    reach: Mapping[str, Reach] = field(default_factory=dict[str, "Reach"])
+
+    @property
+    def nats(self) -> NatsSettings:
+        return self.settings.local.nats
+
+
+def run_stoppable(
+    main: Callable[[StopSignal], Awaitable[None]], say: Callable[[str], None] = print
+) -> None:
+    """Run ``main`` with SIGINT and SIGTERM routed to its StopSignal; Interrupted if one came."""
+
+    async def stoppable() -> None:
+        stop = StopSignal(say, task=asyncio.current_task())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.on_signal)
+        try:
+            await main(stop)
+        except asyncio.CancelledError:
+            if not stop.asked.is_set():
+                raise
+        if stop.asked.is_set():
+            for number in (signal.SIGINT, signal.SIGTERM):  # one more is too late to matter
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
+            raise Interrupted
+
+    asyncio.run(stoppable())
+
+
+@contextlib.asynccontextmanager
+async def served(
+    folder: RunFolder,
+    settings: Settings,
+    external: str | None,
+    say: Callable[[str], None] = lambda _sentence: None,
+) -> AsyncGenerator[ServedBroker]:
+    """Yield the broker: the one named, or our own for as long as the context lasts."""
+    local, table = settings.local, ProcessTable(folder.processes)
+    if external:
+        yield ServedBroker(local.nats.model_copy(update={"url": external}), table)
+        return
+    ours = LocalBroker(folder.broker, find_server(control_variable("SKERRY_NATS_SERVER")))
+
+    def on_event(event: ProcessEvent) -> None:
+        note(table, BROKER, event)
+        if sentence := describe(event):
+            say(sentence)
+
+    kept = Supervisor([[ours.command()]], on_event, FOREVER, local.shutdown_s)
+    async with kept.running():
+        secret = ours.password_file.absolute()
+        given = {"url": ours.url, "user": USER, "password_file": secret, "credentials": None}
+        yield ServedBroker(local.nats.model_copy(update=given), table, kept, ours.monitor_url)
+
+
+def note(table: ProcessTable, kind: str, event: ProcessEvent) -> None:
+    """Keep the table of processes up to date."""
+    if event.change is Change.STARTED:
+        table.started(event.name, kind, event.pid)
+    else:
+        table.ended(event.name, event.pid)
+
+
+def describe(event: ProcessEvent) -> str:
+    """Return the sentence for a change that a person should know about, or an empty string."""
+    sentence = printable(event.sentence)
+    if event.change is Change.REFUSED:
+        return f"{event.name} stopped for good: {sentence or event.code}"
+    if event.change is Change.UNWELL:
+        return f"{event.name} (pid {event.pid}) is started again: {sentence}"
+    if event.change is not Change.CRASHED:
+        return ""
+    why = f" ({sentence})" if sentence else ""
+    if not event.pid:
+        end = f"could not be started{why}"
+    elif event.code < 0:
+        end = f"(pid {event.pid}) was ended by signal {-event.code}"
+    else:
+        end = f"(pid {event.pid}) ended with {event.code}{why}"
+    return f"{event.name} {end}; it starts again in {event.delay_s:.0f} s."
+
+
+def prepared(settings: Settings, broker: ServedBroker, folder: RunFolder) -> Settings:
+    """Write the settings that the services start with, the broker's addresses among them."""
+    for service in NEEDED:
+        require(service)
+    local = settings.local
+    rows = (local.telemetry.jsonl or folder.metrics).absolute()
+    monitoring = local.metrics.broker or broker.monitor_url
+    changed = {
+        "nats": broker.nats,
+        "store": local.store.model_copy(update={"path": local.store.path.absolute()}),
+        "telemetry": local.telemetry.model_copy(update={"jsonl": rows}),
+        "metrics": local.metrics.model_copy(update={"broker": monitoring}),
+    }
+    full = settings.model_copy(update={"local": local.model_copy(update=changed)})
+    write_private(folder.settings, to_toml(full))
+    return full
+
+
+async def call(folder: RunFolder, argv: Sequence[str], log_name: str) -> str:
+    """Run a program to its end and return its stdout; CallFailed has its last words.
+
+    It is bound to this process like a service, and killed when the call is cancelled.
+    """
+    log = folder.logs / f"{log_name}.log"
+    offset = size_of(log)
+    with log_file(log) as errors:
+        process = await asyncio.create_subprocess_exec(
+            *launcher(),
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=environment(folder.cache),
+            start_new_session=True,
+        )
+    try:
+        out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        words = last_sentence(log, offset) or f"It exited with {process.returncode}."
+        msg = f"{log_name} failed: {words} (its log: {log})"
+        raise CallFailed(msg, code=process.returncode)
+    return out.decode("utf-8", "replace")

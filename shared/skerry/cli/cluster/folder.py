@@ -1,0 +1,237 @@
+"""Where a run lives on this machine: everything below ``.skerry`` in the working folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import psutil
+
+from skerry.cli.cluster.processes import TABLE
+from skerry.cli.programs import ROOT
+from skerry.errors import ConfigError, SkerryError
+from skerry.protocol.subjects import checked_token
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from skerry.settings.models import NatsSettings
+
+PID_BYTES = 32
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Turn the OSError of a write to the run folder into a ConfigError that says what to do."""
+    try:
+        yield
+    except SkerryError:  # some are OSErrors, too, and say what to do
+        raise
+    except OSError as error:
+        msg = (
+            f"{path.absolute()} cannot be written ({error.strerror or error}): start this command "
+            "in a folder of your own, where there is room."
+        )
+        raise ConfigError(msg, path="run") from error
+
+
+def log_file(path: Path) -> BinaryIO:
+    """Open a log to append to, and make its folder; ConfigError if it cannot be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file by one that only its owner may read; ConfigError if that fails."""
+    draft = path.with_name(f"{path.name}.draft")
+    with writing(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        draft.replace(path)
+
+
+@contextlib.contextmanager
+def private_file(path: Path, text: str) -> Generator[None]:
+    """Keep a file that only its owner may read while the context lasts."""
+    try:
+        write_private(path, text)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+class RunInUse(ConfigError):
+    """Another process of this machine holds what only one process may hold."""
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Generator[str]:
+    """Lock a file and write our pid into it; yields the pid of the holder if there is another."""
+    with writing(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        holder = ""
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, PID_BYTES, 0).decode("utf-8", "replace").strip() or "?"
+        else:
+            with writing(path):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield holder
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of one run on this machine."""
+
+    run: str
+    root: Path = ROOT
+
+    def __post_init__(self) -> None:
+        checked_token(self.run, "run")
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.run
+
+    @property
+    def broker(self) -> Path:
+        return self.path / "broker"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        """Every metric of the run, row by row."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def settings(self) -> Path:
+        """The resolved settings that the services of this cluster are started with."""
+        return self.path / "settings.toml"
+
+    @property
+    def processes(self) -> Path:
+        """While a cluster runs: its processes, by name."""
+        return self.path / TABLE
+
+    @property
+    def token(self) -> Path:
+        """What the page asks for before it injects faults, in a run that allows them."""
+        return self.path / "page.token"
+
+    @property
+    def cache(self) -> Path:
+        """What the services have compiled; all runs of this folder share it."""
+        return self.root / "cache"
+
+    @property
+    def has_log(self) -> bool:
+        """Return True if a broker has ever stored something here."""
+        return (self.broker / "jetstream").is_dir()
+
+    def clear(self) -> None:
+        """Remove the log of the run; checkpoints stay, and so does what the services wrote."""
+        shutil.rmtree(self.broker, ignore_errors=True)
+
+    def start_afresh(self, checkpoints: Path | None = None) -> None:
+        """Remove everything about the run; its checkpoints only for a command that owns them."""
+        self.clear()
+        shutil.rmtree(self.logs, ignore_errors=True)
+        for rows in self.path.glob(f"{self.metrics.name}*"):
+            rows.unlink(missing_ok=True)
+        if checkpoints is not None:
+            shutil.rmtree(checkpoints, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Hold this folder for one cluster.
+
+        Raises RunInUse if another process holds it, ConfigError if it cannot be written.
+        """
+        with _locked(self.path / "lock") as holder:
+            if holder:
+                msg = (
+                    f"Process {holder} runs {self.run!r} in {self.path} "
+                    "already: stop it, or take another name with --run."
+                )
+                raise RunInUse(msg, path="run")
+            yield
+
+    @contextlib.contextmanager
+    def drilled(self) -> Generator[None]:
+        """Hold this cluster's faults for one drill.
+
+        Raises RunInUse while another drill runs, ConfigError if the folder cannot be written.
+        """
+        with _locked(self.path / "drill.lock") as holder:
+            if holder:
+                msg = (
+                    f"Process {holder} drills {self.run!r} already, and two drills undo each "
+                    "other's faults: wait for its verdict, or end it, which heals what it did."
+                )
+                raise RunInUse(msg, path="run")
+            yield
+
+    @contextlib.contextmanager
+    def announced(self, nats: NatsSettings, *, proxied: bool = False) -> Generator[None]:
+        """Let other commands of this user find the cluster while the context lasts."""
+        password = None if nats.password_file is None else str(nats.password_file)
+        running = RunningCluster(self.run, os.getpid(), nats.url, nats.user, password, proxied)
+        with private_file(self.path / "cluster.json", json.dumps(asdict(running))):
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """A cluster that runs on this machine; ``proxied``: its services reach it through a proxy."""
+
+    run: str
+    pid: int
+    url: str
+    user: str = ""
+    password_file: str | None = None
+    proxied: bool = False
+
+    def reached_with(self, nats: NatsSettings) -> NatsSettings:
+        """Return these settings with the cluster's broker in place of the one they name."""
+        broker: dict[str, object] = {"url": self.url}
+        if self.user:
+            password = None if self.password_file is None else Path(self.password_file)
+            broker |= {"user": self.user, "password_file": password, "credentials": None}
+        return nats.model_copy(update=broker)
+
+
+def resting(root: Path = ROOT) -> list[RunFolder]:
+    """Return the folders that hold the log of an earlier run, newest first."""
+    folders = [RunFolder(path.parent.name, root) for path in root.glob("*/settings.toml")]
+    kept = [(folder.settings.stat().st_mtime, folder) for folder in folders if folder.has_log]
+    return [folder for _, folder in sorted(kept, key=lambda pair: -pair[0])]
+
+
+def running(root: Path = ROOT) -> list[RunningCluster]:
+    """Return the clusters that were started in this folder and still run, newest first."""
+    found: list[tuple[float, RunningCluster]] = []
+    for path in root.glob("*/cluster.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            cluster = RunningCluster(**json.loads(path.read_text("utf-8")))
+            if psutil.pid_exists(cluster.pid):
+                found.append((path.stat().st_mtime, cluster))
+    return [cluster for _, cluster in sorted(found, key=lambda pair: -pair[0])]

@@ -1,0 +1,355 @@
+"""Keep a set of processes running: restart what crashes, respect what is final, stop in order.
+
+Every process gets its own session, so that Ctrl-C in a terminal reaches only this one, and is
+started by ``child.py``, so that it does not survive even a SIGKILL of this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from skerry.cli.cluster import child
+from skerry.cli.cluster.folder import log_file
+from skerry.cli.cluster.logs import last_sentence, size_of
+from skerry.errors import ConfigError, SkerryError, Superseded
+from skerry.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
+
+
+class ServiceError(SkerryError):
+    """A process that the others need ended for good; ``name`` says which."""
+
+    def __init__(self, message: str, *, name: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.name = name
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One process to keep running.
+
+    ``essential``: the cluster makes no sense without a process of this kind. ``prepare`` is called
+    before each start. The process works once ``ready`` returns, given its pid; ``unwell`` returns
+    a sentence once it must be restarted although it runs. ``death_signal`` is what the kernel sends
+    it when this process dies.
+    """
+
+    name: str
+    kind: str
+    argv: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str]
+    essential: bool = True
+    prepare: Callable[[], None] | None = None
+    ready: Callable[[int], Awaitable[None]] | None = None
+    unwell: Callable[[], Awaitable[str]] | None = None
+    death_signal: signal.Signals = signal.SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How long to wait before a process that crashed is started again.
+
+    The delay doubles with each crash in a row, up to ``most_s``; after ``healthy_s`` of work the
+    count begins again. A process that has crashed ``attempts`` times in a row is tried every
+    ``hopeless_s``. An exit code in ``final`` says that a restart would change nothing: a wrong
+    setting, a newer process of that name.
+    """
+
+    first_s: float = 1.0
+    most_s: float = 15.0
+    healthy_s: float = 20.0
+    attempts: float = 6
+    hopeless_s: float = 300.0
+    final: frozenset[int] = frozenset({ConfigError.exit_code, Superseded.exit_code})
+
+    def delay_s(self, crashes: int) -> float:
+        if crashes >= self.attempts:
+            return self.hopeless_s
+        return min(self.most_s, self.first_s * 2.0 ** min(crashes - 1, 30))
+
+
+class Change(StrEnum):
+    """What happened to a process."""
+
+    STARTED = "started"
+    CRASHED = "crashed"
+    UNWELL = "unwell"
+    FINISHED = "finished"
+    REFUSED = "refused"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEvent:
+    """A change of one process; ``delay_s`` until its restart, ``sentence`` says why, if known.
+
+    ``pid`` is 0 for one that could not be started.
+    """
+
+    name: str
+    change: Change
+    pid: int
+    code: int = 0
+    delay_s: float = 0.0
+    sentence: str = ""
+
+
+class _End(NamedTuple):
+    """How a process ended; ``unwell``: it was killed because it did not work any more."""
+
+    pid: int
+    code: int
+    sentence: str
+    unwell: bool = False
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A command's process, if it runs; ``worked`` is set once it has been ready."""
+
+    command: Command
+    process: Process | None = None
+    worked: asyncio.Event = field(default_factory=asyncio.Event)
+    crashes: int = 0
+    delay_once_s: float | None = None
+
+
+class Supervisor:
+    """Runs commands until all have finished; ``stages`` is also the order in which they stop."""
+
+    def __init__(
+        self,
+        stages: Sequence[Sequence[Command]],
+        on_event: Callable[[ProcessEvent], None],
+        policy: RestartPolicy | None = None,
+        grace_s: float = 12.0,
+    ) -> None:
+        self._stages = [[_Slot(command) for command in stage] for stage in stages]
+        self._slots = {slot.command.name: slot for stage in self._stages for slot in stage}
+        self._on_event = on_event
+        self._policy = policy or RestartPolicy()
+        self._grace_s = grace_s
+        self._stopping = asyncio.Event()
+        self._forced = asyncio.Event()
+        self._failure: Exception | None = None
+
+    async def run(self) -> None:
+        """Keep everything running until all have exited with 0 or a stop was asked for.
+
+        Raises ServiceError, once the others have been stopped, when an essential process is
+        refused, or when all of its kind have crashed too often in a row.
+        """
+        async with TaskGroup() as group:
+            keepers = [group.create_task(self._keep(slot)) for slot in self._slots.values()]
+            group.create_task(_set_after(keepers, self._stopping))
+            await self._stopping.wait()
+            for stage in self._stages:
+                await self._stop_stage(stage)
+        if self._failure is not None:
+            raise self._failure
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Keep everything running while the context lasts, which begins once all of it works."""
+        run = asyncio.create_task(self.run(), name="supervisor")
+        work = asyncio.gather(*(slot.worked.wait() for slot in self._slots.values()))
+        try:
+            await _first(run, work)
+            if run.done():
+                run.result()
+            yield
+        finally:
+            self.ask_stop()
+            work.cancel()
+            await asyncio.gather(run, work, return_exceptions=True)
+
+    def ask_stop(self) -> None:
+        """Stop everything in order; asking twice changes nothing."""
+        self._stopping.set()
+
+    def force(self) -> None:
+        """Stop everything at once: kill what is left."""
+        self._stopping.set()
+        self._forced.set()
+
+    def kill(self, name: str, *, back_after_s: float) -> int:
+        """SIGKILL one process and return its pid; it is started again after ``back_after_s``.
+
+        Raises ProcessLookupError if it does not run, KeyError for an unknown name.
+        """
+        pid = self.signal(name, signal.SIGKILL)
+        self._slots[name].delay_once_s = back_after_s
+        return pid
+
+    def signal(self, name: str, number: signal.Signals) -> int:
+        """Send a signal to one process and return its pid; raises as ``kill`` does."""
+        process = self._slots[name].process
+        if process is None:
+            msg = f"{name} is not running."
+            raise ProcessLookupError(msg)
+        _signal(process, number)
+        return process.pid
+
+    def kinds(self) -> dict[str, str]:
+        """Return the kind of every process, whether it runs or not."""
+        return {name: slot.command.kind for name, slot in self._slots.items()}
+
+    def pids(self) -> dict[str, int]:
+        """Return the pid of every process that runs now."""
+        return {n: s.process.pid for n, s in self._slots.items() if s.process is not None}
+
+    async def _keep(self, slot: _Slot) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                end = await self._run_once(slot)
+            except (OSError, SkerryError) as error:  # a later start may find more room
+                if not slot.worked.is_set():
+                    self._fail(error)
+                    return
+                end = _End(0, 1, str(error))
+            if time.monotonic() - began > self._policy.healthy_s:
+                slot.crashes = 0
+            change, delay_s = self._next(slot, end)
+            if change is not None:
+                event = (slot.command.name, change, end.pid, end.code, delay_s, end.sentence)
+                self._on_event(ProcessEvent(*event))
+            if change not in {Change.CRASHED, Change.UNWELL}:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    async def _run_once(self, slot: _Slot) -> _End:
+        """Run a process to its end."""
+        command, offset = slot.command, size_of(slot.command.log)
+        if command.prepare is not None:
+            command.prepare()
+        slot.process = process = await spawn(command)
+        self._on_event(ProcessEvent(command.name, Change.STARTED, process.pid))
+        if self._stopping.is_set():  # began too late to be stopped with its stage
+            _signal(process, signal.SIGKILL)
+        exited = asyncio.create_task(process.wait(), name="exit")
+        health = asyncio.create_task(_until_unwell(slot), name="health")
+        try:
+            await _first(exited, health)
+            why = "" if exited.done() else health.result()
+        finally:
+            health.cancel()
+            _signal(process, signal.SIGKILL)
+            await asyncio.gather(exited, health, return_exceptions=True)
+            slot.process = None
+        code = exited.result()
+        sentence = why or (last_sentence(command.log, offset) if code else "")
+        return _End(process.pid, code, sentence, bool(why) and slot.worked.is_set())
+
+    def _next(self, slot: _Slot, end: _End) -> tuple[Change | None, float]:
+        """Return what an end means and the seconds until a restart; None if it fails everything."""
+        if self._stopping.is_set() or end.code == 0:
+            return Change.STOPPED if self._stopping.is_set() else Change.FINISHED, 0.0
+        if slot.delay_once_s is not None:
+            delay_s, slot.delay_once_s, slot.crashes = slot.delay_once_s, None, 0
+            return Change.CRASHED, delay_s
+        if end.unwell:
+            return Change.UNWELL, 0.0
+        slot.crashes += 1
+        command, refused = slot.command, end.code in self._policy.final
+        given_up = refused or not slot.worked.is_set() or self._hopeless(command.kind)
+        if given_up and command.essential and end.code != Superseded.exit_code:
+            why = end.sentence or f"It exited with {end.code}."
+            msg = f"{command.name} cannot run: {why} (its log: {command.log})"
+            self._fail(ServiceError(msg, name=command.name, exit_code=max(end.code, 1)))
+            return None, 0.0
+        change = Change.REFUSED if refused else Change.CRASHED
+        return change, self._policy.delay_s(slot.crashes)
+
+    def _hopeless(self, kind: str) -> bool:
+        """Return True if every process of a kind has crashed too often in a row."""
+        alike = (slot for slot in self._slots.values() if slot.command.kind == kind)
+        return all(slot.crashes >= self._policy.attempts for slot in alike)
+
+    def _fail(self, error: Exception) -> None:
+        """Stop everything because of an error, which ``run`` then raises."""
+        self._failure = self._failure or error
+        self._stopping.set()
+
+    async def _stop_stage(self, stage: Sequence[_Slot]) -> None:
+        """SIGTERM, then SIGKILL to the whole session once the grace is over or was cut short."""
+        processes = [slot.process for slot in stage if slot.process is not None]
+        for process in processes:
+            _signal(process, signal.SIGTERM)
+            _signal(process, signal.SIGCONT)  # a paused one could not end
+        exits = asyncio.gather(*(process.wait() for process in processes))
+        forced = asyncio.ensure_future(self._forced.wait())
+        await _first(exits, forced, timeout_s=self._grace_s)
+        forced.cancel()
+        for process in processes:
+            _signal(process, signal.SIGKILL)
+        await exits
+
+
+async def spawn(command: Command) -> Process:
+    """Start a command, bound to the life of this process; ConfigError if its log cannot be made."""
+    with log_file(command.log) as log:
+        return await asyncio.create_subprocess_exec(
+            *launcher(command.death_signal),
+            *command.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(command.env),
+            start_new_session=True,
+        )
+
+
+def launcher(death_signal: signal.Signals = signal.SIGKILL) -> tuple[str, ...]:
+    """Return the words before a command line that bind its process to the life of this one."""
+    return (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), str(int(death_signal)))
+
+
+async def _until_unwell(slot: _Slot) -> str:
+    """Return why a process has to be restarted although it runs; never if it has not to."""
+    command = slot.command
+    if command.ready is not None and slot.process is not None:
+        try:
+            await command.ready(slot.process.pid)
+        except SkerryError as error:
+            return str(error)
+    slot.worked.set()
+    if command.unwell is not None:
+        return await command.unwell()
+    await asyncio.Event().wait()
+    return ""
+
+
+async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _set_after(tasks: Sequence[asyncio.Task[None]], over: asyncio.Event) -> None:
+    await asyncio.gather(*tasks)
+    over.set()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    """Signal a process that may have ended; SIGKILL goes to its whole session."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        if number is signal.SIGKILL:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)

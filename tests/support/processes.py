@@ -1,0 +1,94 @@
+"""Real processes that do next to nothing, under a real supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from skerry.cli.cluster.supervisor import (
+    Change,
+    Command,
+    ProcessEvent,
+    RestartPolicy,
+    Supervisor,
+)
+
+FAST = RestartPolicy(first_s=0.01, most_s=0.02, attempts=3, hopeless_s=0.05)
+DEADLINE_S = 30.0
+FOREVER = "import signal; print('up', flush=True); signal.pause()"
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\n"
+    "while True: signal.pause()"
+)
+
+
+def command(
+    folder: Path, name: str, program: str = FOREVER, *, kind: str = "", essential: bool = True
+) -> Command:
+    """Return a command that runs a Python program."""
+    argv = (sys.executable, "-I", "-S", "-c", program)
+    return Command(name, kind or name, argv, folder / f"{name}.log", dict(os.environ), essential)
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # another process's state sends us no event
+
+
+@dataclass
+class Watched:
+    """A supervisor whose events are kept."""
+
+    events: list[ProcessEvent] = field(default_factory=list[ProcessEvent])
+
+    def supervise(
+        self, *stages: list[Command], policy: RestartPolicy = FAST, grace_s: float = 10.0
+    ) -> Supervisor:
+        self.supervisor = Supervisor(stages, self.events.append, policy, grace_s)
+        return self.supervisor
+
+    def changes(self, name: str) -> list[Change]:
+        return [event.change for event in self.events if event.name == name]
+
+    def count(self, change: Change) -> int:
+        return [event.change for event in self.events].count(change)
+
+    @contextlib.asynccontextmanager
+    async def running(self, *stages: list[Command], grace_s: float = 10.0) -> AsyncGenerator[None]:
+        """Run commands; yields once each has printed something, and stops them at the end."""
+        supervisor = self.supervise(*stages, grace_s=grace_s)
+        task = asyncio.create_task(supervisor.run())
+        try:
+            for one in (one for stage in stages for one in stage):
+                await until(lambda log=one.log: log.exists() and log.stat().st_size > 0)
+            yield
+        finally:
+            supervisor.ask_stop()
+            async with asyncio.timeout(DEADLINE_S):
+                await task
+
+
+@contextlib.contextmanager
+def full_disk() -> Generator[None]:
+    """No file of this process may grow: Python leaves the signal of it to the error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,225 @@
+"""The supervisor, with real processes that do next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skerry.cli.cluster.supervisor import Change, RestartPolicy, ServiceError
+from skerry.errors import BrokerUnavailable, ConfigError
+from tests.support.processes import FAST, STUBBORN, Watched, command, full_disk, is_running, until
+
+
+def once(mark: Path, then: str) -> str:
+    """A program that does something at its first start only."""
+    return (
+        f"import pathlib, signal, sys; p = pathlib.Path({str(mark)!r})\n"
+        f"if not p.exists(): p.touch(); {then}"
+    )
+
+
+async def test_run_ends_when_all_have_finished(tmp_path: Path, watched: Watched) -> None:
+    supervisor = watched.supervise([command(tmp_path, "a", ""), command(tmp_path, "b", "")])
+    await supervisor.run()
+    assert watched.changes("a") == [Change.STARTED, Change.FINISHED]
+    assert supervisor.pids() == {}
+
+
+async def test_output_goes_to_the_log_of_the_service(tmp_path: Path, watched: Watched) -> None:
+    await watched.supervise([command(tmp_path / "logs", "a", "print('hello')")]).run()
+    assert (tmp_path / "logs" / "a.log").read_text() == "hello\n"
+
+
+async def test_a_crash_is_followed_by_a_restart(tmp_path: Path, watched: Watched) -> None:
+    await watched.supervise([command(tmp_path, "a", once(tmp_path / "m", "sys.exit(9)"))]).run()
+    expected = [Change.STARTED, Change.CRASHED, Change.STARTED, Change.FINISHED]
+    assert watched.changes("a") == expected
+
+
+async def test_an_essential_process_that_keeps_crashing_ends_all_with_its_last_words(
+    tmp_path: Path, watched: Watched
+) -> None:
+    with pytest.raises(ServiceError, match="a cannot run: ValueError: too bad"):
+        await watched.supervise([command(tmp_path, "a", "raise ValueError('too bad')")]).run()
+    assert watched.count(Change.STARTED) == FAST.attempts
+
+
+@pytest.mark.parametrize(
+    ("kind", "essential"), [("learner", True), ("evaluator", False)], ids=["one of two", "onlooker"]
+)
+async def test_a_process_that_the_cluster_can_do_without_is_tried_ever_more_rarely(
+    tmp_path: Path, watched: Watched, kind: str, essential: bool
+) -> None:
+    crashing = command(tmp_path, "a", "print(1); exit(9)", kind=kind, essential=essential)
+    async with watched.running([crashing], [command(tmp_path, "b", kind="learner")]):
+        await until(lambda: watched.count(Change.STARTED) > FAST.attempts + 2)
+    delays = [event.delay_s for event in watched.events if event.change is Change.CRASHED]
+    assert delays[:4] == [FAST.first_s, FAST.most_s, FAST.hopeless_s, FAST.hopeless_s]
+
+
+@pytest.mark.parametrize(
+    ("crashes", "delay_s"), [(1, 1.0), (2, 2.0), (4, 8.0), (5, 15.0), (6, 300.0), (5000, 300.0)]
+)
+def test_restarts_are_delayed_twice_as_long_each_time(crashes: int, delay_s: float) -> None:
+    assert RestartPolicy().delay_s(crashes) == delay_s
+
+
+@pytest.mark.parametrize("code", [2, 3])
+async def test_final_exit_codes_are_not_restarted(
+    tmp_path: Path, watched: Watched, code: int
+) -> None:
+    program = f"raise SystemExit({code})"
+    await watched.supervise([command(tmp_path, "a", program, essential=False)]).run()
+    assert watched.changes("a") == [Change.STARTED, Change.REFUSED]
+
+
+async def test_a_refused_setting_ends_everything_with_its_sentence(
+    tmp_path: Path, watched: Watched
+) -> None:
+    bad = "import sys; print('error: x is 3.', file=sys.stderr); sys.exit(2)"
+    supervisor = watched.supervise([command(tmp_path, "a")], [command(tmp_path, "b", bad)])
+    with pytest.raises(ServiceError, match=r"b cannot run: x is 3\.") as caught:
+        await supervisor.run()
+    assert caught.value.exit_code == 2
+    assert watched.count(Change.REFUSED) == 0, "the sentence is said once, by the error"
+    assert not is_running(watched.events[0].pid)
+
+
+async def test_a_superseded_learner_does_not_end_the_others(
+    tmp_path: Path, watched: Watched
+) -> None:
+    superseded = command(tmp_path, "a", "print(1); raise SystemExit(3)")
+    async with watched.running([superseded, command(tmp_path, "b")]):
+        await until(lambda: watched.count(Change.REFUSED) == 1)
+        assert set(watched.supervisor.pids()) == {"b"}
+
+
+async def test_stop_goes_stage_by_stage(tmp_path: Path, watched: Watched) -> None:
+    async with watched.running([command(tmp_path, "a")], [command(tmp_path, "b")]):
+        pass
+    assert [e.name for e in watched.events if e.change is Change.STOPPED] == ["a", "b"]
+
+
+@pytest.mark.parametrize("forced", [False, True])
+async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_or_when_forced(
+    tmp_path: Path, watched: Watched, forced: bool
+) -> None:
+    grace_s = 600.0 if forced else 0.2
+    async with watched.running([command(tmp_path, "a", STUBBORN)], grace_s=grace_s):
+        watched.supervisor.ask_stop()
+        if forced:
+            watched.supervisor.force()
+    assert watched.events[-1].code == -signal.SIGKILL
+    assert not is_running(watched.events[0].pid)
+
+
+async def test_a_paused_process_ends_in_order(tmp_path: Path, watched: Watched) -> None:
+    async with watched.running([command(tmp_path, "a")], grace_s=600.0):
+        watched.supervisor.signal("a", signal.SIGSTOP)
+    assert watched.events[-1].code == -signal.SIGTERM
+
+
+async def test_a_killed_process_comes_back_as_another(tmp_path: Path, watched: Watched) -> None:
+    async with watched.running([command(tmp_path, "a")]):
+        first = watched.supervisor.kill("a", back_after_s=0.05)
+        await until(lambda: watched.count(Change.STARTED) == 2)
+        assert watched.events[1].change is Change.CRASHED
+        assert watched.events[1].delay_s == 0.05
+        assert watched.supervisor.pids()["a"] != first
+
+
+async def test_stop_during_a_delay_does_not_start_again(tmp_path: Path, watched: Watched) -> None:
+    async with watched.running([command(tmp_path, "a")]):
+        watched.supervisor.kill("a", back_after_s=600.0)
+        await until(lambda: watched.count(Change.CRASHED) == 1)
+        with pytest.raises(ProcessLookupError, match="a is not running"):
+            watched.supervisor.kill("a", back_after_s=0.0)
+    assert watched.count(Change.STARTED) == 1
+
+
+async def test_what_does_not_become_ready_at_first_ends_everything(
+    tmp_path: Path, watched: Watched
+) -> None:
+    async def never(_pid: int) -> None:
+        msg = "It does not answer."
+        raise BrokerUnavailable(msg, url="")
+
+    supervisor = watched.supervise([replace(command(tmp_path, "a"), ready=never)])
+    with pytest.raises(ServiceError, match=r"a cannot run: It does not answer\."):
+        async with supervisor.running():
+            pytest.fail("it never worked")
+    assert not is_running(watched.events[0].pid)
+
+
+async def test_what_is_unwell_is_started_again_at_once(tmp_path: Path, watched: Watched) -> None:
+    starts: list[int] = []
+
+    async def unwell() -> str:
+        if len(starts) > 1:
+            await asyncio.Event().wait()
+        return "It hangs."
+
+    async def ready(pid: int) -> None:
+        starts.append(pid)
+
+    kept = replace(command(tmp_path, "a"), ready=ready, unwell=unwell)
+    async with watched.supervise([kept]).running():
+        await until(lambda: len(starts) == 2)
+    restart = watched.events[1]
+    assert (restart.change, restart.sentence, restart.delay_s) == (Change.UNWELL, "It hangs.", 0.0)
+
+
+@pytest.mark.parametrize("works_at_first", [False, True])
+async def test_what_cannot_be_started_fails_at_first_and_is_tried_again_later(
+    tmp_path: Path, watched: Watched, works_at_first: bool
+) -> None:
+    works = [True, False, True] if works_at_first else [False]
+
+    def prepare() -> None:
+        if not works.pop(0):
+            msg = "There is no room."
+            raise ConfigError(msg)
+
+    crashing = command(tmp_path, "a", once(tmp_path / "mark", "sys.exit(9)"))
+    supervisor = watched.supervise([replace(crashing, prepare=prepare)])
+    if not works_at_first:
+        with pytest.raises(ConfigError, match="no room"):
+            await supervisor.run()
+        return
+    await supervisor.run()
+    failed = watched.events[2]
+    assert (failed.change, failed.pid, failed.sentence) == (Change.CRASHED, 0, "There is no room.")
+    assert watched.changes("a")[-1] is Change.FINISHED
+
+
+async def test_a_log_that_cannot_be_made_is_one_sentence(tmp_path: Path, watched: Watched) -> None:
+    (tmp_path / "logs").touch()
+    with pytest.raises(ConfigError, match=r"/logs/a\.log cannot be written \(File exists\)"):
+        await watched.supervise([command(tmp_path / "logs", "a")]).run()
+    with full_disk():
+        await watched.supervise([command(tmp_path, "b", "")]).run()
+
+
+def test_no_child_survives_sigkill_of_the_supervisor(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, os, pathlib, sys
+from skerry.cli.cluster.supervisor import Command, Supervisor
+argv = (sys.executable, "-I", "-S", "-c", {STUBBORN!r})
+one = Command("a", "a", argv, pathlib.Path({str(tmp_path)!r}) / "a.log", dict(os.environ))
+async def main():
+    await Supervisor([[one]], lambda event: print(event.pid, flush=True)).run()
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        pid = int(supervisor.stdout.readline())
+        assert is_running(pid)
+        os.kill(supervisor.pid, signal.SIGKILL)
+    asyncio.run(until(lambda: not is_running(pid)))

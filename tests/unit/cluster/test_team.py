@@ -1,0 +1,67 @@
+"""Which processes a local cluster consists of, and what they are started with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from skerry.cli.cluster import clock
+from skerry.cli.cluster.folder import RunFolder
+from skerry.cli.cluster.supervisor import Command
+from skerry.cli.cluster.team import Reach, Team, page_sets, stages
+
+
+def commands(folder: RunFolder, team: Team, **reach: Reach) -> dict[str, Command]:
+    sets = {"health-monitor": page_sets(folder, team)}
+    return {one.name: one for stage in stages(folder, team, reach, sets) for one in stage}
+
+
+def test_services_of_which_there_are_several_are_numbered() -> None:
+    assert Team(2, syncers=2).kinds() == {
+        "learner-1": "learner",
+        "learner-2": "learner",
+        "syncer-1": "syncer",
+        "syncer-2": "syncer",
+        "checkpointer": "checkpointer",
+        "evaluator": "evaluator",
+        "health-monitor": "health-monitor",
+    }
+    assert "evaluator" not in Team(1, evaluators=0).kinds()
+
+
+def test_a_service_may_reach_the_broker_in_a_way_of_its_own(folder: RunFolder) -> None:
+    apart = Reach("nats://me:secret@p:2", ("nsenter", "--net=x", "--"))
+    started = commands(folder, Team(1), syncer=apart)
+    assert started["learner-1"].argv[0] == sys.executable
+    assert started["syncer"].argv[:4] == (*apart.entering, sys.executable)
+    assert started["syncer"].env["SKERRY_NATS__URL"] == apart.url
+    assert not any("secret" in word for word in started["syncer"].argv)
+    assert "SKERRY_NATS__URL" not in started["learner-1"].env
+
+
+def test_only_a_run_that_asks_for_it_has_clocks_that_can_be_set(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "library", lambda: Path("/lib/faketime.so"))
+    for clocks in (True, False):
+        learner = commands(folder, Team(1, chaos=True, clocks=clocks))["learner-1"]
+        assert ("LD_PRELOAD" in learner.env) == clocks
+    assert float(clock.file_of(folder.path, "learner-1").read_text()) == 0.0
+
+
+def test_onlookers_are_not_essential(folder: RunFolder) -> None:
+    started = commands(folder, Team(1))
+    onlookers = {name for name, one in started.items() if not one.essential}
+    assert onlookers == {"evaluator", "health-monitor"}
+    assert started["evaluator"].argv[1:4] == ("-m", "skerry_evaluator", "--run")
+
+
+@pytest.mark.parametrize("chaos", [True, False])
+def test_only_the_monitor_of_a_run_that_allows_faults_can_ask_for_them(
+    folder: RunFolder, chaos: bool
+) -> None:
+    started = commands(folder, Team(1, chaos=chaos))
+    asking = {n for n, one in started.items() if any("health.token_file" in w for w in one.argv)}
+    assert asking == ({"health-monitor"} if chaos else set())
