@@ -7,18 +7,15 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from skerry.errors import BusError, RunMismatch
+from skerry.errors import RunMismatch
 from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
-from skerry.protocol.messages import SyncerPulse
-from skerry.protocol.records import encode
-from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.store.base import Store
 from skerry.store.checkpoint import verify
@@ -30,6 +27,7 @@ from tests.support.checkpoints import (
     assert_log_holds,
     line_of,
     output_of,
+    pulsing,
     python,
     save,
 )
@@ -218,18 +216,8 @@ async def test_restore_under_a_run_that_outlived_its_brokers_disk_is_refused(
         nats_server.kill9()
         shutil.rmtree(nats_server.store)
         nats_server.restart()
-        living = asyncio.create_task(_pulses(bus))
-        with pytest.raises(RunMismatch, match="alive: syncer s just said so"):
-            await restore(empty, where, RUN)
-        living.cancel()
-        await asyncio.wait([living])
+        async with pulsing(bus, RUN):
+            with pytest.raises(RunMismatch, match="alive: syncer s just said so"):
+                await restore(empty, where, RUN)
         await restore(empty, where, RUN)
         assert (await ledger.read_run(empty, RUN)).restored_from == where
-
-
-async def _pulses(bus: Bus) -> None:
-    pulse = encode(SyncerPulse(run=RUN, syncer="s", instance="i", sent_ns=1))
-    while True:
-        with suppress(BusError):
-            await bus.publish(Subjects(RUN).syncer("s"), pulse)
-        await asyncio.sleep(0.1)

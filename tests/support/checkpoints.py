@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skerry.errors import BrokerUnavailable
+from skerry.errors import BrokerUnavailable, BusError
 from skerry.log import state
 from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
 from skerry.log.state_writer import NewPart, StateWriter
-from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.messages import Commit, Manifest, SyncerPulse
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.store.base import Store
 from skerry.store.checkpoint import fragments, plan_of, read_manifest
@@ -74,6 +76,25 @@ def flip_bit(path: Path, position: int, bit: int = 0) -> Callable[[], object]:
     damaged[position] ^= 1 << bit
     path.write_bytes(damaged)
     return lambda: path.write_bytes(whole)
+
+
+@asynccontextmanager
+async def pulsing(bus: Bus, run: str) -> AsyncGenerator[None]:
+    """Let a syncer ``s`` of a run be alive for as long as the block lasts."""
+    pulse = encode(SyncerPulse(run=run, syncer="s", instance="i", sent_ns=1))
+
+    async def beat() -> None:
+        while True:
+            with suppress(BusError):
+                await bus.publish(Subjects(run).syncer("s"), pulse)
+            await asyncio.sleep(0.01)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.wait([beating])
 
 
 def dying_at_the_second(

@@ -155,58 +155,40 @@ async def test_commits_at_every_turn_do_not_keep_a_checkpoint_from_being_written
     assert checkpoint.content == await state_after(scripted, checkpoint.ledger_sequence)
 
 
-async def test_the_ledger_has_the_sequence(tmp_path: Path) -> None:
-    scripted, checkpoint = await saved_under([], LocalStore(tmp_path))
-    record = await ledger.last_checkpoint(scripted.bus, scripted.record.run)
-    assert record is not None
-    assert record.ledger_sequence == checkpoint.ledger_sequence > 0
-
-
-async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
-    scripted = await committed()
-    kept: list[tuple[int, int]] = []
-
-    async def keep(manifest: Manifest, _parts: object) -> None:
-        commit = manifest.commit
-        kept.append((commit.fragment, commit.version))
-        if len(kept) == 1:  # the second commit after a version overwrites it
-            for _ in range(2):
-                await scripted.commit(2)
-
-    first = await cut_of(scripted)
-    await read_cut(scripted.bus, "run", scripted.plan, first, keep)
-    assert kept == [(0, 1), (1, 1), (2, 3)]
-
-
-async def test_what_has_changed_is_read_again_for_the_newer_cut() -> None:
+@pytest.mark.parametrize(
+    ("committed_meanwhile", "read"),
+    [([2, 2], [(0, 1), (1, 1), (2, 3)]), ([0, 2, 2], [(0, 1), (1, 1), (0, 2), (2, 3)])],
+)
+async def test_a_newer_cut_reads_again_what_has_changed_and_only_that(
+    committed_meanwhile: list[int], read: list[tuple[int, int]]
+) -> None:
+    """The second commit after a version overwrites it: fragment 2 is overtaken."""
     scripted = await committed()
     kept: list[tuple[int, int]] = []
 
     async def keep(manifest: Manifest, _parts: object) -> None:
         kept.append((manifest.commit.fragment, manifest.commit.version))
         if len(kept) == 1:
-            for fragment in (0, 2, 2):
+            for fragment in committed_meanwhile:
                 await scripted.commit(fragment)
 
-    first = await cut_of(scripted)
-    await read_cut(scripted.bus, "run", scripted.plan, first, keep)
-    assert kept == [(0, 1), (1, 1), (0, 2), (2, 3)]
+    await read_cut(scripted.bus, "run", scripted.plan, await cut_of(scripted), keep)
+    assert kept == read
 
 
 async def test_a_link_that_is_too_slow_is_one_sentence_after_some_attempts() -> None:
     scripted = await committed()
-    begun = 0
+    count = 0
 
     async def keep(*_given: object) -> None:
-        nonlocal begun
-        begun += 1
+        nonlocal count
+        count += 1
         for _ in range(2):
             await scripted.commit_all()
 
-    first = await cut_of(scripted)
     with pytest.raises(Overtaken, match="too slow for this"):
-        await read_cut(scripted.bus, "run", scripted.plan, first, keep)
-    assert begun == CUTS
+        await read_cut(scripted.bus, "run", scripted.plan, await cut_of(scripted), keep)
+    assert count == CUTS
 
 
 async def test_chunks_that_are_gone_name_fragment_and_version() -> None:

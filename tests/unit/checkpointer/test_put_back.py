@@ -14,14 +14,18 @@ from skerry.errors import BrokerUnavailable, Fenced, RunMismatch
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
-from skerry.protocol.messages import SyncerPulse
-from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.store.local import LocalStore
 from skerry_checkpointer.put_back import PutBack, put_back
 from skerry_checkpointer.restore import restore
 from skerry_tools.audit.verify import verify as audit
-from tests.support.checkpoints import assert_log_holds, begun, dying_at_the_second, save
+from tests.support.checkpoints import (
+    assert_log_holds,
+    begun,
+    dying_at_the_second,
+    pulsing,
+    save,
+)
 from tests.support.scripted_run import ScriptedRun
 
 Scene = tuple[ScriptedRun, MemoryBus, Path]
@@ -224,27 +228,16 @@ class TestALiveRun:
         await scripted.commit_all()
         saved = store.root / await save(scripted, store)
         assert isinstance(scripted.bus, MemoryBus)
-        pulse = encode(SyncerPulse(run="run", syncer="s-1", instance="i", sent_ns=1))
-        await scripted.bus.publish(Subjects("run").syncer("s-1"), pulse)
-
-        async def syncer() -> None:
-            while True:
-                await scripted.bus.publish(Subjects("run").syncer("s-1"), pulse)
-                await asyncio.sleep(0.01)
-
-        beating = asyncio.create_task(syncer())
-        try:
-            with pytest.raises(RunMismatch, match=r"alive: syncer s-1 .*another --run"):
+        async with pulsing(scripted.bus, "run"):
+            with pytest.raises(RunMismatch, match=r"alive: syncer s .*another --run"):
                 await way(scripted.bus, saved, "run")
-        finally:
-            beating.cancel()
 
     async def test_what_has_fallen_silent_is_no_obstacle(self, store: LocalStore) -> None:
         scripted = await begun()
         await scripted.commit_all()
         saved = store.root / await save(scripted, store)
-        pulse = encode(SyncerPulse(run="run", syncer="s-1", instance="i", sent_ns=1))
-        await scripted.bus.publish(Subjects("run").syncer("s-1"), pulse)
+        async with pulsing(scripted.bus, "run"):
+            await asyncio.sleep(0.02)
         assert await put_back(scripted.bus, saved, "run") == []
 
     async def test_another_id_beside_it_is_fine(self, store: LocalStore) -> None:

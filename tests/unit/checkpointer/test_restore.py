@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,8 +14,7 @@ from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import LearnerProgress, Manifest, RunState, SyncerPulse
-from skerry.protocol.records import encode
+from skerry.protocol.messages import LearnerProgress, Manifest, RunState
 from skerry.protocol.run import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
@@ -32,6 +30,7 @@ from tests.support.checkpoints import (
     begun,
     dying_at_the_second,
     flip_bit,
+    pulsing,
     save,
 )
 from tests.support.scripted_run import ScriptedRun
@@ -56,22 +55,12 @@ async def test_what_still_works_on_a_run_whose_log_is_gone_is_named(
 ) -> None:
     """The broker lost its disk and all else goes on: in the empty one it pulses at once."""
     bus = MemoryBroker().connect()
-    subjects = Subjects("again")
-    await bus.declare([s for s in specs("again") if s.name == subjects.stream("PULSE")])
-    pulse = encode(SyncerPulse(run="again", syncer="s", instance="i", sent_ns=1))
-
-    async def syncer() -> None:
-        while True:
-            await bus.publish(subjects.syncer("s"), pulse)
-            await asyncio.sleep(0.01)
-
-    beating = asyncio.create_task(syncer())
-    try:
+    pulses = Subjects("again").stream("PULSE")
+    await bus.declare([spec for spec in specs("again") if spec.name == pulses])
+    async with pulsing(bus, "again"):
         with pytest.raises(RunMismatch, match=r"'again' is alive: syncer s .*Stop all of it first"):
             await way(bus, saved, "again")
-    finally:
-        beating.cancel()
-    assert [info.name for info in await bus.streams()] == [subjects.stream("PULSE")]
+    assert [info.name for info in await bus.streams()] == [pulses]
     assert await way(bus, saved, "again") is not None
 
 

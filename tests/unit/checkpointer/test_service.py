@@ -40,33 +40,25 @@ DEADLINE_S = 20.0
 SHUTDOWN_S = 5.0
 
 
-class FullStore(LocalStore):
-    """A disk that is full until ``freed``."""
+class RefusingStore(LocalStore):
+    """A store whose methods refuse so many times: ``draft=2`` is a disk that is full twice."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **left: float) -> None:
         super().__init__(root)
-        self.refused = asyncio.Event()
-        self.freed = False
-        self.loop = asyncio.get_running_loop()
+        self.left = left
+
+    def _refuse(self, method: str) -> None:
+        if self.left.get(method, 0) > 0:
+            self.left[method] -= 1
+            msg = f"The store refuses {method}: free some space."
+            raise StoreError(msg)
 
     def draft(self, name: str) -> LocalDraft:
-        if not self.freed:
-            self.loop.call_soon_threadsafe(self.refused.set)
-            msg = "No room for a checkpoint: free some space."
-            raise StoreError(msg)
+        self._refuse("draft")
         return super().draft(name)
 
-
-class AwayStore(LocalStore):
-    """A store that refuses to be looked at once."""
-
-    refusing = 1
-
     def sweep(self) -> list[str]:
-        if self.refusing:
-            self.refusing -= 1
-            msg = "The store does not answer: try again."
-            raise StoreError(msg)
+        self._refuse("sweep")
         return super().sweep()
 
 
@@ -141,10 +133,11 @@ async def test_the_first_is_written_as_soon_as_the_model_is_whole(store: LocalSt
 
 async def test_the_ledger_has_what_was_written(store: LocalStore) -> None:
     scripted = await begun(step=3)
-    await save(scripted, store)
+    name = await save(scripted, store)
     record = await ledger.last_checkpoint(scripted.bus, scripted.record.run)
     assert record is not None
     assert (record.step, record.tokens) == (3, 30)
+    assert record.ledger_sequence == read_manifest(store, name).ledger_sequence > 0
     size_bytes, manifest = on_disk(record.path)
     assert record.size_bytes == size_bytes
     assert f'"digest": "{record.digest}"' in manifest
@@ -255,38 +248,40 @@ async def test_a_commit_in_the_middle_of_a_checkpoint_never_tears_a_fragment(
         verify(store, name)
 
 
-async def test_a_full_disk_is_tried_again_at_the_next_turn(store: LocalStore) -> None:
+@pytest.mark.parametrize("method", ["draft", "sweep"])
+async def test_a_store_that_refuses_is_tried_again_at_the_next_turn(
+    store: LocalStore, method: str
+) -> None:
+    """Also by one that has just been started, once the run has a checkpoint."""
     scripted = await begun(every_s=0.01)
-    full = FullStore(store.root)
-    async with running(scripted, full):
-        await asyncio.wait_for(full.refused.wait(), DEADLINE_S)
-        full.freed = True
-        await recorded(scripted, 1)
-    assert len(store.names()) == 1
+    await save(scripted, store)
+    await scripted.commit(0, step=9)
+    refusing = RefusingStore(store.root, **{method: 2})
+    async with running(scripted, refusing):
+        await recorded(scripted, 2)
+    assert (refusing.left[method], len(store.names())) == (0, 2)
 
 
-async def test_a_full_disk_at_the_end_of_the_run_is_an_error_with_the_fix(
-    store: LocalStore,
+@pytest.mark.parametrize("method", ["draft", "sweep"])
+async def test_a_store_that_still_refuses_at_the_end_of_the_run_is_an_error_with_the_fix(
+    store: LocalStore, method: str
 ) -> None:
     scripted = await begun()
     await scripted.finish()
-    with pytest.raises(ExceptionGroup) as caught:
-        await checkpointer(scripted.bus, "run", FullStore(store.root), SHUTDOWN_S)
+    refusing = RefusingStore(store.root, **{method: float("inf")})
+    with pytest.raises((ExceptionGroup, StoreError)) as caught:
+        await checkpointer(scripted.bus, "run", refusing, SHUTDOWN_S)
     cause = first_cause(caught.value)
     assert isinstance(cause, StoreError)
     assert "free some space" in str(cause)
 
 
-async def test_a_store_that_is_away_at_a_restart_is_tried_again_at_the_next_turn(
+async def test_a_store_that_never_held_a_checkpoint_of_the_run_is_an_error_at_once(
     store: LocalStore,
 ) -> None:
     scripted = await begun(every_s=0.01)
-    await save(scripted, store)
-    await scripted.commit(0, step=9)
-    away = AwayStore(store.root)
-    async with running(scripted, away):
-        await recorded(scripted, 2)
-    assert (away.refusing, len(store.names())) == (0, 2)
+    with pytest.raises(StoreError, match="free some space"):
+        await asyncio.wait_for(of(scripted, RefusingStore(store.root, sweep=1)).run(), DEADLINE_S)
 
 
 async def test_an_unrecorded_checkpoint_is_recorded_once_a_store_that_was_away_is_back(
@@ -296,17 +291,9 @@ async def test_an_unrecorded_checkpoint_is_recorded_once_a_store_that_was_away_i
     await save(scripted, store)
     await scripted.commit(0, step=9)
     await save_unrecorded(scripted, store, monkeypatch)
-    async with running(scripted, AwayStore(store.root)):
+    async with running(scripted, RefusingStore(store.root, sweep=1)):
         found = await recorded(scripted, 2)
     assert [record.path for record in found] == [store.where(name) for name in store.names()]
-
-
-async def test_a_store_that_never_held_a_checkpoint_of_the_run_is_an_error_at_once(
-    store: LocalStore,
-) -> None:
-    scripted = await begun(every_s=0.01)
-    with pytest.raises(StoreError, match="does not answer"):
-        await asyncio.wait_for(of(scripted, AwayStore(store.root)).run(), DEADLINE_S)
 
 
 @pytest.mark.parametrize("hour", [-1, 1])
