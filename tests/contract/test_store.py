@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from skerry.store.base import Store
 
 TOO_LONG = "x" * 300
-"""As a file's name it is refused by the kernel, whoever asks."""
+"""As a file's name it is refused by the kernel, also to root."""
 MANIFEST_BYTES = b'{"made": "up"}\n'
 
 

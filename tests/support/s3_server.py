@@ -121,7 +121,7 @@ class S3Server:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, and that no server has left a socket for.
+    """Return ports that nothing listens on, and that no server has left a socket for.
 
     SeaweedFS keeps sockets under /tmp by port; one that somebody else's server left when it was
     killed cannot be taken away, and it would wait for it for ever.

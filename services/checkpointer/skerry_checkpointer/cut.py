@@ -128,7 +128,9 @@ async def _read(bus: Bus, run: str, plan: Plan, cut: Cut, kept: set[int], keep: 
 async def _refuse_rolled_back(bus: Bus, run: str, plan: Plan) -> None:
     """Raise StateLost if the ledger has versions that the state has no manifest of."""
     commits = await last_commits(bus, run)
-    manifests = await read_manifests(bus, run, plan)  # later, so never behind by being early
+    manifests = await read_manifests(
+        bus, run, plan
+    )  # read later, so an older version here was lost
     for fragment, commit in commits.items():
         held = manifests[fragment].commit.version if fragment in manifests else 0
         if held < commit.version:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+LOGGED = ("run", "path", "step", "tokens", "versions", "ledger_sequence", "size_bytes")
+
 
 @dataclass(slots=True)
 class Checkpointer:
@@ -135,25 +137,17 @@ class Checkpointer:
 
     async def _announce(self, written: Written, took_s: float, turn: Turn) -> None:
         """Log, record and trace a checkpoint that has just been written."""
-        name, checkpoint = written.name, written.checkpoint
-        self.known[name] = checkpoint
-        log.info(
-            "checkpoint_written",
-            run=checkpoint.run,
-            path=self.store.where(name),
-            step=checkpoint.step,
-            tokens=checkpoint.tokens,
-            versions=list(checkpoint.versions),
-            ledger_sequence=checkpoint.ledger_sequence,
-            size_bytes=checkpoint.size_bytes,
-            took_s=round(took_s, 3),
-        )
-        instruments.record(metrics.CHECKPOINT_DURATION, took_s, {metrics.RUN: checkpoint.run})
-        await self._record(name, checkpoint)
+        checkpoint = written.checkpoint
+        self.known[written.name] = checkpoint
+        record = self._record_of(written.name, checkpoint)
+        facts = {key: getattr(record, key) for key in LOGGED}
+        log.info("checkpoint_written", took_s=round(took_s, 3), **facts)
+        instruments.record(metrics.CHECKPOINT_DURATION, took_s, {metrics.RUN: record.run})
+        await self._publish(record)
         turn.over(
             [saved.commit for saved in checkpoint.state],
             {
-                spans.CHECKPOINT_PATH: name,
+                spans.CHECKPOINT_PATH: written.name,
                 spans.CHECKPOINT_SIZE: checkpoint.size_bytes,
                 spans.LEDGER_SEQUENCE: checkpoint.ledger_sequence,
                 spans.STEP: checkpoint.step,
@@ -161,9 +155,9 @@ class Checkpointer:
             },
         )
 
-    async def _record(self, name: str, checkpoint: Checkpoint) -> None:
+    def _record_of(self, name: str, checkpoint: Checkpoint) -> CheckpointRecord:
         data, digest = dump(checkpoint)
-        record = CheckpointRecord(
+        return CheckpointRecord(
             run=checkpoint.run,
             path=self.store.where(name),
             digest=digest,
@@ -174,6 +168,8 @@ class Checkpointer:
             size_bytes=checkpoint.size_bytes + len(data),
             ledger_sequence=checkpoint.ledger_sequence,
         )
+
+    async def _publish(self, record: CheckpointRecord) -> None:
         await ledger.record_checkpoint(self.bus, record)
         instruments.record(metrics.CHECKPOINT_SIZE, record.size_bytes, {metrics.RUN: record.run})
 
@@ -203,7 +199,7 @@ class Checkpointer:
         # The step is for checkpoints of format 1, which have no sequence.
         mine = newest.ledger_sequence, newest.step
         if recorded is None or (recorded.ledger_sequence, recorded.step) < mine:
-            await self._record(name, newest)
+            await self._publish(self._record_of(name, newest))
 
     def _look(self) -> None:
         """Delete what dead writers left and read the manifests that are new to us."""

@@ -1,7 +1,7 @@
 """Checkpoints on a local disk: temporary folder, fsync, read back, manifest last, rename.
 
 A writer holds an advisory lock on its temporary folder, which the kernel drops when the process
-dies, so that ``sweep`` can tell the leftovers of a dead writer from a draft in progress.
+dies, so that ``sweep`` deletes the leftovers of a dead writer and no draft in progress.
 """
 
 from __future__ import annotations

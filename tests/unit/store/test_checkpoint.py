@@ -140,7 +140,7 @@ def test_tensors_of_another_checkpoint_do_not_match_the_log_digests(saved: Path)
 
 
 class TestAForgedManifest:
-    """Its digest fits: whoever can write a checkpoint can make that."""
+    """Its digest fits: anything that can write a checkpoint can make that."""
 
     @pytest.mark.parametrize(
         ("where", "value"),
