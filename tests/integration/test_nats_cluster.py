@@ -157,7 +157,7 @@ async def test_a_client_behind_the_proxy_never_hears_of_the_other_servers(
     async def on_change() -> None:
         changed.set()
 
-    async with proxy.serving({"a": ("127.0.0.1", 0)}):
+    async with proxy.serving({"a": "127.0.0.1"}):
         plain = await nats.connect(near.url, discovered_server_cb=on_change)
         shielded = await nats.connect(f"nats://127.0.0.1:{proxy.ports['a']}")
         assert plain.discovered_servers

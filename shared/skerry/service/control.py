@@ -47,7 +47,8 @@ async def listening(path: Path, answer: Answer) -> AsyncGenerator[None]:
         if task is not None:
             talks.add(task)
             task.add_done_callback(talks.discard)
-        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+        ends = (ConnectionError, asyncio.CancelledError)  # else asyncio logs it before Python 3.12
+        with contextlib.closing(writer), contextlib.suppress(*ends):
             while line := await reader.readline():
                 writer.write(json.dumps(await _reply(line, answer)).encode() + b"\n")
                 await writer.drain()

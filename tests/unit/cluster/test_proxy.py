@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from skerry.cli.cluster.proxy import Proxy, can_proxy, shape_from
-from skerry.cli.cluster.relay import OPEN
+from skerry.cli.cluster.proxy import OPEN, Proxy, can_proxy, shape_from
 from skerry.errors import ConfigError
 
 DEADLINE_S = 30.0
@@ -58,7 +57,7 @@ def shape(proxy: Proxy, name: str, **wanted: object) -> None:
 
 
 async def until_stalled(proxy: Proxy, name: str, at_least: int) -> None:
-    while proxy.routes[name].stalled_bytes < at_least:  # noqa: ASYNC110 - counters send no event
+    while proxy.routes[name].counters.stalled_bytes < at_least:  # noqa: ASYNC110 - counters send no event
         await asyncio.sleep(0.001)
 
 
@@ -75,7 +74,10 @@ async def test_an_open_route_carries_every_byte_both_ways() -> None:
     async with proxied() as (proxy, far):
         assert await echoed(proxy, "a", data) == data
         assert far.got == data
-        assert (proxy.routes["a"].bytes_up, proxy.routes["a"].bytes_down) == (MANY, MANY)
+        assert (proxy.routes["a"].counters.bytes_up, proxy.routes["a"].counters.bytes_down) == (
+            MANY,
+            MANY,
+        )
 
 
 async def test_a_delayed_route_carries_the_same_bytes_in_order() -> None:
@@ -83,7 +85,7 @@ async def test_a_delayed_route_carries_the_same_bytes_in_order() -> None:
     async with proxied() as (proxy, _):
         shape(proxy, "a", delay_s=0.01)
         assert await echoed(proxy, "a", data) == data
-        assert proxy.routes["a"].shaped_bytes == 2 * len(data)
+        assert proxy.routes["a"].counters.shaped_bytes == 2 * len(data)
 
 
 async def test_a_capped_route_sends_no_faster_than_its_rate() -> None:
@@ -131,7 +133,7 @@ async def test_a_connection_made_during_a_black_hole_reaches_the_broker_after_it
         shape(proxy, "a", cut="blackhole")
         reader, writer = await dial(proxy, "a")
         writer.write(b"late")
-        while not proxy.routes["a"].refused:  # noqa: ASYNC110 - counters send no event
+        while not proxy.routes["a"].counters.refused:  # noqa: ASYNC110 - counters send no event
             await asyncio.sleep(0.001)
         assert far.connections == 0
         proxy.open_all()
@@ -153,7 +155,8 @@ async def test_a_reset_ends_connections_and_keeps_new_ones_out() -> None:
             await late.readexactly(1)
         writer.close()
         route = proxy.routes["a"]
-        assert (route.aborted, route.refused, len(route.relays)) == (1, 1, 0)
+        counters = route.counters
+        assert (counters.aborted, counters.refused, len(route.connections)) == (1, 1, 0)
         proxy.open_all()
         assert await echoed(proxy, "a", b"back") == b"back"
 
@@ -173,7 +176,7 @@ async def test_the_end_of_a_connection_is_passed_on() -> None:
         writer.write(b"x")
         await reader.readexactly(1)
         writer.close()
-        while proxy.routes["a"].relays:  # noqa: ASYNC110 - counters send no event
+        while proxy.routes["a"].connections:  # noqa: ASYNC110 - counters send no event
             await asyncio.sleep(0.001)
 
 

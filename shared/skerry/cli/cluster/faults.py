@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.cli.cluster import namespaces
 from skerry.cli.cluster.processes import BROKER
-from skerry.cli.cluster.proxy import shape_from
-from skerry.cli.cluster.relay import OPEN, Cut, LinkShape
+from skerry.cli.cluster.proxy import OPEN, Cut, LinkShape, shape_from
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import ControlError
 

@@ -1,9 +1,9 @@
 """A TCP proxy between each service of a local cluster and its broker, for faults of the network.
 
-``skerry up`` runs it and hands on these commands of its control socket: ``{"op": "set", "route":
-NAME, "cut": "none|reset|blackhole", "delay_s": S, "rate_bytes_s": R, "ways": ["up", "down"]}`` and
-``{"op": "open"}``, which opens every route. All it knows of NATS is how to keep from a service
-where else it might go.
+``skerry up`` runs it, and hands on ``{"op": "set", "route": NAME, "cut": "none|reset|blackhole",
+"delay_s": S, "rate_bytes_s": R, "ways": ["up", "down"]}`` and ``{"op": "open"}`` of its control
+socket. A delay, a rate or a cut makes bytes wait in a queue that is bounded by not reading any
+more; no byte is lost. All it knows of NATS is how to hide the addresses of other brokers.
 """
 
 from __future__ import annotations
@@ -11,20 +11,229 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
+import struct
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from skerry.cli.cluster.relay import OPEN, Cut, LinkShape, Relay, RelayEnd, Route, Way
+from skerry.cli.cluster.peer_filter import PeerFilter
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
     from collections.abc import AsyncGenerator, Mapping
 
+HELD_BYTES = 4 * 1024**2
+"""A direction in which this much waits is not read from until some of it has gone."""
+READ_BYTES = 256 * 1024
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER by which a connection ends with a reset."""
 
-def can_proxy(url: str) -> bool:
-    """Return True if a proxy can stand in for a broker: one address, in the clear."""
-    return "," not in url and urlsplit(url).scheme == "nats"
+
+class Cut(StrEnum):
+    """How a route is cut: not, by ending its connections, or by letting nothing through."""
+
+    NONE = "none"
+    RESET = "reset"
+    BLACKHOLE = "blackhole"
+
+
+class Way(StrEnum):
+    """A direction, seen from the service: ``up`` is towards the broker."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShape:
+    """What a route does to its bytes; ``rate_bytes_s`` 0: as fast as they come.
+
+    ``ways`` are the directions that a black hole swallows; a reset ends both.
+    """
+
+    delay_s: float = 0.0
+    rate_bytes_s: float = 0.0
+    cut: Cut = Cut.NONE
+    ways: frozenset[Way] = frozenset(Way)
+
+    def swallows(self, way: Way) -> bool:
+        return self.cut is Cut.BLACKHOLE and way in self.ways
+
+
+OPEN = LinkShape()
+
+
+@dataclass(slots=True)
+class Counters:
+    """Of one route, over all its connections.
+
+    ``shaped_bytes`` had to wait for a delay or a rate, ``stalled_bytes`` came while the route was
+    cut; ``refused`` and ``aborted`` count connections that a cut kept out or ended.
+    """
+
+    accepted: int = 0
+    refused: int = 0
+    aborted: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    shaped_bytes: int = 0
+    stalled_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Route:
+    """The way of one service to the broker; ``changed`` is replaced when its shape changes."""
+
+    shape: LinkShape = OPEN
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    counters: Counters = field(default_factory=Counters)
+    connections: dict[asyncio.Task[None], list[StreamWriter]] = field(
+        default_factory=dict[asyncio.Task[None], "list[StreamWriter]"]
+    )
+
+    def set(self, shape: LinkShape) -> None:
+        """Give the route another shape; what waits goes on at once, or ends."""
+        self.shape = shape
+        self.changed.set()
+        self.changed = asyncio.Event()
+        if shape.cut is Cut.RESET:
+            self.counters.aborted += len(self.connections)
+            self.abort()
+
+    def abort(self) -> None:
+        """End every connection with a reset."""
+        for task, writers in self.connections.items():
+            _reset(writers)
+            task.cancel()
+
+    def count(self, way: Way, size: int) -> None:
+        """Count bytes that have come."""
+        counters = self.counters
+        if way is Way.UP:
+            counters.bytes_up += size
+        else:
+            counters.bytes_down += size
+        if self.shape.swallows(way):
+            counters.stalled_bytes += size
+        elif self.shape != OPEN:
+            counters.shaped_bytes += size
+
+    async def carry(
+        self, upstream: tuple[str, int], near: StreamReader, service: StreamWriter
+    ) -> None:
+        """Serve a service's connection to its end; the broker is dialled while nothing is cut."""
+        writers, task = [service], asyncio.current_task()
+        self.counters.accepted += 1
+        self.counters.refused += self.shape.cut is not Cut.NONE
+        if self.shape.cut is Cut.RESET or task is None:
+            _reset(writers)
+            return
+        self.connections[task] = writers
+        try:
+            while self.shape.cut is not Cut.NONE:
+                await self.changed.wait()
+            far, broker = await asyncio.open_connection(*upstream, limit=READ_BYTES)
+            writers.append(broker)
+            up = _Pipe(self, Way.UP, near, broker)
+            down = _Pipe(self, Way.DOWN, far, service, PeerFilter())
+            await asyncio.gather(up.run(), down.run())
+        except (OSError, asyncio.CancelledError):
+            # An OSError when no broker listens: the service sees what it would see without us.
+            # And a cancelled connection is an error that asyncio.streams logs before Python 3.12.
+            _reset(writers)
+        finally:
+            del self.connections[task]
+            for writer in writers:
+                writer.close()
+
+
+@dataclass(slots=True)
+class _Pipe:
+    """One direction of a connection; ``waiting`` are bytes and when they are due.
+
+    After a change of the route what waited is due at once.
+    """
+
+    route: Route
+    way: Way
+    reader: StreamReader
+    writer: StreamWriter
+    peer_filter: PeerFilter | None = None
+    waiting: deque[tuple[bytes, float, asyncio.Event]] = field(
+        default_factory=deque[tuple[bytes, float, asyncio.Event]]
+    )
+    held_bytes: int = 0
+    free_at_s: float = 0.0
+    ended: bool = False
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Pass on what comes until its end, then end the other side, unless a cut hides that."""
+        sending = asyncio.create_task(self._send(), name="send")
+        try:
+            with contextlib.suppress(OSError):
+                await self._receive()
+            self.ended = True
+            self.moved.set()
+            with contextlib.suppress(OSError):
+                await sending
+        finally:
+            sending.cancel()
+        self.writer.close()
+
+    async def _receive(self) -> None:
+        while data := await self.reader.read(READ_BYTES):
+            self._take(data if self.peer_filter is None else self.peer_filter.without_peers(data))
+            while self.held_bytes > HELD_BYTES and not self.ended:
+                self.moved.clear()
+                await self.moved.wait()
+        if self.peer_filter is not None:
+            self._take(self.peer_filter.rest())
+
+    def _take(self, data: bytes) -> None:
+        shape, now_s = self.route.shape, asyncio.get_running_loop().time()
+        self.route.count(self.way, len(data))
+        begins_s = max(now_s, self.free_at_s) if self.waiting else now_s
+        self.free_at_s = begins_s + (len(data) / shape.rate_bytes_s if shape.rate_bytes_s else 0.0)
+        self.waiting.append((data, self.free_at_s + shape.delay_s, self.route.changed))
+        self.held_bytes += len(data)
+        self.moved.set()
+
+    async def _send(self) -> None:
+        try:
+            while self.waiting or not self.ended:
+                while self.waiting:
+                    data, due_s, change = self.waiting[0]
+                    await self._until_due(due_s, change)
+                    self.writer.write(data)
+                    await self.writer.drain()
+                    self.waiting.popleft()
+                    self.held_bytes -= len(data)
+                    self.moved.set()
+                if not self.ended:
+                    self.moved.clear()
+                    await self.moved.wait()
+            await self._until_due(0.0, self.route.changed)  # a cut hides even the end
+        finally:
+            self.ended = True
+            self.moved.set()
+
+    async def _until_due(self, due_s: float, change: asyncio.Event) -> None:
+        route = self.route
+        while True:
+            if route.shape.swallows(self.way):
+                await route.changed.wait()
+            elif change.is_set() or due_s <= asyncio.get_running_loop().time():
+                return
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(due_s):
+                        await change.wait()
 
 
 class Proxy:
@@ -34,29 +243,25 @@ class Proxy:
         self.upstream = (host, port)
         self.routes: dict[str, Route] = {}
         self.ports: dict[str, int] = {}
-        self._dials: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def serving(self, hosts: Mapping[str, str]) -> AsyncGenerator[None]:
         """Listen for every service on its host, at any free port, while the context lasts."""
         servers: list[asyncio.Server] = []
-        loop = asyncio.get_running_loop()
         try:
             for name, host in hosts.items():
-                route = self.routes[name] = Route(name)
-                server = await loop.create_server(partial(self._accept, route), host, 0)
-                servers.append(server)
-                self.ports[name] = server.sockets[0].getsockname()[1]
+                route = self.routes[name] = Route()
+                carry = partial(route.carry, self.upstream)
+                servers.append(await asyncio.start_server(carry, host, 0, limit=READ_BYTES))
+                self.ports[name] = servers[-1].sockets[0].getsockname()[1]
             yield
         finally:
             for server in servers:
                 server.close()
-            for task in tuple(self._dials):
-                task.cancel()
-            await asyncio.gather(*self._dials, return_exceptions=True)
+            tasks = [task for route in self.routes.values() for task in route.connections]
             for route in self.routes.values():
-                for relay in tuple(route.relays):
-                    relay.abort()
+                route.abort()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def set(self, name: object, shape: LinkShape) -> dict[str, Any]:
         """Shape a service's route and return its counters; ConfigError if there is no such one."""
@@ -64,66 +269,47 @@ class Proxy:
             msg = f"There is no route {name!r}: use one of {', '.join(sorted(self.routes))}."
             raise ConfigError(msg, path="route")
         self.routes[name].set(shape)
-        return shown(self.routes[name])
+        return self.show()[name]
 
     def open_all(self) -> list[str]:
         """Let every route pass everything, and return those that did not."""
-        shaped = [name for name, route in self.routes.items() if not route.shape.free]
+        shaped = [name for name, route in self.routes.items() if route.shape != OPEN]
         for name in shaped:
             self.routes[name].set(OPEN)
         return sorted(shaped)
 
     def show(self) -> dict[str, dict[str, Any]]:
-        """Return shape and counters of every route."""
-        return {name: shown(route) for name, route in self.routes.items()}
+        """Return how every route is cut, and its counters."""
+        return {
+            name: {"cut": route.shape.cut.value, **asdict(route.counters)}
+            for name, route in self.routes.items()
+        }
 
-    def _accept(self, route: Route) -> RelayEnd:
-        return Relay(route, self._dial).service
 
-    def _dial(self, relay: Relay) -> None:
-        task = asyncio.get_running_loop().create_task(self._dialled(relay), name="dial")
-        self._dials.add(task)
-        task.add_done_callback(self._dials.discard)
-
-    async def _dialled(self, relay: Relay) -> None:
-        try:
-            await asyncio.get_running_loop().create_connection(lambda: relay.broker, *self.upstream)
-        except OSError:  # the service sees what it would see without us: nobody listens
-            relay.abort()
+def can_proxy(url: str) -> bool:
+    """Return True if a proxy can stand in for a broker: one address, in the clear."""
+    return "," not in url and urlsplit(url).scheme == "nats"
 
 
 def shape_from(request: Mapping[str, Any]) -> LinkShape:
     """Return the shape that a command asks for; ConfigError says what is wrong with it."""
     try:
-        shape = LinkShape(
-            delay_s=float(request.get("delay_s", 0.0)),
-            rate_bytes_s=float(request.get("rate_bytes_s", 0.0)),
-            cut=Cut(request.get("cut", Cut.NONE)),
-            ways=frozenset(Way(way) for way in request.get("ways", tuple(Way))),
-        )
+        delay_s, rate_bytes_s = (float(request.get(n, 0.0)) for n in ("delay_s", "rate_bytes_s"))
+        cut = Cut(request.get("cut", Cut.NONE))
+        ways = frozenset(Way(way) for way in request.get("ways", tuple(Way)))
     except (TypeError, ValueError) as error:
         msg = f"This is no shape of a route ({error}): see the head of {__name__}."
         raise ConfigError(msg, path="cut") from error
-    for name in ("delay_s", "rate_bytes_s"):
-        value = getattr(shape, name)
+    for name, value in (("delay_s", delay_s), ("rate_bytes_s", rate_bytes_s)):
         if not math.isfinite(value) or value < 0:
             msg = f"{name} is {value}: give a finite number, 0 or more."
             raise ConfigError(msg, path=name)
-    return shape
+    return LinkShape(delay_s, rate_bytes_s, cut, ways)
 
 
-def shown(route: Route) -> dict[str, Any]:
-    """Return a route's shape and counters as plain types."""
-    return {
-        "cut": route.shape.cut.value,
-        "delay_s": route.shape.delay_s,
-        "rate_bytes_s": route.shape.rate_bytes_s,
-        "connections": len(route.relays),
-        "accepted": route.accepted,
-        "refused": route.refused,
-        "aborted": route.aborted,
-        "bytes_up": route.bytes_up,
-        "bytes_down": route.bytes_down,
-        "shaped_bytes": route.shaped_bytes,
-        "stalled_bytes": route.stalled_bytes,
-    }
+def _reset(writers: list[StreamWriter]) -> None:
+    for writer in writers:
+        bare = writer.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            bare.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.transport.abort()
