@@ -18,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.errors import Overtaken, StateLost
+from skerry.errors import Corrupt, Overtaken, StateLost
 from skerry.log.ledger import follow_commits, last_commits
 from skerry.log.loss import state_lost
 from skerry.log.state import read_manifests, read_part
@@ -48,7 +48,7 @@ CUTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ConsistentCut:
     """Every fragment's manifest as of ``sequence``; ``sequences`` are those of their commits."""
 
     sequence: int
@@ -60,13 +60,13 @@ class Cut:
         """The fragments in the order in which their slots are going to be written again."""
         return sorted(self.sequences, key=lambda fragment: self.sequences[fragment])
 
-    def has_same(self, other: Cut, fragment: int) -> bool:
+    def has_same(self, other: ConsistentCut, fragment: int) -> bool:
         """Return True if both cuts have the fragment in one version."""
         mine, theirs = self.manifests[fragment].commit, other.manifests[fragment].commit
         return (mine.version, mine.fence) == (theirs.version, theirs.fence)
 
 
-async def take_cut(bus: Bus, run: str, plan: Plan) -> Cut | None:
+async def take_cut(bus: Bus, run: str, plan: Plan) -> ConsistentCut | None:
     """Return a cut of what the log holds now, or None while a fragment has no version.
 
     Raises Overtaken when the run commits faster than manifests can be read, StateLost when the
@@ -81,19 +81,19 @@ async def take_cut(bus: Bus, run: str, plan: Plan) -> Cut | None:
         versions = {fragment: m.commit.version for fragment, m in manifests.items()}
         sequences = await _sequences(bus, run, versions, after)
         if sequences is not None:
-            return Cut(max(sequences.values()), manifests, sequences)
+            return ConsistentCut(max(sequences.values()), manifests, sequences)
         await asyncio.sleep(LOOK_PAUSE_S)
     await _refuse_rolled_back(bus, run, plan)
     msg = f"Run {run!r} commits faster than its manifests can be read: use a faster link."
     raise Overtaken(msg)
 
 
-async def read_cut(bus: Bus, run: str, plan: Plan, cut: Cut, keep: Keep) -> Cut:
+async def read_cut(bus: Bus, run: str, plan: Plan, cut: ConsistentCut, keep: Keep) -> ConsistentCut:
     """Pass every fragment of a cut to ``keep``, one in memory at a time, and return the cut.
 
     That is ``cut`` itself, or a newer one where the run went on faster than it could be read; then
     ``keep`` gets the fragments again that have changed. Raises Overtaken after CUTS of them,
-    StateLost when the log lacks what its newest manifest names.
+    StateLost when the log lacks what its newest manifest names, Corrupt for what cannot be one.
     """
     kept: set[int] = set()
     for _ in range(CUTS):
@@ -109,7 +109,9 @@ async def read_cut(bus: Bus, run: str, plan: Plan, cut: Cut, keep: Keep) -> Cut:
     raise Overtaken(msg)
 
 
-async def _read(bus: Bus, run: str, plan: Plan, cut: Cut, kept: set[int], keep: Keep) -> bool:
+async def _read(
+    bus: Bus, run: str, plan: Plan, cut: ConsistentCut, kept: set[int], keep: Keep
+) -> bool:
     """Pass on what is not kept yet; return False as soon as a fragment was overtaken."""
     for fragment in cut.oldest_first:
         if fragment in kept:
@@ -120,6 +122,9 @@ async def _read(bus: Bus, run: str, plan: Plan, cut: Cut, kept: set[int], keep: 
             parts = {name: await read_part(bus, run, plan, manifest, name) for name in names}
         except Overtaken:
             return False
+        if MASTER not in parts or parts[MASTER].size != plan.fragments[fragment].padded_size:
+            msg = f"The manifest of fragment {fragment} of run {run!r} has no whole master."
+            raise Corrupt(msg)
         await keep(manifest, parts)
         kept.add(fragment)
     return True

@@ -17,6 +17,7 @@ from skerry.errors import StoreError
 from skerry.log import ledger
 from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.run import plan_of
+from skerry.protocol.subjects import TOKEN
 from skerry.service.arrival import arrive
 from skerry.service.shell import serve
 from skerry.service.turn import Turn
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from skerry.settings.models import CheckpointConfig
     from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint
-    from skerry_checkpointer.cut import Cut, Vector
+    from skerry_checkpointer.cut import ConsistentCut, Vector
     from skerry_checkpointer.writer import Written
 
 log = structlog.get_logger()
@@ -112,7 +113,7 @@ class Checkpointer:
         await in_thread(self._thin_out)
         return written
 
-    async def _write(self, cut: Cut, turn: Turn) -> Written:
+    async def _write(self, cut: ConsistentCut, turn: Turn) -> Written:
         run = self.record.run
         step = step_of([manifest.commit for manifest in cut.manifests.values()])
         writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan, step)
@@ -124,7 +125,11 @@ class Checkpointer:
             whole = await read_cut(self.bus, run, self.plan, cut, add)
             turn.has_read()
             members = await ledger.members(self.bus, run)
-            learners = [SavedLearner(m.learner, m.shard) for m in members.values()]
+            learners = [
+                SavedLearner(member.learner, member.shard)
+                for member in members.values()
+                if TOKEN.fullmatch(member.learner)
+            ]
             return await in_thread(
                 writer.finish,
                 index=1 + max((c.index for c in self.known.values()), default=-1),

@@ -19,6 +19,7 @@ from skerry.store.manifest import (
     SavedLearner,
     SavedPart,
     dump,
+    load,
     outer_file,
     step_of,
     tokens_of,
@@ -65,7 +66,7 @@ class CheckpointWriter:
         scatter(self._plan.fragments[index], parts[MASTER], self._leaves)
         outer = [name for name in parts if name != MASTER]
         self._write(outer_file(index), {tensor_name(index, name): parts[name] for name in outer})
-        digests = {part.name: part.digest for part in manifest.parts}
+        digests = {part.name: part.digest for part in reversed(manifest.parts)}  # the first counts
         saved = tuple(SavedPart(name, digests[name]) for name in (MASTER, *outer))
         self._saved[index] = SavedFragment(manifest.commit, saved)
 
@@ -101,6 +102,7 @@ class CheckpointWriter:
             ledger_sequence=ledger_sequence,
         )
         data, _ = dump(checkpoint)
+        load(data, entry_name(checkpoint.step))  # what cannot be read is never put in place
         return Written(self._draft.commit(data), checkpoint)
 
     def _write(self, file: str, tensors: Mapping[str, Vector]) -> None:

@@ -46,10 +46,17 @@ OVERTAKEN_ATTEMPTS = 50
 
 
 async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
-    """Return the manifest of every fragment that has been committed."""
+    """Return the manifest of every fragment that has been committed.
+
+    What is stored for a fragment that the plan does not have is left out, whatever it is.
+    """
+    subjects = {Subjects(run).manifest(f.index): f.index for f in plan.fragments}
     records = await bus.last_each(Subjects(run).manifests())
-    found = [decode(Manifest, r.payload, run=run, plan_digest=plan.digest) for r in records]
-    return {m.commit.fragment: m for m in found}
+    return {
+        subjects[record.subject]: decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+        for record in records
+        if record.subject in subjects
+    }
 
 
 async def read_manifest(bus: Bus, run: str, plan: Plan, fragment: int) -> Manifest | None:

@@ -29,8 +29,10 @@ FORMAT = 2
 READABLE = (1, 2)
 PARAMS_FILE = "params.safetensors"
 SHARED_OUTER_FILE = "outer.safetensors"
-MOST = 2**63
-VERSION = re.compile(r"[A-Za-z0-9.+_-]{1,64}")
+MOST = 2**64
+MOST_NS = 2**63
+"""Later instants have no date."""
+VERSION = re.compile(r"[A-Za-z0-9.!+_-]{0,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def tokens_of(commits: list[Commit]) -> int:
     for commit in commits:
         for progress in commit.progress:
             furthest[progress.learner] = max(furthest.get(progress.learner, 0), progress.tokens)
-    return sum(furthest.values())
+    return min(sum(furthest.values()), MOST - 1)
 
 
 def dump(checkpoint: Checkpoint) -> tuple[bytes, str]:
@@ -181,6 +183,7 @@ def _checked(found: Checkpoint) -> Checkpoint:
     counts = (found.run_created_ns, found.index, found.step, found.tokens, found.created_ns)
     sound = (
         all(0 <= count < MOST for count in (*counts, found.ledger_sequence))
+        and found.created_ns < MOST_NS
         and all(TOKEN.fullmatch(name) for name in (found.run, *(m.learner for m in found.learners)))
         and VERSION.fullmatch(found.skerry_version)
         and all(NAME.fullmatch(name) for name in names)

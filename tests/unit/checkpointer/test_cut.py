@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from skerry.errors import Overtaken, StateLost
+from skerry.errors import Corrupt, Overtaken, StateLost
 from skerry.log import ledger, recovery, state_writer
 from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBus
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
 from skerry.store.checkpoint import verify
 from skerry.store.local import LocalStore
 from skerry.store.manifest import Checkpoint
 from skerry_checkpointer import cut as cuts
-from skerry_checkpointer.cut import CUTS, Cut, read_cut, take_cut
+from skerry_checkpointer.cut import CUTS, ConsistentCut, read_cut, take_cut
 from skerry_checkpointer.service import Checkpointer
-from tests.support.checkpoints import begun
+from tests.support.checkpoints import begun, save
 from tests.support.scripted_run import ScriptedRun
 
 FRAGMENTS = 3
@@ -97,10 +98,14 @@ async def committed() -> ScriptedRun:
     return scripted
 
 
-async def cut_of(scripted: ScriptedRun) -> Cut:
+async def cut_of(scripted: ScriptedRun) -> ConsistentCut:
     found = await take_cut(scripted.bus, "run", scripted.plan)
     assert found is not None
     return found
+
+
+async def ignore(*_: object) -> None:
+    return None
 
 
 async def state_after(scripted: ScriptedRun, sequence: int) -> tuple[tuple[int, int], ...]:
@@ -198,11 +203,8 @@ async def test_chunks_that_are_gone_name_fragment_and_version() -> None:
     for chunk in scripted.manifests[1].parts[1].chunks:
         stream.drop(chunk.sequence)
 
-    async def keep(*_: object) -> None:
-        return None
-
     with pytest.raises(StateLost, match="fragment 1 at version 1"):
-        await read_cut(scripted.bus, "run", scripted.plan, found, keep)
+        await read_cut(scripted.bus, "run", scripted.plan, found, ignore)
 
 
 async def test_a_manifest_that_the_ledger_never_gets_is_an_error(
@@ -210,10 +212,7 @@ async def test_a_manifest_that_the_ledger_never_gets_is_an_error(
 ) -> None:
     scripted = await committed()
 
-    async def never(*_: object) -> None:
-        return None
-
-    monkeypatch.setattr(state_writer, "append_commit", never)
+    monkeypatch.setattr(state_writer, "append_commit", ignore)
     monkeypatch.setattr(cuts, "LEDGER_DEADLINE_S", 0.01)
     await scripted.commit(2)
     with pytest.raises(StateLost, match="fragment 2, version 2"):
@@ -228,3 +227,26 @@ async def test_state_that_was_rolled_back_is_named_and_blames_no_link() -> None:
     await scripted.bus.publish("skerry.run.state.1.manifest", older)
     with pytest.raises(StateLost, match=r"fragment 1 at version 2.*is of version 1"):
         await take_cut(scripted.bus, "run", scripted.plan)
+
+
+async def test_what_is_stored_for_a_fragment_that_does_not_exist_stops_no_checkpoint(
+    store: LocalStore,
+) -> None:
+    scripted = await committed()
+    other = replace(
+        scripted.manifests[0], commit=replace(scripted.manifests[0].commit, fragment=77)
+    )
+    for fragment, payload in ((77, encode(other)), (78, b"junk")):
+        await scripted.bus.publish(Subjects("run").manifest(fragment), payload)
+        await scripted.bus.publish(Subjects("run").commit(fragment), payload)
+    assert await save(scripted, store)
+
+
+@pytest.mark.parametrize("parts", [(), ("outer.momentum",)])
+async def test_a_manifest_without_a_master_is_an_error_and_no_crash(parts: tuple[str, ...]) -> None:
+    scripted = await committed()
+    forged = scripted.manifests[1]
+    forged = replace(forged, parts=tuple(part for part in forged.parts if part.name in parts))
+    await scripted.bus.publish(Subjects("run").manifest(1), encode(forged))
+    with pytest.raises(Corrupt, match=r"fragment 1 .* has no whole master"):
+        await read_cut(scripted.bus, "run", scripted.plan, await cut_of(scripted), ignore)
