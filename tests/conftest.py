@@ -16,6 +16,7 @@ from hypothesis import settings
 from tests.support.nats_server import NatsServer
 from tests.support.processes import Watched
 from tests.support.s3_server import S3Server
+from tests.support.telemetry import Collected
 
 settings.register_profile("skerry", deadline=None)  # machines are busy; no test is about time
 settings.load_profile("skerry")
@@ -50,6 +51,13 @@ pulse_s = 0.1
 """
 
 WORDS = "the fragment travels and the learner goes on and nobody waits for the others "
+
+
+@pytest.fixture
+def collected() -> Iterator[Collected]:
+    """The spans and metrics that this test's code emits."""
+    with Collected() as telemetry:
+        yield telemetry
 
 
 @pytest.fixture

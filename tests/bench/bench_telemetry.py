@@ -1,9 +1,9 @@
 """What traces and metrics cost: ``python tests/bench/bench_telemetry.py``.
 
-First by itself: CPU time of everything that is told of a round, sending it included, with nobody
-listening, with a collector that takes it, with one that refuses and with one that hangs. Then in
-place: learners in real runs take turns on one core, each stopped (SIGSTOP) while another has it,
-and the CPU time of a step with telemetry is compared with that of one without.
+First by itself: CPU time of everything that is reported of a round, sending it included: without a
+collector, with one that takes it, one that refuses and one that hangs. Then in place: learners in
+real runs take turns on one core, each stopped (SIGSTOP) while another has it, and the CPU time of a
+step with telemetry is compared with that of one without.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from skerry.protocol.messages import (
     Round,
     RunRecord,
 )
-from skerry.telemetry import instruments, metrics, sdk, tracer
-from skerry.telemetry.ids import parse
+from skerry.service.telemetry import STOP_S
+from skerry.telemetry import export, instruments, metrics, tracing
+from skerry.telemetry.spans import Interval
 from skerry_learner.sync.session import Learner
-from skerry_learner.sync.telling import Stretch
-from skerry_learner.sync.telling import Teller as LearnerTeller
-from skerry_syncer.telling import Spent
-from skerry_syncer.telling import Teller as SyncerTeller
+from skerry_learner.sync.telemetry import RoundTelemetry as LearnerTelemetry
+from skerry_syncer.telemetry import CommitTimes
+from skerry_syncer.telemetry import RoundTelemetry as SyncerTelemetry
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
 
@@ -72,10 +72,10 @@ ME = Learner("bench", "a", 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU time per round: of the thread that tells, and of the whole process until all is sent."""
+    """CPU time per round: of the reporting thread, and of the whole process until all is sent."""
 
     collector: str
-    who: str
+    reporter: str
     spans: int
     caller_ms: float
     whole_ms: float
@@ -108,7 +108,7 @@ def header(version: int, learner: str = "a") -> ContributionHeader:
         cursor_to=192,
         loss=1.0,
         captured_ns=1,
-        trace_parent=place.trace_parent,
+        trace_parent=tracing.trace_parent(place),
     )
 
 
@@ -156,30 +156,30 @@ def commit(version: int, learners: Sequence[str]) -> Commit:
 
 
 def learner_round() -> Callable[[int], None]:
-    teller, took = LearnerTeller(), Stretch(1_000, 2_000)
+    telemetry, took = LearnerTelemetry(), Interval(1_000, 2_000)
 
-    def tell(version: int) -> None:
-        told, of = header(version), {metrics.RUN: "bench", metrics.LEARNER_NAME: "a"}
-        teller.captured(ME, told, took)
-        teller.begins(0, 1_000)
-        teller.quantised(ME, told, "int4", took)
-        teller.published(ME, told, 1000, 2_000)
-        teller.received(ME, commit(version, ["a"]), 1000, took)
-        teller.adopted(ME, commit(version, ["a"]), version - 1, "rebase", took)
+    def report(version: int) -> None:
+        sent, of = header(version), {metrics.RUN: "bench", metrics.LEARNER_NAME: "a"}
+        telemetry.captured(ME, sent, took)
+        telemetry.begins(0, 1_000)
+        telemetry.quantised(ME, sent, "int4", took)
+        telemetry.published(ME, sent, 1000, 2_000)
+        telemetry.received(ME, commit(version, ["a"]), 1000, took)
+        telemetry.adopted(ME, commit(version, ["a"]), version - 1, "rebase", took)
         for operation in ("encode", "decode"):
             coded = {metrics.RUN: "bench", metrics.OPERATION: operation}
             instruments.record(metrics.CODEC_DURATION, 0.1, coded)
         for _ in range(STEPS):
             instruments.record(metrics.STEP_DURATION, 0.1, of)
 
-    return tell
+    return report
 
 
 def syncer_round(size: int) -> Callable[[int], None]:
-    teller, names = SyncerTeller(RECORD, "rda"), [f"learner-{n}" for n in range(size)]
-    spent, planes = Spent(1_000, 2_000, 3_000), Planes(None, None)  # type: ignore[arg-type]
+    telemetry, names = SyncerTelemetry(RECORD, "rda"), [f"learner-{n}" for n in range(size)]
+    times, planes = CommitTimes(1_000, 2_000, 3_000), Planes(None, None)  # type: ignore[arg-type]
 
-    def tell(version: int) -> None:
+    def report(version: int) -> None:
         opened = Round(
             run="bench",
             plan_digest=0,
@@ -188,44 +188,52 @@ def syncer_round(size: int) -> Callable[[int], None]:
             due_step=version,
             opened_ns=1_000,
             syncer="s",
-            trace_id=teller.trace(0, version),
+            trace_id=telemetry.trace(0, version),
         )
-        tracer.headers_for(opened.trace_id)  # what it is sent with
+        tracing.headers_for(opened.trace_id)  # what it is sent with
         origins = {}
         for name in names:
-            told = header(version, name)
+            sent = header(version, name)
             subject = f"skerry.bench.contrib.0.{name}"
-            teller.heard(subject, 1_000)
-            whole = Contribution(told, "int4", planes, 1, 2, parse(told.trace_parent))
-            teller.received(whole, subject, 2_000)
-            teller.settled(subject)
+            telemetry.chunk_arrived(subject, 1_000)
+            whole = Contribution(sent, "int4", planes, 1, 2, tracing.parse(sent.trace_parent))
+            telemetry.received(whole, subject, 2_000)
+            telemetry.settled(subject)
             origins[name, 1, version] = whole.origin
         coded = {metrics.RUN: "bench", metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, 0.1, coded)
-        teller.committed(commit(version, names), opened, origins, spent)
+        telemetry.committed(commit(version, names), opened, origins, times)
 
-    return tell
+    return report
 
 
-def measured(collector: str, url: str, who: str, spans: int, tell: Callable[[int], None]) -> Cost:
+def measured(
+    collector: str, url: str, reporter: str, spans: int, report: Callable[[int], None]
+) -> Cost:
     """Return the least of some tries: what a busy machine adds to CPU time is not ours."""
-    tries = [_measured(collector, url, who, spans, tell) for _ in range(REPEATS)]
+    tries = [_measured(collector, url, reporter, spans, report) for _ in range(REPEATS)]
     caller, whole = min(t.caller_ms for t in tries), min(t.whole_ms for t in tries)
-    return Cost(collector, who, spans, caller, whole)
+    return Cost(collector, reporter, spans, caller, whole)
 
 
-def _measured(collector: str, url: str, who: str, spans: int, tell: Callable[[int], None]) -> Cost:
-    """Tell of many rounds and send all of it."""
-    target = sdk.Target(f"{url}/v1/traces", f"{url}/v1/metrics") if url else sdk.Target()
-    begun = sdk.start(sdk.Identity("bench", "bench", who, "0"), target, lambda _: None)
-    tell(1)
+def _measured(
+    collector: str, url: str, reporter: str, spans: int, report: Callable[[int], None]
+) -> Cost:
+    """Report many rounds and send all of it."""
+    target = (
+        export.Destination(f"{url}/v1/traces", f"{url}/v1/metrics") if url else export.Destination()
+    )
+    exporters = export.start(
+        export.Identity("bench", "bench", reporter, "0"), target, lambda _: None
+    )
+    report(1)
     caller, whole = time.thread_time(), time.process_time()
     for version in range(2, ROUNDS + 2):
-        tell(version)
+        report(version)
     caller = time.thread_time() - caller
-    begun.stop()
+    exporters.stop(STOP_S)
     whole = time.process_time() - whole
-    return Cost(collector, who, spans, 1e3 * caller / ROUNDS, 1e3 * whole / ROUNDS)
+    return Cost(collector, reporter, spans, 1e3 * caller / ROUNDS, 1e3 * whole / ROUNDS)
 
 
 @contextmanager
@@ -253,14 +261,14 @@ def collectors() -> Generator[dict[str, str]]:
 
 
 def alone(urls: dict[str, str]) -> list[Cost]:
-    """Measure what is told of a round, by itself."""
+    """Measure what is reported of a round, by itself."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     found: list[Cost] = []
     for collector, url in urls.items():
         found.append(measured(collector, url, "learner", 5, learner_round()))
         for size in FLEETS:
-            told = syncer_round(size)
-            found.append(measured(collector, url, f"syncer of {size}", 4 + size, told))
+            sent = syncer_round(size)
+            found.append(measured(collector, url, f"syncer of {size}", 4 + size, sent))
     return found
 
 
@@ -312,9 +320,9 @@ async def _turns(
     finally:
         for cluster in clusters:
             await cluster.__aexit__(None, None, None)
-    told = {kind: json.loads((folder / f"{kind}.json").read_text())["steps"] for kind in urls}
+    sent = {kind: json.loads((folder / f"{kind}.json").read_text())["steps"] for kind in urls}
     by_kind = {
-        kind: [_turn(told[kind], window) for window in windows[i]] for i, kind in enumerate(urls)
+        kind: [_turn(sent[kind], window) for window in windows[i]] for i, kind in enumerate(urls)
     }
     return [_compared(kind, by_kind[kind], by_kind["off"]) for kind in urls if kind != "off"]
 
@@ -345,7 +353,7 @@ def main() -> None:
         print(f"telemetry: CPU ms per round, best of {REPEATS} times {ROUNDS} rounds")
         print(f"  {'':<28} spans  caller   whole")
         for cost in costs:
-            name = f"{cost.who}, collector {cost.collector}"
+            name = f"{cost.reporter}, collector {cost.collector}"
             print(f"  {name:<28} {cost.spans:>5} {cost.caller_ms:>7.3f} {cost.whole_ms:>7.3f}")
         steps = [] if chosen.alone else asyncio.run(in_place(urls, chosen.turns, chosen.seconds))
     for step in steps:
@@ -354,7 +362,13 @@ def main() -> None:
             f" wall {step.ratio_wall:.4f} ({step.steps} steps)"
         )
     goals = [
-        Goal(f"{c.who}, {c.collector}", ROUND_GOAL_MS, c.whole_ms, "ms a round", at_most=True)
+        Goal(
+            f"{c.reporter}, {c.collector}",
+            ROUND_GOAL_MS,
+            c.whole_ms,
+            "ms a round",
+            at_most=True,
+        )
         for c in costs
         if c.collector != "off"
     ]

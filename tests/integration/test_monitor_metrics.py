@@ -18,7 +18,7 @@ from skerry.log.nats.bus import NatsBus
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.telemetry import metrics
-from skerry.telemetry.metrics import Kind, Metric, of, prometheus_name
+from skerry.telemetry.metrics import Metric, MetricKind, of, prometheus_name
 from tests.support.nats_server import NatsServer
 from tests.support.puppet import Puppet
 from tests.support.scripted_run import STARTS, ScriptedRun
@@ -41,7 +41,7 @@ NOT_YET = {
 
 
 def sample(metric: Metric) -> str:
-    return prometheus_name(metric) + ("_count" if metric.kind is Kind.HISTOGRAM else "")
+    return prometheus_name(metric) + ("_count" if metric.kind is MetricKind.HISTOGRAM else "")
 
 
 async def listening(process: asyncio.subprocess.Process) -> str:

@@ -25,8 +25,7 @@ from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import CheckpointRecord, Commit, Consumed, Evaluation
 from skerry.settings.models import RunConfig
-from skerry.telemetry.metric import MONITOR
-from skerry.telemetry.metrics import Kind, of, prometheus_name
+from skerry.telemetry.metrics import MONITOR, MetricKind, of, prometheus_name
 from tests.support.nats_server import NatsServer
 from tests.support.puppet import Puppet
 from tests.support.scripted_run import ScriptedRun
@@ -177,7 +176,9 @@ async def test_every_metric_is_stored_and_every_panel_has_an_answer(
     name: str, tmp_path: Path
 ) -> None:
     mine = of(MONITOR)
-    names = {prometheus_name(m) + ("_count" if m.kind is Kind.HISTOGRAM else "") for m in mine}
+    names = {
+        prometheus_name(m) + ("_count" if m.kind is MetricKind.HISTOGRAM else "") for m in mine
+    }
     port = free_port()
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(watched_run(tmp_path))

@@ -14,9 +14,8 @@ import pytest
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import Commit
-from skerry.telemetry import ids as tracing
-from skerry.telemetry import metrics, spans
-from skerry.telemetry.metrics import Kind
+from skerry.telemetry import ids, metrics, spans
+from skerry.telemetry.metrics import MetricKind
 from tests.support.cluster import Cluster, Service
 from tests.support.nats_server import NatsServer
 from tests.support.otlp import Received, Receiver
@@ -45,9 +44,9 @@ ROUND = {
 }
 """What a round consists of: service, name and kind of its spans."""
 SHAPES = {
-    "sum": {Kind.COUNTER, Kind.UPDOWNCOUNTER},
-    "gauge": {Kind.GAUGE},
-    "histogram": {Kind.HISTOGRAM},
+    "sum": {MetricKind.COUNTER, MetricKind.UPDOWNCOUNTER},
+    "gauge": {MetricKind.GAUGE},
+    "histogram": {MetricKind.HISTOGRAM},
 }
 
 
@@ -101,34 +100,32 @@ def shapes(found: list[Received]) -> set[tuple[str, str, str]]:
 
 
 def is_full(found: list[Received]) -> bool:
-    """Tell whether a round has everything: a learner that is slow may pass one over."""
+    """Return True if a round has everything: a learner that is slow may pass one over."""
     adopted = [span for span in found if span.name == f"adopt {spans.GLOBAL_FRAGMENT}"]
     return shapes(found) >= ROUND and len(adopted) == [kind for kind, _ in TEAM].count("learner")
 
 
 def check_round(found: list[Received], commit: Commit) -> None:
-    """Check what holds for every trace of a round, whoever was late for it."""
+    """Check what holds for every trace of a round, late contributions or not."""
     by_id = {span.span_id: span for span in found}
-    assert len(by_id) == len(found), "a span was told twice"
+    assert len(by_id) == len(found), "a span was emitted twice"
     (root,) = [span for span in found if not span.parent]
-    assert (root.name, root.span_id) == ("round", tracing.span_id(commit.trace_id))
+    assert (root.name, root.span_id) == ("round", ids.span_id(commit.trace_id))
     assert root.attributes[spans.REASON] == commit.reason
     assert [span for span in found if span.parent and span.parent not in by_id] == []
     (process,) = [span for span in found if span.name.startswith("process ")]
     merged = {(c.learner, c.incarnation, c.identity): c for c in commit.consumed}
     assert len(process.links) == len(merged)
     for link in process.links:
-        told = link.attributes
-        learner, incarnation, _, identity = told[spans.MESSAGING_MESSAGE_ID].split("/")
+        about = link.attributes
+        learner, incarnation, _, identity = about[spans.MESSAGING_MESSAGE_ID].split("/")
         mark = (learner, int(incarnation), int(identity))
-        assert told[spans.STALENESS] == merged[mark].staleness
+        assert about[spans.STALENESS] == merged[mark].staleness
         assert (link.trace_id == commit.trace_id) == (merged[mark].staleness == 0)
-        assert link.span_id == tracing.span_id(link.trace_id, "publish", *mark)
+        assert link.span_id == ids.span_id(link.trace_id, "publish", *mark)
     for span in found:
         if span.name.endswith(spans.GLOBAL_FRAGMENT) and span.service == LEARNER:
-            assert [link.span_id for link in span.links] == [
-                tracing.span_id(commit.trace_id, "commit")
-            ]
+            assert [link.span_id for link in span.links] == [ids.span_id(commit.trace_id, "commit")]
 
 
 def check_broker(found: list[Received]) -> None:
@@ -173,9 +170,9 @@ def check_lines(services: list[Service], trace_id: str) -> None:
         services, ["round_committed", "round_adopted", "round_adopted"], strict=False
     ):
         lines = [json.loads(line) for line in service.said.splitlines() if line.startswith("{")]
-        told: list[dict[str, Any]] = [line for line in lines if line.get("trace_id") == trace_id]
-        assert [line["event"] for line in told].count(event) == 1, service.log
-        assert all(len(line["span_id"]) == 16 for line in told)
+        about: list[dict[str, Any]] = [line for line in lines if line.get("trace_id") == trace_id]
+        assert [line["event"] for line in about].count(event) == 1, service.log
+        assert all(len(line["span_id"]) == 16 for line in about)
 
 
 async def test_a_collector_that_hangs_stops_neither_training_nor_its_end(

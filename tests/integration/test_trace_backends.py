@@ -31,15 +31,13 @@ from skerry.protocol.messages import (
     Round,
     RunRecord,
 )
-from skerry.telemetry import ids as tracing
-from skerry.telemetry import instruments, metrics, sdk
-from skerry.telemetry.metrics import Kind, prometheus_name
-from skerry.telemetry.sdk import Identity, Target
+from skerry.telemetry import export, ids, instruments, metrics, tracing
+from skerry.telemetry.export import Destination, Identity
+from skerry.telemetry.metrics import MetricKind, prometheus_name
+from skerry.telemetry.spans import Interval
+from skerry_learner.sync import telemetry as learner_telemetry
 from skerry_learner.sync.session import Learner
-from skerry_learner.sync.telling import Stretch, observe
-from skerry_learner.sync.telling import Teller as LearnerTeller
-from skerry_syncer.telling import Spent
-from skerry_syncer.telling import Teller as SyncerTeller
+from skerry_syncer import telemetry as syncer_telemetry
 
 pytestmark = pytest.mark.soak
 
@@ -61,7 +59,7 @@ while True:
         break
 def said(link):
     return link if isinstance(link, dict) else vars(link)
-told = [
+traces = [
     {
         "trace": trace.info.trace_id.removeprefix("tr-"),
         "spans": [
@@ -76,7 +74,7 @@ told = [
     }
     for trace in found
 ]
-print(json.dumps(told, default=str))
+print(json.dumps(traces, default=str))
 """
 
 
@@ -109,7 +107,7 @@ async def serving(
                     await http.get(url)
                     break
                 assert started.returncode is None, log.name
-                await asyncio.sleep(0.2)  # nobody says when it is ready
+                await asyncio.sleep(0.2)  # it sends no event when it is ready
         yield url
     finally:
         with suppress(ProcessLookupError):
@@ -138,17 +136,17 @@ def header(learner: Learner, version: int) -> ContributionHeader:
         cursor_to=4,
         loss=1.0,
         captured_ns=NOW_NS,
-        trace_parent=place.trace_parent,
+        trace_parent=tracing.trace_parent(place),
     )
 
 
 def commit(version: int, merged: list[ContributionHeader]) -> Commit:
     consumed = tuple(
         Consumed(
-            *(told.learner, 1, told.identity, 1, 2, told.base_version),
-            *(version - told.round_version, version, 24, 512, 0, 4, 0.5, 1.0),
+            *(sent.learner, 1, sent.identity, 1, 2, sent.base_version),
+            *(version - sent.round_version, version, 24, 512, 0, 4, 0.5, 1.0),
         )
-        for told in merged
+        for sent in merged
     )
     return Commit(
         run=RUN,
@@ -174,47 +172,49 @@ def commit(version: int, merged: list[ContributionHeader]) -> Commit:
 
 
 @contextmanager
-def sending(service: str, name: str, target: Target) -> Generator[None]:
-    telemetry = sdk.start(Identity(service, RUN, name, "1.0"), target, print)
+def sending(service: str, name: str, destination: Destination) -> Generator[None]:
+    exporters = export.start(Identity(service, RUN, name, "1.0"), destination, print)
     try:
         yield
     finally:
-        assert telemetry.stop(30.0), "not everything was sent"
+        assert exporters.stop(30.0), "not everything was sent"
 
 
-def tell(target: Target) -> list[Commit]:
-    """Tell of three rounds as two learners and a syncer do; b is a round late each time."""
+def report(destination: Destination) -> list[Commit]:
+    """Report three rounds as two learners and a syncer do; b is a round late each time."""
     a, b = LEARNERS
-    took = Stretch(NOW_NS, NOW_NS + 10**7)
-    with sending("syncer", "s", target):  # places are kept only while somebody listens
+    took = Interval(NOW_NS, NOW_NS + 10**7)
+    with sending("syncer", "s", destination):  # traces are kept only while exported
         rounds = {v: [header(a, v), *([header(b, v - 1)] if v > 2 else [])] for v in (2, 3, 4)}
     commits = [commit(version, merged) for version, merged in rounds.items()]
     for learner in LEARNERS:
-        with sending("learner", learner.name, target):
-            teller = LearnerTeller()
-            observe(learner, lambda: pulse(learner.name))  # noqa: B023 - read before it changes
+        with sending("learner", learner.name, destination):
+            telemetry = learner_telemetry.RoundTelemetry()
+            learner_telemetry.observe(learner, lambda: pulse(learner.name))  # noqa: B023 - read before it changes
             for done in commits:
-                told = header(learner, done.version)
-                teller.captured(learner, told, took)
-                teller.quantised(learner, told, "int4", took)
-                teller.published(learner, told, 1000, took.ended_ns)
-                teller.received(learner, done, 1000, took)
-                teller.adopted(learner, done, done.version - 1, "rebase", took)
+                sent = header(learner, done.version)
+                telemetry.captured(learner, sent, took)
+                telemetry.quantised(learner, sent, "int4", took)
+                telemetry.published(learner, sent, 1000, took.end_ns)
+                telemetry.received(learner, done, 1000, took)
+                telemetry.adopted(learner, done, done.version - 1, "rebase", took)
                 of = {metrics.RUN: RUN, metrics.LEARNER_NAME: learner.name}
                 instruments.record(metrics.STEP_DURATION, 0.1, of)
                 of = {metrics.RUN: RUN, metrics.OPERATION: "encode"}
                 instruments.record(metrics.CODEC_DURATION, 0.1, of)
-    with sending("syncer", "s", target):
+    with sending("syncer", "s", destination):
         of = {metrics.RUN: RUN, metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, 0.1, of)
         for done in commits:
             origins = {
-                (told.learner, 1, told.identity): tracing.parse(told.trace_parent)
-                for told in rounds[done.version]
+                (sent.learner, 1, sent.identity): tracing.parse(sent.trace_parent)
+                for sent in rounds[done.version]
             }
             opened = Round(RUN, 0, 0, done.version, done.step, NOW_NS, "s")
-            spent = Spent(done.closed_ns, done.closed_ns + 10**7, done.closed_ns + 10**8)
-            SyncerTeller(RECORD, "rda").committed(done, opened, origins, spent)
+            times = syncer_telemetry.CommitTimes(
+                done.closed_ns, done.closed_ns + 10**7, done.closed_ns + 10**8
+            )
+            syncer_telemetry.RoundTelemetry(RECORD, "rda").committed(done, opened, origins, times)
     return commits
 
 
@@ -235,7 +235,7 @@ async def test_mlflow_shows_each_round_as_one_trace_with_its_links(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-mlflow-experiment-id=0")
     listening = serving(*command, "--port", str(port), url=url, folder=tmp_path, env=env)
     async with listening:
-        commits = await asyncio.to_thread(tell, Target(traces=f"{url}/v1/traces"))
+        commits = await asyncio.to_thread(report, Destination(traces=f"{url}/v1/traces"))
         reader = await asyncio.create_subprocess_exec(
             mlflow.replace("/bin/mlflow", "/bin/python"),
             *("-c", READ_MLFLOW, url),
@@ -246,11 +246,11 @@ async def test_mlflow_shows_each_round_as_one_trace_with_its_links(
         out, _ = await reader.communicate()
     traces = {trace["trace"]: trace["spans"] for trace in json.loads(out)}
     for done in commits:
-        told = {span["id"]: span for span in traces[done.trace_id]}
-        root = told[tracing.span_id(done.trace_id)]
+        by_id = {span["id"]: span for span in traces[done.trace_id]}
+        root = by_id[ids.span_id(done.trace_id)]
         assert (root["name"], root["parent"]) == ("round", None)
-        assert all(span["parent"] in told for span in told.values() if span is not root)
-        (process,) = [span for span in told.values() if span["name"].startswith("process ")]
+        assert all(span["parent"] in by_id for span in by_id.values() if span is not root)
+        (process,) = [span for span in by_id.values() if span["name"].startswith("process ")]
         assert len(process["links"]) == len(done.consumed)
 
 
@@ -264,16 +264,16 @@ async def test_phoenix_shows_each_round_as_one_trace(tmp_path: Path) -> None:
         PHOENIX_WORKING_DIR=str(tmp_path),
     )
     async with serving(phoenix, "serve", url=url, folder=tmp_path, env=env):
-        commits = await asyncio.to_thread(tell, Target(traces=f"{url}/v1/traces"))
-        wanted = {tracing.span_id(done.trace_id) for done in commits}
+        commits = await asyncio.to_thread(report, Destination(traces=f"{url}/v1/traces"))
+        wanted = {ids.span_id(done.trace_id) for done in commits}
         async with asyncio.timeout(DEADLINE_S):
             # It takes spans in at its leisure.
-            while not wanted <= (told := await phoenix_spans(url)).keys():  # noqa: ASYNC110
+            while not wanted <= (by_id := await phoenix_spans(url)).keys():  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
     for done in commits:
-        root = told[tracing.span_id(done.trace_id)]
+        root = by_id[ids.span_id(done.trace_id)]
         assert (root["name"], root["parent_id"]) == ("round", None)
-        inside = [s for s in told.values() if s["context"]["trace_id"] == done.trace_id]
+        inside = [s for s in by_id.values() if s["context"]["trace_id"] == done.trace_id]
         names = {span["name"].split()[0] for span in inside}
         assert {"round", "process", "merge", "commit", "receive", "publish"} <= names
 
@@ -304,8 +304,8 @@ async def test_victoria_metrics_names_what_it_gets_by_otlp_as_the_table_does(
         "-search.latencyOffset=0s",
     )
     async with serving(*command, url=url, folder=tmp_path, env=clean()):
-        target = Target(metrics=f"{url}/opentelemetry/v1/metrics")
-        await asyncio.to_thread(tell, target)
+        destination = Destination(metrics=f"{url}/opentelemetry/v1/metrics")
+        await asyncio.to_thread(report, destination)
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
             await http.get("/internal/force_flush")
             answer = await http.get("/api/v1/series", params={"match[]": f'{{run="{RUN}"}}'})
@@ -314,6 +314,6 @@ async def test_victoria_metrics_names_what_it_gets_by_otlp_as_the_table_does(
     for service in ("learner", "syncer"):
         for metric in metrics.of(service):
             spelt = prometheus_name(metric)
-            wanted = f"{spelt}_bucket" if metric.kind is Kind.HISTOGRAM else spelt
+            wanted = f"{spelt}_bucket" if metric.kind is MetricKind.HISTOGRAM else spelt
             assert wanted in names, metric
     assert {row["learner"] for row in series if "learner" in row} == {"a", "b"}

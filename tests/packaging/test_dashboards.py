@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from skerry.telemetry.metric import MONITOR
-from skerry.telemetry.metrics import ALL, Kind, Metric, of, prometheus_name
+from skerry.telemetry.metrics import ALL, MONITOR, Metric, MetricKind, of, prometheus_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,7 +131,7 @@ def test_the_dashboard_shows_every_metric_of_the_monitor(dashboard: dict[str, An
 def test_counters_are_shown_as_rates(dashboard: dict[str, Any]) -> None:
     for text in expressions(dashboard):
         for name in NAME.findall(text):
-            if KNOWN[name].kind is Kind.COUNTER:
+            if KNOWN[name].kind is MetricKind.COUNTER:
                 assert "rate(" in text or "increase(" in text, text
 
 

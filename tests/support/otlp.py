@@ -16,9 +16,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 KINDS = dict(zip(Span.SpanKind.values(), Span.SpanKind.keys(), strict=True))
+STATUS = dict(zip(Status.StatusCode.values(), Status.StatusCode.keys(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Received:
     attributes: dict[str, Any]
     links: tuple[Link, ...]
     events: tuple[str, ...]
+    status: tuple[str, str]
+    resource: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Receiver:
     series: dict[tuple[str, str, str], Series] = field(
         default_factory=dict[tuple[str, str, str], Series]
     )
+    schemas: set[str] = field(default_factory=set[str])
     requests: int = 0
     held: threading.Event | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -113,9 +117,13 @@ class Receiver:
         with self.changed:
             self.requests += 1
             if path == "/v1/traces":
-                self.spans += _spans(_parsed(ExportTraceServiceRequest(), body))
+                traces = _parsed(ExportTraceServiceRequest(), body)
+                self.schemas |= _schemas(traces.resource_spans, "scope_spans")
+                self.spans += _spans(traces)
             elif path == "/v1/metrics":
-                for series, instance in _series(_parsed(ExportMetricsServiceRequest(), body)):
+                metrics = _parsed(ExportMetricsServiceRequest(), body)
+                self.schemas |= _schemas(metrics.resource_metrics, "scope_metrics")
+                for series, instance in _series(metrics):
                     self.series[series.service, instance, series.name] = series
             self.changed.notify_all()
 
@@ -138,6 +146,12 @@ class Receiver:
 def _parsed(message: Any, body: bytes) -> Any:
     message.ParseFromString(body)
     return message
+
+
+def _schemas(groups: Any, scopes: str) -> set[str]:
+    """Return the schema URLs of resources and scopes."""
+    named = {scope.schema_url for group in groups for scope in getattr(group, scopes)}
+    return {group.schema_url for group in groups} | named
 
 
 def _spans(request: ExportTraceServiceRequest) -> list[Received]:
@@ -166,6 +180,8 @@ def _span(span: Span, resource: dict[str, Any]) -> Received:
             for link in span.links
         ),
         events=tuple(event.name for event in span.events),
+        status=(STATUS[span.status.code].removeprefix("STATUS_CODE_"), span.status.message),
+        resource=resource,
     )
 
 
@@ -178,8 +194,8 @@ def _series(request: ExportMetricsServiceRequest) -> list[tuple[Series, str]]:
             for metric in scope.metrics:
                 kind = str(metric.WhichOneof("data"))
                 named = service, metric.name, metric.unit, kind
-                told = Series(*named, _points(metric, kind), _traces(metric, kind))
-                found.append((told, instance))
+                series = Series(*named, _points(metric, kind), _traces(metric, kind))
+                found.append((series, instance))
     return found
 
 

@@ -20,8 +20,7 @@ from skerry.protocol.run import plan_of
 from skerry.protocol.subjects import TOKEN
 from skerry.service.arrival import arrive
 from skerry.service.shell import serve
-from skerry.service.turn import Turn
-from skerry.service.turns import outlast, take_turns
+from skerry.service.turns import TurnTrace, outlast, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump, step_of
@@ -92,11 +91,11 @@ class Checkpointer:
 
     async def save(self) -> Written | None:
         """Write one checkpoint, record it in the ledger and thin out; None if nothing is new."""
-        turn = Turn(self.record, spans.CHECKPOINT, spans.WRITE)
+        turn = TurnTrace(self.record, spans.CHECKPOINT, spans.WRITE)
         with turn.working():
             return await self._save(turn)
 
-    async def _save(self, turn: Turn) -> Written | None:
+    async def _save(self, turn: TurnTrace) -> Written | None:
         await in_thread(self._look)  # before the cut: a higher index is never of an older one
         if not self.is_recorded:
             await self._record_newest(await ledger.last_checkpoint(self.bus, self.record.run))
@@ -113,7 +112,7 @@ class Checkpointer:
         await in_thread(self._thin_out)
         return written
 
-    async def _write(self, cut: ConsistentCut, turn: Turn) -> Written:
+    async def _write(self, cut: ConsistentCut, turn: TurnTrace) -> Written:
         run = self.record.run
         step = step_of([manifest.commit for manifest in cut.manifests.values()])
         writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan, step)
@@ -140,7 +139,7 @@ class Checkpointer:
         finally:
             await in_thread(writer.discard)
 
-    async def _announce(self, written: Written, took_s: float, turn: Turn) -> None:
+    async def _announce(self, written: Written, took_s: float, turn: TurnTrace) -> None:
         """Log, record and trace a checkpoint that has just been written."""
         checkpoint = written.checkpoint
         self.known[written.name] = checkpoint

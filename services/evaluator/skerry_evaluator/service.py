@@ -22,8 +22,7 @@ from skerry.log.state import MASTER, read_latest, read_manifests
 from skerry.protocol.messages import Evaluation
 from skerry.protocol.run import plan_of
 from skerry.service.shell import serve
-from skerry.service.turn import Turn
-from skerry.service.turns import outlast, take_turns
+from skerry.service.turns import TurnTrace, outlast, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.manifest import step_of, tokens_of
 from skerry.tasks import in_thread
@@ -98,11 +97,11 @@ class Evaluator:
         if await self._said_by_another(versions, judge.held_out.digest):
             self.said = versions
             return None
-        turn = Turn(self.record, spans.EVALUATE, spans.JUDGE)
+        turn = TurnTrace(self.record, spans.EVALUATE, spans.JUDGE)
         with turn.working():
             return await self._evaluate(judge, turn)
 
-    async def _evaluate(self, judge: Judge, turn: Turn) -> Evaluation:
+    async def _evaluate(self, judge: Judge, turn: TurnTrace) -> Evaluation:
         if self.said:  # not before the first evaluation: nobody shall wait for that
             await in_thread(judge.learn_to_write)
         began_s, cpu_s = time.monotonic(), time.process_time()

@@ -39,7 +39,7 @@ from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.network import Network
 from skerry_learner.sync.rules import Policy
 from skerry_learner.sync.session import Session
-from skerry_learner.sync.telling import observe
+from skerry_learner.sync.telemetry import observe
 from skerry_learner.trainer.trainer import Trainer
 
 log = structlog.get_logger()

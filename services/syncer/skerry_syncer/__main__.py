@@ -30,9 +30,9 @@ def run(
     import socket
     from functools import partial
 
+    from skerry.log.hops import report_hops
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.hops import tell_hops
     from skerry.service.logs import broker_event, configure
     from skerry.service.telemetry import telemetry
     from skerry.settings import loading
@@ -45,7 +45,7 @@ def run(
         local = loading.load(config, overrides).local
         configure(local.log_level, service="syncer")
     bus = bus_from(local.nats, holder, on_event=broker_event)
-    beside = {"hops": partial(tell_hops, bus, run)} if local.telemetry.broker_hops else {}
+    beside = {"hops": partial(report_hops, bus, run)} if local.telemetry.broker_hops else {}
     run_service(
         syncer(bus, run, holder, local.shutdown_s, beside),
         telemetry(local, "syncer", run, holder),

@@ -23,7 +23,7 @@ from skerry.protocol.messages import Commit, Consumed, ContributionKind, Learner
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry_syncer.loading import OUTER
 from skerry_syncer.shard import judge, mark_of
-from skerry_syncer.telling import Spent
+from skerry_syncer.telemetry import CommitTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,7 @@ class Committer:
     outer: Outer
     spare: tuple[Vector, ...] = ()
     wall_ns: Callable[[], int] = time.time_ns
-    spent: Spent = field(default_factory=Spent)
+    spent: CommitTimes = field(default_factory=CommitTimes)
 
     async def genesis(self, shard: Shard, state: FragmentState, closing: Closing) -> Manifest:
         """Commit version 1: the negated gradient of the first GENESIS contribution, as it is."""

@@ -19,7 +19,7 @@ from skerry.protocol.messages import Round
 from skerry.protocol.subjects import Subjects, contributor
 from skerry_syncer.committer import Closing
 from skerry_syncer.ending import Tail, may_end
-from skerry_syncer.telling import Teller, mark_of
+from skerry_syncer.telemetry import RoundTelemetry, contribution_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,12 +86,12 @@ class Conductor:
     leaving: bool = False
     turns: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    teller: Teller = field(init=False)
+    telemetry: RoundTelemetry = field(init=False)
     tail: Tail = field(init=False)
 
     def __post_init__(self) -> None:
         self.tail = Tail(self.bus, self.run.run)
-        self.teller = Teller(self.run, self.config.sync.merge)
+        self.telemetry = RoundTelemetry(self.run, self.config.sync.merge)
 
     async def follow_contributions(self) -> None:
         """Take every contribution to this shard behind what the manifests have resolved.
@@ -111,17 +111,17 @@ class Conductor:
             self._take(record)
 
     def _take(self, record: Record) -> None:
-        self.teller.heard(record.subject, self.wall_ns())
+        self.telemetry.chunk_arrived(record.subject, self.wall_ns())
         now = now_s()
         got = self.shard.take(record, now)
         if isinstance(got, Contribution):
             self._measure_late(got, now)
-            self.teller.received(got, record.subject, self.wall_ns())
+            self.telemetry.received(got, record.subject, self.wall_ns())
             self.wake.set()
         elif isinstance(got, Refusal):
-            self.teller.refused(got)
+            self.telemetry.refused(got)
         if contributor(record.subject) not in self.shard.inbox.open:
-            self.teller.settled(record.subject)
+            self.telemetry.settled(record.subject)
 
     def _measure_late(self, got: Contribution, now: float) -> None:
         """Learn from one that missed its round how long the next ones should wait."""
@@ -156,13 +156,13 @@ class Conductor:
         for state in self.shard.fragments.values():
             if state.version == 0 and state.pending:
                 now_ns = self.wall_ns()
-                trace = self.teller.trace(state.fragment.index, 1)
+                trace = self.telemetry.trace(state.fragment.index, 1)
                 closing = Closing(
                     "genesis", 0, now_ns, now_ns, 0.0, 0.0, final=False, trace_id=trace
                 )
-                origins = {mark_of(c): c.origin for c in state.pending}
+                origins = {contribution_id(c): c.origin for c in state.pending}
                 manifest = await self.committer.genesis(self.shard, state, closing)
-                self.teller.committed(manifest.commit, None, origins, self.committer.spent)
+                self.telemetry.committed(manifest.commit, None, origins, self.committer.spent)
 
     def _count_hands(self) -> None:
         """Remember since when fewer than K learners work."""
@@ -217,7 +217,7 @@ class Conductor:
             },
             trace_id=opened.record.trace_id,
         )
-        origins, index = {mark_of(c): c.origin for c in state.pending}, state.fragment.index
+        origins, index = {contribution_id(c): c.origin for c in state.pending}, state.fragment.index
         self.closed.pop(index, None)
         self.timings = rounds.measured_arrivals(
             self.timings, EMA_FACTOR, view.arrived.values(), self.policy
@@ -240,7 +240,7 @@ class Conductor:
             quorum_s=None if quorum_at is None else quorum_s,
             sync_s=sync_s,
         )
-        self.teller.committed(manifest.commit, opened.record, origins, self.committer.spent)
+        self.telemetry.committed(manifest.commit, opened.record, origins, self.committer.spent)
 
     async def _open_due(self) -> None:
         now = now_s()
@@ -280,7 +280,7 @@ class Conductor:
             opened_ns=self.wall_ns(),
             syncer=self.committer.writer.holder,
             final=final,
-            trace_id=self.teller.trace(fragment, state.version + 1),
+            trace_id=self.telemetry.trace(fragment, state.version + 1),
             attempt=max(attempt, self.shard.again.pop(fragment, 0)),
         )
         await presence.open_round(self.bus, record)

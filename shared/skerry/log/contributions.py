@@ -15,19 +15,18 @@ from skerry.protocol.messages import ChunkHeader, Refused, Start
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects, contributor
 from skerry.tasks import TaskGroup
-from skerry.telemetry import tracer
-from skerry.telemetry.ids import parse
-from skerry.telemetry.spans import extract
+from skerry.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from opentelemetry.trace import SpanContext
 
     from skerry.algorithm.fragments import Plan
     from skerry.algorithm.quantise import Planes
     from skerry.log.base import Bus, Record
     from skerry.protocol.codec import Chunk
     from skerry.protocol.messages import ContributionHeader
-    from skerry.telemetry.ids import SpanContext
 
 
 SEND_WINDOW = 4
@@ -85,9 +84,10 @@ class Sender:
     async def _publish(self, header: ContributionHeader, index: int, data: bytes) -> None:
         subject = Subjects(self._run).contribution(header.fragment, header.learner)
         prefix = f"{header.learner}/{header.incarnation}/{header.fragment}/{header.identity}"
-        origin = parse(header.trace_parent) if index == 0 else None
-        told = tracer.headers(origin) if origin is not None else None
-        await self._bus.publish(subject, data, msg_id=f"{prefix}/{index}", headers=told)
+        origin = tracing.parse(header.trace_parent) if index == 0 else None
+        await self._bus.publish(
+            subject, data, msg_id=f"{prefix}/{index}", headers=tracing.headers(origin)
+        )
 
 
 def _envelope(run: str, plan: Plan, header: ContributionHeader, chunk: Chunk) -> ChunkHeader:
@@ -268,7 +268,9 @@ class Inbox:
         try:
             if header.contribution is not None:
                 partial.header = _checked(header, self.plan)
-                partial.origin = parse(partial.header.trace_parent) or extract(record.headers)
+                partial.origin = tracing.parse(partial.header.trace_parent) or tracing.extract(
+                    record.headers
+                )
             if not partial.assembler.add(header, packed):
                 return None
             if partial.header is None:

@@ -1,26 +1,31 @@
-"""What a NATS server says of a message's way through it, as a span of the message's own trace.
+"""The broker's part in traced messages, as spans of each message's own trace.
 
-A message with the header ``Nats-Trace-Dest`` has each server that it passes tell, on that subject,
+Each server that a message with the header ``Nats-Trace-Dest`` passes reports, on that subject,
 when it came in, which stream took it and what went out. The server needs no configuration for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
+from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.jetstream import nanoseconds
-from skerry.telemetry import spans
-from skerry.telemetry.ids import parse, span_id
-from skerry.telemetry.spans import Event, Kind, Span, messaging, messaging_name
+from skerry.protocol.subjects import Subjects
+from skerry.telemetry import spans, tracing
+from skerry.telemetry.spans import FinishedSpan, Interval, SpanEvent, messaging, messaging_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.telemetry.ids import SpanContext
+    from opentelemetry.trace import SpanContext
+
+    from skerry.log.base import Bus
 
 QUEUE = "skerry-hops"
-"""Whoever listens shares this queue group, so that each hop is told once."""
+"""Every syncer listens in this queue group, so that each hop is reported once."""
 SERVICE = "nats-server"
 MOST_BYTES = 64 * 1024
 MOST_TEXT = 256
@@ -32,70 +37,97 @@ TEMPLATES = {
     "ledger": "skerry.{run}.ledger.commit.{fragment}",
 }
 """Destination templates of the messages that carry trace context, by their subject's third part."""
+DUPLICATE = "duplicate"
+"""The server refuses a message that it already has: that is an answer and no failure."""
+ERRORS = {
+    "wrong last": "Conflict",
+    "maximum": "StorageFull",
+    "insufficient": "StorageFull",
+    "no space": "StorageFull",
+    "permission": "Denied",
+    "authorization": "Denied",
+}
+"""Type of a server's error by a part of its sentence, which may hold paths and numbers."""
+OTHER_ERROR = "_OTHER"
+"""The conventions' word for an error of no known type."""
 
 
-def hop(payload: bytes) -> Span | None:
-    """Return the span of one server's part in a message; None for what is no such report.
+async def report_hops(bus: Bus, run: str) -> None:
+    """Emit what servers report of this run's traced messages as spans, for ever."""
+    if isinstance(bus, NatsBus):
+        reports = bus.listen(Subjects(run).hops(), QUEUE)
+        async with aclosing(reports):
+            async for report in reports:
+                span = hop(report)
+                if span is not None:
+                    tracing.emit(span)
+    await asyncio.Event().wait()
 
-    Anybody may publish on the subject, so nothing is taken for granted, and no text is long.
+
+def hop(payload: bytes) -> FinishedSpan | None:
+    """Return the span of one server's part in a message; None for anything that is no such report.
+
+    Any client may publish on the subject, so nothing is taken for granted, and no text is long.
     """
     if len(payload) > MOST_BYTES:
         return None
     try:
-        told = json.loads(payload)
-        return _hop(_mapping(told))
+        return _hop(_mapping(json.loads(payload)))
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
         return None
 
 
-def _hop(told: Mapping[str, Any]) -> Span | None:
-    server, request = _mapping(told["server"]), _mapping(told["request"])
+def _hop(report: Mapping[str, Any]) -> FinishedSpan | None:
+    server, request = _mapping(report["server"]), _mapping(report["request"])
     origin = _origin(_mapping(request["header"]))
-    steps = [_mapping(step) for step in cast("list[object]", told["events"])]
+    steps = [_mapping(step) for step in cast("list[object]", report["events"])]
     if origin is None:
         return None
     subject = _text(next((step["subj"] for step in steps if step.get("type") == "in"), None))
     name = _text(server["name"])
     events = tuple(_event(step) for step in steps)
-    error = next((_text(step["error"]) for step in steps if step.get("error")), "")
-    stream = next((_text(step["stream"]) for step in steps if step.get("stream")), "")
+    times = [event.time_ns for event in events]
+    error = _first(steps, "error")
     template = TEMPLATES.get((subject.split(".") + [""] * 3)[2], "")
-    return Span(
-        name=messaging_name(spans.DELIVER, template).rstrip(),
-        kind=Kind.SERVER,
-        context=_place(origin, name, _number(server["seq"])),
+    return FinishedSpan(
+        name=messaging_name(spans.DELIVER, template),
+        context=tracing.child(origin, spans.DELIVER, name, _number(server["seq"])),
         parent=origin,
-        start_ns=min(event.time_ns for event in events),
-        end_ns=max(*(event.time_ns for event in events), _ns(server["time"])),
+        interval=Interval(min(times), max(*times, _ns(server["time"]))),
         attributes={
-            **messaging(spans.DELIVER, subject, template),
+            **messaging(spans.DELIVER, template, subject),
             spans.MESSAGING_MESSAGE_BODY_SIZE: _number(request["msgsize"]),
-            spans.STREAM: stream,
+            spans.STREAM: _first(steps, "stream"),
             spans.SERVER_NAME: name,
         },
         events=events,
-        # The server refuses a message that it has already: that is an answer, and no failure.
-        error="" if "duplicate" in error else error,
+        error=_error_type(error),
+        detail=error,
         service=SERVICE,
         instance=name,
     )
 
 
-def _place(origin: SpanContext, server: str, sequence: int) -> SpanContext:
-    own = span_id(origin.trace_id, spans.DELIVER, server, sequence)
-    return type(origin)(origin.trace_id, own, origin.sampled)
+def _error_type(error: str) -> str:
+    if not error or DUPLICATE in error:
+        return ""
+    return next((name for part, name in ERRORS.items() if part in error), OTHER_ERROR)
 
 
 def _origin(header: Mapping[str, Any]) -> SpanContext | None:
     for key, values in header.items():
         if key.lower() == spans.TRACE_PARENT:
-            return parse(_text(values[0]))
+            return tracing.parse(_text(values[0]))
     return None
 
 
-def _event(step: Mapping[str, Any]) -> Event:
+def _event(step: Mapping[str, Any]) -> SpanEvent:
     kind = _text(step["type"])
-    return Event(STEPS.get(kind, kind), _ns(step["ts"]))
+    return SpanEvent(STEPS.get(kind, kind), _ns(step["ts"]))
+
+
+def _first(steps: list[Mapping[str, Any]], key: str) -> str:
+    return next((_text(step[key]) for step in steps if step.get(key)), "")
 
 
 def _ns(stamp: object) -> int:

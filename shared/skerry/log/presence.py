@@ -10,7 +10,7 @@ from skerry.log.base import Deliver
 from skerry.protocol.messages import Pulse, Round, SyncerPulse
 from skerry.protocol.records import believable, decode, encode
 from skerry.protocol.subjects import Subjects
-from skerry.telemetry import tracer
+from skerry.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -54,7 +54,7 @@ async def follow_pulses(bus: Bus, run: str) -> AsyncGenerator[Pulse]:
 async def open_round(bus: Bus, opened: Round) -> None:
     """Ask the learners for contributions; replaces the fragment's previous round."""
     subject = Subjects(opened.run).round(opened.fragment)
-    await bus.publish(subject, encode(opened), headers=tracer.headers_for(opened.trace_id))
+    await bus.publish(subject, encode(opened), headers=tracing.headers_for(opened.trace_id))
 
 
 async def last_rounds(bus: Bus, run: str, plan_digest: int) -> dict[int, Round]:

@@ -30,7 +30,7 @@ from skerry.log.state import read_manifest, read_manifests
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
-from skerry.telemetry import spans, tracer
+from skerry.telemetry import spans, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -160,7 +160,7 @@ async def append_commit(bus: Bus, commit: Commit, after: int | None = None) -> N
                 encode(commit),
                 msg_id=f"{commit.fragment}/{commit.version}",
                 expect=Expect(subject, after),
-                headers=tracer.headers_for(commit.trace_id, spans.COMMIT),
+                headers=tracing.headers_for(commit.trace_id, spans.COMMIT),
             )
         except Conflict:
             after = None

@@ -28,7 +28,7 @@ from skerry.protocol.messages import ChunkHeader, ChunkRef, Commit, Manifest, Pa
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
-from skerry.telemetry import instruments, metrics, spans, tracer
+from skerry.telemetry import instruments, metrics, spans, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -167,7 +167,7 @@ class StateWriter:
             subject,
             encode(manifest),
             f"manifest/{commit.fragment}/{attempt}",
-            tracer.headers_for(commit.trace_id, spans.COMMIT),
+            tracing.headers_for(commit.trace_id, spans.COMMIT),
         )
         await append_commit(self.bus, whole, after)
         return manifest

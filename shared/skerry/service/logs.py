@@ -1,7 +1,7 @@
 """Structured logs: JSON where a machine reads, coloured lines where a person does.
 
 A line about a round carries its ``trace_id`` and ``span_id``, whether traces are collected or not:
-the ids are computed, so a line finds its trace, and the other services' lines, in any case.
+the ids are computed, so a line leads to its trace and to the other services' lines in any case.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from typing import TextIO, cast
 
 import structlog
+from opentelemetry.trace import format_span_id, format_trace_id
 
-from skerry.telemetry import tracer
+from skerry.telemetry import tracing
 
 
-class Forgiving:
-    """A stream that loses what cannot be written: a full disk under a log must not end a service.
+class ForgivingStream:
+    """A stream that drops what cannot be written: a full disk under a log must not end a service.
 
     ``lost`` counts the writes that failed.
     """
@@ -58,7 +59,7 @@ def configure(level: str, *, service: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", Forgiving(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", ForgivingStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
@@ -68,17 +69,17 @@ def add_span(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
     """Add the span that the code works for, unless the line names one itself."""
-    place = tracer.current()
+    place = tracing.current()
     if place is not None:
-        event.setdefault("trace_id", place.trace_id)
-        event.setdefault("span_id", place.span_id)
+        event.setdefault("trace_id", format_trace_id(place.trace_id))
+        event.setdefault("span_id", format_span_id(place.span_id))
     return event
 
 
 def broker_event(event: str, fields: Mapping[str, str]) -> None:
     """Log that the broker was lost or is back; the run itself goes on meanwhile.
 
-    Each failed attempt to reach it again is an ``error`` too: that is four a second.
+    Each failed attempt to reach it again is an ``error`` event, four a second: logged as debug.
     """
     log = structlog.get_logger()
     (log.debug if event == "error" else log.warning)(f"broker_{event}", **fields)

@@ -10,28 +10,31 @@ import structlog
 
 from skerry.errors import ConfigError
 from skerry.protocol.subjects import Subjects
-from skerry.telemetry import sdk
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from skerry.settings.models import LocalSettings
+    from skerry.telemetry.export import Telemetry
 
 log = structlog.get_logger()
+
+STOP_S = 2.0
+"""How long the end of a process waits for the collector at most."""
 
 
 @contextmanager
 def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Generator[None]:
-    """Have this process's spans and metrics sent until the block ends; without an address, nothing.
+    """Send this process's spans and metrics until the block ends; without an address, nothing.
 
-    The end of the block takes ``sdk.STOP_S`` at most, whatever becomes of the collector. Raises
-    ConfigError where there is an address and OpenTelemetry's SDK is not installed.
+    The end of the block takes ``STOP_S`` at most, in whatever state the collector is.
+    Raises ConfigError where there is an address and OpenTelemetry's SDK is not installed.
     """
     wanted = local.telemetry
     if not (wanted.traces_url or wanted.metrics_url):
         yield
         return
-    begun = _start(local, service, run, name)
+    exporters = _start(local, service, run, name)
     log.info(
         "telemetry_begins",
         traces=bool(wanted.traces_url),
@@ -41,15 +44,23 @@ def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Genera
     try:
         yield
     finally:
-        if not begun.stop():
-            log.warning("telemetry_unsent", waited_s=sdk.STOP_S)
+        if not exporters.stop(STOP_S):
+            log.warning("telemetry_unsent", waited_s=STOP_S)
 
 
-def _start(local: LocalSettings, service: str, run: str, name: str) -> sdk.Telemetry:
+def _start(local: LocalSettings, service: str, run: str, name: str) -> Telemetry:
     from importlib.metadata import version
 
     wanted, broker = local.telemetry, urlsplit(local.nats.url.split(",")[0].strip())
-    target = sdk.Target(
+    try:
+        from skerry.telemetry import export
+    except ModuleNotFoundError as error:
+        msg = (
+            "telemetry.endpoint is set, but OpenTelemetry's SDK is not installed: "
+            "run `pip install 'skerry[otel]'`, or leave the endpoint out."
+        )
+        raise ConfigError(msg, path="telemetry.endpoint") from error
+    destination = export.Destination(
         traces=wanted.traces_url,
         metrics=wanted.metrics_url,
         sample_ratio=wanted.sample_ratio,
@@ -57,14 +68,8 @@ def _start(local: LocalSettings, service: str, run: str, name: str) -> sdk.Telem
         broker_subject=Subjects(run).hops() if wanted.broker_hops else "",
         broker=(broker.hostname, broker.port or 4222) if broker.hostname else None,
     )
-    try:
-        return sdk.start(sdk.Identity(service, run, name, version("skerry")), target, _complain)
-    except ModuleNotFoundError as error:
-        msg = (
-            "telemetry.endpoint is set, but OpenTelemetry's SDK is not installed: "
-            "run `pip install 'skerry[otel]'`, or leave the endpoint out."
-        )
-        raise ConfigError(msg, path="telemetry.endpoint") from error
+    identity = export.Identity(service, run, name, version("skerry"))
+    return export.start(identity, destination, _complain)
 
 
 def _complain(trouble: str) -> None:

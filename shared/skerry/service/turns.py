@@ -1,15 +1,19 @@
-"""What readers of a run do who are no learner: turns, from its first whole state to its end.
+"""Services that read a run's global state take turns, from its first whole state to its end.
 
-A turn looks at the global state and does something about it, such as saving or judging it.
+A turn reads the global state and does something with it, such as saving or evaluating it. Its spans
+are a trace of their own, which links to the rounds that it has read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
+from opentelemetry.trace import Link
 
 from skerry.errors import (
     BrokerUnavailable,
@@ -22,14 +26,21 @@ from skerry.errors import (
 )
 from skerry.log import ledger
 from skerry.log.state import follow_manifests
+from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
+from skerry.telemetry import ids, spans, tracing
+from skerry.telemetry.spans import FinishedSpan, Interval, messaging, messaging_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from opentelemetry.trace import SpanContext
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
-    from skerry.protocol.messages import RunRecord
+    from skerry.protocol.messages import Commit, RunRecord
+    from skerry.telemetry.spans import Attributes
 
 log = structlog.get_logger()
 
@@ -48,8 +59,8 @@ async def take_turns(
 
     A turn that fails (Overtaken, StateLost, WireError, StoreError) is logged as ``failed`` and
     tried again at the next; the last one raises its error. In an exception group come
-    BrokerUnavailable and StorageFull, and StateLost once the log holds another run of that name:
-    what is known of this one does not fit that.
+    BrokerUnavailable and StorageFull, and StateLost once the log holds another run of that name,
+    which nothing known of this one fits.
     """
     run, finished = record.run, asyncio.Event()
     async with TaskGroup() as group:
@@ -72,9 +83,9 @@ async def take_turns(
 
 
 async def outlast(session: Callable[[], Awaitable[None]]) -> None:
-    """Begin a session anew whenever the broker was away or full, until one ends by itself.
+    """Run a session again whenever the broker was away or full, until one ends by itself.
 
-    Raises whatever else ends one.
+    Raises any other error that ends one.
     """
     while True:
         try:
@@ -113,3 +124,55 @@ async def _whole(bus: Bus, run: str, plan: Plan) -> None:
             missing.discard(manifest.commit.fragment)
             if not missing:
                 return
+
+
+@dataclass(slots=True)
+class TurnTrace:
+    """The trace of one turn: its reading, and the work named ``then`` that follows it."""
+
+    record: RunRecord
+    name: str
+    then: str
+    wall_ns: Callable[[], int] = time.time_ns
+    began_ns: int = field(init=False)
+    read_ns: int = field(init=False)
+    root: SpanContext = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began_ns = self.read_ns = self.wall_ns()
+        run = self.record
+        self.root = tracing.context(ids.turn_id(run.run, run.created_ns, self.name, self.began_ns))
+
+    def working(self) -> AbstractContextManager[object]:
+        """Return a block whose log lines carry the ids of this turn."""
+        return tracing.within(self.root)
+
+    def has_read(self) -> None:
+        """Note that the reading is over."""
+        self.read_ns = self.wall_ns()
+
+    def over(self, commits: Iterable[Commit], attributes: Attributes) -> None:
+        """Emit the spans of a turn that did its work, with a link to each commit that it read."""
+        if not self.root.trace_flags.sampled:
+            return
+        ended_ns = self.wall_ns()
+        reading, working = Interval(self.began_ns, self.read_ns), Interval(self.read_ns, ended_ns)
+        links = tuple(link for commit in commits if (link := _link(commit)).context.is_valid)
+        name = messaging_name(spans.RECEIVE, spans.GLOBAL_FRAGMENT)
+        subject = Subjects(self.record.run).manifests()
+        read = messaging(spans.RECEIVE, spans.GLOBAL_FRAGMENT, subject) | spans.batch(len(links))
+        whole = Interval(self.began_ns, ended_ns)
+        tracing.emit(FinishedSpan(self.name, self.root, None, whole, attributes))
+        place = tracing.child(self.root, spans.RECEIVE)
+        tracing.emit(FinishedSpan(name, place, self.root, reading, read, links))
+        place = tracing.child(self.root, self.then)
+        tracing.emit(FinishedSpan(self.then, place, self.root, working))
+
+
+def _link(commit: Commit) -> Link:
+    about: Attributes = {
+        spans.FRAGMENT: commit.fragment,
+        spans.VERSION: commit.version,
+        spans.MESSAGING_DESTINATION_NAME: Subjects(commit.run).manifest(commit.fragment),
+    }
+    return Link(tracing.context(commit.trace_id, spans.COMMIT), about)

@@ -1,54 +1,90 @@
-"""Telling metrics: nothing at all until ``skerry.telemetry.sdk`` takes them.
+"""Record metrics with OpenTelemetry's API: nothing until ``skerry.telemetry.export`` starts.
 
-``record`` is for what happens, ``observe`` for what is: a function that is asked now and then, in
-a thread of its own, and costs whoever changes the value nothing.
+``record`` is for what happens, ``observe`` for what is: a callback that is asked at each
+collection, in a thread of its own, and costs the code that changes the value nothing.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from skerry.telemetry.metrics import Metric
+from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
+
+from skerry.telemetry.metrics import Metric, MetricKind
 
 Attributes = Mapping[str, str]
-Observation = tuple[float, Attributes]
-Observer = Callable[[], Iterable[Observation]]
+Observer = Callable[[CallbackOptions], Iterable[Observation]]
+OFF = NoOpMeter("skerry")
 
 
-class Meters(Protocol):
-    """Who takes metrics, from any thread, and never waits for anything."""
+@dataclass(slots=True)
+class _Instruments:
+    """The meter of this process, and what records each metric, made when it is first used."""
 
-    def record(self, metric: Metric, value: float, attributes: Attributes) -> None: ...
-    def observe(self, metric: Metric, observer: Observer) -> None: ...
-
-
-class _State:
-    """What this process does with its metrics."""
-
-    meters: Meters | None = None
+    meter: Meter = OFF
+    recorders: dict[str, Callable[..., None]] = field(
+        default_factory=dict[str, Callable[..., None]]
+    )
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_state = _State()
+_instruments = _Instruments()
 
 
-def install(meters: Meters | None) -> None:
-    """Have metrics taken by ``meters``; None: by nobody."""
-    _state.meters = meters
+def install(meter: Meter) -> None:
+    """Record metrics with ``meter`` from now on; ``OFF`` drops them."""
+    with _instruments.lock:
+        _instruments.meter, _instruments.recorders = meter, {}
 
 
 def on() -> bool:
-    """Tell whether anybody takes metrics."""
-    return _state.meters is not None
+    """Return True if metrics are exported."""
+    return _instruments.meter is not OFF
 
 
 def record(metric: Metric, value: float, attributes: Attributes) -> None:
-    """Add to a counter, note a gauge, or count a histogram's value, in the metric's own unit."""
-    if _state.meters is not None:
-        _state.meters.record(metric, value, attributes)
+    """Add to a counter, set a gauge, or count a histogram's value, in the metric's own unit.
+
+    Inside ``tracing.within`` the span is the value's exemplar.
+    """
+    if not on():
+        return
+    recorder = _instruments.recorders.get(metric.name) or _recorder(metric)
+    recorder(value, attributes)
 
 
 def observe(metric: Metric, observer: Observer) -> None:
-    """Have a counter's total or a gauge read off ``observer`` whenever metrics are sent."""
-    if _state.meters is not None:
-        _state.meters.observe(metric, observer)
+    """Read a counter's total or a gauge from ``observer`` at each collection."""
+    meter = _instruments.meter
+    create = {
+        MetricKind.COUNTER: meter.create_observable_counter,
+        MetricKind.UPDOWNCOUNTER: meter.create_observable_up_down_counter,
+        MetricKind.GAUGE: meter.create_observable_gauge,
+    }[metric.kind]
+    create(metric.name, [observer], metric.unit, metric.description)
+
+
+def _recorder(metric: Metric) -> Callable[..., None]:
+    with _instruments.lock:
+        recorders = _instruments.recorders
+        if metric.name not in recorders:
+            recorders[metric.name] = _create(_instruments.meter, metric)
+        return recorders[metric.name]
+
+
+def _create(meter: Meter, metric: Metric) -> Callable[..., None]:
+    described = metric.name, metric.unit, metric.description
+    match metric.kind:
+        case MetricKind.COUNTER:
+            return meter.create_counter(*described).add
+        case MetricKind.UPDOWNCOUNTER:
+            return meter.create_up_down_counter(*described).add
+        case MetricKind.GAUGE:
+            return meter.create_gauge(*described).set
+        case MetricKind.HISTOGRAM:
+            bounds = metric.buckets or None
+            return meter.create_histogram(
+                *described, explicit_bucket_boundaries_advisory=bounds
+            ).record

@@ -1,28 +1,75 @@
-"""Every metric of Skerry, in one table: what it is called, what it counts, and who tells of it.
+"""Every metric of Skerry, in one table: its name, unit, attributes, meaning, and who reports it.
 
 Names and units are OpenTelemetry's; ``prometheus_name`` derives the other spelling by its rule.
-Services send theirs over OTLP where an endpoint is set; the health monitor serves what it reads
-from the log, and from the broker, on ``/metrics``. A metric means the same whoever tells of it, so
-a backend that gets both tells them apart by job.
+Services send theirs by OTLP where an endpoint is set; the health monitor serves what it reads from
+the log and from the broker on ``/metrics``. A metric means the same in both, so a backend that
+gets both tells them apart by job.
 
 Counters start again at 0 with the process they count for, as Prometheus expects: a learner's with
-its incarnation, also where the health monitor tells of them.
+its incarnation, also where the health monitor reports them.
 """
 
 from __future__ import annotations
 
-from skerry.telemetry.metric import (
-    CHECKPOINTER,
-    EVALUATOR,
-    LEARNER,
-    MONITOR,
-    SYNCER,
-    Kind,
-    Metric,
-    prometheus_name,
-)
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 
-__all__ = ["ALL", "Kind", "Metric", "of", "prometheus_name"]
+LEARNER = "learner"
+SYNCER = "syncer"
+CHECKPOINTER = "checkpointer"
+EVALUATOR = "evaluator"
+MONITOR = "health-monitor"
+
+
+class MetricKind(StrEnum):
+    """What a metric does: only grow, go up and down, hold a value, or count a distribution."""
+
+    COUNTER = "counter"
+    UPDOWNCOUNTER = "updowncounter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric; ``unit`` in UCUM, ``source`` are the services that emit it.
+
+    ``attributes`` are the keys of every data point; ``buckets`` the upper bounds of a histogram,
+    in ``unit``, without the last, infinite one.
+    """
+
+    name: str
+    kind: MetricKind
+    unit: str
+    description: str
+    attributes: tuple[str, ...]
+    source: tuple[str, ...]
+    buckets: tuple[float, ...] = ()
+
+
+UNITS = {"s": "seconds", "By": "bytes"}
+"""Units that Prometheus spells out; those in braces are annotations and leave no trace."""
+
+
+def prometheus_name(metric: Metric) -> str:
+    """Return the metric's name in Prometheus, by OpenTelemetry's rule; a histogram's base name.
+
+    Dots become underscores, the unit is spelt out unless the name has it already, a gauge of unit
+    ``1`` is a ratio, a counter a total.
+    """
+    words = metric.name.replace(".", "_").split("_")
+    unit = UNITS.get(metric.unit, "")
+    if metric.unit == "1" and metric.kind is MetricKind.GAUGE:
+        unit = "ratio"
+    if unit and unit not in words:
+        words.append(unit)
+    if metric.kind is MetricKind.COUNTER:
+        words = [*(word for word in words if word != "total"), "total"]
+    return "_".join(words)
+
+
+# Keys of attributes.
 
 RUN = "run"
 """The run's id: an attribute of every metric but the broker's own."""
@@ -52,337 +99,178 @@ VERSION = "version"
 STORAGE = "storage"
 """Of the broker: ``memory`` or ``file``."""
 
-BY_MONITOR = (MONITOR,)
-BY_LEARNER = (LEARNER, MONITOR)
-BY_SYNCER = (SYNCER, MONITOR)
-
 LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-VERSIONS_BEHIND = (0.0, 1.0, 2.0, 3.0, 4.0, 8.0, 16.0)
+VERSIONS_LATE = (0.0, 1.0, 2.0, 3.0, 4.0, 8.0, 16.0)
+COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
 
-def _gauge(
-    name: str, unit: str, description: str, *keys: str, by: tuple[str, ...] = BY_MONITOR
-) -> Metric:
-    return Metric(name, Kind.GAUGE, unit, description, (RUN, *keys), by)
-
-
-def _counter(
-    name: str, unit: str, description: str, *keys: str, by: tuple[str, ...] = BY_MONITOR
-) -> Metric:
-    return Metric(name, Kind.COUNTER, unit, description, (RUN, *keys), by)
-
-
-def _histogram(
+def _metric(
     name: str,
-    buckets: tuple[float, ...],
+    kind: MetricKind,
+    unit: str,
     description: str,
     *keys: str,
-    by: tuple[str, ...],
-    unit: str = "s",
+    by: tuple[str, ...] = (MONITOR,),
+    of: tuple[str, ...] = (RUN,),
+    buckets: tuple[float, ...] = (),
 ) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, unit, description, (RUN, *keys), by, buckets)
+    return Metric(name, kind, unit, description, (*of, *keys), by, buckets)
 
 
-def _broker(kind: Kind, name: str, unit: str, description: str, *keys: str) -> Metric:
-    return Metric(name, kind, unit, description, (SERVER, *keys), BY_MONITOR)
+_run = _metric
+_round = partial(_metric, by=(SYNCER, MONITOR))
+_learner = partial(_metric, by=(LEARNER, MONITOR), of=(RUN, LEARNER_NAME))
+_watched = partial(_metric, of=(RUN, LEARNER_NAME))
+"""Of a learner, as only the health monitor sees it."""
+_broker = partial(_metric, of=(SERVER,))
 
+# A table: two lines for most metrics.
+# fmt: off
 
 # The run as a whole.
 
-RUN_INFO = _gauge("skerry.run.info", "{run}", "Always 1; says what the run is.", MODE, VERSION)
-RUN_FINISHED = _gauge("skerry.run.finished", "{run}", "1 once the run is finished.")
-RUN_STEP = _gauge("skerry.run.step", "{step}", "The global clock's step.")
-RUN_STEP_TARGET = _gauge("skerry.run.step.target", "{step}", "The step at which the run ends.")
-RUN_TIME_LEFT = _gauge("skerry.run.time_left", "s", "Expected time until the run ends.")
-RUN_LOSS = _gauge(
-    "skerry.run.loss", "{nat}", "Training loss per token, each learner weighted by its speed."
-)
-HELD_OUT_LOSS = _gauge(
-    "skerry.held_out.loss",
-    "{nat}",
-    "Loss per token of the global model on held-out text.",
-    EVALUATOR_NAME,
-    by=(EVALUATOR, MONITOR),
-)
-HELD_OUT_BEST = _gauge(
-    "skerry.held_out.best",
-    "{nat}",
-    "Least loss of this run so far on the text that the evaluator reads now.",
-    EVALUATOR_NAME,
-)
-HELD_OUT_RECENT = _gauge(
-    "skerry.held_out.recent",
-    "{nat}",
+RUN_INFO = _run("skerry.run.info", GAUGE, "{run}", "Always 1; says what the run is.", MODE, VERSION)
+RUN_FINISHED = _run("skerry.run.finished", GAUGE, "{run}", "1 once the run is finished.")
+RUN_STEP = _run("skerry.run.step", GAUGE, "{step}", "The global clock's step.")
+RUN_STEP_TARGET = _run("skerry.run.step.target", GAUGE, "{step}", "The step at which the run ends.")
+RUN_TIME_LEFT = _run("skerry.run.time_left", GAUGE, "s", "Expected time until the run ends.")
+RUN_LOSS = _run("skerry.run.loss", GAUGE, "{nat}",
+    "Training loss per token, each learner weighted by its speed.")
+HELD_OUT_LOSS = _metric("skerry.held_out.loss", GAUGE, "{nat}",
+    "Loss per token of the global model on held-out text.", EVALUATOR_NAME, by=(EVALUATOR, MONITOR))
+HELD_OUT_BEST = _run("skerry.held_out.best", GAUGE, "{nat}",
+    "Least loss of this run so far on the text that the evaluator reads now.", EVALUATOR_NAME)
+HELD_OUT_RECENT = _run("skerry.held_out.recent", GAUGE, "{nat}",
     "Least of the newest three losses on that text: well above the best, it goes the wrong way.",
-    EVALUATOR_NAME,
-)
-HELD_OUT_TEXTS = _gauge(
-    "skerry.held_out.texts",
-    "{text}",
-    "Different texts that evaluators of late have read: losses on them cannot be compared.",
-)
-EVALUATION_DURATION = _histogram(
-    "skerry.evaluation.duration",
-    LONG_S,
-    "Time to read the global state and judge it.",
-    by=(EVALUATOR,),
-)
-GOODPUT = _gauge(
-    "skerry.goodput.ratio", "1", "Training time over the time given to the run, all learners."
-)
-BADPUT = _gauge(
-    "skerry.badput.ratio", "1", "Share of the time given to the run lost to each cause.", CAUSE
-)
+    EVALUATOR_NAME)
+HELD_OUT_TEXTS = _run("skerry.held_out.texts", GAUGE, "{text}",
+    "Different texts that evaluators have read lately: losses on them cannot be compared.")
+EVALUATION_DURATION = _metric("skerry.evaluation.duration", HISTOGRAM, "s",
+    "Time to read the global state and evaluate it.", buckets=LONG_S, by=(EVALUATOR,))
+GOODPUT = _run("skerry.goodput.ratio", GAUGE, "1",
+    "Training time over the time given to the run, all learners.")
+BADPUT = _run("skerry.badput.ratio", GAUGE, "1",
+    "Share of the time given to the run lost to each cause.", CAUSE)
 
 # Rounds.
 
-ROUND_DURATION = _histogram(
-    "skerry.round.duration",
-    LONG_S,
-    "From the opening of a round until it closed.",
-    REASON,
-    by=BY_SYNCER,
-)
-QUORUM_WAIT = _histogram(
-    "skerry.round.quorum_wait",
-    LONG_S,
-    "From the opening of a round to its K-th contribution.",
-    by=BY_SYNCER,
-)
-GRACE_WAIT = _histogram(
-    "skerry.round.grace_wait",
-    LONG_S,
-    "What a round waited beyond its quorum, for contributions that cost nothing.",
-    by=BY_SYNCER,
-)
-COMMIT_AGE = _gauge(
-    "skerry.round.commit_age",
-    "s",
-    "Time since the newest commit; since the run was created before there is one.",
-)
-ROUND_INTERVAL = _gauge("skerry.round.interval", "s", "Expected time between two commits.")
-FRAGMENT_VERSION = _gauge(
-    "skerry.fragment.version", "{version}", "Newest version of a fragment.", FRAGMENT, by=BY_SYNCER
-)
-MERGE_DURATION = _histogram(
-    "skerry.merge.duration",
-    SHORT_S,
-    "Time to merge a round and take the outer step.",
-    by=BY_SYNCER,
-)
-COMMIT_DURATION = _histogram(
-    "skerry.commit.duration", SHORT_S, "From a merge until the log has its commit.", by=(SYNCER,)
-)
+ROUND_DURATION = _round("skerry.round.duration", HISTOGRAM, "s",
+    "From the opening of a round until it closed.", REASON, buckets=LONG_S)
+QUORUM_WAIT = _round("skerry.round.quorum_wait", HISTOGRAM, "s",
+    "From the opening of a round to its K-th contribution.", buckets=LONG_S)
+GRACE_WAIT = _round("skerry.round.grace_wait", HISTOGRAM, "s",
+    "What a round waited beyond its quorum, for contributions that cost nothing.", buckets=LONG_S)
+COMMIT_AGE = _run("skerry.round.commit_age", GAUGE, "s",
+    "Time since the newest commit; since the run was created before there is one.")
+ROUND_INTERVAL = _run("skerry.round.interval", GAUGE, "s", "Expected time between two commits.")
+FRAGMENT_VERSION = _round("skerry.fragment.version", GAUGE, "{version}",
+    "Newest version of a fragment.", FRAGMENT)
+MERGE_DURATION = _round("skerry.merge.duration", HISTOGRAM, "s",
+    "Time to merge a round and take the outer step.", buckets=SHORT_S)
+COMMIT_DURATION = _metric("skerry.commit.duration", HISTOGRAM, "s",
+    "From a merge until the log has its commit.", buckets=SHORT_S, by=(SYNCER,))
 
 # Contributions, and what they weigh on the wire.
 
-CONTRIBUTIONS = _counter(
-    "skerry.contributions",
-    "{contribution}",
-    "Contributions that rounds decided about, by what became of them.",
-    OUTCOME,
-    CAUSE,
-    by=BY_SYNCER,
-)
-STALENESS = _histogram(
-    "skerry.contribution.staleness",
-    VERSIONS_BEHIND,
-    "How many versions behind its fragment a merged contribution was.",
-    by=BY_SYNCER,
-    unit="{version}",
-)
-CODEC_DURATION = _histogram(
-    "skerry.codec.duration",
-    SHORT_S,
+CONTRIBUTIONS = _round("skerry.contributions", COUNTER, "{contribution}",
+    "Contributions that rounds decided about, by what became of them.", OUTCOME, CAUSE)
+STALENESS = _round("skerry.contribution.staleness", HISTOGRAM, "{version}",
+    "How many versions late a merged contribution was.", buckets=VERSIONS_LATE)
+CODEC_DURATION = _metric("skerry.codec.duration", HISTOGRAM, "s",
     "Time to encode or decode one fragment's vector.",
-    OPERATION,
-    by=(LEARNER, SYNCER, CHECKPOINTER, EVALUATOR),
-)
-WIRE_IO = _counter(
-    "skerry.wire.io",
-    "By",
-    "Payload between a learner and the log.",
-    LEARNER_NAME,
-    DIRECTION,
-    by=BY_LEARNER,
-)
-WIRE_UNCOMPRESSED = _counter(
-    "skerry.wire.uncompressed",
-    "By",
-    "The same payload in float32; over skerry.wire.io it is the compression ratio.",
-    LEARNER_NAME,
-    DIRECTION,
-    by=BY_LEARNER,
-)
+    OPERATION, buckets=SHORT_S, by=(LEARNER, SYNCER, CHECKPOINTER, EVALUATOR))
+WIRE_IO = _learner("skerry.wire.io", COUNTER, "By",
+    "Payload between a learner and the log.", DIRECTION)
+WIRE_UNCOMPRESSED = _learner("skerry.wire.uncompressed", COUNTER, "By",
+    "The same payload in float32; over skerry.wire.io it is the compression ratio.", DIRECTION)
 
 # Learners.
 
-LEARNERS = _gauge(
-    "skerry.learners",
-    "{learner}",
-    "Learners by how they look; those that have stopped, or finished and left, are not in.",
-    STATE,
-)
-LEARNERS_MISSED = _gauge(
-    "skerry.learners.missed",
-    "{learner}",
-    "Learners gone without a goodbye, and whose place no name that joined since has taken.",
-)
-LEARNERS_TARGET = _gauge(
-    "skerry.learners.target", "{learner}", "Learners that the run is laid out for."
-)
-LEARNER_ALIVE = _gauge(
-    "skerry.learner.alive", "{learner}", "1 alive, 0 suspect or gone.", LEARNER_NAME
-)
-LEARNER_DIVERGED = _gauge(
-    "skerry.learner.diverged",
-    "{learner}",
-    "1 while it trains with a loss that is no finite number.",
-    LEARNER_NAME,
-)
-LEARNER_INCARNATION = _gauge(
-    "skerry.learner.incarnation", "{incarnation}", "Starts of its process.", LEARNER_NAME
-)
-LEARNER_SILENCE = _gauge("skerry.learner.silence", "s", "Time since its last pulse.", LEARNER_NAME)
-LEARNER_STEP = _gauge(
-    "skerry.learner.step", "{step}", "Its step on the global clock.", LEARNER_NAME, by=BY_LEARNER
-)
-LEARNER_STALENESS = _gauge(
-    "skerry.learner.staleness",
-    "{version}",
-    "How many versions its oldest fragment is behind the log.",
-    LEARNER_NAME,
-    by=BY_LEARNER,
-)
-LEARNER_CONTRIBUTIONS = _counter(
-    "skerry.learner.contributions",
-    "{contribution}",
-    "Contributions that it has sent.",
-    LEARNER_NAME,
-    by=BY_LEARNER,
-)
-LEARNER_SYNCS_SKIPPED = _counter(
-    "skerry.learner.syncs_skipped",
-    "{sync}",
-    "Rounds that it could not answer before they closed.",
-    LEARNER_NAME,
-    by=BY_LEARNER,
-)
-LEARNER_TIME = _counter(
-    "skerry.learner.time",
-    "s",
-    "Its time by use: train is goodput, all else is badput.",
-    LEARNER_NAME,
-    USE,
-    by=BY_LEARNER,
-)
-CODEC_TIME = _counter(
-    "skerry.learner.codec_time",
-    "s",
-    "Time in which it encoded what it sent or decoded what it read, beside its steps.",
-    LEARNER_NAME,
-    OPERATION,
-    by=BY_LEARNER,
-)
-TOKENS = _counter(
-    "skerry.tokens", "{token}", "Tokens it has trained on.", LEARNER_NAME, by=BY_LEARNER
-)
-STEP_DURATION = _histogram(
-    "skerry.step.duration",
-    SHORT_S,
-    "One inner step, its boundary included.",
-    LEARNER_NAME,
-    by=(LEARNER,),
-)
-STEPS_SKIPPED = _counter(
-    "skerry.steps.skipped",
-    "{step}",
+LEARNERS = _run("skerry.learners", GAUGE, "{learner}",
+    "Learners by how they look; those that have stopped, or finished and left, are not in.", STATE)
+LEARNERS_MISSED = _run("skerry.learners.missed", GAUGE, "{learner}",
+    "Learners gone without a goodbye, and whose place no name that joined since has taken.")
+LEARNERS_TARGET = _run("skerry.learners.target", GAUGE, "{learner}",
+    "Learners that the run is laid out for.")
+LEARNER_ALIVE = _watched("skerry.learner.alive", GAUGE, "{learner}", "1 alive, 0 suspect or gone.")
+LEARNER_DIVERGED = _watched("skerry.learner.diverged", GAUGE, "{learner}",
+    "1 while it trains with a loss that is no finite number.")
+LEARNER_INCARNATION = _watched("skerry.learner.incarnation", GAUGE, "{incarnation}",
+    "Starts of its process.")
+LEARNER_SILENCE = _watched("skerry.learner.silence", GAUGE, "s", "Time since its last pulse.")
+LEARNER_STEP = _learner("skerry.learner.step", GAUGE, "{step}", "Its step on the global clock.")
+LEARNER_STALENESS = _learner("skerry.learner.staleness", GAUGE, "{version}",
+    "How many versions its oldest fragment lags the log.")
+LEARNER_CONTRIBUTIONS = _learner("skerry.learner.contributions", COUNTER, "{contribution}",
+    "Contributions that it has sent.")
+LEARNER_SYNCS_SKIPPED = _learner("skerry.learner.syncs_skipped", COUNTER, "{sync}",
+    "Rounds that it could not answer before they closed.")
+LEARNER_TIME = _learner("skerry.learner.time", COUNTER, "s",
+    "Its time by use: train is goodput, all else is badput.", USE)
+CODEC_TIME = _learner("skerry.learner.codec_time", COUNTER, "s",
+    "Time in which it encoded what it sent or decoded what it read, beside its steps.", OPERATION)
+TOKENS = _learner("skerry.tokens", COUNTER, "{token}", "Tokens it has trained on.")
+STEP_DURATION = _metric("skerry.step.duration", HISTOGRAM, "s",
+    "One inner step, its boundary included.", LEARNER_NAME, buckets=SHORT_S, by=(LEARNER,))
+STEPS_SKIPPED = _metric("skerry.steps.skipped", COUNTER, "{step}",
     "Steps that changed nothing: their loss or gradient was not finite.",
-    LEARNER_NAME,
-    by=(LEARNER,),
-)
-STEP_TIME = _gauge("skerry.step.time", "s", "Moving average of its inner step.", LEARNER_NAME)
-LOSS = _gauge("skerry.loss", "{nat}", "Its training loss per token.", LEARNER_NAME, by=BY_LEARNER)
+    LEARNER_NAME, by=(LEARNER,))
+STEP_TIME = _watched("skerry.step.time", GAUGE, "s", "Moving average of its inner step.")
+LOSS = _learner("skerry.loss", GAUGE, "{nat}", "Its training loss per token.")
 
 # Checkpoints.
 
-CHECKPOINT_AGE = _gauge(
-    "skerry.checkpoint.age", "s", "Time since the newest checkpoint, or since the run began."
-)
-CHECKPOINT_INTERVAL = _gauge(
-    "skerry.checkpoint.interval",
-    "s",
-    "How often one is due: checkpoint.every_s, or once a round where rounds are rarer.",
-)
-CHECKPOINT_BEHIND = _gauge(
-    "skerry.checkpoint.behind", "{commit}", "Commits that the newest one does not hold."
-)
-CHECKPOINT_BEHIND_TIME = _gauge(
-    "skerry.checkpoint.behind_time",
-    "s",
-    "For how long there have been commits that the newest one does not hold, at most its age.",
-)
-CHECKPOINT_SIZE = _gauge(
-    "skerry.checkpoint.size", "By", "Size of the newest one.", by=(CHECKPOINTER, MONITOR)
-)
-CHECKPOINT_DURATION = _histogram(
-    "skerry.checkpoint.duration",
-    LONG_S,
-    "Time to capture, write and read back one.",
-    by=(CHECKPOINTER,),
-)
+CHECKPOINT_AGE = _run("skerry.checkpoint.age", GAUGE, "s",
+    "Time since the newest checkpoint, or since the run began.")
+CHECKPOINT_INTERVAL = _run("skerry.checkpoint.interval", GAUGE, "s",
+    "How often one is due: checkpoint.every_s, or once a round where rounds are rarer.")
+CHECKPOINT_BEHIND = _run("skerry.checkpoint.behind", GAUGE, "{commit}",
+    "Commits that the newest one does not hold.")
+CHECKPOINT_BEHIND_TIME = _run("skerry.checkpoint.behind_time", GAUGE, "s",
+    "For how long there have been commits that the newest one does not hold, at most its age.")
+CHECKPOINT_SIZE = _metric("skerry.checkpoint.size", GAUGE, "By",
+    "Size of the newest one.", by=(CHECKPOINTER, MONITOR))
+CHECKPOINT_DURATION = _metric("skerry.checkpoint.duration", HISTOGRAM, "s",
+    "Time to capture, write and read back one.", buckets=LONG_S, by=(CHECKPOINTER,))
 
 # The log, its reader and its broker.
 
-STREAM_MESSAGES = _gauge(
-    "skerry.stream.messages", "{message}", "Messages that a stream of the run holds.", STREAM
-)
-STREAM_SIZE = _gauge("skerry.stream.size", "By", "Bytes that a stream of the run holds.", STREAM)
-STREAM_LIMIT = _gauge(
-    "skerry.stream.limit", "By", "Bytes it may hold; not there for one without a limit.", STREAM
-)
-STREAM_LAG = _gauge(
-    "skerry.stream.lag", "{message}", "Messages its slowest reader has not been given yet.", STREAM
-)
-ACCOUNT_STORAGE = _gauge(
-    "skerry.account.storage", "By", "What the NATS account holds, whoever wrote it.", STORAGE
-)
-ACCOUNT_STORAGE_LIMIT = _gauge(
-    "skerry.account.storage.limit", "By", "What it may hold; not there without a limit.", STORAGE
-)
-MONITOR_MESSAGES = _counter(
-    "skerry.monitor.messages", "{message}", "Records that the health monitor has read.", MESSAGE
-)
-MONITOR_MALFORMED = _counter(
-    "skerry.monitor.malformed", "{message}", "Records that it could not read.", MESSAGE
-)
-BROKER_UP = _broker(
-    Kind.GAUGE, "skerry.broker.up", "{server}", "1 while it answers on its monitoring port."
-)
-BROKER_CONNECTIONS = _broker(
-    Kind.GAUGE, "skerry.broker.connections", "{connection}", "Clients of a broker."
-)
-BROKER_MESSAGES = _broker(
-    Kind.COUNTER, "skerry.broker.messages", "{message}", "To and from its clients.", DIRECTION
-)
-BROKER_IO = _broker(
-    Kind.COUNTER, "skerry.broker.io", "By", "Bytes to and from its clients.", DIRECTION
-)
-BROKER_SLOW_CONSUMERS = _broker(
-    Kind.COUNTER, "skerry.broker.slow_consumers", "{client}", "Clients dropped as too slow."
-)
-BROKER_MEMORY = _broker(Kind.GAUGE, "skerry.broker.memory", "By", "Memory of its process.")
-BROKER_CPU = _broker(Kind.GAUGE, "skerry.broker.cpu.ratio", "1", "Cores it keeps busy.")
-BROKER_STORAGE = _broker(
-    Kind.GAUGE, "skerry.broker.storage", "By", "What JetStream holds on it.", STORAGE
-)
-BROKER_STORAGE_LIMIT = _broker(
-    Kind.GAUGE, "skerry.broker.storage.limit", "By", "What JetStream may hold on it.", STORAGE
-)
-BROKER_API_ERRORS = _broker(
-    Kind.COUNTER, "skerry.broker.api.errors", "{error}", "JetStream requests it has refused."
-)
+STREAM_MESSAGES = _run("skerry.stream.messages", GAUGE, "{message}",
+    "Messages that a stream of the run holds.", STREAM)
+STREAM_SIZE = _run("skerry.stream.size", GAUGE, "By",
+    "Bytes that a stream of the run holds.", STREAM)
+STREAM_LIMIT = _run("skerry.stream.limit", GAUGE, "By",
+    "Bytes it may hold; not there for one without a limit.", STREAM)
+STREAM_LAG = _run("skerry.stream.lag", GAUGE, "{message}",
+    "Messages its slowest reader has not been given yet.", STREAM)
+ACCOUNT_STORAGE = _run("skerry.account.storage", GAUGE, "By",
+    "What the NATS account holds, of every run and client.", STORAGE)
+ACCOUNT_STORAGE_LIMIT = _run("skerry.account.storage.limit", GAUGE, "By",
+    "What it may hold; not there without a limit.", STORAGE)
+MONITOR_MESSAGES = _run("skerry.monitor.messages", COUNTER, "{message}",
+    "Records that the health monitor has read.", MESSAGE)
+MONITOR_MALFORMED = _run("skerry.monitor.malformed", COUNTER, "{message}",
+    "Records that it could not read.", MESSAGE)
+BROKER_UP = _broker("skerry.broker.up", GAUGE, "{server}",
+    "1 while it answers on its monitoring port.")
+BROKER_CONNECTIONS = _broker("skerry.broker.connections", GAUGE, "{connection}",
+    "Clients of a broker.")
+BROKER_MESSAGES = _broker("skerry.broker.messages", COUNTER, "{message}",
+    "To and from its clients.", DIRECTION)
+BROKER_IO = _broker("skerry.broker.io", COUNTER, "By", "Bytes to and from its clients.", DIRECTION)
+BROKER_SLOW_CONSUMERS = _broker("skerry.broker.slow_consumers", COUNTER, "{client}",
+    "Clients dropped as too slow.")
+BROKER_MEMORY = _broker("skerry.broker.memory", GAUGE, "By", "Memory of its process.")
+BROKER_CPU = _broker("skerry.broker.cpu.ratio", GAUGE, "1", "Cores it keeps busy.")
+BROKER_STORAGE = _broker("skerry.broker.storage", GAUGE, "By",
+    "What JetStream holds on it.", STORAGE)
+BROKER_STORAGE_LIMIT = _broker("skerry.broker.storage.limit", GAUGE, "By",
+    "What JetStream may hold on it.", STORAGE)
+BROKER_API_ERRORS = _broker("skerry.broker.api.errors", COUNTER, "{error}",
+    "JetStream requests it has refused.")
+
+# fmt: on
 
 ALL: tuple[Metric, ...] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)

@@ -1,8 +1,8 @@
-"""What a span of ours is: its names, attribute keys and kinds, and the shape in which it is told.
+"""Names, attribute keys and kinds of spans, and the shape of a finished one.
 
 Messaging spans follow OpenTelemetry's conventions (a test compares the keys with its package):
-``{operation} {destination template}`` for a name; who sends is PRODUCER, who receives CLIENT, who
-processes CONSUMER. Messages are joined by links, which carry what is true of one message only; a
+their name is ``{operation} {destination template}``; a sender is PRODUCER, a receiver CLIENT, a
+processor CONSUMER. Messages are joined by links, which carry what is true of one message only; a
 span about a single message also has its round as parent.
 """
 
@@ -10,61 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from skerry.telemetry.ids import SpanContext, parse
+from opentelemetry.trace import Link, SpanContext, SpanKind
 
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = Mapping[str, Value]
-
-
-class Kind(StrEnum):
-    """How a span stands to others; the names are OpenTelemetry's."""
-
-    INTERNAL = "INTERNAL"
-    CLIENT = "CLIENT"
-    PRODUCER = "PRODUCER"
-    CONSUMER = "CONSUMER"
-    SERVER = "SERVER"
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Another span that this one has to do with, and what is true of that relation."""
-
-    context: SpanContext
-    attributes: Attributes = field(default_factory=dict[str, Value])
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened within a span; ``time_ns`` since the epoch."""
-
-    name: str
-    time_ns: int
-    attributes: Attributes = field(default_factory=dict[str, Value])
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One span, told when it is over; times in ns since the epoch.
-
-    ``error`` is what went wrong, in a word; empty: nothing did. ``service`` is whose it is, where
-    that is not the process that tells of it, and ``instance`` which one of those.
-    """
-
-    name: str
-    kind: Kind
-    context: SpanContext
-    parent: SpanContext | None
-    start_ns: int
-    end_ns: int
-    attributes: Attributes = field(default_factory=dict[str, Value])
-    links: tuple[Link, ...] = ()
-    events: tuple[Event, ...] = ()
-    error: str = ""
-    service: str = ""
-    instance: str = ""
 
 
 # Names of spans. One round has the first eight; a round of n learners 4 + 6n spans.
@@ -92,6 +42,7 @@ GLOBAL_FRAGMENT = "skerry.{run}.state.{fragment}.manifest"
 # Keys of OpenTelemetry's semantic conventions.
 
 MESSAGING_SYSTEM = "messaging.system"
+MESSAGING_CLIENT_ID = "messaging.client.id"
 MESSAGING_OPERATION_NAME = "messaging.operation.name"
 MESSAGING_OPERATION_TYPE = "messaging.operation.type"
 MESSAGING_DESTINATION_NAME = "messaging.destination.name"
@@ -124,7 +75,7 @@ REFUSED = "skerry.round.refused"
 LEARNER = "skerry.learner"
 BASE_VERSION = "skerry.base_version"
 STALENESS = "skerry.staleness"
-"""Versions behind: above 0 on a link, it leads to an earlier round's trace."""
+"""How many versions late: above 0 on a link, it leads to an earlier round's trace."""
 WEIGHT = "skerry.weight"
 STEPS = "skerry.steps"
 SCHEME = "skerry.scheme"
@@ -143,8 +94,17 @@ SERVER_NAME = "skerry.server.name"
 TRACE_PARENT = "traceparent"
 """The W3C header; on the wire exactly so, since nats-server looks for it letter by letter."""
 TRACE_DEST = "Nats-Trace-Dest"
-"""The header that asks a NATS server to tell of a message's way, and where."""
+"""The header that asks a NATS server to report a message's way, and names where to."""
 
+KINDS = {
+    PUBLISH: SpanKind.PRODUCER,
+    COMMIT: SpanKind.PRODUCER,
+    RECEIVE: SpanKind.CLIENT,
+    PROCESS: SpanKind.CONSUMER,
+    ADOPT: SpanKind.CONSUMER,
+    DELIVER: SpanKind.SERVER,
+}
+"""Kind of span by operation; all others are internal."""
 TYPES = {
     PUBLISH: "send",
     COMMIT: "send",
@@ -155,34 +115,84 @@ TYPES = {
 """The conventions' type of each messaging operation, by our name for it; a broker's has none."""
 
 
+def seconds(start_ns: int, end_ns: int) -> float:
+    """Return the time between two readings of a clock; 0 where it was set back meanwhile."""
+    return max(0, end_ns - start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A time interval in nanoseconds since the epoch."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return seconds(self.start_ns, self.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """Something that happened within a span; ``time_ns`` since the epoch."""
+
+    name: str
+    time_ns: int
+    attributes: Attributes = field(default_factory=dict[str, Value])
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSpan:
+    """A span that is over; the operation that its name begins with decides its kind.
+
+    ``error`` is the type of what went wrong, in a word, and ``detail`` the sentence; both empty if
+    nothing did. ``service`` and ``instance`` name another service whose span this process reports.
+    """
+
+    name: str
+    context: SpanContext
+    parent: SpanContext | None
+    interval: Interval
+    attributes: Attributes = field(default_factory=dict[str, Value])
+    links: tuple[Link, ...] = ()
+    events: tuple[SpanEvent, ...] = ()
+    error: str = ""
+    detail: str = ""
+    service: str = ""
+    instance: str = ""
+
+    @property
+    def kind(self) -> SpanKind:
+        """OpenTelemetry's kind of span."""
+        return KINDS.get(self.name.partition(" ")[0], SpanKind.INTERNAL)
+
+
 def messaging_name(operation: str, template: str) -> str:
     """Return the name of a messaging span."""
-    return f"{operation} {template}"
+    return f"{operation} {template}".rstrip()
 
 
-def messaging(operation: str, subject: str, template: str) -> dict[str, Value]:
+def messaging(
+    operation: str, template: str, subject: str = "", message_id: str = ""
+) -> dict[str, Value]:
     """Return the attributes that every messaging span has, in a dict of the caller's own.
 
-    ``subject`` is empty for a span about messages of several.
+    ``subject`` and ``message_id`` are empty for a span about several messages.
     """
-    told: dict[str, Value] = {
+    found: dict[str, Value] = {
         MESSAGING_SYSTEM: NATS,
         MESSAGING_OPERATION_NAME: operation,
         MESSAGING_DESTINATION_TEMPLATE: template,
     }
     if operation in TYPES:
-        told[MESSAGING_OPERATION_TYPE] = TYPES[operation]
+        found[MESSAGING_OPERATION_TYPE] = TYPES[operation]
     if subject:
-        told[MESSAGING_DESTINATION_NAME] = subject
-    return told
+        found[MESSAGING_DESTINATION_NAME] = subject
+    if message_id:
+        found[MESSAGING_MESSAGE_ID] = message_id
+    return found
 
 
-def extract(headers: Mapping[str, str]) -> SpanContext | None:
-    """Return the trace context in a message's headers, in whatever case their keys are.
-
-    NATS keeps the case that a sender chose, and W3C's key has none.
-    """
-    for key, value in headers.items():
-        if key.lower() == TRACE_PARENT:
-            return parse(value)
-    return None
+def batch(count: int) -> dict[str, Value]:
+    """Return the attribute that says how many messages a span is about; none for a single one."""
+    return {} if count == 1 else {MESSAGING_BATCH_MESSAGE_COUNT: count}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from skerry.telemetry.metric import Kind, Metric, prometheus_name
-from skerry.telemetry.metrics import ALL
+from skerry.telemetry.metrics import ALL, Metric, MetricKind, prometheus_name
 
 HEAD = """\
 # Metrics
@@ -12,12 +11,13 @@ Made out of `shared/skerry/telemetry/metrics.py` by `python -m skerry.telemetry.
 docs/metrics.md`; a test keeps it so.
 
 Names and units are OpenTelemetry's (UCUM; a unit in braces only says what is counted). Services
-send theirs by OTLP where `telemetry.endpoint` is set; the health monitor tells of what it reads
-from the log and from the broker on `/metrics`, in Prometheus' words, and writes the same every
+send theirs by OTLP where `telemetry.endpoint` is set. The health monitor serves what it reads from
+the log and from the broker on `/metrics`, in Prometheus' format, and writes the same every
 `metrics.every_s` seconds to the file that `telemetry.jsonl` names (`.skerry/RUN/metrics.jsonl`),
 and to TensorBoard or Weights & Biases where `metrics.tensorboard` or `metrics.wandb` says so.
 
-- A metric means the same whoever tells of it. Where a backend gets both, the job tells them apart.
+- A metric means the same whichever service reports it. Where a backend gets both, the job tells
+  them apart.
 - Counters begin at 0 with the process that they count for: a learner's with its incarnation.
 - While a monitor that was started again still reads an old ledger, what the ledger adds up to
   (rounds, contributions, staleness) is left out, so that no rate sees the past as work done now.
@@ -27,7 +27,7 @@ and to TensorBoard or Weights & Biases where `metrics.tensorboard` or `metrics.w
 - Figures of the broker need `metrics.broker`; `skerry up` fills it in for the broker it starts.
 - Alerts are in `infra/prometheus/rules.yml`, a dashboard in `infra/grafana/skerry.json`.
 """
-COLUMNS = ("Metric", "In Prometheus", "Kind", "Unit", "Attributes", "Told by", "What it is")
+COLUMNS = ("Metric", "In Prometheus", "Kind", "Unit", "Attributes", "Reported by", "What it is")
 
 
 def markdown() -> str:
@@ -37,10 +37,10 @@ def markdown() -> str:
 
 
 def _row(metric: Metric) -> tuple[str, ...]:
-    name = prometheus_name(metric) + ("_bucket" if metric.kind is Kind.HISTOGRAM else "")
+    suffix = "_bucket" if metric.kind is MetricKind.HISTOGRAM else ""
     return (
         f"`{metric.name}`",
-        f"`{name}`",
+        f"`{prometheus_name(metric)}{suffix}`",
         metric.kind.value,
         f"`{metric.unit}`",
         ", ".join(f"`{key}`" for key in metric.attributes),

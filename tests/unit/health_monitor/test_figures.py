@@ -30,7 +30,7 @@ from skerry.status.recent import STARTING_S
 from skerry.status.report import report
 from skerry.status.view import Frame, RunView, fold, peek
 from skerry.telemetry import metrics
-from skerry.telemetry.metrics import Kind, Metric, of, prometheus_name
+from skerry.telemetry.metrics import Metric, MetricKind, of, prometheus_name
 from skerry.telemetry.points import Point, Spread, flat
 from skerry_health_monitor.metrics.broker import Server
 from skerry_health_monitor.metrics.figures import Known, figures, interval_s
@@ -427,5 +427,5 @@ def test_names_in_prometheus_follow_opentelemetrys_rule() -> None:
 
 def test_a_histogram_has_bounds_and_nothing_else_has() -> None:
     for metric in metrics.ALL:
-        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM), metric.name
+        assert bool(metric.buckets) == (metric.kind is MetricKind.HISTOGRAM), metric.name
         assert tuple(sorted(metric.buckets)) == metric.buckets

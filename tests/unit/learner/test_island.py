@@ -22,8 +22,7 @@ from skerry.data.stream import Stream
 from skerry.models.base import specs_of
 from skerry.protocol.messages import Commit, Manifest, Pulse, Round
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
-from skerry.telemetry import instruments, metrics
-from skerry.telemetry.metrics import Metric
+from skerry.telemetry import metrics
 from skerry_learner.island import DIVERGED_IN_A_ROW, Island
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.meter import Meter
@@ -31,6 +30,7 @@ from skerry_learner.sync.rules import Progress
 from skerry_learner.sync.session import Learner, Session
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
+from tests.support.telemetry import Collected
 
 BATCH, SEQ = 2, 8
 STEP_TOKENS = BATCH * SEQ
@@ -260,21 +260,17 @@ def test_fewer_skips_than_a_row_of_them_leave_the_learner_its_progress() -> None
     assert scene.island.now.skipped == DIVERGED_IN_A_ROW - 1
 
 
-def test_skipped_steps_are_counted_from_nothing_on() -> None:
-    class Sink:
-        def record(self, metric: Metric, value: float, attributes: instruments.Attributes) -> None:
-            if metric is metrics.STEPS_SKIPPED:
-                counted.append((value, dict(attributes)))
+def test_skipped_steps_are_counted_from_nothing_on(collected: Collected) -> None:
+    counted: list[list[float]] = []
 
-        def observe(self, metric: Metric, observer: instruments.Observer) -> None: ...
+    def count(_: object = None) -> None:
+        counted.append([value for _, value in collected.values(metrics.STEPS_SKIPPED)])
 
-    counted: list[tuple[float, dict[str, str]]] = []
-    instruments.install(Sink())
-    try:
-        Scene([2, 7], 8).train()
-    finally:
-        instruments.install(None)
-    assert counted == [(count, {"run": "run", "learner": "a"}) for count in (0, 1, 1)]
+    Scene([2, 7], 8, before=count).train()
+    count()
+    assert counted[:2] == [[], [0]]
+    assert counted[-1] == [2]
+    assert collected.values(metrics.STEPS_SKIPPED)[0][0] == {"run": "run", "learner": "a"}
 
 
 def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(

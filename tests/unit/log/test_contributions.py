@@ -19,11 +19,9 @@ from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import ContributionHeader, ContributionKind, Refused, Start
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.telemetry import ids as tracing
-from skerry.telemetry import tracer
-from skerry.telemetry.ids import SpanContext
-from skerry.telemetry.spans import Span
+from skerry.telemetry import ids, tracing
 from tests.support.puppet import walk
+from tests.support.telemetry import Collected
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 2)
@@ -198,31 +196,26 @@ async def test_subject_that_no_learner_can_have_is_refused_and_ends_nobody() -> 
     assert got.cause == "corrupt"
 
 
-async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_back() -> None:
-    class Nobody:
-        def take(self, span: Span) -> None:
-            raise NotImplementedError
-
-    tracer.install(Nobody())
-    try:
-        place = tracer.context(tracing.trace_id(RUN, 0, 2), "publish")
-        records = await sent(header(1, trace_parent=place.trace_parent))
-    finally:
-        tracer.install(None)
+async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_back(
+    collected: Collected,
+) -> None:
+    place = tracing.context(ids.trace_id(RUN, 0, 2), "publish")
+    parent = tracing.trace_parent(place)
+    records = await sent(header(1, trace_parent=parent))
     assert len(records) > 1
     carried = [record.headers.get("traceparent", "") for record in records]
-    assert carried == [place.trace_parent] + [""] * (len(records) - 1)
+    assert carried == [parent] + [""] * (len(records) - 1)
     inbox = Inbox(RUN, PLAN)
     got = [inbox.feed(record) for record in records][-1]
     assert isinstance(got, Contribution)
     assert got.origin == place
 
 
-async def test_a_contribution_of_somebody_who_only_sets_the_header_is_joined_by_it() -> None:
-    place = SpanContext(tracing.trace_id(RUN, 0, 2), "b7ad6b7169203331", sampled=True)
+async def test_a_sender_that_only_sets_the_header_is_linked_by_it() -> None:
+    parent = f"00-{ids.trace_id(RUN, 0, 2)}-b7ad6b7169203331-01"
     first, *rest = await sent(header(1))
     inbox = Inbox(RUN, PLAN)
-    told = replace(first, headers={"TraceParent": place.trace_parent})
+    told = replace(first, headers={"TraceParent": parent})
     got = [inbox.feed(record) for record in (told, *rest)][-1]
     assert isinstance(got, Contribution)
-    assert got.origin == place
+    assert got.origin == tracing.parse(parent) is not None

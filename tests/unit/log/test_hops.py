@@ -1,4 +1,4 @@
-"""What a NATS server reports of a message becomes a span, and what anybody else sends does not."""
+"""What a NATS server reports of a message becomes a span; no other message does."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.trace import SpanKind
 
 from skerry.log.hops import MOST_BYTES, hop
-from skerry.telemetry import spans
-from skerry.telemetry.ids import SpanContext
-from skerry.telemetry.spans import Kind
+from skerry.telemetry import spans, tracing
+from skerry.telemetry.spans import FinishedSpan
 
-ORIGIN = SpanContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", sampled=True)
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def report(**changes: Any) -> dict[str, Any]:
     """Return what nats-server 2.15.1 sent for a chunk of a contribution, shortened."""
-    told: dict[str, Any] = {
+    message: dict[str, Any] = {
         "server": {
             "name": "n1",
             "host": "127.0.0.1",
@@ -27,7 +27,7 @@ def report(**changes: Any) -> dict[str, Any]:
             "seq": 18,
             "time": "2026-11-22T02:01:26.079722931Z",
         },
-        "request": {"header": {"traceparent": [ORIGIN.trace_parent]}, "msgsize": 1132},
+        "request": {"header": {"traceparent": [PARENT]}, "msgsize": 1132},
         "events": [
             {
                 "type": "in",
@@ -44,36 +44,50 @@ def report(**changes: Any) -> dict[str, Any]:
             },
         ],
     }
-    return told | changes
+    return message | changes
+
+
+def found(message: dict[str, Any]) -> FinishedSpan:
+    span = hop(json.dumps(message).encode())
+    assert span is not None
+    return span
 
 
 def test_a_report_becomes_a_span_below_the_one_that_sent_the_message() -> None:
-    found = hop(json.dumps(report()).encode())
-    assert found is not None
-    assert (found.name, found.kind) == (f"deliver {spans.CONTRIBUTION}", Kind.SERVER)
-    assert (found.parent, found.context.trace_id) == (ORIGIN, ORIGIN.trace_id)
-    assert (found.service, found.instance) == ("nats-server", report()["server"]["name"])
-    assert found.end_ns - found.start_ns == 226_734
-    assert [event.name for event in found.events] == ["ingress", "stored"]
-    assert found.attributes[spans.STREAM] == "SKERRY_r_CONTRIB"
-    assert found.error == ""
+    span = found(report())
+    assert (span.name, span.kind) == (f"deliver {spans.CONTRIBUTION}", SpanKind.SERVER)
+    origin = tracing.parse(PARENT)
+    assert (span.parent, span.context.trace_flags.sampled) == (origin, True)
+    assert origin is not None
+    assert span.context.trace_id == origin.trace_id
+    assert (span.service, span.instance) == ("nats-server", "n1")
+    assert span.interval.end_ns - span.interval.start_ns == 226_734
+    assert [event.name for event in span.events] == ["ingress", "stored"]
+    assert span.attributes[spans.STREAM] == "SKERRY_r_CONTRIB"
+    assert (span.error, span.detail) == ("", "")
 
 
-def test_two_servers_of_a_cluster_tell_two_spans() -> None:
-    one = hop(json.dumps(report()).encode())
-    other = hop(json.dumps(report(server=report()["server"] | {"name": "n2"})).encode())
-    assert one is not None
-    assert other is not None
+def test_two_servers_of_a_cluster_make_two_spans() -> None:
+    one, other = found(report()), found(report(server=report()["server"] | {"name": "n2"}))
     assert one.context.span_id != other.context.span_id
 
 
-@pytest.mark.parametrize(("said", "error"), [("msgid is duplicate", ""), ("no space", "no space")])
-def test_a_refusal_is_an_error_and_a_duplicate_is_none(said: str, error: str) -> None:
-    told = report()
-    told["events"][1]["error"] = said
-    found = hop(json.dumps(told).encode())
-    assert found is not None
-    assert found.error == error
+@pytest.mark.parametrize(
+    ("sentence", "error"),
+    [
+        ("msgid is duplicate", ""),
+        ("write /data/jetstream/4.blk: no space left on device", "StorageFull"),
+        ("wrong last sequence: 7", "Conflict"),
+        ("the moon is full", "_OTHER"),
+    ],
+)
+def test_a_refusal_is_an_error_of_one_word_and_a_duplicate_is_none(
+    sentence: str, error: str
+) -> None:
+    message = report()
+    message["events"][1]["error"] = sentence
+    span = found(message)
+    assert (span.error, span.detail) == (error, sentence)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +104,16 @@ def test_a_refusal_is_an_error_and_a_duplicate_is_none(said: str, error: str) ->
         {"server": None},
     ],
 )
-def test_what_says_too_little_is_left_out(changes: dict[str, Any]) -> None:
+def test_an_incomplete_report_is_left_out(changes: dict[str, Any]) -> None:
     assert hop(json.dumps(report(**changes)).encode()) is None
 
 
 @given(st.binary() | st.text().map(str.encode) | st.sampled_from([b"[" * 9000, b"1e999", b"null"]))
-def test_bytes_of_anybody_are_survived(payload: bytes) -> None:
+def test_arbitrary_bytes_make_no_span(payload: bytes) -> None:
     assert hop(payload) is None
 
 
 def test_texts_and_reports_are_bounded() -> None:
-    told = report(server=report()["server"] | {"name": "n" * 5000})
-    found = hop(json.dumps(told).encode())
-    assert found is not None
-    assert len(str(found.attributes[spans.SERVER_NAME])) == 256
+    message = report(server=report()["server"] | {"name": "n" * 5000})
+    assert len(str(found(message).attributes[spans.SERVER_NAME])) == 256
     assert hop(b" " * MOST_BYTES + json.dumps(report()).encode()) is None

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import structlog
 
-from skerry.service.logs import Forgiving, add_span
-from skerry.telemetry import tracer
-from skerry.telemetry.ids import SpanContext
+from skerry.service.logs import ForgivingStream, add_span
+from skerry.telemetry import ids, tracing
 
 FULL = (
     "import resource\n"
@@ -40,7 +39,7 @@ def test_a_service_outlives_a_full_disk_under_its_log(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with (tmp_path / "log").open("w", buffering=1) as file:
-        stream = Forgiving(file)
+        stream = ForgivingStream(file)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
         try:
             structlog.PrintLogger(stream).msg("lost")  # type: ignore[arg-type]
@@ -50,10 +49,10 @@ def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_line_carries_the_ids_of_the_span_it_is_written_in_and_of_no_other() -> None:
-    place = SpanContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
-    with tracer.within(place):
+    trace = ids.trace_id("run", 0, 2)
+    with tracing.within(tracing.context(trace)):
         inside = add_span(None, "info", {"event": "x"})
         named = add_span(None, "info", {"event": "x", "trace_id": "its own"})
-    assert (inside["trace_id"], inside["span_id"]) == (place.trace_id, place.span_id)
+    assert (inside["trace_id"], inside["span_id"]) == (trace, ids.span_id(trace))
     assert named["trace_id"] == "its own"
     assert add_span(None, "info", {"event": "x"}) == {"event": "x"}

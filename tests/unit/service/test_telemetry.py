@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+import skerry.telemetry
 from skerry.errors import ConfigError
 from skerry.service.entry import run_service
 from skerry.service.telemetry import telemetry
 from skerry.settings import loading
 from skerry.settings.models import LocalSettings
-from skerry.telemetry import sdk, tracer
+from skerry.telemetry import export, tracing
+from skerry.telemetry.export import Complain, Destination, Identity, Telemetry
 
 
 def local(*sets: str) -> LocalSettings:
     return loading.load(None, sets, {}).local
 
 
+@pytest.fixture
+def no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTelemetry's SDK is not installed."""
+    monkeypatch.delattr(skerry.telemetry, "export")
+    monkeypatch.setitem(sys.modules, "skerry.telemetry.export", None)
+
+
 def test_without_an_address_nothing_begins() -> None:
     with telemetry(local(), "syncer", "run", "s"):
-        assert not tracer.on()
+        assert not tracing.on()
 
 
-def test_a_missing_sdk_is_one_sentence_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> sdk.Telemetry:
-        raise ModuleNotFoundError
-
-    monkeypatch.setattr(sdk, "start", missing)
+def test_a_missing_sdk_is_one_sentence_with_the_fix(no_sdk: None) -> None:
     wanted = local("telemetry.endpoint=http://127.0.0.1:1")
     with (
         pytest.raises(ConfigError, match=r"pip install 'skerry\[otel\]'"),
@@ -35,13 +42,13 @@ def test_a_missing_sdk_is_one_sentence_with_the_fix(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[sdk.Identity, sdk.Target]] = []
+    seen: list[tuple[Identity, Destination]] = []
 
-    def start(identity: sdk.Identity, target: sdk.Target, _: sdk.Complain) -> sdk.Telemetry:
-        seen.append((identity, target))
-        return sdk.Telemetry([])
+    def start(identity: Identity, destination: Destination, _: Complain) -> Telemetry:
+        seen.append((identity, destination))
+        return Telemetry([])
 
-    monkeypatch.setattr(sdk, "start", start)
+    monkeypatch.setattr(export, "start", start)
     wanted = local(
         "telemetry.endpoint=http://c:4318",
         "telemetry.metrics=false",
@@ -51,23 +58,19 @@ def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.Mo
     )
     with telemetry(wanted, "learner", "run", "a"):
         pass
-    ((identity, target),) = seen
-    assert identity.resource()["service.instance.id"] == "run/a"
-    assert (target.traces, target.metrics) == ("http://c:4318/v1/traces", "")
-    assert (target.sample_ratio, target.broker_subject) == (0.25, "skerry.run.hops")
-    assert target.broker == ("broker", 4443)
+    ((identity, destination),) = seen
+    assert identity.resource().attributes["service.instance.id"] == "run/a"
+    assert (destination.traces, destination.metrics) == ("http://c:4318/v1/traces", "")
+    assert (destination.sample_ratio, destination.broker_subject) == (0.25, "skerry.run.hops")
+    assert destination.broker == ("broker", 4443)
 
 
 def test_a_service_whose_telemetry_cannot_begin_says_why_and_leaves_no_main_behind(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    no_sdk: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(*_: object) -> sdk.Telemetry:
-        raise ModuleNotFoundError
-
     async def main() -> None:
         raise AssertionError
 
-    monkeypatch.setattr(sdk, "start", missing)
     wanted = local("telemetry.endpoint=http://127.0.0.1:1")
     with pytest.raises(SystemExit) as ended:  # a coroutine that is left behind warns: an error here
         run_service(main(), telemetry(wanted, "syncer", "run", "s"))

@@ -1,4 +1,4 @@
-"""The table of metrics: its names can be relied on, and its page says what it says."""
+"""The table of metrics follows its naming rules, and its page is made from it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from skerry.telemetry import metric as kinds
-from skerry.telemetry.metric import Kind, Metric, prometheus_name
-from skerry.telemetry.metrics import ALL, RUN, SERVER, of
+from skerry.telemetry.metrics import ALL, RUN, SERVER, Metric, MetricKind, of, prometheus_name
 from skerry.telemetry.points import Point, Spread, flat
 from skerry.telemetry.table import markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
-SERVICES = {kinds.LEARNER, kinds.SYNCER, kinds.CHECKPOINTER, kinds.EVALUATOR, kinds.MONITOR}
+SERVICES = {"learner", "syncer", "checkpointer", "evaluator", "health-monitor"}
 UNITS = re.compile(r"s|By|1|\{[a-z]+\}")
 
 
@@ -30,9 +28,7 @@ def test_no_two_metrics_share_a_name_in_either_spelling() -> None:
 
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
-def test_each_metric_has_a_name_of_ours_a_unit_somebody_who_tells_it_and_whose_it_is(
-    metric: Metric,
-) -> None:
+def test_each_metric_has_a_name_of_ours_a_unit_a_source_and_an_owner(metric: Metric) -> None:
     assert re.fullmatch(r"skerry(\.[a-z][a-z_]*)+", metric.name)
     assert UNITS.fullmatch(metric.unit)
     assert metric.source
@@ -48,31 +44,31 @@ def test_a_unit_is_never_in_an_opentelemetry_name_and_a_ratio_always(metric: Met
     assert (metric.unit == "1") == (words[-1] == "ratio")
 
 
-def test_every_service_tells_of_something() -> None:
+def test_every_service_reports_something() -> None:
     assert all(of(service) for service in SERVICES)
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "unit", "spelt"),
     [
-        ("skerry.a.duration", Kind.HISTOGRAM, "s", "skerry_a_duration_seconds"),
-        ("skerry.a.io", Kind.COUNTER, "By", "skerry_a_io_bytes_total"),
-        ("skerry.a.seconds", Kind.GAUGE, "s", "skerry_a_seconds"),
-        ("skerry.a.ratio", Kind.GAUGE, "1", "skerry_a_ratio"),
-        ("skerry.a.share", Kind.GAUGE, "1", "skerry_a_share_ratio"),
-        ("skerry.a.total", Kind.COUNTER, "{thing}", "skerry_a_total"),
-        ("skerry.a_b.c", Kind.UPDOWNCOUNTER, "{thing}", "skerry_a_b_c"),
+        ("skerry.a.duration", MetricKind.HISTOGRAM, "s", "skerry_a_duration_seconds"),
+        ("skerry.a.io", MetricKind.COUNTER, "By", "skerry_a_io_bytes_total"),
+        ("skerry.a.seconds", MetricKind.GAUGE, "s", "skerry_a_seconds"),
+        ("skerry.a.ratio", MetricKind.GAUGE, "1", "skerry_a_ratio"),
+        ("skerry.a.share", MetricKind.GAUGE, "1", "skerry_a_share_ratio"),
+        ("skerry.a.total", MetricKind.COUNTER, "{thing}", "skerry_a_total"),
+        ("skerry.a_b.c", MetricKind.UPDOWNCOUNTER, "{thing}", "skerry_a_b_c"),
     ],
 )
 def test_prometheus_names_follow_opentelemetrys_rule(
-    name: str, kind: Kind, unit: str, spelt: str
+    name: str, kind: MetricKind, unit: str, spelt: str
 ) -> None:
     assert prometheus_name(Metric(name, kind, unit, "", (), ())) == spelt
 
 
-def test_flat_names_leave_the_run_out_and_tell_a_histogram_by_count_and_sum() -> None:
-    metric = Metric("skerry.x", Kind.GAUGE, "s", "", ("run", "learner"), ())
-    spread = Spread(Metric("skerry.y", Kind.HISTOGRAM, "s", "", ("run",), (), (1.0,)), ("r",))
+def test_flat_names_leave_the_run_out_and_give_a_histogram_by_count_and_sum() -> None:
+    metric = Metric("skerry.x", MetricKind.GAUGE, "s", "", ("run", "learner"), ())
+    spread = Spread(Metric("skerry.y", MetricKind.HISTOGRAM, "s", "", ("run",), (), (1.0,)), ("r",))
     spread.add(0.5)
     spread.add(2.0)
     assert flat([Point(metric, 2.0, ("r", "a")), spread]) == {

@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from opentelemetry.metrics import Observation
+
 from skerry.telemetry import instruments
-from skerry.telemetry.metric import MONITOR
-from skerry.telemetry.metrics import ALL, Kind
+from skerry.telemetry.metrics import ALL, MONITOR, MetricKind
 from skerry.telemetry.points import Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from skerry.telemetry.instruments import Observation, Observer
+    from skerry.telemetry.instruments import Observer
     from skerry.telemetry.metrics import Metric
     from skerry.telemetry.points import Figure
 
 EVERY_S = 1.0
-OWN = tuple(m for m in ALL if m.source == (MONITOR,) and m.kind is not Kind.HISTOGRAM)
+OWN = tuple(m for m in ALL if m.source == (MONITOR,) and m.kind is not MetricKind.HISTOGRAM)
 """Metrics that nobody else tells of."""
 
 
@@ -51,8 +52,10 @@ class Exporting:
         for figure in self._figures():
             if isinstance(figure, Point) and figure.metric in OWN:
                 labels = dict(zip(figure.metric.attributes, figure.labels, strict=True))
-                latest.setdefault(figure.metric.name, []).append((float(figure.value), labels))
+                latest.setdefault(figure.metric.name, []).append(
+                    Observation(float(figure.value), labels)
+                )
         self._latest = latest
 
     def _reader(self, metric: Metric) -> Observer:
-        return lambda: self._latest.get(metric.name, [])
+        return lambda _options: self._latest.get(metric.name, [])

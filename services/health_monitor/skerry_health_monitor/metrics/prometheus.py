@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 from starlette.routing import Route
 
-from skerry.telemetry.metrics import Kind, prometheus_name
+from skerry.telemetry.metrics import MetricKind, prometheus_name
 from skerry.telemetry.points import Spread
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ class _Collected(Collector):
 
 def _family(metric: Metric, figures: Iterable[Figure]) -> Family:
     name, keys = prometheus_name(metric), list(metric.attributes)
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         spread = HistogramMetricFamily(name, metric.description, labels=keys)
         for figure in figures:
             if isinstance(figure, Spread):
                 spread.add_metric(figure.labels, _buckets(figure), figure.total)
         return spread
-    made = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    made = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     family = made(name, metric.description, labels=keys)
     for figure in figures:
         if not isinstance(figure, Spread):

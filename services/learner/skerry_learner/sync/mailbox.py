@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from skerry.protocol.messages import ContributionHeader, Manifest, Pulse, Round
 from skerry_learner.sync.lost import Doubt
-from skerry_learner.sync.telling import Teller
+from skerry_learner.sync.telemetry import RoundTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Mailbox:
         self._stopping = False
         self._news = False
         self.traffic = Traffic()
-        self.teller = Teller()
+        self.telemetry = RoundTelemetry()
 
     # the network's side
 

@@ -29,13 +29,14 @@ from skerry.log import contributions, ledger, presence, recovery, state
 from skerry.log.base import Bus
 from skerry.protocol.messages import Commit, ContributionKind, LearnerPhase, Manifest
 from skerry.tasks import TaskGroup, in_thread
-from skerry.telemetry import instruments, metrics, tracer
+from skerry.telemetry import instruments, metrics, tracing
+from skerry.telemetry.spans import Interval
 from skerry_learner.sync.encode import Encoded, encode
 from skerry_learner.sync.lost import is_lost
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.residual import Residuals
 from skerry_learner.sync.session import Learner
-from skerry_learner.sync.telling import Stopwatch, Stretch
+from skerry_learner.sync.telemetry import Stopwatch
 
 log = structlog.get_logger()
 
@@ -302,8 +303,8 @@ class Network:
             await asyncio.sleep(RETRY_S)
             return
         traffic.f32_bytes_down += self._f32_bytes(commit.fragment)
-        took = Stretch(began_ns, self._wall_ns())
-        self._mailbox.teller.received(self._learner, commit, sum(sizes), took)
+        took = Interval(began_ns, self._wall_ns())
+        self._mailbox.telemetry.received(self._learner, commit, sum(sizes), took)
         self._mailbox.post_fresh(Fresh(manifest, vector))
 
     def _say_lost(self, fragment: int, version: int, error: StateLost) -> None:
@@ -319,13 +320,13 @@ class Network:
 
     async def _send(self, outgoing: Outgoing) -> None:
         told = outgoing.header
-        with tracer.within(
+        with tracing.within(
             self._learner.publishing(told.fragment, told.round_version, told.identity)
         ):
             await self._send_within(outgoing)
 
     async def _send_within(self, outgoing: Outgoing) -> None:
-        fragment, teller = outgoing.header.fragment, self._mailbox.teller
+        fragment, telemetry = outgoing.header.fragment, self._mailbox.telemetry
         try:
             encoded, quantised = await self._encode(outgoing)
         except Diverged as error:
@@ -333,7 +334,7 @@ class Network:
                 msg = f"The initial parameters are not finite ({error}): correct the model's init."
                 raise ModelError(msg, path="model") from error
             log.warning("contribution_diverged", fragment=fragment, error=str(error))
-            teller.dropped(fragment)
+            telemetry.dropped(fragment)
             self._mailbox.diverged(outgoing)
             return
         if encoded.residual is not None:
@@ -342,31 +343,31 @@ class Network:
         header, chunks = encoded.header, Stopwatch(encoded.chunks(self._chunk_bytes))
         try:
             sent = await self._sender.send(
-                header, chunks, lambda: teller.begins(fragment, self._wall_ns())
+                header, chunks, lambda: telemetry.begins(fragment, self._wall_ns())
             )
         except (BrokerUnavailable, StorageFull) as error:
             log.warning("contribution_unsent", fragment=fragment, error=str(error))
-            teller.failed(fragment, str(error), self._wall_ns())
+            telemetry.failed(fragment, str(error), self._wall_ns())
             await asyncio.sleep(RETRY_S)
             return
         traffic.bytes_up += sent
         traffic.f32_bytes_up += self._f32_bytes(fragment)
         traffic.contributions += 1
-        teller.quantised(self._learner, header, encoded.scheme, quantised)
-        teller.published(self._learner, header, sent, self._wall_ns())
+        telemetry.quantised(self._learner, header, encoded.scheme, quantised)
+        telemetry.published(self._learner, header, sent, self._wall_ns())
         self._mailbox.sent(outgoing)
         of = {metrics.RUN: run, metrics.OPERATION: "encode"}
         spent_s = quantised.seconds + chunks.spent_s
         traffic.encode_s += spent_s
         instruments.record(metrics.CODEC_DURATION, spent_s, of)
 
-    async def _encode(self, outgoing: Outgoing) -> tuple[Encoded, Stretch]:
+    async def _encode(self, outgoing: Outgoing) -> tuple[Encoded, Interval]:
         """Quantise, one contribution at a time: the rest of the machine trains."""
         async with self._encoding:
             told, began_ns = outgoing.header, self._wall_ns()
             owed = self._residuals.owed(told.fragment, told.identity)
             encoded = await in_thread(encode, outgoing, self._plan, owed)
-            return encoded, Stretch(began_ns, self._wall_ns())
+            return encoded, Interval(began_ns, self._wall_ns())
 
     def _note_refused(self, commit: Commit) -> None:
         """Have nothing of a contribution that a commit refuses come back with the next one."""

@@ -11,18 +11,17 @@ import jax
 import numpy as np
 import structlog
 from numpy.typing import NDArray
+from opentelemetry.trace import SpanContext
 
 from skerry.algorithm.fragments import Plan
 from skerry.protocol.messages import ContributionHeader, ContributionKind, Round
 from skerry.settings.models import SyncConfig
-from skerry.telemetry import ids as tracing
-from skerry.telemetry import spans, tracer
-from skerry.telemetry.ids import SpanContext
+from skerry.telemetry import ids, spans, tracing
+from skerry.telemetry.spans import Interval
 from skerry_learner.sync import rules
 from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.rules import FragmentSync, Policy, Progress
-from skerry_learner.sync.telling import Stretch
 
 log = structlog.get_logger()
 
@@ -48,12 +47,12 @@ class Learner:
 
     def trace(self, fragment: int, version: int) -> str:
         """Return the id of the trace of the round that makes this version."""
-        return tracing.trace_id(self.run, fragment, version, self.created_ns)
+        return ids.trace_id(self.run, fragment, version, self.created_ns)
 
     def publishing(self, fragment: int, version: int, identity: int) -> SpanContext:
         """Return the span that sends a contribution: the same one at each attempt."""
         trace = self.trace(fragment, version)
-        return tracer.context(trace, spans.PUBLISH, self.name, self.incarnation, identity)
+        return tracing.context(trace, spans.PUBLISH, self.name, self.incarnation, identity)
 
 
 class Session:
@@ -168,12 +167,12 @@ class Session:
             return
         began_ns = self._wall_ns()
         self._fragments.adopt(commit.fragment, fresh.vector)
-        took = Stretch(began_ns, self._wall_ns())
+        took = Interval(began_ns, self._wall_ns())
         self.syncs_skipped += rules.lapsed(state, commit.version)
         after = rules.adopted(state, commit.version, commit.step, now, self._policy)
         self._states[commit.fragment] = after
         adoption = self._sync.adoption if state.version else "overwrite"
-        self._mailbox.teller.adopted(self._learner, commit, state.version, adoption, took)
+        self._mailbox.telemetry.adopted(self._learner, commit, state.version, adoption, took)
 
     def _look_for(self, opened: Round) -> None:
         """Ask whether the answer to a round that is opened again is still in the log."""
@@ -216,8 +215,8 @@ class Session:
         began_ns = self._wall_ns()
         gradient = self._fragments.capture(opened.fragment)
         header = self._header(state, ContributionKind.OUTER_GRADIENT, now, loss=loss)
-        took = Stretch(began_ns, header.captured_ns)
-        self._mailbox.teller.captured(self._learner, header, took)
+        took = Interval(began_ns, header.captured_ns)
+        self._mailbox.telemetry.captured(self._learner, header, took)
         outgoing = Outgoing(header, gradient, self._sync.contribution_scheme)
         self._mailbox.post_outgoing(outgoing)
 
@@ -241,5 +240,5 @@ class Session:
             cursor_to=now.cursor,
             loss=loss,
             captured_ns=self._wall_ns(),
-            trace_parent=place.trace_parent,
+            trace_parent=tracing.trace_parent(place),
         )

@@ -1,0 +1,291 @@
+"""What a syncer reports of its rounds: spans, metrics, and one log line for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+from opentelemetry.trace import Link, SpanContext
+
+from skerry.protocol.rounds import WITHOUT_QUORUM
+from skerry.protocol.subjects import Subjects, contributor
+from skerry.status.view import GENESIS
+from skerry.telemetry import ids, instruments, metrics, spans, tracing
+from skerry.telemetry.spans import (
+    FinishedSpan,
+    Interval,
+    SpanEvent,
+    messaging,
+    messaging_name,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from skerry.log.contributions import Contribution, Refusal
+    from skerry.protocol.messages import Commit, Round, RunRecord
+
+log = structlog.get_logger()
+
+ContributionId = tuple[str, int, int]
+"""Learner, incarnation and identity of a contribution to a fragment."""
+Origins = Mapping[ContributionId, SpanContext | None]
+"""The span that sent each contribution, where that is known."""
+
+
+@dataclass(slots=True)
+class CommitTimes:
+    """When the newest round's merge began and ended, and when its commit was in the log; in ns."""
+
+    began_ns: int = 0
+    merged_ns: int = 0
+    written_ns: int = 0
+
+    @property
+    def merge_s(self) -> float:
+        return seconds(self.began_ns, self.merged_ns)
+
+    @property
+    def commit_s(self) -> float:
+        return seconds(self.merged_ns, self.written_ns)
+
+
+@dataclass(slots=True)
+class RoundTelemetry:
+    """Reports the rounds of one run that were committed.
+
+    A round whose syncer was overtaken is reported by the next one.
+    """
+
+    run: RunRecord
+    merge: str
+    arriving: dict[str, int] = field(default_factory=dict[str, int])
+
+    def trace(self, fragment: int, version: int) -> str:
+        """Return the id of the trace of a round."""
+        return ids.trace_id(self.run.run, fragment, version, self.run.created_ns)
+
+    def root(self, fragment: int, version: int) -> SpanContext:
+        """Return the context of a round's root span."""
+        return tracing.context(self.trace(fragment, version))
+
+    def chunk_arrived(self, subject: str, now_ns: int) -> None:
+        """Note that a chunk of a contribution is here: the first one begins its arrival."""
+        if tracing.on():
+            self.arriving.setdefault(subject, now_ns)
+
+    def settled(self, subject: str) -> None:
+        """Note that nothing more is expected of the contribution on a subject."""
+        self.arriving.pop(subject, None)
+
+    def received(self, whole: Contribution, subject: str, now_ns: int) -> None:
+        """Report that a contribution is complete: a span of the round that it was made for."""
+        if not tracing.on():
+            return
+        header = whole.header
+        root = self.root(header.fragment, header.round_version)
+        if not root.trace_flags.sampled:
+            return
+        mark = contribution_id(whole)
+        message = _message_id(mark, header.fragment)
+        about: spans.Attributes = {spans.MESSAGING_MESSAGE_ID: message, spans.SCHEME: whole.scheme}
+        tracing.emit(
+            FinishedSpan(
+                name=messaging_name(spans.RECEIVE, spans.CONTRIBUTION),
+                context=tracing.child(root, spans.RECEIVE, *mark),
+                parent=root,
+                interval=Interval(self.arriving.get(subject, now_ns), now_ns),
+                attributes={
+                    **messaging(spans.RECEIVE, spans.CONTRIBUTION, subject, message),
+                    spans.FRAGMENT: header.fragment,
+                    spans.LEARNER: header.learner,
+                },
+                links=(Link(whole.origin, about),) if whole.origin is not None else (),
+            )
+        )
+
+    def refused(self, got: Refusal) -> None:
+        """Log a refusal, in the trace of the round that was contributed to if that is known.
+
+        A late one belongs to a round that is long over, and not to the one that is open.
+        """
+        fragment, learner = contributor(got.subject)
+        version = got.round_version
+        with tracing.within(self.root(fragment, version)) if version else nullcontext():
+            log.warning(
+                "contribution_refused",
+                fragment=fragment,
+                version=version or None,
+                learner=learner,
+                cause=got.cause,
+                detail=got.detail,
+            )
+
+    def committed(
+        self, commit: Commit, opened: Round | None, origins: Origins, spent: CommitTimes
+    ) -> None:
+        """Report that a round is over: its line, its metrics and its spans.
+
+        ``opened`` is None for genesis, which no round asked for.
+        """
+        root = tracing.context(commit.trace_id)
+        with tracing.within(root):
+            _log(commit, spent)
+            if instruments.on():
+                _measure(commit, opened, spent)
+        if root.trace_flags.sampled:
+            self._trace(commit, opened, root, origins, spent)
+
+    def _trace(
+        self,
+        commit: Commit,
+        opened: Round | None,
+        root: SpanContext,
+        origins: Origins,
+        spent: CommitTimes,
+    ) -> None:
+        about = {spans.FRAGMENT: commit.fragment, spans.VERSION: commit.version}
+        process = tracing.child(root, spans.PROCESS)
+        tracing.emit(_round(commit, opened, root, about, spent.written_ns))
+        tracing.emit(
+            FinishedSpan(
+                name=messaging_name(spans.PROCESS, spans.CONTRIBUTION),
+                context=process,
+                parent=root,
+                interval=Interval(spent.began_ns, spent.written_ns),
+                attributes={
+                    **messaging(spans.PROCESS, spans.CONTRIBUTION),
+                    **spans.batch(len(commit.consumed)),
+                    **about,
+                },
+                links=_links(commit, origins),
+            )
+        )
+        place = tracing.child(root, spans.MERGE)
+        merging = Interval(spent.began_ns, spent.merged_ns)
+        method: spans.Attributes = {**about, spans.MERGE_METHOD: self.merge}
+        tracing.emit(FinishedSpan(spans.MERGE, place, process, merging, method))
+        manifest = Subjects(commit.run).manifest(commit.fragment)
+        message = f"{commit.fragment}/{commit.version}"
+        tracing.emit(
+            FinishedSpan(
+                name=messaging_name(spans.COMMIT, spans.GLOBAL_FRAGMENT),
+                context=tracing.child(root, spans.COMMIT),
+                parent=process,
+                interval=Interval(spent.merged_ns, spent.written_ns),
+                attributes={
+                    **messaging(spans.COMMIT, spans.GLOBAL_FRAGMENT, manifest, message),
+                    spans.FENCE: commit.fence,
+                    **about,
+                },
+            )
+        )
+
+
+def contribution_id(contribution: Contribution) -> ContributionId:
+    """Return what tells a contribution from every other one to its fragment."""
+    header = contribution.header
+    return header.learner, header.incarnation, header.identity
+
+
+def _log(commit: Commit, spent: CommitTimes) -> None:
+    """Write the one canonical line of a round."""
+    log.info(
+        "round_committed",
+        fragment=commit.fragment,
+        version=commit.version,
+        step=commit.step,
+        reason=commit.reason,
+        learners=[c.learner for c in commit.consumed],
+        staleness=[c.staleness for c in commit.consumed],
+        quorum_s=round(commit.quorum_s, 4),
+        grace_s=round(commit.grace_s, 4),
+        merge_s=round(spent.merge_s, 4),
+        commit_s=round(spent.commit_s, 4),
+        refused=[f"{r.cause} {r.learner}" for r in commit.refused],
+    )
+
+
+def _measure(commit: Commit, opened: Round | None, spent: CommitTimes) -> None:
+    run, record = {metrics.RUN: commit.run}, instruments.record
+    record(metrics.COMMIT_DURATION, spent.commit_s, run)
+    fragment = {**run, metrics.FRAGMENT: str(commit.fragment)}
+    record(metrics.FRAGMENT_VERSION, commit.version, fragment)
+    if opened is None:  # no round asked for genesis, or waited for it
+        return
+    lasted_s = seconds(commit.opened_ns, commit.closed_ns)
+    record(metrics.ROUND_DURATION, lasted_s, {**run, metrics.REASON: commit.reason})
+    if commit.reason not in WITHOUT_QUORUM:
+        record(metrics.QUORUM_WAIT, commit.quorum_s, run)
+        record(metrics.GRACE_WAIT, commit.grace_s, run)
+    record(metrics.MERGE_DURATION, spent.merge_s, run)
+    for merged in commit.consumed:
+        record(metrics.STALENESS, merged.staleness, run)
+    for (outcome, cause), many in _outcomes(commit).items():
+        record(metrics.CONTRIBUTIONS, many, {**run, metrics.OUTCOME: outcome, metrics.CAUSE: cause})
+
+
+def _outcomes(commit: Commit) -> Counter[tuple[str, str]]:
+    """Return how many contributions a round had of each outcome and cause."""
+    found = Counter(("stale" if merged.staleness else "accepted", "") for merged in commit.consumed)
+    # A second offer of initial parameters is no trouble.
+    found.update(("refused", r.cause) for r in commit.refused if r.cause != GENESIS)
+    return found
+
+
+def _round(
+    commit: Commit,
+    opened: Round | None,
+    root: SpanContext,
+    about: spans.Attributes,
+    written_ns: int,
+) -> FinishedSpan:
+    quorum_ns = commit.opened_ns + round(commit.quorum_s * 1e9)
+    events = [SpanEvent("closed", commit.closed_ns)] if opened is not None else []
+    if opened is not None and commit.reason not in WITHOUT_QUORUM:
+        events.insert(0, SpanEvent("quorum_reached", min(quorum_ns, commit.closed_ns)))
+    return FinishedSpan(
+        name=spans.ROUND,
+        context=root,
+        parent=None,
+        interval=Interval(commit.opened_ns, written_ns),
+        attributes={
+            **about,
+            spans.STEP: commit.step,
+            spans.REASON: commit.reason,
+            spans.ATTEMPT: opened.attempt if opened is not None else 0,
+            spans.FINAL: commit.final,
+            spans.QUORUM_S: commit.quorum_s,
+            spans.GRACE_S: commit.grace_s,
+            spans.CONTRIBUTIONS: len(commit.consumed),
+            spans.REFUSED: len(commit.refused),
+            spans.SYNCER: commit.syncer,
+        },
+        events=tuple(events),
+    )
+
+
+def _links(commit: Commit, origins: Origins) -> tuple[Link, ...]:
+    """Return a link to the sender of each contribution; a late one leads into an earlier trace."""
+    found: list[Link] = []
+    for merged in commit.consumed:
+        mark = merged.learner, merged.incarnation, merged.identity
+        origin = origins.get(mark)
+        if origin is not None:
+            about: spans.Attributes = {
+                spans.MESSAGING_MESSAGE_ID: _message_id(mark, commit.fragment),
+                spans.LEARNER: merged.learner,
+                spans.STALENESS: merged.staleness,
+                spans.WEIGHT: merged.weight,
+            }
+            found.append(Link(origin, about))
+    return tuple(found)
+
+
+def _message_id(mark: ContributionId, fragment: int) -> str:
+    """Return what the message ids of all chunks of a contribution begin with."""
+    learner, incarnation, identity = mark
+    return f"{learner}/{incarnation}/{fragment}/{identity}"

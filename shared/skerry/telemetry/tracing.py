@@ -1,0 +1,155 @@
+"""Trace context in code and in messages, and where finished spans go.
+
+OpenTelemetry's API carries the context. Ids are computed (``skerry.telemetry.ids``), and a span is
+emitted once, when it is over: it costs nothing while it lasts, may begin in one thread and end in
+another, and a log line names it whether traces are collected or not. Spans go nowhere until
+``skerry.telemetry.export`` installs its exporter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+
+from opentelemetry import trace
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanContext, TraceFlags
+
+from skerry.telemetry import ids
+from skerry.telemetry.spans import TRACE_DEST, TRACE_PARENT, FinishedSpan
+
+TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
+KEPT, DROPPED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
+W3C_PARENT = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
+)
+LONGEST_PARENT = 256
+"""Characters of a trace parent that are read: one of a later version may be longer than ours."""
+
+
+@dataclass(slots=True)
+class _Recording:
+    """What this process does with its spans."""
+
+    export: Callable[[FinishedSpan], None] | None = None
+    ratio: float = 0.0
+    broker_subject: str = ""
+
+
+_recording = _Recording()
+
+
+def install(
+    export: Callable[[FinishedSpan], None] | None, ratio: float = 1.0, broker_subject: str = ""
+) -> None:
+    """Hand finished spans to ``export``, for the share ``ratio`` of all traces; None: drop them.
+
+    ``export`` is called from any thread and must not block. ``broker_subject`` is where the broker
+    reports on sampled messages; empty: nowhere.
+    """
+    _recording.export, _recording.ratio = export, ratio if export is not None else 0.0
+    _recording.broker_subject = broker_subject
+
+
+def on() -> bool:
+    """Return True if spans are exported; where not, callers can skip preparing any."""
+    return _recording.export is not None
+
+
+def context(trace_id: str, *what: str | int) -> SpanContext:
+    """Return the context of the span of a trace that is about ``what``; without it, of the root.
+
+    An id that is no trace id, such as that of a record from another release, has no valid context.
+    """
+    return _context(trace_id, what, _recording.ratio)
+
+
+@lru_cache(maxsize=4096)
+def _context(trace_id: str, what: tuple[str | int, ...], ratio: float) -> SpanContext:
+    """Return a context; several spans and lines ask for the same one."""
+    number, flags = _trace(trace_id, ratio)
+    if not number:
+        return INVALID_SPAN_CONTEXT
+    own = int(ids.span_id(trace_id, *what), 16)
+    return SpanContext(number, own, is_remote=True, trace_flags=flags)
+
+
+@lru_cache(maxsize=1024)
+def _trace(trace_id: str, ratio: float) -> tuple[int, TraceFlags]:
+    """Return a trace's id as a number, 0 where it is none, and whether the trace is kept."""
+    if not TRACE_ID.fullmatch(trace_id):
+        return 0, DROPPED
+    kept = ratio > 0 and ids.sampled(trace_id, ratio)
+    return int(trace_id, 16), KEPT if kept else DROPPED
+
+
+def child(parent: SpanContext, *what: str | int) -> SpanContext:
+    """Return the context of the span about ``what`` in a trace, kept where ``parent`` is."""
+    own = ids.span_id(trace.format_trace_id(parent.trace_id), *what)
+    return SpanContext(
+        parent.trace_id, int(own, 16), is_remote=True, trace_flags=parent.trace_flags
+    )
+
+
+def emit(span: FinishedSpan) -> None:
+    """Export a finished span, unless its trace is not kept."""
+    if _recording.export is not None and span.context.trace_flags.sampled:
+        _recording.export(span)
+
+
+def trace_parent(place: SpanContext) -> str:
+    """Return a context in its W3C text form."""
+    flags = place.trace_flags & TraceFlags.SAMPLED
+    return f"00-{place.trace_id:032x}-{place.span_id:016x}-{flags:02x}"
+
+
+def parse(text: str) -> SpanContext | None:
+    """Return the context that a W3C trace parent names; None for any other text.
+
+    The text may come from any sender: a wrong length, case or version is refused. The API's own
+    propagator accepts more and takes three times as long.
+    """
+    found = W3C_PARENT.fullmatch(text) if len(text) <= LONGEST_PARENT else None
+    if found is None or (found[1] == "00" and found[5]):
+        return None
+    flags = KEPT if int(found[4], 16) & TraceFlags.SAMPLED else DROPPED
+    return SpanContext(int(found[2], 16), int(found[3], 16), is_remote=True, trace_flags=flags)
+
+
+def extract(headers: Mapping[str, str]) -> SpanContext | None:
+    """Return the trace context in a message's headers, in whatever case their keys are.
+
+    NATS keeps the case that a sender chose, and W3C's key has none.
+    """
+    for key, value in headers.items():
+        if key.lower() == TRACE_PARENT:
+            return parse(value)
+    return None
+
+
+def headers(place: SpanContext | None) -> dict[str, str]:
+    """Return the headers that a message of this span carries: none where its trace is not kept."""
+    if place is None or not (on() and place.trace_flags.sampled):
+        return {}
+    found = {TRACE_PARENT: trace_parent(place)}
+    if _recording.broker_subject:
+        found[TRACE_DEST] = _recording.broker_subject
+    return found
+
+
+def headers_for(trace_id: str, *what: str | int) -> dict[str, str]:
+    """Return the headers of a message of the span of a trace that is about ``what``."""
+    return headers(context(trace_id, *what)) if on() else {}
+
+
+def current() -> SpanContext | None:
+    """Return the span that this task or thread works for, if any."""
+    found = trace.get_current_span().get_span_context()
+    return found if found.is_valid else None
+
+
+def within(place: SpanContext) -> AbstractContextManager[object]:
+    """Let log lines and exemplars of the block name the span that it works for."""
+    return trace.use_span(NonRecordingSpan(place))

@@ -1,0 +1,151 @@
+"""What a learner reports of its rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from skerry.protocol.messages import (
+    Commit,
+    ContributionHeader,
+    ContributionKind,
+    LearnerPhase,
+    Pulse,
+)
+from skerry.telemetry import ids, metrics, tracing
+from skerry.telemetry.spans import MESSAGING_MESSAGE_ID, Interval
+from skerry_learner.sync.session import Learner
+from skerry_learner.sync.telemetry import MOST_FAILURES, RoundTelemetry, Stopwatch, observe
+from tests.support.telemetry import Collected
+
+ME = Learner("run", "a", 3, created_ns=7)
+HEADER = ContributionHeader(
+    ContributionKind.OUTER_GRADIENT, "a", 3, 8, 0, 4, 5, 9, 24, 512, 0, 5, 1.0, 0
+)
+TOOK = Interval(1_000_000, 3_000_000)
+PULSE = Pulse(
+    *("run", "a", 3, LearnerPhase.TRAINING, 1, 40, 30, 960, 0, 2.5, 0.1, 6.0, 10.0, 100, 200, 4),
+    max_staleness=2,
+    compile_s=3.0,
+)
+
+
+def commit(version: int) -> Commit:
+    return Commit(
+        *("run", 0, 0, version, 9, "all_arrived", "s", 1, 0, 0, 0.0, 0.0, (), (), 0, (), 0, 0)
+    )
+
+
+@pytest.fixture
+def telemetry() -> RoundTelemetry:
+    return RoundTelemetry()
+
+
+def test_contribution_sent_at_third_attempt_is_one_span_from_the_first_one_on(
+    telemetry: RoundTelemetry, collected: Collected
+) -> None:
+    for attempt in (1_000, 3_000):
+        telemetry.begins(0, attempt)
+        telemetry.failed(0, "away", attempt + 1_000)
+    telemetry.begins(0, 5_000)
+    telemetry.published(ME, HEADER, 100, 6_000)
+    (span,) = collected.spans
+    assert (span.interval, span.context) == (Interval(1_000, 6_000), ME.publishing(0, 5, 8))
+    assert [(e.name, e.time_ns) for e in span.events] == [("not_sent", 2_000), ("not_sent", 4_000)]
+
+
+def test_a_day_without_a_broker_fills_no_memory(
+    telemetry: RoundTelemetry, collected: Collected
+) -> None:
+    for attempt in range(10_000):
+        telemetry.failed(0, f"attempt {attempt}", attempt)
+    telemetry.published(ME, HEADER, 100, 20_000)
+    events = collected.spans[0].events
+    reported = [event.attributes["exception.message"] for event in events]
+    assert len(events) == MOST_FAILURES
+    assert (reported[0], reported[-1]) == ("attempt 0", "attempt 9999")
+
+
+def test_failures_of_a_dropped_contribution_are_not_reported_with_the_next_one(
+    telemetry: RoundTelemetry, collected: Collected
+) -> None:
+    telemetry.begins(0, 1_000)
+    telemetry.failed(0, "away", 2_000)
+    telemetry.dropped(0)
+    telemetry.begins(0, 5_000)
+    telemetry.published(ME, HEADER, 100, 6_000)
+    (span,) = collected.spans
+    assert (span.interval.start_ns, span.events) == (5_000, ())
+
+
+def test_all_spans_of_a_round_are_in_its_trace_below_its_root(
+    telemetry: RoundTelemetry, collected: Collected
+) -> None:
+    telemetry.captured(ME, HEADER, TOOK)
+    telemetry.quantised(ME, HEADER, "int4", TOOK)
+    telemetry.published(ME, HEADER, 100, 6_000)
+    telemetry.received(ME, commit(5), 100, TOOK)
+    telemetry.adopted(ME, commit(5), 4, "rebase", TOOK)
+    root = tracing.context(ids.trace_id("run", 0, 5, 7))
+    assert {span.context.trace_id for span in collected.spans} == {root.trace_id}
+    assert [span.parent for span in collected.spans] == [root] * 5
+    assert len({span.context.span_id for span in collected.spans}) == 5
+    operations = [span.name.split()[0] for span in collected.spans]
+    assert operations == ["capture", "quantise", "publish", "receive", "adopt"]
+    messages = [span.attributes.get(MESSAGING_MESSAGE_ID) for span in collected.spans]
+    assert messages == [None, None, "a/3/0/8", "0/5", "0/5"]
+
+
+def test_a_round_has_one_line_that_says_how_late_its_answer_was(telemetry: RoundTelemetry) -> None:
+    with capture_logs() as lines:
+        telemetry.captured(ME, HEADER, TOOK)
+        telemetry.published(ME, HEADER, 100, 6_000)
+        telemetry.received(ME, commit(6), 300, TOOK)
+        telemetry.adopted(ME, commit(6), 4, "rebase", TOOK)
+        telemetry.adopted(ME, commit(7), 6, "rebase", TOOK)
+    first: dict[str, Any] = dict(lines[0])
+    assert (first["event"], first["version"], first["answered"]) == ("round_adopted", 6, 5)
+    assert (first["sent_bytes"], first["received_bytes"], first["adopt_ms"]) == (100, 300, 2.0)
+    assert "answered" not in lines[1], "a fact of an earlier round was reported twice"
+    assert telemetry.facts == {}
+
+
+def test_metrics_are_read_from_the_newest_pulse(collected: Collected) -> None:
+    pulses: list[Pulse | None] = [None]
+    observe(ME, lambda: pulses[-1])
+    assert collected.values(metrics.TOKENS) == []
+    pulses.append(PULSE)
+    of = {"run": "run", "learner": "a"}
+    found = collected.metrics()
+    assert found["skerry.tokens"] == [(of, 960)]
+    assert found["skerry.loss"] == [(of, 2.5)]
+    assert found["skerry.wire.io"] == [
+        (of | {"direction": "up"}, 100),
+        (of | {"direction": "down"}, 200),
+    ]
+    time = {attributes["use"]: value for attributes, value in found["skerry.learner.time"]}
+    assert (time["train"], time["compile"], time["idle"]) == (6.0, 3.0, 1.0)
+    assert "down" not in time
+    recorded = {metrics.STEP_DURATION, metrics.STEPS_SKIPPED, metrics.CODEC_DURATION}
+    assert found.keys() == {m.name for m in {*metrics.of("learner")} - recorded}
+
+
+def test_a_loss_that_has_not_been_measured_is_not_reported(collected: Collected) -> None:
+    observe(ME, lambda: replace(PULSE, loss=math.nan))
+    assert collected.values(metrics.LOSS) == []
+
+
+def test_a_stopwatch_passes_everything_on() -> None:
+    watched = Stopwatch(iter([1, 2, 3]))
+    assert list(watched) == [1, 2, 3]
+    assert watched.spent_s >= 0
+
+
+def test_the_header_of_a_contribution_names_its_span_without_a_collector_too() -> None:
+    place = ME.publishing(0, 5, 8)
+    assert not place.trace_flags.sampled
+    assert tracing.extract({"Traceparent": tracing.trace_parent(place)}) == place
