@@ -16,7 +16,7 @@ from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
 from skerry.store import s3
-from skerry.store.base import MANIFEST, StoreAccess
+from skerry.store.base import MANIFEST
 from skerry.store.checkpoint import verify
 from skerry.store.listing import all_summaries, locate
 from skerry.store.local import LocalStore
@@ -47,7 +47,7 @@ PAUSING = """
 import asyncio, sys, threading
 from pathlib import Path
 from skerry.log.nats.bus import NatsBus
-from skerry.store.base import StoreAccess
+from skerry.settings.models import StoreSettings
 from skerry.store.s3 import S3Draft, S3Store
 from skerry_checkpointer.service import checkpointer
 
@@ -60,7 +60,7 @@ def write(self, file, data):
     return stored
 
 S3Draft.write = write
-access = StoreAccess(sys.argv[3], "us-east-1", Path(sys.argv[4]), "writer")
+access = StoreSettings(endpoint=sys.argv[3], credentials=Path(sys.argv[4]), profile="writer")
 asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", S3Store(sys.argv[2], access), 5.0))
 """
 
@@ -228,7 +228,7 @@ class TestRefusals:
     ) -> None:
         file = tmp_path / "credentials"
         file.write_text("[x]\naws_access_key_id=writer\naws_secret_access_key=not-this-one\n")
-        wrong = S3Store(url, StoreAccess(s3_server.endpoint, "us-east-1", file, "x"))
+        wrong = S3Store(url, s3_server.access("x").model_copy(update={"credentials": file}))
         with pytest.raises(StoreError, match="check the keys") as caught:
             wrong.names()
         assert "not-this-one" not in str(caught.value)
@@ -238,7 +238,8 @@ class TestRefusals:
             S3Store(url, s3_server.access("other"))
 
     def test_an_endpoint_that_does_not_answer(self, s3_server: S3Server, url: str) -> None:
-        access = StoreAccess("http://127.0.0.1:1", "", s3_server.credentials, "writer", 1.0)
+        changes = {"endpoint": "http://127.0.0.1:1", "timeout_s": 1.0}
+        access = s3_server.access().model_copy(update=changes)
         with pytest.raises(StoreError, match="does not answer"):
             S3Store(url, access).names()
 

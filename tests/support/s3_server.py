@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.errors import SkerryError
-from skerry.store.base import StoreAccess
+from skerry.settings.models import StoreSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,8 +55,13 @@ class S3Server:
     def credentials(self) -> Path:
         return self.folder / "credentials"
 
-    def access(self, profile: str = "writer") -> StoreAccess:
-        return StoreAccess(self.endpoint, "us-east-1", self.credentials, profile)
+    def access(self, profile: str = "writer") -> StoreSettings:
+        return StoreSettings(
+            endpoint=self.endpoint,
+            region="us-east-1",
+            credentials=self.credentials,
+            profile=profile,
+        )
 
     def options(self, url: str) -> list[str]:
         """Return the command line settings of a store whose run is at ``url``."""

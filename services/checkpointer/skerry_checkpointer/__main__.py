@@ -109,8 +109,8 @@ def _serve(
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
     from skerry.service.logs import broker_event, configure
-    from skerry.service.stores import store_of
     from skerry.service.telemetry import telemetry
+    from skerry.store.opening import store_of
     from skerry_checkpointer.service import checkpointer
 
     holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"

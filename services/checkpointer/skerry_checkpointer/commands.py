@@ -15,9 +15,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from skerry.errors import ConfigError, StoreError
-from skerry.service.stores import access_of, root_of
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.listing import all_summaries, locate
+from skerry.store.opening import root_of
 from skerry_checkpointer.compare import span
 from skerry_checkpointer.put_back import put_back
 from skerry_checkpointer.restore import restore
@@ -36,7 +36,7 @@ NANOSECONDS = 1e9
 def print_list(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
     """Print the checkpoints in the store that the settings name."""
     root = root_of(store)
-    found = all_summaries(root, run, access_of(store))
+    found = all_summaries(root, run, store)
     if as_json:
         print(json.dumps([asdict(summary) for summary in found]))
     elif not found:
@@ -67,7 +67,7 @@ def _cells(summary: Summary) -> tuple[str, ...]:
 def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -> None:
     """Verify one checkpoint and print what it is; exit with 1 if it is damaged."""
     try:
-        store, name = locate(path, access_of(store_settings))
+        store, name = locate(path, store_settings)
         total = read_manifest(store, name).size_bytes
         with _progress("verifying", total) as on_bytes:
             checkpoint = verify(store, name, on_bytes=on_bytes)
@@ -98,7 +98,7 @@ async def print_restored(
     if replace and extends:
         msg = f"A run that is put back keeps its config: leave out --set {extends[0]}."
         raise ConfigError(msg, path=extends[0])
-    access = access_of(store_settings)
+    access = store_settings
     store, name = locate(path, access)
     where, what = store.where(name), ""
     async with bus:

@@ -15,7 +15,7 @@ from skerry.errors import RunMismatch, RunNotFound
 from skerry.log import ledger, recovery
 from skerry.protocol.messages import LearnerProgress
 from skerry.settings.loading import run_config_from_json
-from skerry.store.base import FROM_ENVIRONMENT
+from skerry.store.opening import FROM_ENVIRONMENT
 from skerry_checkpointer.compare import read_held, to_replace
 from skerry_checkpointer.restore import (
     extended,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit, RunRecord
-    from skerry.store.base import StoreAccess
+    from skerry.settings.models import StoreSettings
     from skerry_checkpointer.compare import HeldFragment
     from skerry_checkpointer.restore import Source
 
@@ -52,7 +52,7 @@ async def put_back(
     where: str | Path,
     run: str,
     *,
-    access: StoreAccess = FROM_ENVIRONMENT,
+    access: StoreSettings = FROM_ENVIRONMENT,
     on_bytes: Callable[[int], None] | None = None,
 ) -> list[PutBack]:
     """Replace what run ``run`` lost, or has older, by what a checkpoint of it holds.

@@ -24,9 +24,9 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.checks import refuse_code
 from skerry.settings.loading import load, run_config_from_json, to_json
 from skerry.settings.tree import split_assignment
-from skerry.store.base import FROM_ENVIRONMENT
 from skerry.store.checkpoint import fragments, plan_of, verify
 from skerry.store.listing import locate
+from skerry.store.opening import FROM_ENVIRONMENT
 from skerry_checkpointer.compare import matches, span
 from skerry_checkpointer.takeover import refuse_if_alive, refusing_others, take_fences
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
-    from skerry.settings.models import RunConfig
-    from skerry.store.base import Store, StoreAccess
+    from skerry.settings.models import RunConfig, StoreSettings
+    from skerry.store.base import Store
     from skerry.store.manifest import Checkpoint
 
     OnBytes = Callable[[int], None]
@@ -61,7 +61,7 @@ class Source:
 
 
 async def open_source(
-    where: str | Path, access: StoreAccess, on_bytes: OnBytes | None = None
+    where: str | Path, access: StoreSettings, on_bytes: OnBytes | None = None
 ) -> Source:
     """Verify a checkpoint, or the newest in a run's folder; CheckpointCorrupt if it is damaged."""
     store, name = await asyncio.to_thread(locate, where, access)
@@ -75,7 +75,7 @@ async def restore(
     run: str,
     *,
     sets: Sequence[str] = (),
-    access: StoreAccess = FROM_ENVIRONMENT,
+    access: StoreSettings = FROM_ENVIRONMENT,
     on_bytes: OnBytes | None = None,
 ) -> RunRecord:
     """Verify a checkpoint and write it into the log as run ``run``; versions go on from there.

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from skerry.errors import ModelError
 from skerry.models.base import Model, Params, specs_of
 from skerry.models.factory import build_model
-from skerry.service.stores import access_of
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
@@ -41,7 +40,7 @@ def restore(path: str | Path, sets: Sequence[str] = ()) -> Restored:
     be used.
     """
     where = str(path) if is_url(path) else Path(path).expanduser()
-    access = access_of(loading.load(None, sets).local.store)
+    access = loading.load(None, sets).local.store
     saved, tensors = checkpoint.params(*locate(where, access))
     config = loading.run_config_from_json(json.dumps(saved.config))
     model = build_model(config.model, config.train)

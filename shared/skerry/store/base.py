@@ -18,7 +18,6 @@ from skerry.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -44,23 +43,6 @@ class StoredFile:
     name: str
     size: int
     sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoreAccess:
-    """How a remote store is reached; an empty field is taken from the environment.
-
-    ``timeout_s`` is the deadline of one request, with its retries.
-    """
-
-    endpoint: str = ""
-    region: str = ""
-    credentials: Path | None = None
-    profile: str = "default"
-    timeout_s: float = 60.0
-
-
-FROM_ENVIRONMENT = StoreAccess()
 
 
 class Draft(Protocol):

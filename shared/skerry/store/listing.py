@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.errors import StoreError
-from skerry.store.base import FROM_ENVIRONMENT, NAME
+from skerry.store.base import NAME
 from skerry.store.checkpoint import read_manifest
-from skerry.store.opening import is_url, normal, open_store, parent_of, real
+from skerry.store.opening import FROM_ENVIRONMENT, is_url, normal, open_store, parent_of, real
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.store.base import Store, StoreAccess
+    from skerry.settings.models import StoreSettings
+    from skerry.store.base import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,13 @@ class Summary:
     error: str = ""
 
 
-def summaries(folder: str | Path, access: StoreAccess = FROM_ENVIRONMENT) -> list[Summary]:
+def summaries(folder: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> list[Summary]:
     """Return the checkpoints of one run's folder, oldest first; only manifests are checked."""
     return _summaries(open_store(folder, access), parent_of(normal(folder))[1])
 
 
 def all_summaries(
-    root: str | Path, run: str | None = None, access: StoreAccess = FROM_ENVIRONMENT
+    root: str | Path, run: str | None = None, access: StoreSettings = FROM_ENVIRONMENT
 ) -> list[Summary]:
     """Return the checkpoints below ``root``, of one run or of all, oldest first.
 
@@ -52,7 +53,7 @@ def all_summaries(
     return sorted(found, key=_age)
 
 
-def locate(where: str | Path, access: StoreAccess = FROM_ENVIRONMENT) -> tuple[Store, str]:
+def locate(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> tuple[Store, str]:
     """Return store and name of a checkpoint, or of the newest one in a run's folder.
 
     Raises StoreError when there is none.

@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from skerry.errors import ConfigError
-from skerry.settings.models import STORES
-from skerry.store.base import FROM_ENVIRONMENT
+from skerry.protocol.subjects import checked_token
+from skerry.settings.models import STORES, StoreSettings
 from skerry.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from skerry.store.base import Store, StoreAccess
+    from skerry.store.base import Store
 
+FROM_ENVIRONMENT = StoreSettings()
+"""What is not said about a remote store is taken from the environment."""
 URL = re.compile(rf"({'|'.join(STORES)}):/+(.*?)/*", re.DOTALL)
 
 
 class _Adapter(Protocol):
     """What the module of a store has."""
 
-    def open_store(self, url: str, access: StoreAccess) -> Store: ...
+    def open_store(self, url: str, access: StoreSettings) -> Store: ...
 
 
 def is_url(where: str | Path) -> bool:
@@ -54,10 +56,10 @@ def real(where: str | Path) -> Path:
         return Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps ..
 
 
-def open_store(where: str | Path, access: StoreAccess = FROM_ENVIRONMENT) -> Store:
-    """Return the store whose entries are at ``where``; nothing is read yet.
+def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> Store:
+    """Return the store whose entries are at ``where``, reached as ``access`` says.
 
-    Raises ConfigError for an address or credentials that cannot be used.
+    Nothing is read yet. Raises ConfigError for an address or credentials that cannot be used.
     """
     url = URL.fullmatch(str(where))
     if url is None:
@@ -72,3 +74,13 @@ def open_store(where: str | Path, access: StoreAccess = FROM_ENVIRONMENT) -> Sto
         )
         raise ConfigError(msg, path="store.url") from error
     return adapter.open_store(normal(where), access)
+
+
+def root_of(settings: StoreSettings) -> str:
+    """Return the address that has a folder for every run."""
+    return normal(settings.url) if settings.url else str(real(settings.path))
+
+
+def store_of(settings: StoreSettings, run: str) -> Store:
+    """Return the store of a run's checkpoints; ConfigError if its settings cannot be used."""
+    return open_store(f"{root_of(settings)}/{checked_token(run, 'run')}", settings)

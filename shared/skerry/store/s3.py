@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import S3Store as Client
 
-    from skerry.store.base import Buffer, StoreAccess
+    from skerry.settings.models import StoreSettings
+    from skerry.store.base import Buffer
 
 WRITER = ".writer"
 DEAD_S = 24 * 3600.0
@@ -51,7 +52,7 @@ TRANSFERS = 4
 MOST_NAMES = 1000
 
 
-def open_store(url: str, access: StoreAccess) -> S3Store:
+def open_store(url: str, access: StoreSettings) -> S3Store:
     """Return the store at ``s3://bucket/prefix``; ConfigError if that cannot be used."""
     return S3Store(url, access)
 
@@ -59,7 +60,7 @@ def open_store(url: str, access: StoreAccess) -> S3Store:
 class S3Store:
     """The entries below ``s3://bucket/prefix``; implements Store."""
 
-    def __init__(self, url: str, access: StoreAccess) -> None:
+    def __init__(self, url: str, access: StoreSettings) -> None:
         self.url = url.rstrip("/")
         self._client = connect(self.url, access)
 

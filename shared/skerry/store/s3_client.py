@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from obstore import ObjectMeta
 
-    from skerry.store.base import StoreAccess
+    from skerry.settings.models import StoreSettings
 
 SCHEME = "s3"
 RETRIES = 5
@@ -42,7 +42,7 @@ UNREACHABLE = ("error sending request", "timed out", "dns error", "Connection re
 NO_CREDENTIALS = ("169.254.169.254", "Missing SecretAccessKey")
 
 
-def connect(url: str, access: StoreAccess) -> stores.S3Store:
+def connect(url: str, access: StoreSettings) -> stores.S3Store:
     """Return a client of the folder that ``s3://bucket/prefix`` names; nothing is sent yet.
 
     Raises ConfigError for an address or credentials that cannot be used.
@@ -84,7 +84,7 @@ def folders(client: stores.S3Store) -> list[str]:
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
-def _keys(access: StoreAccess) -> dict[str, str]:
+def _keys(access: StoreSettings) -> dict[str, str]:
     """Return keys from a credentials file, or nothing where the environment has to have them."""
     if access.credentials is not None:
         found = _profile(access.credentials.expanduser(), access.profile)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError, RunMismatch, StoreError
-from skerry.store.base import FROM_ENVIRONMENT, StoreAccess
 from skerry.store.checkpoint import fragments, read_manifest
 from skerry.store.listing import locate, summaries
-from skerry.store.opening import normal, parent_of
+from skerry.store.opening import FROM_ENVIRONMENT, normal, parent_of
 from skerry_tools.audit.replayed import Base
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from skerry.settings.models import StoreSettings
     from skerry.store.listing import Summary
     from skerry.store.manifest import SavedFragment
     from skerry_tools.audit.log import Log
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 class CheckpointBases:
     """The fragments of one checkpoint, read and verified one by one as they are asked for."""
 
-    def __init__(self, where: str | Path, log: Log, access: StoreAccess = FROM_ENVIRONMENT) -> None:
+    def __init__(
+        self, where: str | Path, log: Log, access: StoreSettings = FROM_ENVIRONMENT
+    ) -> None:
         """Open a checkpoint, or the newest one of a run's folder.
 
         Raises StoreError where there is none, RunMismatch for one of another model.
@@ -54,7 +56,7 @@ class CheckpointBases:
 
 
 def usable(
-    folder: str | Path, log: Log, found: Survey, access: StoreAccess = FROM_ENVIRONMENT
+    folder: str | Path, log: Log, found: Survey, access: StoreSettings = FROM_ENVIRONMENT
 ) -> str | None:
     """Return the oldest checkpoint from which the window reaches the moment asked for, or None.
 
@@ -93,5 +95,5 @@ def _reaches(versions: Sequence[int], log: Log, found: Survey) -> bool:
     )
 
 
-def _in(folder: str, access: StoreAccess) -> list[Summary]:
+def _in(folder: str, access: StoreSettings) -> list[Summary]:
     return [summary for summary in summaries(folder, access) if not summary.error]

@@ -16,8 +16,8 @@ from skerry.cli.status import log_of
 from skerry.errors import ConfigError, HistoryBroken, StateLost
 from skerry.log import ledger
 from skerry.service.connect import bus_from
-from skerry.service.stores import access_of, root_of
 from skerry.settings import loading
+from skerry.store.opening import root_of
 from skerry_tools.audit.bases import CheckpointBases, usable
 from skerry_tools.audit.branch import Policy, overall
 from skerry_tools.audit.command_verify import newest_run, progress, window_sentences
@@ -145,13 +145,12 @@ async def _log(bus: Bus, run: str | None) -> Log:
 
 def _bases(given: Settings, log: Log, found: Survey, asked: Asked) -> Bases:
     """Return where to begin: the checkpoint that was named, genesis, or one that is found."""
-    store = given.local.store
-    access = access_of(store)
+    access = given.local.store
     if asked.origin is not None:
         return CheckpointBases(asked.origin, log, access)
     if not any(found.base.values()):
         return from_genesis
-    path = usable(f"{root_of(store)}/{log.run}", log, found, access)
+    path = usable(f"{root_of(access)}/{log.run}", log, found, access)
     if path is not None:
         return CheckpointBases(path, log, access)
     if all(found.base.values()):

@@ -29,7 +29,6 @@ from skerry.cli.status import CONNECT_S, newest_run
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
 from skerry.log import ledger
 from skerry.service.connect import bus_from
-from skerry.service.stores import access_of
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
 from skerry.store.checkpoint import verify
@@ -51,8 +50,7 @@ if TYPE_CHECKING:
     from skerry.cli.cluster.folder import RunningCluster
     from skerry.log.base import Bus
     from skerry.protocol.messages import RunRecord
-    from skerry.settings.models import LocalSettings
-    from skerry.store.base import StoreAccess
+    from skerry.settings.models import LocalSettings, StoreSettings
     from skerry_tools.chaos.engine import Firing
     from skerry_tools.chaos.ground import Ground
 
@@ -301,7 +299,7 @@ async def _drilled(
         for what in left:
             on.say(what)
         store = local.store if folder is None else loading.load(folder.settings).local.store
-        drill = _drill(wanted, ground, plan, on, access_of(store))
+        drill = _drill(wanted, ground, plan, on, store)
         if wanted.report is not None:
             _write_report(wanted.report, drill.result())  # refused now, not after the faults
         try:
@@ -334,7 +332,7 @@ async def _created(bus: Bus, run: str) -> RunRecord:
 
 
 def _drill(
-    wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen, access: StoreAccess
+    wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen, access: StoreSettings
 ) -> Drill:
     return Drill(
         ground,
@@ -347,7 +345,7 @@ def _drill(
     )
 
 
-def judge(access: StoreAccess) -> Callable[[str], Awaitable[str]]:
+def judge(access: StoreSettings) -> Callable[[str], Awaitable[str]]:
     """Return what says what is wrong with the checkpoint at an address, or nothing."""
 
     async def damage(path: str) -> str:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import ConfigError
-from skerry.service.stores import root_of, store_of
 from skerry.settings import loading
 from skerry.settings.models import STORES, StoreSettings
 from skerry.store.local import LocalStore
-from skerry.store.opening import is_url, normal, open_store, parent_of
+from skerry.store.opening import is_url, normal, open_store, parent_of, root_of, store_of
 from skerry.store.s3 import S3Store
 
 
