@@ -100,8 +100,10 @@ class S3Store:
     def delete(self, name: str) -> bool:
         with refusals(self.where(name)):
             held = listed(self._client, checked_name(name))
+            if all(meta["path"] != f"{name}/{MANIFEST}" for meta in held):
+                return False
             _remove(self._client, held)
-        return any(meta["path"] == f"{name}/{MANIFEST}" for meta in held)
+        return True
 
     def sweep(self) -> list[str]:
         with refusals(self.url):
