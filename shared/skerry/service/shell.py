@@ -23,7 +23,7 @@ class ShutdownTimeoutError(SkerryError, TimeoutError):
 
 
 class LoopLostError(SkerryError, RuntimeError):
-    """A part of the service was cancelled though nobody asked: it must be started again."""
+    """A part of the service was cancelled without a reason: it must be started again."""
 
 
 async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdown_s: float) -> None:
@@ -64,9 +64,9 @@ async def _run(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:
                 raise
             ending.set()
             # A task group takes a stray cancellation for an end: the service would live on without
-            # its work, and no supervisor could know. The task's own count of cancellations does not
-            # tell: libraries leave some behind.
-            msg = f"The {name} loop was cancelled though nobody asked: start the service again."
+            # its work, and no supervisor could know. The task's own count of cancellations is of no
+            # use: libraries leave some uncounted.
+            msg = f"The {name} loop was cancelled without a reason: start the service again."
             raise LoopLostError(msg) from error
         except BaseException:
             ending.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -132,6 +133,7 @@ async def test_showing_what_runs_touches_nothing(tmp_path: Path) -> None:
         ({"op": "dance"}, ConfigError, "no order 'dance'"),
         ({"op": "kill", "name": "x"}, ConfigError, "no process 'x'"),
         ({"op": "kill", "name": "broker"}, ControlError, "not started by this cluster"),
+        ({"op": "kill", "name": "syncer", "back_after_s": math.inf}, ConfigError, "a finite"),
         ({"op": "heal", "name": "syncer"}, ConfigError, "no learner 'syncer'"),
         ({"op": "fault", "name": "syncer", "fault": "kill"}, ConfigError, "no learner 'syncer'"),
         ({"op": "fault", "name": "learner-1", "fault": "kick"}, ConfigError, "no fault 'kick'"),

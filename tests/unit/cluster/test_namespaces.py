@@ -31,9 +31,7 @@ def test_every_cable_has_two_addresses_of_its_own_away_from_others(
 ) -> None:
     taken = [str(namespaces.NET[block * namespaces.BLOCK + 1]) for block in blocks]
     laid = namespaces.lay(tag, [f"learner-{n}" for n in range(count)], ["127.0.0.1", *taken])
-    nets = [
-        ip_network(f"{wire.outer}/{namespaces.PAIR_BITS}", strict=False) for wire in laid.values()
-    ]
+    nets = [ip_network(f"{wire.outer}/30", strict=False) for wire in laid.values()]
     assert len(set(nets)) == count
     for wire, net in zip(laid.values(), nets, strict=True):
         hosts = {str(address) for address in net.hosts()}

@@ -10,12 +10,12 @@ import pytest
 from skerry.cli.cluster import clock
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Command
-from skerry.cli.cluster.team import Reach, Team, page_sets, stages
+from skerry.cli.cluster.team import BrokerAccess, Team, page_sets, stages
 
 
-def commands(folder: RunFolder, team: Team, **reach: Reach) -> dict[str, Command]:
+def commands(folder: RunFolder, team: Team, **access: BrokerAccess) -> dict[str, Command]:
     sets = {"health-monitor": page_sets(folder, team)}
-    return {one.name: one for stage in stages(folder, team, reach, sets) for one in stage}
+    return {one.name: one for stage in stages(folder, team, access, sets) for one in stage}
 
 
 def test_services_of_which_there_are_several_are_numbered() -> None:
@@ -32,7 +32,7 @@ def test_services_of_which_there_are_several_are_numbered() -> None:
 
 
 def test_a_service_may_reach_the_broker_in_a_way_of_its_own(folder: RunFolder) -> None:
-    apart = Reach("nats://me:secret@p:2", ("nsenter", "--net=x", "--"))
+    apart = BrokerAccess("nats://me:secret@p:2", ("nsenter", "--net=x", "--"))
     started = commands(folder, Team(1), syncer=apart)
     assert started["learner-1"].argv[0] == sys.executable
     assert started["syncer"].argv[:4] == (*apart.entering, sys.executable)

@@ -1,4 +1,4 @@
-"""The nats-server process of a local cluster: JetStream on a loopback port, behind a password.
+"""The nats-server process of a local cluster: JetStream on a loopback port, with a password.
 
 A stream that could not be written once stays without an answer until its server starts again, also
 when there is room (measured, nats-server 2.15). The server says so in its log, and is restarted.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 USER = "skerry"
 FOREVER = RestartPolicy(first_s=0.1, most_s=1.0, attempts=float("inf"), final=frozenset())
-"""A cluster is nothing without its broker, and everybody waits for it."""
+"""A cluster is nothing without its broker, and every service waits for it."""
 COMPLAINTS = (b"failed to store a msg", b"will be DISABLED")
 """What nats-server writes in its log when it could not write a stream, or has given up on all."""
 READY_S = 15.0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from skerry.cli.cluster.folder import RunFolder
     from skerry.cli.cluster.namespaces import Wire
     from skerry.cli.cluster.proxy import Proxy
-    from skerry.cli.cluster.team import Reach
+    from skerry.cli.cluster.team import BrokerAccess
     from skerry.settings.models import NatsSettings, Settings
 
 NEEDED = ("learner", "syncer", "checkpointer", "health-monitor")
@@ -79,7 +79,7 @@ class ServedBroker:
 class Cluster:
     """Everything a view or a script needs to know about a cluster that runs.
 
-    ``proxy``, ``wires`` and ``reach`` are for a run that allows faults: how its services reach
+    ``proxy``, ``wires`` and ``access`` are for a run that allows faults: how its services reach
     their broker.
     """
 
@@ -89,7 +89,7 @@ class Cluster:
     stop: StopSignal
     proxy: Proxy | None = None
     wires: Mapping[str, Wire] = field(default_factory=dict[str, "Wire"])
-    reach: Mapping[str, Reach] = field(default_factory=dict[str, "Reach"])
+    access: Mapping[str, BrokerAccess] = field(default_factory=dict[str, "BrokerAccess"])
 
     @property
     def nats(self) -> NatsSettings:

@@ -3,8 +3,8 @@
 - ``{"op": "show"}``: the pids of the services, and the counters of their routes to the broker.
 - ``{"op": "kill", "name": NAME, "back_after_s": S}``: SIGKILL; started again after that time.
 - ``{"op": "fault", "name": LEARNER, "fault": FAULT, "duration_s": S}``: a fault that this process
-  ends by itself, whatever becomes of whoever asked.
-- ``{"op": "heal", "name": LEARNER}``: end what is wrong with a learner, whoever began it.
+  ends by itself, whatever becomes of the one that asked.
+- ``{"op": "heal", "name": LEARNER}``: end what is wrong with a learner, whatever began it.
 - ``set`` and ``open`` as ``proxy`` has them.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.cli.cluster import namespaces
 from skerry.cli.cluster.processes import BROKER
-from skerry.cli.cluster.proxy import OPEN, Cut, LinkShape, shape_from
+from skerry.cli.cluster.proxy import OPEN, LinkCut, LinkShape, shape_from
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import ControlError
 
@@ -62,8 +62,7 @@ class FaultControl:
                 routes = {} if self.proxy is None else self.proxy.show()
                 return {"pids": self.services.pids(), "routes": routes}
             case "kill":
-                back_after_s = float(request.get("back_after_s", 0.0))
-                return {"pid": self._kill(str(request["name"]), back_after_s)}
+                return {"pid": self._kill(str(request["name"]), _back_after_s(request))}
             case "fault":
                 return {"said": await self._begin(str(request["name"]), request)}
             case "heal":
@@ -117,7 +116,7 @@ class FaultControl:
             case LearnerFault.PARTITION if name in self.wires:
                 await namespaces.cut(self.wires[name])
             case LearnerFault.PARTITION:
-                self._proxy().set(name, LinkShape(cut=Cut.BLACKHOLE))
+                self._proxy().set(name, LinkShape(cut=LinkCut.BLACKHOLE))
 
     async def _end_later(self, name: str, fault: LearnerFault, duration_s: float) -> None:
         await asyncio.sleep(duration_s)
@@ -171,6 +170,14 @@ def _fault(request: Mapping[str, Any]) -> LearnerFault:
     except ValueError as error:
         msg = f"There is no fault {request.get('fault')!r}: use {', '.join(LearnerFault)}."
         raise ConfigError(msg, path="fault") from error
+
+
+def _back_after_s(request: Mapping[str, Any]) -> float:
+    back_after_s = float(request.get("back_after_s", 0.0))
+    if not 0 <= back_after_s < math.inf:
+        msg = f"back_after_s is {back_after_s}: give a finite number, 0 or more."
+        raise ConfigError(msg, path="back_after_s")
+    return back_after_s
 
 
 def _duration_s(request: Mapping[str, Any]) -> float:

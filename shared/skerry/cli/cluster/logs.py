@@ -20,11 +20,12 @@ def size_of(log: Path) -> int:
 def last_sentence(log: Path, offset: int) -> str:
     """Return the last error that a process wrote from ``offset`` on, or an empty string.
 
-    Prefers the line that services print for an expected error over the end of a traceback.
+    Prefers the line that services print for an expected error over the end of a traceback, and
+    leaves out the borders of exception groups.
     """
-    lines = [line for line in _tail(log, offset) if line.strip() and not line.startswith("{")]
+    lines = [line.strip(" |+-") for line in _tail(log, offset) if not line.startswith("{")]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1].strip()
+    return next(filter(None, (*reversed(errors), *reversed(lines))), "")
 
 
 def last_event(log: Path, offset: int, event: str) -> dict[str, Any]:

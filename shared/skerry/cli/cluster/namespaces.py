@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from skerry.settings.models import LocalSettings
 
 WIRES = "wires.json"
-"""In the run's folder, while a cluster has namespaces: the cable of every service."""
+"""In the run folder, while a cluster has namespaces: the cable of every service."""
 NET = IPv4Network("10.213.0.0/16")
-PAIR_BITS = 30
-"""Prefix of the net between a service and this machine: two addresses."""
 BLOCK = 256
 """Addresses; clusters on one machine begin at different multiples of it."""
+PAIR = 4
+"""Addresses of the net (/30) between a service and this machine."""
 FAR_END = "eth0"
 SPACES = Path("/run/netns")
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
@@ -78,39 +78,6 @@ def unable() -> str:
     return f"it needs {' and '.join(sorted(missing))}, not installed here" if missing else ""
 
 
-def lay(tag: str, names: Iterable[str], taken: Iterable[str]) -> dict[str, Wire]:
-    """Return a cable for every name, in addresses that no block of ``taken`` is in.
-
-    ConfigError if the net is full.
-    """
-    named = list(names)
-    size = 2 ** (NET.max_prefixlen - PAIR_BITS)
-    blocks = -(-len(named) * size // BLOCK)
-    count = NET.num_addresses // BLOCK
-    base = int(NET.network_address)
-    used = {(int(ip_address(text)) - base) // BLOCK for text in taken if ip_address(text) in NET}
-    begins = int(tag, 16) % count
-    free = (
-        first
-        for first in ((begins + n) % count for n in range(count))
-        if first + blocks <= count and not used & {*range(first, first + blocks)}
-    )
-    first = next(free, None)
-    if first is None:
-        msg = f"{NET} has no room for {len(named)} services: end another cluster with chaos.netns."
-        raise ConfigError(msg, path="chaos.netns")
-    at = base + first * BLOCK
-    return {
-        name: Wire(
-            f"skerry-{tag}-{n}",
-            f"sk{tag}-{n}",
-            str(ip_address(at + n * size + 1)),
-            str(ip_address(at + n * size + 2)),
-        )
-        for n, name in enumerate(named)
-    }
-
-
 @contextlib.contextmanager
 def namespaces(folder: RunFolder, team: Team, local: LocalSettings) -> Generator[dict[str, Wire]]:
     """Yield the cable of every service that has a namespace: all but the monitor, or none.
@@ -131,11 +98,8 @@ def namespaces(folder: RunFolder, team: Team, local: LocalSettings) -> Generator
 
 def refuse_elsewhere(local: LocalSettings) -> None:
     """Raise ConfigError for an address beside the broker's: a namespace has no way to it."""
-    named = {
-        "store.url": local.store.url,
-        "telemetry.endpoint": local.telemetry.traces_url or local.telemetry.metrics_url,
-    }
-    for setting, url in named.items():
+    collector = local.telemetry.traces_url or local.telemetry.metrics_url
+    for setting, url in {"store.url": local.store.url, "telemetry.endpoint": collector}.items():
         if url:
             msg = (
                 f"{setting} is {url}: services in namespaces of their own reach nothing but their "
@@ -152,12 +116,12 @@ def wired(folder: Path, names: Iterable[str]) -> Generator[dict[str, Wire]]:
     impossible, SkerryError with what the kernel said. It blocks for a tenth of a second, so that
     no cancellation leaves half of it.
     """
-    why = unable()
-    if why:
-        msg = f"chaos.netns is impossible: {why}. Create a run without it: the proxy partitions it."
-        raise ConfigError(msg, path="chaos.netns")
+    if why := unable():
+        why += ". Create a run without it: the proxy partitions it."
+        raise _impossible(why)
     sweep(folder)
-    wires = lay(_tag(folder), names, _addresses())
+    links = json.loads(_call("ip", "-j", "-4", "address"))
+    wires = lay(_tag(folder), names, [at["local"] for one in links for at in one["addr_info"]])
     try:
         for wire in wires.values():
             _make(wire)
@@ -168,15 +132,37 @@ def wired(folder: Path, names: Iterable[str]) -> Generator[dict[str, Wire]]:
         sweep(folder)
 
 
+def lay(tag: str, names: Iterable[str], taken: Iterable[str]) -> dict[str, Wire]:
+    """Return a cable for every name, in addresses that no block of ``taken`` is in.
+
+    ConfigError if the net is full.
+    """
+    named, count, base = list(names), NET.num_addresses // BLOCK, int(NET.network_address)
+    blocks = -(-len(named) * PAIR // BLOCK)
+    used = {(int(ip_address(text)) - base) // BLOCK for text in taken if ip_address(text) in NET}
+    for n in range(count):
+        first = (int(tag, 16) + n) % count
+        if first + blocks <= count and not used & {*range(first, first + blocks)}:
+            break
+    else:
+        msg = f"{NET} has no room for {len(named)} services: end another cluster with chaos.netns."
+        raise ConfigError(msg, path="chaos.netns")
+    nets = (NET[first * BLOCK + n * PAIR] for n in range(len(named)))
+    return {
+        name: Wire(f"skerry-{tag}-{n}", f"sk{tag}-{n}", str(net + 1), str(net + 2))
+        for n, (name, net) in enumerate(zip(named, nets, strict=True))
+    }
+
+
 def sweep(folder: Path) -> None:
     """Remove every namespace and cable of a folder, also those that a killed cluster left."""
     (folder / WIRES).unlink(missing_ok=True)
     tag = _tag(folder)
     for space in [path.name for path in SPACES.glob(f"skerry-{tag}-*")]:
-        with contextlib.suppress(SkerryError):
-            _call("ip", "link", "del", f"sk{tag}-{space.rpartition('-')[2]}")
-        with contextlib.suppress(SkerryError):
-            _call("ip", "netns", "del", space)
+        device = f"sk{tag}-{space.rpartition('-')[2]}"
+        for words in (("link", "del", device), ("netns", "del", space)):
+            with contextlib.suppress(SkerryError):
+                _call("ip", *words)
 
 
 def read(folder: Path) -> dict[str, Wire]:
@@ -229,11 +215,11 @@ async def must_reach(wire: Wire, port: int) -> None:
         await _run(*wire.entering, *python, wire.outer, str(port))
     except SkerryError as error:
         last = str(error).splitlines()[-1]
-        msg = (
-            f"chaos.netns is impossible: nothing comes from {wire.inner} to {wire.outer} ({last}). "
-            f"Let this machine's firewall pass {NET}, or create a run without it."
+        why = (
+            f"nothing comes from {wire.inner} to {wire.outer} ({last}). Let this machine's "
+            f"firewall pass {NET}, or create a run without it."
         )
-        raise ConfigError(msg, path="chaos.netns") from error
+        raise _impossible(why) from error
 
 
 async def _dropped(tc: tuple[str, ...], device: str) -> int | None:
@@ -246,28 +232,24 @@ async def _dropped(tc: tuple[str, ...], device: str) -> int | None:
 
 
 def _make(wire: Wire) -> None:
-    inside = ("ip", "-n", wire.space)
-    peer = ("peer", "name", FAR_END, "netns", wire.space)
-    for words in (
-        ("ip", "netns", "add", wire.space),
-        ("ip", "link", "add", wire.device, "type", "veth", *peer),
-        ("ip", "address", "add", f"{wire.outer}/{PAIR_BITS}", "dev", wire.device),
-        ("ip", "link", "set", wire.device, "up"),
-        (*inside, "address", "add", f"{wire.inner}/{PAIR_BITS}", "dev", FAR_END),
-        (*inside, "link", "set", "lo", "up"),
-        (*inside, "link", "set", FAR_END, "up"),
+    for text in (
+        f"netns add {wire.space}",
+        f"link add {wire.device} type veth peer name {FAR_END} netns {wire.space}",
+        f"address add {wire.outer}/30 dev {wire.device}",
+        f"link set {wire.device} up",
+        f"-n {wire.space} address add {wire.inner}/30 dev {FAR_END}",
+        f"-n {wire.space} link set lo up",
+        f"-n {wire.space} link set {FAR_END} up",
     ):
-        _call(*words)
+        _call("ip", *text.split())
 
 
 def _tag(folder: Path) -> str:
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:6]
 
 
-def _addresses() -> list[str]:
-    """Return the IPv4 addresses of this machine."""
-    links = json.loads(_call("ip", "-j", "-4", "address"))
-    return [held["local"] for link in links for held in link.get("addr_info", ())]
+def _impossible(why: str) -> ConfigError:
+    return ConfigError(f"chaos.netns is impossible: {why}", path="chaos.netns")
 
 
 def _capabilities() -> int:
@@ -287,11 +269,7 @@ def _call(*words: str) -> str:
     """Run a program and return its output; SkerryError with its last words if it fails."""
     try:
         done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PATIENCE_S,
-            check=False,
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         msg = f"`{' '.join(words)}` did not run: {error}"

@@ -39,7 +39,7 @@ class ProcessEntry:
 
     @property
     def which(self) -> str:
-        """A few words that tell its starts apart."""
+        """A few words in which its starts differ."""
         return f"pid {self.pid}"
 
     @property

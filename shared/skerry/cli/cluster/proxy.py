@@ -34,7 +34,7 @@ RESET = struct.pack("ii", 1, 0)
 """SO_LINGER by which a connection ends with a reset."""
 
 
-class Cut(StrEnum):
+class LinkCut(StrEnum):
     """How a route is cut: not, by ending its connections, or by letting nothing through."""
 
     NONE = "none"
@@ -58,11 +58,11 @@ class LinkShape:
 
     delay_s: float = 0.0
     rate_bytes_s: float = 0.0
-    cut: Cut = Cut.NONE
+    cut: LinkCut = LinkCut.NONE
     ways: frozenset[Way] = frozenset(Way)
 
     def swallows(self, way: Way) -> bool:
-        return self.cut is Cut.BLACKHOLE and way in self.ways
+        return self.cut is LinkCut.BLACKHOLE and way in self.ways
 
 
 OPEN = LinkShape()
@@ -101,7 +101,7 @@ class Route:
         self.shape = shape
         self.changed.set()
         self.changed = asyncio.Event()
-        if shape.cut is Cut.RESET:
+        if shape.cut is LinkCut.RESET:
             self.counters.aborted += len(self.connections)
             self.abort()
 
@@ -129,13 +129,13 @@ class Route:
         """Serve a service's connection to its end; the broker is dialled while nothing is cut."""
         writers, task = [service], asyncio.current_task()
         self.counters.accepted += 1
-        self.counters.refused += self.shape.cut is not Cut.NONE
-        if self.shape.cut is Cut.RESET or task is None:
+        self.counters.refused += self.shape.cut is not LinkCut.NONE
+        if self.shape.cut is LinkCut.RESET or task is None:
             _reset(writers)
             return
         self.connections[task] = writers
         try:
-            while self.shape.cut is not Cut.NONE:
+            while self.shape.cut is not LinkCut.NONE:
                 await self.changed.wait()
             far, broker = await asyncio.open_connection(*upstream, limit=READ_BYTES)
             writers.append(broker)
@@ -295,7 +295,7 @@ def shape_from(request: Mapping[str, Any]) -> LinkShape:
     """Return the shape that a command asks for; ConfigError says what is wrong with it."""
     try:
         delay_s, rate_bytes_s = (float(request.get(n, 0.0)) for n in ("delay_s", "rate_bytes_s"))
-        cut = Cut(request.get("cut", Cut.NONE))
+        cut = LinkCut(request.get("cut", LinkCut.NONE))
         ways = frozenset(Way(way) for way in request.get("ways", tuple(Way)))
     except (TypeError, ValueError) as error:
         msg = f"This is no shape of a route ({error}): see the head of {__name__}."

@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from skerry.cli.cluster import child
 from skerry.cli.cluster.folder import log_file
@@ -108,15 +108,6 @@ class ProcessEvent:
     sentence: str = ""
 
 
-class _End(NamedTuple):
-    """How a process ended; ``unwell``: it was killed because it did not work any more."""
-
-    pid: int
-    code: int
-    sentence: str
-    unwell: bool = False
-
-
 @dataclass(slots=True)
 class _Slot:
     """A command's process, if it runs; ``worked`` is set once it has been ready."""
@@ -156,9 +147,12 @@ class Supervisor:
         async with TaskGroup() as group:
             keepers = [group.create_task(self._keep(slot)) for slot in self._slots.values()]
             group.create_task(_set_after(keepers, self._stopping))
-            await self._stopping.wait()
-            for stage in self._stages:
-                await self._stop_stage(stage)
+            try:
+                await self._stopping.wait()
+            finally:  # whatever cancels this stops them in order, too
+                self.ask_stop()
+                for stage in self._stages:
+                    await self._stop_stage(stage)
         if self._failure is not None:
             raise self._failure
 
@@ -217,24 +211,23 @@ class Supervisor:
             began = time.monotonic()
             try:
                 end = await self._run_once(slot)
-            except (OSError, SkerryError) as error:  # a later start may find more room
+            except (OSError, SkerryError) as error:
                 if not slot.worked.is_set():
                     self._fail(error)
                     return
-                end = _End(0, 1, str(error))
+                end = ProcessEvent(slot.command.name, Change.CRASHED, 0, 1, sentence=str(error))
             if time.monotonic() - began > self._policy.healthy_s:
                 slot.crashes = 0
-            change, delay_s = self._next(slot, end)
+            change, delay_s = self._judged(slot, end)
             if change is not None:
-                event = (slot.command.name, change, end.pid, end.code, delay_s, end.sentence)
-                self._on_event(ProcessEvent(*event))
+                self._on_event(replace(end, change=change, delay_s=delay_s))
             if change not in {Change.CRASHED, Change.UNWELL}:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
 
-    async def _run_once(self, slot: _Slot) -> _End:
-        """Run a process to its end."""
+    async def _run_once(self, slot: _Slot) -> ProcessEvent:
+        """Run a process to its end; UNWELL if it was killed because it did not work any more."""
         command, offset = slot.command, size_of(slot.command.log)
         if command.prepare is not None:
             command.prepare()
@@ -252,19 +245,20 @@ class Supervisor:
             _signal(process, signal.SIGKILL)
             await asyncio.gather(exited, health, return_exceptions=True)
             slot.process = None
+        change = Change.UNWELL if why and slot.worked.is_set() else Change.CRASHED
         code = exited.result()
         sentence = why or (last_sentence(command.log, offset) if code else "")
-        return _End(process.pid, code, sentence, bool(why) and slot.worked.is_set())
+        return ProcessEvent(command.name, change, process.pid, code, sentence=sentence)
 
-    def _next(self, slot: _Slot, end: _End) -> tuple[Change | None, float]:
+    def _judged(self, slot: _Slot, end: ProcessEvent) -> tuple[Change | None, float]:
         """Return what an end means and the seconds until a restart; None if it fails everything."""
         if self._stopping.is_set() or end.code == 0:
             return Change.STOPPED if self._stopping.is_set() else Change.FINISHED, 0.0
         if slot.delay_once_s is not None:
             delay_s, slot.delay_once_s, slot.crashes = slot.delay_once_s, None, 0
             return Change.CRASHED, delay_s
-        if end.unwell:
-            return Change.UNWELL, 0.0
+        if end.change is Change.UNWELL:
+            return end.change, 0.0
         slot.crashes += 1
         command, refused = slot.command, end.code in self._policy.final
         given_up = refused or not slot.worked.is_set() or self._hopeless(command.kind)

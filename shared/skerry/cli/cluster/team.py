@@ -50,7 +50,7 @@ class Team:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class BrokerAccess:
     """How a service reaches its broker: the address, and what enters the network it is in."""
 
     url: str
@@ -58,12 +58,15 @@ class Reach:
 
 
 def stages(
-    folder: RunFolder, team: Team, reach: Mapping[str, Reach], sets: Mapping[str, tuple[str, ...]]
+    folder: RunFolder,
+    team: Team,
+    access: Mapping[str, BrokerAccess],
+    sets: Mapping[str, tuple[str, ...]],
 ) -> list[list[Command]]:
     """Return the cluster's processes in the order in which they are stopped.
 
-    ``reach`` are those that reach the broker in another way than the settings file says; ``sets``
-    are further settings of a service.
+    ``access`` is for those that reach the broker in another way than the settings file says;
+    ``sets`` are further settings of a service.
     """
     from skerry.cli.cluster import clock
     from skerry.cli.cluster.supervisor import Command
@@ -75,7 +78,7 @@ def stages(
         env = environment(folder.cache)
         if team.clocks:
             env |= clock.environment(folder.path, name)
-        way = reach.get(name)
+        way = access.get(name)
         if way is not None:
             env["SKERRY_NATS__URL"] = way.url  # it may hold a password, and anybody reads argv
         entering = way.entering if way is not None else ()
