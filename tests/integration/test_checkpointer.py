@@ -1,13 +1,15 @@
-"""The checkpointer as a process, against a real nats-server, killed where it hurts."""
+"""The checkpointer as a process, on a real nats-server and a real S3, killed where it hurts."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
+from skerry.store import s3
 from skerry.store.base import Store
 from skerry.store.checkpoint import verify
 from skerry.store.local import LocalStore
@@ -41,29 +44,50 @@ RUN = "run"
 
 PAUSING = """
 import asyncio, sys, threading
-from pathlib import Path
 from skerry.log.nats.bus import NatsBus
-from skerry.store.local import LocalDraft, LocalStore
+from skerry.settings.loading import load
+from skerry.store.opening import store_of
 from skerry_checkpointer.service import checkpointer
 
-whole = LocalDraft.write
-def write(self, file, data):
-    whole(self, file, data)
-    print("half written", flush=True)
-    threading.Event().wait()
+store = store_of(load(None, sys.argv[2:]).local.store, "run")
+begin = type(store).draft
+def draft(self, name):
+    begun = begin(self, name)
+    whole = begun.write
+    def write(file, data):
+        whole(file, data)
+        print("half written", flush=True)
+        threading.Event().wait()
+    begun.write = write
+    return begun
 
-LocalDraft.write = write
-asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", LocalStore(Path(sys.argv[2])), 5.0))
+type(store).draft = draft
+asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", store, 5.0))
 """
 
 
-def service(nats: NatsServer, *options: str) -> tuple[str, ...]:
-    return "-m", "skerry_checkpointer", "--nats", nats.url, "--run", RUN, *options
+@dataclass
+class Place:
+    """Where a run's checkpoints go: the store, and the settings by which a process finds it."""
+
+    store: Store
+    settings: list[str] = field(default_factory=list[str])
+
+    @property
+    def options(self) -> list[str]:
+        return [word for setting in self.settings for word in ("--set", setting)]
+
+    def service(self, nats: NatsServer) -> list[str]:
+        return ["-m", "skerry_checkpointer", "--nats", nats.url, "--run", RUN, *self.options]
 
 
-def below(path: Path) -> tuple[str, str]:
-    """Return the option that puts checkpoints below a folder."""
-    return "--set", f"store.path={path}"
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, run_id: str) -> Place:
+    if request.param == "local":
+        return Place(LocalStore(tmp_path / RUN), [f"store.path={tmp_path}"])
+    server: S3Server = request.getfixturevalue("s3_server")
+    url = f"s3://{BUCKET}/{run_id}"
+    return Place(S3Store(f"{url}/{RUN}", server.access()), server.settings(url))
 
 
 @asynccontextmanager
@@ -76,10 +100,6 @@ async def scripted(
         yield await ScriptedRun.begin(bus, RUN, config=config)
 
 
-def leftovers(store: LocalStore) -> list[Path]:
-    return list(store.root.glob(".partial-*"))
-
-
 async def checkpoint_at(bus: Bus, step: int) -> None:
     """Wait until the ledger has a checkpoint at this step or later."""
     records = ledger.follow_checkpoints(bus, RUN)
@@ -90,46 +110,51 @@ async def checkpoint_at(bus: Bus, step: int) -> None:
 
 
 async def test_it_writes_while_the_run_goes_on_and_ends_with_it(
-    nats_server: NatsServer, tmp_path: Path
+    nats_server: NatsServer, place: Place
 ) -> None:
-    command = service(nats_server, *below(tmp_path))
+    command = place.service(nats_server)
     async with scripted(nats_server) as run, python(*command) as running:
         await run.commit_all(step=1)
         await checkpoint_at(run.bus, 1)
         await run.commit(1, step=2)
         await run.finish()
         assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
-    store = LocalStore(tmp_path / RUN)
-    assert store.names() == ["step-00000001", "step-00000002"]
-    assert verify(store, "step-00000002").versions == (1, 2, 1)
+    assert place.store.names() == ["step-00000001", "step-00000002"]
+    assert verify(place.store, "step-00000002").versions == (1, 2, 1)
 
 
 @pytest.mark.fault
-async def test_killed_half_way_it_harms_nothing_and_its_successor_cleans_up(
-    nats_server: NatsServer, tmp_path: Path
+async def test_killed_half_way_it_harms_nothing_and_what_it_left_is_cleaned_up(
+    nats_server: NatsServer, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = LocalStore(tmp_path / RUN)
+    """On a disk by its successor at once; in a bucket, where its name stays taken, after a day."""
+    store = place.store
     async with scripted(nats_server, every_s=3600) as run:
         await run.commit_all(step=1)
-        async with python(*service(nats_server, *below(tmp_path))):
+        async with python(*place.service(nats_server)):
             await checkpoint_at(run.bus, 1)
         await run.commit(0, step=2)
-        async with python("-c", PAUSING, nats_server.url, str(store.root)) as writer:
+        async with python("-c", PAUSING, nats_server.url, *place.settings) as writer:
             assert await line_of(writer) == b"half written\n"
             writer.send_signal(signal.SIGKILL)
             await writer.wait()
         assert store.names() == ["step-00000001"]
         assert verify(store, "step-00000001").versions == (1, 1, 1)
-        assert len(leftovers(store)) == 1
-        async with python(*service(nats_server, *below(tmp_path))):
+        async with python(*place.service(nats_server)):
             await checkpoint_at(run.bus, 2)
-        assert store.names() == ["step-00000001", "step-00000002"]
-        assert leftovers(store) == []
+        is_local = isinstance(store, LocalStore)
+        second = "step-00000002" if is_local else "step-00000002-2"
+        assert store.names() == ["step-00000001", second]
+        assert verify(store, second).versions == (2, 1, 1)
+        monkeypatch.setattr(s3, "DEAD_S", -10.0)
+        assert store.sweep() == ([] if is_local else ["step-00000002"])
+        assert len(store.names()) == 2
 
 
 @pytest.mark.fault
 async def test_it_outlives_a_broker_restart(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with scripted(nats_server) as run, python(*service(nats_server, *below(tmp_path))):
+    place = Place(LocalStore(tmp_path / RUN), [f"store.path={tmp_path}"])
+    async with scripted(nats_server) as run, python(*place.service(nats_server)):
         await run.commit_all(step=1)
         await checkpoint_at(run.bus, 1)
         nats_server.restart()
@@ -138,22 +163,9 @@ async def test_it_outlives_a_broker_restart(nats_server: NatsServer, tmp_path: P
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", ["local", "s3"])
-async def test_two_on_one_run_do_not_harm_each_other(
-    nats_server: NatsServer,
-    tmp_path: Path,
-    run_id: str,
-    kind: str,
-    request: pytest.FixtureRequest,
-) -> None:
+async def test_two_on_one_run_do_not_harm_each_other(nats_server: NatsServer, place: Place) -> None:
     """Both write and both thin out; what is left is whole, and the last state is part of it."""
-    store: Store = LocalStore(tmp_path / RUN)
-    options = [*below(tmp_path)]
-    if kind == "s3":
-        server: S3Server = request.getfixturevalue("s3_server")
-        url = f"s3://{BUCKET}/{run_id}/{RUN}"
-        store, options = S3Store(url, server.access()), server.options(url)
-    command = service(nats_server, *options)
+    command = place.service(nats_server)
     async with scripted(nats_server, keep_newest=2, keep_every=0) as run:
         await run.commit_all(step=1)
         async with python(*command) as one, python(*command) as two:
@@ -163,38 +175,39 @@ async def test_two_on_one_run_do_not_harm_each_other(
             await run.finish()
             for running in (one, two):
                 assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
-        found = [verify(store, name) for name in store.names()]
+        found = [verify(place.store, name) for name in place.store.names()]
         newest = await ledger.last_commits(run.bus, RUN)
         assert tuple(newest[f].version for f in range(3)) in {c.versions for c in found}
         assert 2 <= len(found) <= 4
 
 
-async def test_a_checkpoint_becomes_a_run_in_an_empty_broker(
-    nats_server: NatsServer, tmp_path: Path
+async def test_a_checkpoint_is_listed_verified_and_becomes_a_run_in_an_empty_broker(
+    nats_server: NatsServer, place: Place, tmp_path: Path
 ) -> None:
-    store = LocalStore(tmp_path / "checkpoints" / RUN)
     async with scripted(nats_server) as run:
         for name in ("a", "b"):
             await ledger.join(run.bus, RUN, name, "host", time.time_ns())
         await run.commit_all(step=7, tokens=70)
-        await save(run, store)
+        where = place.store.where(await save(run, place.store))
+    (found,) = json.loads(await output_of("list", "--json", *place.options))
+    assert (found["path"], found["run"], found["step"]) == (where, RUN, 7)
+    assert json.loads(await output_of("verify", "--json", where, *place.options))["ok"]
     empty = NatsServer(tmp_path / "empty")
     empty.start()
     try:
-        await _restored(empty, store)
+        await _restored(empty, place, where)
     finally:
         empty.kill()
 
 
-async def _restored(nats: NatsServer, store: LocalStore) -> None:
-    (name,) = store.names()
-    command = ("restore", store.where(name), "--nats", nats.url, "--run", "again")
-    command = (*command, "--set", "train.steps=4321")
-    assert store.where(name) in await output_of(*command)
+async def _restored(nats: NatsServer, place: Place, where: str) -> None:
+    words = ("restore", where, "--nats", nats.url, "--run", "again", *place.options)
+    command = (*words, "--set", "train.steps=4321")
+    assert await output_of(*command) == f"Run again is restored from {where}.\n"
     async with NatsBus(nats.url) as bus:
         record = await ledger.read_run(bus, "again")
         assert RunConfig.model_validate_json(record.config_json).train.steps == 4321
-        await assert_log_holds(bus, "again", store, name)
+        await assert_log_holds(bus, "again", place.store, where.rpartition("/")[2])
         joined = await ledger.join(bus, "again", "b", "host", time.time_ns())
         new = await ledger.join(bus, "again", "c", "host", time.time_ns())
         assert (joined.shard, joined.incarnation, new.shard) == (1, 1, 2)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +9,6 @@ import obstore
 import pytest
 
 from skerry.errors import CheckpointCorrupt, ConfigError, StoreError
-from skerry.log import ledger
-from skerry.log.nats.bus import NatsBus
-from skerry.settings.models import RunConfig
 from skerry.store import s3
 from skerry.store.base import MANIFEST
 from skerry.store.checkpoint import verify
@@ -24,17 +18,10 @@ from skerry.store.manifest import PARAMS_FILE
 from skerry.store.s3 import S3Store
 from skerry.store.s3_client import listed
 from tests.support.checkpoints import (
-    DEADLINE_S,
-    assert_log_holds,
     begun,
-    line_of,
-    output_of,
-    python,
     save,
 )
-from tests.support.nats_server import NatsServer
 from tests.support.s3_server import BUCKET, S3Server
-from tests.support.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.nats
 
@@ -42,27 +29,6 @@ MANIFEST_BYTES = b'{"made": "up"}\n'
 EARLIER = Path(__file__).parents[1] / "golden" / "checkpoint-0.1-s3"
 """The objects of a checkpoint that Skerry 0.1 wrote."""
 FROM_0_1 = "step-00000009"
-
-PAUSING = """
-import asyncio, sys, threading
-from pathlib import Path
-from skerry.log.nats.bus import NatsBus
-from skerry.settings.models import StoreSettings
-from skerry.store.s3 import S3Draft, S3Store
-from skerry_checkpointer.service import checkpointer
-
-whole = S3Draft.write
-def write(self, file, data):
-    stored = whole(self, file, data)
-    if len(self._files) == 2:
-        print("half sent", flush=True)
-        threading.Event().wait()
-    return stored
-
-S3Draft.write = write
-access = StoreSettings(endpoint=sys.argv[3], credentials=Path(sys.argv[4]), profile="writer")
-asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", S3Store(sys.argv[2], access), 5.0))
-"""
 
 
 @pytest.fixture
@@ -242,49 +208,3 @@ class TestRefusals:
         access = s3_server.access().model_copy(update=changes)
         with pytest.raises(StoreError, match="does not answer"):
             S3Store(url, access).names()
-
-
-async def test_a_checkpoint_in_s3_is_listed_verified_and_restored(
-    nats_server: NatsServer, s3_server: S3Server, url: str, store: S3Store
-) -> None:
-    scripted = await begun()
-    await scripted.commit_all(step=7, tokens=70)
-    await save(scripted, store)
-    where, options = f"{url}/step-00000007", s3_server.options(url)
-    (found,) = json.loads(await output_of("list", "--json", *options))
-    assert (found["path"], found["run"], found["step"]) == (where, "run", 7)
-    assert json.loads(await output_of("verify", "--json", where, *options))["ok"]
-    said = await output_of("restore", url, "--run", "again", "--nats", nats_server.url, *options)
-    assert said == f"Run again is restored from {where}.\n"
-    async with NatsBus(nats_server.url) as bus:
-        await assert_log_holds(bus, "again", store, "step-00000007")
-
-
-@pytest.mark.fault
-async def test_a_writer_that_was_killed_leaves_nothing_that_is_taken_for_a_checkpoint(
-    nats_server: NatsServer,
-    s3_server: S3Server,
-    url: str,
-    store: S3Store,
-    expire: Callable[[], None],
-) -> None:
-    config = RunConfig.model_validate({"checkpoint": {"every_s": 3600}})
-    async with NatsBus(nats_server.url) as bus:
-        run = await ScriptedRun.begin(bus, config=config)
-        await run.commit_all(step=1)
-        where = (nats_server.url, url, s3_server.endpoint, str(s3_server.credentials))
-        async with python("-c", PAUSING, *where) as writer:
-            assert await line_of(writer) == b"half sent\n"
-            writer.send_signal(signal.SIGKILL)
-            await writer.wait()
-        assert len(objects(store)) == 3
-        assert (store.names(), store.sweep()) == ([], [])
-        await run.finish()
-        service = ("-m", "skerry_checkpointer", "--nats", nats_server.url, "--run", "run")
-        async with python(*service, *s3_server.options(url)) as running:
-            assert await asyncio.wait_for(running.wait(), DEADLINE_S) == 0
-        assert store.names() == ["step-00000001-2"]
-        assert verify(store, "step-00000001-2").versions == (1, 1, 1)
-        assert await ledger.last_checkpoint(bus, "run") is not None
-        expire()
-        assert store.sweep() == ["step-00000001"]

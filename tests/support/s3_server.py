@@ -63,15 +63,14 @@ class S3Server:
             profile=profile,
         )
 
-    def options(self, url: str) -> list[str]:
-        """Return the command line settings of a store whose run is at ``url``."""
-        settings = [
-            f"store.url={url.rpartition('/')[0]}",
+    def settings(self, url: str) -> list[str]:
+        """Return the settings of a store at this address."""
+        return [
+            f"store.url={url}",
             f"store.endpoint={self.endpoint}",
             f"store.credentials={self.credentials}",
             "store.profile=writer",
         ]
-        return [word for setting in settings for word in ("--set", setting)]
 
     def start(self) -> None:
         """Start it and make the bucket; SkerryError if it does not answer in time."""
