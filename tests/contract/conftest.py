@@ -12,14 +12,9 @@ from skerry.log.memory import MemoryBroker
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.protocol.subjects import Subjects
-from tests.support.log import specs
+from tests.support.log import REAL_LOGS, specs
 from tests.support.nats_cluster import NatsCluster
 
-KINDS = (
-    "memory",
-    pytest.param("nats", marks=pytest.mark.nats),
-    pytest.param("cluster", marks=pytest.mark.nats),
-)
 OPTIONS = NatsOptions(connect_timeout_s=5.0, request_timeout_s=5.0)
 
 
@@ -41,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
         yield running
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=("memory", *REAL_LOGS))
 async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
     async with await client(request, request.param) as connected:
         yield connected

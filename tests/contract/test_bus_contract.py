@@ -20,7 +20,7 @@ from skerry.log.base import (
     StreamSpec,
 )
 from skerry.protocol.subjects import Subjects
-from tests.support.log import all_of, specs, take
+from tests.support.log import all_of, newest, specs, stored, take
 
 
 def window(run: str, max_bytes: int) -> StreamSpec:
@@ -39,8 +39,7 @@ async def test_sequences_of_a_stream_count_from_one(bus: Bus, names: Subjects) -
 async def test_the_newest_record_comes_back_as_it_was_published(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.run_record(), b"old")
     await bus.publish(names.run_record(), b"new\x00\xff", msg_id="id", headers={"trace": "abc"})
-    record = await bus.last(names.run_record())
-    assert record is not None
+    record = await newest(bus, names.run_record())
     assert (record.subject, record.sequence) == (names.run_record(), 2)
     assert record.payload == b"new\x00\xff"
     assert record.headers["trace"] == "abc"
@@ -57,15 +56,13 @@ async def test_the_newest_record_of_a_pattern_is_the_newest_of_all_its_subjects(
     for learner in "aba":
         await bus.publish(names.contribution(1, learner), learner.encode())
     await bus.publish(names.contribution(2, "a"), b"another fragment's")
-    record = await bus.last(pattern)
-    assert record is not None
+    record = await newest(bus, pattern)
     assert (record.sequence, record.payload) == (4, b"a")
 
 
 async def test_an_empty_payload_is_a_record(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.run_record(), b"")
-    record = await bus.last(names.run_record())
-    assert record is not None
+    record = await newest(bus, names.run_record())
     assert record.payload == b""
     assert await bus.last_each(names.run_record()) == [record]
     assert await take(bus.follow(names.run_record()), 1) == [record]
@@ -86,7 +83,7 @@ async def test_an_account_says_how_full_it_is(bus: Bus, names: Subjects) -> None
     await bus.publish(names.run_record(), b"x" * 100_000)
     await bus.publish(names.pulse("a"), b"x" * 100_000)
     async with asyncio.timeout(10.0):
-        for storage in before:  # servers of a cluster tell each other now and then
+        for storage in before:  # servers of a cluster exchange this now and then
             while (await used())[storage] < before[storage] + 100_000:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
     assert {room.limit_bytes for room in await bus.rooms()} == {0}
@@ -105,8 +102,7 @@ async def test_a_failed_expectation_leaves_the_log_unchanged(bus: Bus, names: Su
     with pytest.raises(Conflict) as caught:
         await bus.publish(subject, b"b", expect=Expect(subject, 0))
     assert (caught.value.subject, caught.value.expected) == (subject, 0)
-    record = await bus.last(subject)
-    assert record is not None
+    record = await newest(bus, subject)
     assert record.payload == b"a"
     assert await bus.get(names.stream("LEDGER"), 2) is None
 
@@ -118,8 +114,7 @@ async def test_another_subject_can_fence_a_write(bus: Bus, names: Subjects) -> N
     await bus.publish(names.fence(0), b"two", expect=held)
     with pytest.raises(Conflict):
         await bus.publish(names.chunk(0, 0, 0), b"late", expect=held)
-    record = await bus.last(names.chunk(0, 0, 0))
-    assert record is not None
+    record = await newest(bus, names.chunk(0, 0, 0))
     assert record.payload == b"chunk"
 
 
@@ -156,45 +151,33 @@ async def test_a_pattern_can_fence_a_write(bus: Bus, names: Subjects) -> None:
     assert (await bus.publish(names.member("b"), b"b", expect=known)).sequence == 2
 
 
-async def test_of_eight_racing_joiners_exactly_one_wins(bus: Bus, names: Subjects) -> None:
+@pytest.mark.parametrize("over", ["subject", "pattern"])
+async def test_of_eight_racing_writers_exactly_one_wins(
+    bus: Bus, names: Subjects, over: str
+) -> None:
     async def race(i: int) -> bool:
+        subject = names.fence(0) if over == "subject" else names.member(f"l{i}")
+        expect = Expect(subject if over == "subject" else names.members(), 0)
         try:
-            await bus.publish(names.member(f"l{i}"), b"", expect=Expect(names.members(), 0))
-        except Conflict:
-            return False
-        return True
-
-    assert sum(await asyncio.gather(*(race(i) for i in range(8)))) == 1
-    assert len(await bus.last_each(names.members())) == 1
-
-
-async def test_of_eight_racing_writers_exactly_one_wins(bus: Bus, names: Subjects) -> None:
-    async def race(i: int) -> bool:
-        try:
-            await bus.publish(names.fence(0), b"%d" % i, expect=Expect(names.fence(0), 0))
+            await bus.publish(subject, b"%d" % i, expect=expect)
         except Conflict:
             return False
         return True
 
     wins = await asyncio.gather(*(race(i) for i in range(8)))
     assert sum(wins) == 1
-    record = await bus.last(names.fence(0))
-    assert record is not None
-    assert record.payload == b"%d" % wins.index(True)
+    found = await bus.last_each(names.fence(0) if over == "subject" else names.members())
+    assert [record.payload for record in found] == [b"%d" % wins.index(True)]
 
 
-async def test_what_is_not_there_is_none(bus: Bus, names: Subjects) -> None:
-    assert await bus.last(names.run_record()) is None
-    assert await bus.last_each(names.commits()) == []
-    assert await bus.get(names.stream("LEDGER"), 7) is None
-    assert await bus.get(names.stream("LEDGER"), 0) is None
-
-
-async def test_a_run_without_streams_reads_as_empty(bus: Bus, run_id: str) -> None:
+@pytest.mark.parametrize("declared", [True, False])
+async def test_what_is_not_there_is_none(bus: Bus, run_id: str, declared: bool) -> None:
     names = Subjects(run_id)
+    await bus.declare(specs(run_id) if declared else ())
     assert await bus.last(names.run_record()) is None
     assert await bus.last_each(names.commits()) == []
-    assert await bus.get(names.stream("LEDGER"), 1) is None
+    for sequence in (0, 1, 7):
+        assert await bus.get(names.stream("LEDGER"), sequence) is None
 
 
 async def test_publishing_into_no_stream_says_what_to_do(bus: Bus, run_id: str) -> None:
@@ -213,8 +196,7 @@ async def test_a_message_above_max_payload_is_refused_and_the_bus_lives_on(
 async def test_get_finds_a_record_by_sequence(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.commit(0), b"a")
     await bus.publish(names.commit(1), b"b")
-    record = await bus.get(names.stream("LEDGER"), 2)
-    assert record is not None
+    record = await stored(bus, names.stream("LEDGER"), 2)
     assert (record.subject, record.payload) == (names.commit(1), b"b")
 
 
@@ -318,28 +300,29 @@ async def test_two_services_can_declare_at_once(bus: Bus, run_id: str) -> None:
     assert list(both) == [(), ()]
 
 
-async def test_a_difference_is_mended_and_reported(bus: Bus, names: Subjects) -> None:
+async def test_a_difference_is_changed_and_reported(bus: Bus, names: Subjects) -> None:
     wanted = specs(names.run, window_bytes=10_000_000)
     (sentence,) = await bus.declare(wanted)
     assert "max_bytes is 67108864, should be 10000000" in sentence
     assert await bus.declare(wanted) == ()
 
 
-async def test_another_storage_is_drift_and_stays_as_it_is(bus: Bus, names: Subjects) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("storage", Storage.MEMORY), ("retention", Retention.EVERYTHING)],
+)
+async def test_what_cannot_be_changed_in_place_is_drift(
+    bus: Bus, names: Subjects, name: str, value: str
+) -> None:
     state = specs(names.run)[0]
-    with pytest.raises(StreamDrift, match="another run id") as caught:
-        await bus.declare((replace(state, storage=Storage.MEMORY),))
-    assert caught.value.drift == (f"stream {state.name}: storage is file, should be memory",)
+    with pytest.raises(StreamDrift, match=r"another run id.*loses what it holds") as caught:
+        await bus.declare((replace(state, **{name: value}),))  # type: ignore[arg-type]
+    is_, should = getattr(state, name), value
+    assert caught.value.drift == (f"stream {state.name}: {name} is {is_}, should be {should}",)
     assert await bus.declare((state,)) == ()
 
 
-async def test_another_retention_is_drift(bus: Bus, names: Subjects) -> None:
-    ledger = specs(names.run)[1]
-    with pytest.raises(StreamDrift, match="loses what it holds"):
-        await bus.declare((replace(ledger, retention=Retention.LAST_PER_SUBJECT),))
-
-
-async def test_streams_tells_what_is_in_the_log(bus: Bus, names: Subjects) -> None:
+async def test_streams_lists_what_is_in_the_log(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.commit(0), b"a")
     await bus.publish(names.commit(0), b"b")
     found = {i.name: i for i in await bus.streams() if f"_{names.run}_" in i.name}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from skerry.log.base import MSG_ID, Expect
-from tests.support.log import all_of, take
+from tests.support.log import REAL_LOGS, all_of, newest, take
 from tests.support.raw_nats import raw_publisher
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ async def _readable(bus: Bus, names: Subjects, around: int) -> None:
     assert [record and record.sequence for record in got] == list(range(1, total + 1))
     bulk = await all_of(bus.get_each(f"{names.root}.ledger.>", range(1, total + 1)))
     assert [record.sequence for record in bulk] == list(range(1, total + 1))
-    newest = await bus.last(names.commit(1))
-    assert newest is not None
-    assert newest.sequence == total
+    assert (await newest(bus, names.commit(1))).sequence == total
     every = await bus.last_each(f"{names.root}.ledger.>")
     assert [record.sequence for record in every][-1] == total
     assert {around - 1, total} <= {record.sequence for record in every}
@@ -73,27 +71,29 @@ async def test_a_record_with_the_header_of_a_status_is_a_record(
     for _ in range(10):
         await bus.publish(names.commit(1), b"after")
     await _readable(bus, names, 11)
-    record = await bus.last(subject)
-    assert record is not None
+    record = await newest(bus, subject)
     assert (record.sequence, record.payload, record.headers["Status"]) == (11, b"", status)
 
 
-async def url_of(request: pytest.FixtureRequest, bus: Bus) -> str:
-    """Return where a real log is; the memory log takes no bytes from strangers."""
-    if type(bus).__name__ == "MemoryBus":
-        pytest.skip("its headers and subjects are text")
+real = pytest.mark.parametrize("bus", REAL_LOGS, indirect=True)
+"""The memory log's headers and subjects are text."""
+
+
+def url_of(request: pytest.FixtureRequest, bus: Bus) -> str:
+    """Return where a real log is."""
     kind = "cluster" if type(bus).__name__ == "Replicated" else "shared_nats"
     url: str = request.getfixturevalue(kind).url
     return url
 
 
+@real
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS.keys())
 async def test_no_header_blinds_a_reader(
     request: pytest.FixtureRequest, bus: Bus, names: Subjects, header: bytes
 ) -> None:
     for _ in range(10):
         await bus.publish(names.commit(0), b"before")
-    async with raw_publisher(await url_of(request, bus)) as raw:
+    async with raw_publisher(url_of(request, bus)) as raw:
         await raw.publish(names.member("x").encode(), b"", header)
     for _ in range(10):
         await bus.publish(names.commit(1), b"after")
@@ -101,24 +101,26 @@ async def test_no_header_blinds_a_reader(
     assert await bus.last(names.member("x")) is not None
 
 
+@real
 @pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS.keys())
 async def test_no_subject_blinds_a_reader(
     request: pytest.FixtureRequest, bus: Bus, names: Subjects, token: bytes
 ) -> None:
     for _ in range(10):
         await bus.publish(names.commit(0), b"before")
-    async with raw_publisher(await url_of(request, bus)) as raw:
+    async with raw_publisher(url_of(request, bus)) as raw:
         await raw.publish(b"%s.ledger.member.%s" % (names.root.encode(), token), b"x")
     for _ in range(10):
         await bus.publish(names.commit(1), b"after")
     await _readable(bus, names, 11)
 
 
+@real
 async def test_many_very_long_subjects_hide_no_other(
     request: pytest.FixtureRequest, bus: Bus, names: Subjects
 ) -> None:
     await bus.publish(names.manifest(0), b"of ours")
-    async with raw_publisher(await url_of(request, bus)) as raw:
+    async with raw_publisher(url_of(request, bus)) as raw:
         for i in range(1_200):
             long = b"a" * 3_700
             await raw.publish(b"%s.state.%s%d.manifest" % (names.root.encode(), long, i), b"x")

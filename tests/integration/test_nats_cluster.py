@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import nats
 import pytest
 
 from skerry.cli.cluster.proxy import Proxy
 from skerry.errors import BrokerUnavailable, Conflict, StateLost, StorageFull
-from skerry.log.base import Deliver, Expect, Record
+from skerry.log.base import Deliver, Expect
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
-from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
+from tests.support.log import DEADLINE_S, newest, specs, stored, take
 from tests.support.nats_cluster import NatsCluster, free_ports
 from tests.support.nats_server import NatsServer
+from tests.support.raw_nats import js_api
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
-
-DEADLINE_S = 60.0
-WINDOW_BYTES = 64 * 1024**2
 
 
 @pytest.fixture
@@ -48,28 +44,10 @@ async def bus(cluster: NatsCluster, names: Subjects) -> AsyncIterator[NatsBus]:
     async with NatsBus(
         cluster.url, options=NatsOptions(request_timeout_s=2.0, patience_s=DEADLINE_S)
     ) as bus:
-        await bus.declare(specs(names.run, replicas=3, window_bytes=WINDOW_BYTES))
+        await bus.declare(specs(names.run, replicas=3))
         for spec in specs(names.run):
             await cluster.until_current(spec.name)
         yield bus
-
-
-async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
-    async with asyncio.timeout(DEADLINE_S):
-        return [await anext(records) for _ in range(count)]
-
-
-async def ask(url: str, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Call the JetStream API behind the bus's back."""
-    client = await nats.connect(url.split(","))
-    try:
-        payload = json.dumps(body).encode() if body else b""
-        answer = await client.request(f"$JS.API.{name}", payload, timeout=10)
-        reply: dict[str, Any] = json.loads(answer.data)
-    finally:
-        await client.close()
-    assert "error" not in reply, reply
-    return reply
 
 
 async def test_writes_and_followers_pass_the_death_of_a_leader_once_each(
@@ -187,8 +165,7 @@ async def test_a_client_leaves_a_server_that_hangs(
         await client.publish(names.commit(0), b"x", msg_id="0/1")
         frozen.resume()
     assert events[-1] == "reconnected"
-    record = await bus.get(names.stream("LEDGER"), 1)
-    assert record is not None
+    await stored(bus, names.stream("LEDGER"), 1)
     assert await bus.get(names.stream("LEDGER"), 2) is None
 
 
@@ -198,8 +175,7 @@ async def test_pulses_in_memory_survive_the_loss_of_one_node(
 ) -> None:
     await bus.publish(names.pulse("a"), b"here", msg_id="a")
     cluster.nodes[await cluster.leader(names.stream("PULSE"))].kill9()
-    record = await bus.last(names.pulse("a"))
-    assert record is not None
+    record = await newest(bus, names.pulse("a"))
     assert record.payload == b"here"
 
 
@@ -232,8 +208,7 @@ async def test_a_memory_stream_without_replicas_is_there_again_with_its_node(
         holder = cluster.nodes[await cluster.leader(names.stream("PULSE"))]
         holder.restart()
         await bus.publish(names.pulse("a"), b"new", msg_id="new")
-        record = await bus.last(names.pulse("a"))
-    assert record is not None
+        record = await newest(bus, names.pulse("a"))
     assert record.payload == b"new"
 
 
@@ -250,8 +225,7 @@ async def test_a_cluster_without_a_majority_says_what_to_bring_back(
         with pytest.raises(BrokerUnavailable, match=r"bring back the nodes.*more than half"):
             await client.publish(names.commit(0), b"no", msg_id="0/2")
     cluster.start()
-    record = await bus.last(names.commit(0))
-    assert record is not None
+    record = await newest(bus, names.commit(0))
     assert record.sequence == receipt.sequence
 
 
@@ -264,7 +238,7 @@ async def test_a_cluster_that_came_back_with_an_older_copy_is_found_out(
     async with NatsBus(
         cluster.url, options=NatsOptions(request_timeout_s=2.0, patience_s=15.0)
     ) as bus:
-        await bus.declare(specs(run_id, replicas=3, window_bytes=WINDOW_BYTES))
+        await bus.declare(specs(run_id, replicas=3))
         await bus.publish(names.commit(0), b"old", msg_id="0/1")
         await cluster.until_current(names.stream("LEDGER"))
         cluster.kill9()
@@ -286,7 +260,7 @@ async def test_more_replicas_than_nodes_wait_for_the_missing_ones(
     cluster: NatsCluster, run_id: str
 ) -> None:
     await cluster.ready()
-    wanted = specs(run_id, replicas=3, window_bytes=WINDOW_BYTES)
+    wanted = specs(run_id, replicas=3)
     cluster.nodes[2].kill9()
     async with NatsBus(
         cluster.url, options=NatsOptions(request_timeout_s=1.0, patience_s=4.0)
@@ -316,8 +290,8 @@ async def test_a_follower_passes_what_was_purged_and_deleted(
     follower = bus.follow(names.contributions())
     async with aclosing(follower) as records:
         assert [r.sequence for r in await take(records, 2)] == [1, 2]
-    await ask(cluster.url, f"STREAM.PURGE.{stream}", {"seq": 6})
-    await ask(cluster.url, f"STREAM.MSG.DELETE.{stream}", {"seq": 8})
+    await js_api(cluster.url, f"STREAM.PURGE.{stream}", {"seq": 6})
+    await js_api(cluster.url, f"STREAM.MSG.DELETE.{stream}", {"seq": 8})
     async with aclosing(bus.follow(names.contributions(), after=2)) as records:
         assert [r.sequence for r in await take(records, 4)] == [6, 7, 9, 10]
     assert await bus.get(stream, 3) is None
@@ -334,7 +308,7 @@ async def test_a_follower_takes_up_a_stream_that_was_removed_and_made_anew(
     async with aclosing(bus.follow(names.contributions())) as records:
         await take(records, 4)
         waiting = asyncio.ensure_future(take(records, 1))
-        await ask(cluster.url, f"STREAM.DELETE.{stream}")
-        await bus.declare(specs(names.run, replicas=3, window_bytes=WINDOW_BYTES))
+        await js_api(cluster.url, f"STREAM.DELETE.{stream}")
+        await bus.declare(specs(names.run, replicas=3))
         await bus.publish(names.contribution(0, "a"), b"new", msg_id="new")
         assert [(r.sequence, r.payload) for r in await waiting] == [(1, b"new")]

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-import nats
 import pytest
 
 from skerry.errors import BrokerUnavailable
-from skerry.log.base import Deliver, Expect, Record
+from skerry.log.base import Deliver, Expect
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
-from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
+from tests.support.log import DEADLINE_S, newest, specs, take
 from tests.support.nats_server import NatsServer
+from tests.support.raw_nats import delete_consumers
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
-
-DEADLINE_S = 30.0
-WINDOW_BYTES = 64 * 1024**2
 
 
 @pytest.fixture
@@ -36,13 +32,8 @@ async def bus(nats_server: NatsServer, run_id: str) -> AsyncIterator[NatsBus]:
         nats_server.url,
         options=NatsOptions(connect_timeout_s=5.0, request_timeout_s=1.0, patience_s=20.0),
     ) as bus:
-        await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
+        await bus.declare(specs(run_id))
         yield bus
-
-
-async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
-    async with asyncio.timeout(DEADLINE_S):
-        return [await anext(records) for _ in range(count)]
 
 
 async def test_a_follower_has_no_gap_and_no_repeat_through_kill_9(
@@ -179,8 +170,7 @@ async def test_a_compare_and_set_whose_answer_was_late_is_ours(
     nats_server.resume()
     async with asyncio.timeout(DEADLINE_S):
         receipt = await writing
-    record = await bus.last(subject)
-    assert record is not None
+    record = await newest(bus, subject)
     assert (record.payload, record.sequence) == (b"me", receipt.sequence)
     assert receipt.duplicate
 
@@ -295,22 +285,9 @@ async def test_a_client_that_gave_up_for_good_is_replaced(bus: NatsBus, names: S
 
 async def test_closing_the_bus_ends_its_followers(nats_server: NatsServer, run_id: str) -> None:
     async with NatsBus(nats_server.url) as bus:
-        await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
+        await bus.declare(specs(run_id))
         waiting = asyncio.ensure_future(anext(bus.follow(Subjects(run_id).commits())))
         await asyncio.sleep(0.1)
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(StopAsyncIteration):
             await waiting
-
-
-async def delete_consumers(url: str, stream: str) -> int:
-    """Delete every consumer of a stream behind the bus's back; returns how many there were."""
-    client = await nats.connect(url)
-    try:
-        answer = await client.request(f"$JS.API.CONSUMER.NAMES.{stream}", timeout=5)
-        names: list[str] = json.loads(answer.data)["consumers"]
-        for name in names:
-            await client.request(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", timeout=5)
-    finally:
-        await client.close()
-    return len(names)

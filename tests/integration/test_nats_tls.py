@@ -1,10 +1,10 @@
-"""A broker that asks for TLS is spoken to through it, in bulk too."""
+"""A broker that asks for TLS gets it, for large messages too."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from contextlib import aclosing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ import pytest
 from skerry.errors import BrokerUnavailable
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
-from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
+from tests.support.log import all_of, specs, stored
 from tests.support.nats_server import NatsServer
 
 OPENSSL = shutil.which("openssl")
@@ -41,44 +41,35 @@ def certificate(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def secured(tmp_path: Path, certificate: Path) -> NatsServer:
+def secured(tmp_path: Path, certificate: Path) -> Iterator[NatsServer]:
     key = certificate.with_name("key.pem")
     settings = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}\n'
-    return NatsServer(tmp_path / "nats", settings=settings)
+    server = NatsServer(tmp_path / "nats", settings=settings)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
 
 
 async def test_large_messages_go_through_tls(
     secured: NatsServer, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    secured.start()
-    try:
-        url = secured.url.replace("nats://", "tls://")
-        async with NatsBus(url, options=NatsOptions(connect_timeout_s=10.0)) as bus:
-            await bus.declare(specs("t", window_bytes=1024**2))
-            names = Subjects("t")
-            sent = [bytes([i]) * 700_000 for i in range(40)]
-            wanted = [
-                (await bus.publish(names.chunk(0, 0, i), payload)).sequence
-                for i, payload in enumerate(sent)
-            ]
-            async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
-                found = [record async for record in records]
-            assert [record.payload for record in found] == sent
-            secured.restart()
-            record = await bus.get(names.stream("STATE"), wanted[7])
-            assert record is not None
-            assert record.payload == sent[7]
-    finally:
-        secured.kill()
+    url, names = secured.url.replace("nats://", "tls://"), Subjects("t")
+    sent = [bytes([i]) * 700_000 for i in range(40)]
+    async with NatsBus(url, options=NatsOptions(connect_timeout_s=10.0)) as bus:
+        await bus.declare(specs("t"))
+        receipts = [await bus.publish(names.chunk(0, 0, i), sent[i]) for i in range(40)]
+        wanted = [receipt.sequence for receipt in receipts]
+        found = await all_of(bus.get_each(names.chunks(0, 0), wanted))
+        assert [record.payload for record in found] == sent
+        secured.restart()
+        assert (await stored(bus, names.stream("STATE"), wanted[7])).payload == sent[7]
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(secured: NatsServer) -> None:
-    secured.start()
-    try:
-        url = secured.url.replace("nats://", "tls://")
-        with pytest.raises(BrokerUnavailable, match="certificate"):
-            async with NatsBus(url, options=NatsOptions(connect_timeout_s=3.0)):
-                pass
-    finally:
-        secured.kill()
+async def test_a_certificate_of_an_unknown_authority_is_refused(secured: NatsServer) -> None:
+    url = secured.url.replace("nats://", "tls://")
+    with pytest.raises(BrokerUnavailable, match="certificate"):
+        async with NatsBus(url, options=NatsOptions(connect_timeout_s=3.0)):
+            pass

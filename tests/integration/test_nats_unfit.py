@@ -7,7 +7,7 @@ import json
 import socket
 import subprocess
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,9 @@ import pytest
 from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
-from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
+from tests.support.log import specs
 from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.nats
@@ -44,10 +44,15 @@ async def server_of_version(version: str) -> AsyncGenerator[str]:
         yield f"nats://127.0.0.1:{port}"
 
 
-def started(folder: Path, *, settings: str = "", jetstream: bool = True) -> NatsServer:
+@contextmanager
+def serving(folder: Path, *, settings: str = "", jetstream: bool = True) -> Iterator[NatsServer]:
+    """Run a server with these settings."""
     server = NatsServer(folder, settings=settings, jetstream=jetstream)
     server.start()
-    return server
+    try:
+        yield server
+    finally:
+        server.kill()
 
 
 async def connect(url: str, *, needed_payload_bytes: int = 0) -> None:
@@ -65,35 +70,26 @@ async def test_an_old_server_is_refused_by_version() -> None:
 
 
 async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
-    server = started(tmp_path, jetstream=False)
-    try:
-        with pytest.raises(BrokerUnfit, match="start nats-server with `-js`"):
-            await connect(server.url)
-    finally:
-        server.kill()
+    refused = pytest.raises(BrokerUnfit, match="start nats-server with `-js`")
+    with serving(tmp_path, jetstream=False) as server, refused:
+        await connect(server.url)
 
 
 async def test_a_small_max_payload_is_refused_with_the_line_to_set(tmp_path: Path) -> None:
-    server = started(tmp_path, settings="max_payload: 65536")
-    try:
+    with serving(tmp_path, settings="max_payload: 65536") as server:
         with pytest.raises(BrokerUnfit, match=r"`max_payload: 600000`.*sync\.chunk_bytes"):
             await connect(server.url, needed_payload_bytes=600_000)
         await connect(server.url, needed_payload_bytes=65_536)
-    finally:
-        server.kill()
 
 
 async def test_a_refused_login_says_what_to_set(tmp_path: Path) -> None:
-    server = started(tmp_path, settings='authorization { user: "a", password: "b" }')
-    try:
+    with serving(tmp_path, settings='authorization { user: "a", password: "b" }') as server:
         with pytest.raises(BrokerUnfit, match=r"nats\.password_file"):
             await connect(server.url)
         login = NatsOptions(user="a", password="b", connect_timeout_s=2.0)  # noqa: S106
         known = NatsBus(server.url, options=login)
         async with known as bus:
             assert bus.max_payload_bytes == 1024**2
-    finally:
-        server.kill()
 
 
 async def test_no_server_is_one_sentence_after_the_timeout() -> None:
@@ -133,26 +129,23 @@ async def test_a_server_that_comes_up_late_is_waited_for(nats_server: NatsServer
         await connect(nats_server.url)
 
 
+async def fill(bus: NatsBus, names: Subjects, stored: list[str], count: int) -> None:
+    """Publish that many chunks after those that are stored, noting each that is acknowledged."""
+    for i in range(len(stored), len(stored) + count):
+        await bus.publish(names.chunk(0, 0, i), bytes(900_000), msg_id=f"{i}")
+        stored.append(names.chunk(0, 0, i))
+
+
 async def test_a_full_disk_refuses_a_write_and_keeps_the_rest(tmp_path: Path, run_id: str) -> None:
-    server = started(tmp_path, settings="jetstream { max_file_store: 8MB }")
-    names = Subjects(run_id)
-    try:
+    names, stored = Subjects(run_id), list[str]()
+    with serving(tmp_path, settings="jetstream { max_file_store: 8MB }") as server:
         async with NatsBus(server.url) as bus:
             await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
-            stored: list[str] = []
-
-            async def fill() -> None:
-                for i in range(20):
-                    await bus.publish(names.chunk(0, 0, i), bytes(900_000), msg_id=f"{i}")
-                    stored.append(names.chunk(0, 0, i))
-
             with pytest.raises(StorageFull, match=r"max_file_store.*acknowledged is kept"):
-                await fill()
+                await fill(bus, names, stored, 20)
             assert 0 < len(stored) < 12
-            kept = await bus.last_each(f"{names.root}.state.0.0.*")
+            kept = await bus.last_each(names.chunks(0, 0))
             assert [record.subject for record in kept] == stored
-    finally:
-        server.kill()
 
 
 @pytest.fixture
@@ -176,39 +169,25 @@ async def test_a_disk_that_fills_up_is_named_and_a_restart_goes_on(
 ) -> None:
     ballast = tiny_disk / "ballast"
     ballast.write_bytes(bytes(4 * 1024**2))
-    server = started(tiny_disk, settings="jetstream { max_file_store: 100MB }")
-    names = Subjects(run_id)
-    stored: list[str] = []
-
-    async def fill(bus: NatsBus, count: int) -> None:
-        for i in range(len(stored), len(stored) + count):
-            await bus.publish(names.chunk(0, 0, i), bytes(900_000), msg_id=f"{i}")
-            stored.append(names.chunk(0, 0, i))
-
-    try:
-        async with NatsBus(
-            server.url, options=NatsOptions(request_timeout_s=0.5, patience_s=1.0)
-        ) as bus:
+    names, stored = Subjects(run_id), list[str]()
+    options = NatsOptions(request_timeout_s=0.5, patience_s=1.0)
+    with serving(tiny_disk, settings="jetstream { max_file_store: 100MB }") as server:
+        async with NatsBus(server.url, options=options) as bus:
             await bus.declare(specs(run_id, window_bytes=1024**2))
             with pytest.raises(StorageFull, match=r"disk is probably full.*restart the broker"):
-                await fill(bus, 20)
+                await fill(bus, names, stored, 20)
             ballast.unlink()
             server.restart()
-            await fill(bus, 2)
-            kept = await bus.last_each(f"{names.root}.state.0.0.*")
+            await fill(bus, names, stored, 2)
+            kept = await bus.last_each(names.chunks(0, 0))
         assert [record.subject for record in kept] == stored
-    finally:
-        server.kill()
 
 
 async def test_a_stream_without_room_is_refused_at_creation(tmp_path: Path, run_id: str) -> None:
-    server = started(tmp_path, settings="jetstream { max_file_store: 8MB }")
-    try:
+    with serving(tmp_path, settings="jetstream { max_file_store: 8MB }") as server:
         async with NatsBus(server.url) as bus:
             with pytest.raises(StorageFull, match=r"CONTRIB.*log\.window_bytes.*max_file_store"):
                 await bus.declare(specs(run_id, window_bytes=10**9))
-    finally:
-        server.kill()
 
 
 async def test_replicas_without_a_cluster_are_refused(nats_server: NatsServer, run_id: str) -> None:

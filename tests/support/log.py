@@ -6,13 +6,17 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import pytest
+
 from skerry.log.streams import specs as specs_of_run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from skerry.log.base import Record, StreamSpec
+    from skerry.log.base import Bus, Record, StreamSpec
 
+REAL_LOGS = tuple(pytest.param(kind, marks=pytest.mark.nats) for kind in ("nats", "cluster"))
+"""The logs of the contract that take bytes from strangers."""
 DEADLINE_S = 60.0
 WINDOW_BYTES = 64 * 1024**2
 """A stream's bound is taken out of the broker's room when it is created: a small one will do."""
@@ -35,3 +39,17 @@ async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
     """Return the next records of a follower, which goes on."""
     async with asyncio.timeout(DEADLINE_S):
         return [await anext(records) for _ in range(count)]
+
+
+async def newest(bus: Bus, subject: str) -> Record:
+    """Return the newest record of a subject that has one."""
+    record = await bus.last(subject)
+    assert record is not None
+    return record
+
+
+async def stored(bus: Bus, stream: str, sequence: int) -> Record:
+    """Return the record of a sequence that is there."""
+    record = await bus.get(stream, sequence)
+    assert record is not None
+    return record

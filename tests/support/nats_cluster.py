@@ -139,11 +139,11 @@ class NatsCluster:
         found = self._ask(node, "jsz?acc=$G&streams=true") or {}
         for account in found.get("account_details", ()):
             for detail in account.get("stream_detail", ()):
-                told = detail.get("cluster", {})
-                if detail["name"] == stream and told.get("leader") == f"n{node}":
-                    replicas = told.get("replicas", ())
+                led = detail.get("cluster", {})
+                if detail["name"] == stream and led.get("leader") == f"n{node}":
+                    replicas = led.get("replicas", ())
                     current = {r["name"] for r in replicas if r["current"] and not r.get("lag")}
-                    return Standing(told["leader"], frozenset(current | {told["leader"]}))
+                    return Standing(led["leader"], frozenset(current | {led["leader"]}))
         return None
 
     def _ask(self, node: int, path: str) -> dict[str, Any] | None:

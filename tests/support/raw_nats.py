@@ -1,11 +1,14 @@
-"""A publisher of bytes that no client library would send."""
+"""What tests do to a nats-server without the bus: its API, and bytes that no library would send."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
+
+import nats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -47,3 +50,25 @@ async def raw_publisher(url: str) -> AsyncGenerator[RawPublisher]:
         yield RawPublisher(reader, writer)
     finally:
         writer.close()
+
+
+async def js_api(url: str, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Call the JetStream API of a server."""
+    client = await nats.connect(url.split(","))
+    try:
+        payload = json.dumps(body).encode() if body else b""
+        reply: dict[str, Any] = json.loads(
+            (await client.request(f"$JS.API.{name}", payload, timeout=10)).data
+        )
+    finally:
+        await client.close()
+    assert "error" not in reply, reply
+    return reply
+
+
+async def delete_consumers(url: str, stream: str) -> int:
+    """Delete every consumer of a stream; returns how many there were."""
+    names: list[str] = (await js_api(url, f"CONSUMER.NAMES.{stream}"))["consumers"] or []
+    for name in names:
+        await js_api(url, f"CONSUMER.DELETE.{stream}.{name}")
+    return len(names)

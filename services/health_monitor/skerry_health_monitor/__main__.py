@@ -31,9 +31,9 @@ def run(
     from skerry.protocol.subjects import checked_token
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.link import Link
     from skerry.service.logs import configure
     from skerry.service.telemetry import telemetry
+    from skerry.service.watch import BrokerWatch
     from skerry.settings import loading
     from skerry_health_monitor.metrics.sinks import outlets
     from skerry_health_monitor.service import health_monitor
@@ -48,10 +48,10 @@ def run(
         rows = local.telemetry.jsonl or Path(".skerry", run, "metrics.jsonl")
         told = outlets(local.metrics, rows, run)
         listening = listen(local.health.host, local.health.port)
-    link = Link()
+    link = BrokerWatch()
     run_service(
         health_monitor(
-            bus_from(local.nats, holder, on_event=link.heard),
+            bus_from(local.nats, holder, on_event=link.on_event),
             run,
             listening,
             link=link,

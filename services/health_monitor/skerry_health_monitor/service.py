@@ -16,8 +16,8 @@ import structlog
 from skerry.errors import BrokerUnavailable, BusError, first_cause
 from skerry.log import ledger
 from skerry.protocol.subjects import STREAM_KINDS, Subjects
-from skerry.service.link import Link
 from skerry.service.shell import serve
+from skerry.service.watch import BrokerWatch
 from skerry.settings.loading import run_config_from_json
 from skerry.status.alerts import Situation, Store, alerts
 from skerry.status.recent import RECENT_S
@@ -75,14 +75,14 @@ class Monitor:
         run: str,
         *,
         until_finished: bool,
-        link: Link | None = None,
+        link: BrokerWatch | None = None,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
         self.clock_s = clock_s
         self.bus = bus
         self.run = run
         self.until_finished = until_finished
-        self.link = link or Link()
+        self.link = link or BrokerWatch()
         self.tally = Tally()
         self.watch: Watch | None = None
         self.book = Book()
@@ -326,7 +326,7 @@ async def health_monitor(
     run: str,
     listening: socket.socket,
     *,
-    link: Link,
+    link: BrokerWatch,
     local: LocalSettings,
     outlets: Sequence[Outlet],
     until_finished: bool,

@@ -19,15 +19,7 @@ from skerry.errors import Diverged
 from skerry.log.contributions import refusal
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart
-from skerry.protocol.messages import (
-    CloseReason,
-    Commit,
-    CommitOrigin,
-    Consumed,
-    ContributionKind,
-    LearnerProgress,
-    RefusalCause,
-)
+from skerry.protocol.messages import Commit, Consumed, ContributionKind, LearnerProgress
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry_syncer.loading import OUTER
 from skerry_syncer.shard import judge, mark_of
@@ -49,12 +41,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+NOTHING_COUNTS = "nothing_counts"
+"""Why a version equals the one before: every contribution to its round was refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Why and when a round closed, and when each contribution to it arrived; no reason: genesis."""
+    """Why and when a round closed, for the record; when those who answered it were heard."""
 
-    reason: CloseReason | None
+    reason: str
     step: int
     opened_ns: int
     closed_ns: int
@@ -114,7 +109,7 @@ class Committer:
         batch = Batch.take(shard, state)
         first = min(batch.pending, key=lambda c: c.sequence_last)
         for late in (c.header for c in batch.pending if c is not first):
-            state.refuse(refusal(RefusalCause.GENESIS, late.learner, late))
+            state.refuse(refusal("genesis", late.learner, late))
         negated = await asyncio.to_thread(cpu().dequantise, first.scheme, first.planes)
         # Not the negative: the padding must stay +0, which is what a checkpoint restores.
         master = np.float32(0) - negated
@@ -141,7 +136,7 @@ class Committer:
                 continue
             return await self._write(batch, state, weighed, master, outer_state, closing)
         if batch.pending and closing.reason not in WITHOUT_QUORUM:  # those must stay known as such
-            closing = replace(closing, reason=CloseReason.NOTHING_COUNTS)
+            closing = replace(closing, reason=NOTHING_COUNTS)
         return await self._write(batch, state, [], state.master, state.outer, closing)
 
     async def _step(
@@ -171,7 +166,7 @@ class Committer:
             largest, [_merged(w.contribution) for w in weighed], state.fragment
         )
         told = weighed[worst].contribution.header
-        state.refuse(refusal(RefusalCause.DIVERGED, told.learner, told))
+        state.refuse(refusal("diverged", told.learner, told))
         rest = [w for number, w in enumerate(weighed) if number != worst]
         shares = weights.normalised([w.weight for w in rest])
         return [replace(w, weight=share) for w, share in zip(rest, shares, strict=True)]
@@ -184,11 +179,11 @@ class Committer:
         kept: list[tuple[Contribution, float]] = []
         for contribution in sorted(batch.pending, key=_order):
             told = contribution.header
-            discount = judge(contribution, state.version, self.config)
-            if isinstance(discount, RefusalCause):
-                state.refuse(refusal(discount, told.learner, told))
+            discount, reason = judge(contribution, state.version, self.config)
+            if discount is None:
+                state.refuse(refusal(reason, told.learner, told))
             elif not self._sound(contribution, state):
-                state.refuse(refusal(RefusalCause.DIVERGED, told.learner, told))
+                state.refuse(refusal("diverged", told.learner, told))
             else:
                 kept.append((contribution, discount))
         shares = weights.normalised(
@@ -220,7 +215,6 @@ class Committer:
             fragment=state.fragment.index,
             version=state.version + 1,
             step=closing.step,
-            origin=CommitOrigin.ROUND if closing.reason else CommitOrigin.GENESIS,
             reason=closing.reason,
             syncer=self.writer.holder,
             fence=self.writer.token,
@@ -259,13 +253,13 @@ class Committer:
         return manifest
 
 
-def _say_unnamed(commit: Commit, unnamed: Mapping[RefusalCause, int]) -> None:
+def _say_unnamed(commit: Commit, unnamed: Mapping[str, int]) -> None:
     log.warning(
         "refusals_unnamed",
         fragment=commit.fragment,
         version=commit.version,
         named=len(commit.refused),
-        unnamed={cause.value: count for cause, count in unnamed.items()},
+        unnamed=dict(unnamed),
     )
 
 

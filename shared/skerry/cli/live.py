@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from skerry.algorithm.liveness import Liveness
-from skerry.protocol.messages import LearnerPhase, RefusalCause
+from skerry.protocol.messages import LearnerPhase
+from skerry.status.view import GENESIS
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -175,9 +176,7 @@ def picture(now: Report, seconds: float) -> RenderableType:
         f"staleness {run.staleness_mean:.2f} (max {run.staleness_max})",
         f"up {size(run.bytes_up)}, down {size(run.bytes_down)}" if not _unheard(now) else "",
     ]
-    refused = ", ".join(
-        f"{n} {cause}" for cause, n in run.refused.items() if cause is not RefusalCause.GENESIS
-    )
+    refused = ", ".join(f"{n} {cause}" for cause, n in run.refused.items() if cause != GENESIS)
     last = [
         f"last round: {run.last_round.replace('_', ' ') or '-'}",
         *_quiet(now),

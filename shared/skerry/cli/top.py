@@ -21,9 +21,8 @@ from skerry.cli.top_past import Past
 from skerry.cli.traffic import parameters
 from skerry.errors import BrokerUnavailable, RunNotFound
 from skerry.log import ledger
-from skerry.protocol.messages import why
 from skerry.service.connect import bus_from
-from skerry.service.link import Link
+from skerry.service.watch import BrokerWatch
 from skerry.settings import loading
 from skerry.settings.loading import run_config_from_json
 from skerry.settings.models import Settings
@@ -65,10 +64,10 @@ def run_top(
 
 async def _top(given: Settings, run: str | None, *, named: bool, once: bool, as_json: bool) -> None:
     console = Console(highlight=False)
-    past, link = Past(), Link(tell=lambda _event, _fields: None)
+    past, link = Past(), BrokerWatch(report=lambda _event, _fields: None)
     async with (
         log_of(given, run, named=named) as log,
-        bus_from(log.nats, "top", on_event=link.heard) as bus,
+        bus_from(log.nats, "top", on_event=link.on_event) as bus,
     ):
         name = log.run or await newest_run(bus)
         live = as_json or console.is_terminal
@@ -98,7 +97,7 @@ class Known:
     """What is shown beside the view; ``rooms`` is how full the account's stores are."""
 
     past: Past
-    link: Link
+    link: BrokerWatch
     rooms: Sequence[Room] = ()
     at_rest: bool = False
 
@@ -146,13 +145,13 @@ def _json(view: RunView, record: RunRecord, known: Known) -> dict[str, object]:
         {
             "fragment": commit.fragment,
             "version": commit.version,
-            "reason": why(commit),
+            "reason": commit.reason,
             "closed_s_ago": max(0.0, now_s - commit.closed_ns / 1e9),
             "duration_s": (commit.closed_ns - commit.opened_ns) / 1e9,
             "quorum_s": commit.quorum_s,
             "grace_s": commit.grace_s,
             "learners": [consumed.learner for consumed in commit.consumed],
-            "refused": [refused.cause.value for refused in commit.refused],
+            "refused": [refused.cause for refused in commit.refused],
             "trace_id": commit.trace_id,
         }
         for commit in list(past.rounds)[-MOST_TOLD:]

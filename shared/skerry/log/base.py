@@ -123,7 +123,7 @@ class Bus(Protocol):
         ...
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-        """Create what is missing, mend what can be mended, return each difference that was found.
+        """Create missing streams, change different ones in place, return each difference found.
 
         Raises StreamDrift for a difference that cannot be changed in place, StorageFull when the
         server has no room for the stream.
@@ -135,9 +135,9 @@ class Bus(Protocol):
         ...
 
     async def rooms(self) -> tuple[Room, ...]:
-        """Return how full this account is, by kind of storage, whoever has written what is there.
+        """Return how full this account is, by kind of storage.
 
-        What the server itself has room for is not in it: only its monitoring port tells that.
+        The room that the server itself has is not in it: only its monitoring port shows that.
         """
         ...
 
@@ -152,14 +152,17 @@ class Bus(Protocol):
     ) -> Receipt:
         """Store one message and return its sequence once the server has it.
 
-        A publish whose acknowledgement was lost is sent again under the same ``msg_id``; without
-        one it is not. Raises Conflict when ``expect`` does not hold (after a lost acknowledgement
-        that may be our own write: read back before concluding), StorageFull when there is no room.
-        Where both ``msg_id`` and ``expect`` speak against a write, either may be heard first: a
-        ``duplicate`` receipt, or Conflict.
+        With ``msg_id`` a publish whose acknowledgement was lost is sent again, and stored once;
+        without one it is not sent again. The id counts for this client only: the client adds to it
+        what no other can predict, so that two processes that publish the same id store two
+        messages. Use ``expect`` where they must not. A receipt says ``duplicate`` only where the
+        stored message has this subject and payload.
 
-        In a cluster, writes whose ``expect`` names the same subject or the same pattern are held
-        apart; a write that expects ``a.*`` and one that expects ``a.b`` at one instant are not.
+        Raises Conflict when ``expect`` does not hold, StorageFull when there is no room. Where a
+        repeated id and ``expect`` both speak against a write, either may be reported.
+
+        In a cluster, writes whose ``expect`` names the same subject or the same pattern are sent
+        one by one; a write that expects ``a.*`` and one that expects ``a.b`` are not.
         """
         ...
 
@@ -178,7 +181,7 @@ class Bus(Protocol):
     def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
         """Yield the messages of one stream with those ascending sequences; ends before a gap.
 
-        What comes after a message that is gone is not read: who wants it asks again. They are
+        What comes after a message that is gone is not read: ask again for it. The messages are
         expected on subjects that match ``pattern``, and found elsewhere too, if more slowly.
         """
         ...

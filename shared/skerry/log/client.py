@@ -1,6 +1,6 @@
 """What every client of the log does, whatever carries its requests.
 
-Message ids that nobody can guess, repeated publishes, the positions of followers and reads of many
+Message ids that cannot be guessed, repeated publishes, the positions of followers and reads of many
 messages: the NATS adapter and the memory log share them, so that simulated faults test the code
 that runs in production.
 """
@@ -41,7 +41,7 @@ class NotNow(Exception):
     """One attempt that the broker refused for a moment: nothing was stored, ask again."""
 
 
-class Backoff:
+class Retries:
     """Growing pauses between attempts, none of them beyond a deadline on the loop's clock."""
 
     def __init__(self, deadline: float | None) -> None:
@@ -70,7 +70,7 @@ class Message(NamedTuple):
     headers: dict[str, str]
 
 
-class Broker(Protocol):
+class PublishPort(Protocol):
     """What a publisher needs of the broker. Reads wait as the port's do."""
 
     async def store(self, message: Message, deadline: float) -> Receipt:
@@ -109,11 +109,11 @@ class Broker(Protocol):
 class Publisher:
     """Publishes through whatever happens to the broker, each message once.
 
-    ``key`` makes ids that nobody outside this process can predict, and that stay the same over its
+    ``key`` makes ids that no other process can predict, and that stay the same over this one's
     retries and reconnects. ``memory_streams`` are created again when a restart has lost them.
     """
 
-    broker: Broker
+    broker: PublishPort
     key: bytes
     timeout_s: float
     patience_s: float
@@ -142,7 +142,7 @@ class Publisher:
 
         An acknowledgement that calls it a duplicate is believed only if what is stored is ours.
         """
-        subject, backoff, fresh = message.subject, Backoff(deadline), 0
+        subject, retries, fresh = message.subject, Retries(deadline), 0
         while True:
             sent = self._with_id(message, fresh)
             try:
@@ -163,14 +163,14 @@ class Publisher:
                     raise self.broker.unavailable(self.patience_s) from e
                 if not e.sent:
                     await self._check_stream(subject, deadline)
-            if not await backoff.pause():
+            if not await retries.pause():
                 raise self.broker.unavailable(self.patience_s)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
     def _with_id(self, message: Message, fresh: int) -> Message:
-        """Add what nobody can predict to a message's id: ids are shared by a whole stream."""
+        """Add what no other process can predict to an id: all senders to a stream share its ids."""
         if message.msg_id is None:
             return message
         if fresh > FRESH_IDS:
@@ -183,7 +183,7 @@ class Publisher:
     async def _is_ours(self, message: Message, sequence: int) -> bool:
         """Return True unless another message is stored there.
 
-        One that retention has dropped meanwhile was ours: nobody else could have known its id.
+        One that retention has dropped meanwhile was ours: no other process could have known its id.
         """
         record = await self.broker.get(stream_of(message.subject), sequence)
         mine = (message.subject, message.payload)
@@ -198,7 +198,7 @@ class Publisher:
         return Receipt(record.sequence, duplicate=True) if ours else None
 
     async def _check_stream(self, subject: str, deadline: float) -> None:
-        """Raise BusError if nobody answers because the stream does not exist.
+        """Raise BusError if there is no answer because the stream does not exist.
 
         A single server forgets a memory stream altogether when it restarts.
         """

@@ -27,15 +27,15 @@ from skerry.log.base import (
 )
 from skerry.log.client import (
     ATTEMPTS_WORTH,
-    Backoff,
     Cursor,
     Message,
     NoAnswer,
     Publisher,
+    Retries,
     one_by_one,
 )
 from skerry.log.memory_stream import MemoryStream, matches
-from skerry.log.streams import STREAM_PREFIX, mend, normal, stream_of
+from skerry.log.streams import STREAM_PREFIX, changes, normal, stream_of
 
 T = TypeVar("T")
 
@@ -109,16 +109,16 @@ class MemoryBroker:
         return stream
 
     def declare(self, spec: StreamSpec) -> tuple[str, ...]:
-        """Create or mend one stream and return its differences; StreamDrift as the port says."""
+        """Create or change one stream and return its differences; StreamDrift as the port says."""
         found = self.streams.get(spec.name)
         if found is None:
             self.streams[spec.name] = MemoryStream(normal(spec))
             self.declared.set()
             self.declared = asyncio.Event()
             return ()
-        changes = mend(spec, found.spec)
+        differences = changes(spec, found.spec)
         found.spec = normal(spec)
-        return changes
+        return differences
 
     def infos(self) -> list[StreamInfo]:
         """Return every Skerry stream, by name."""
@@ -162,7 +162,7 @@ class MemoryBroker:
         return Receipt(record.sequence)
 
 
-class Requests:
+class MemoryRequests:
     """One client's requests to the broker, repeated where that is safe."""
 
     def __init__(self, broker: MemoryBroker, link: LinkModel) -> None:
@@ -173,12 +173,12 @@ class Requests:
     async def ask(self, act: Callable[[], T], deadline: float | None = None) -> T:
         """Ask until there is an answer; BrokerUnavailable if there is none by the deadline."""
         now = asyncio.get_running_loop().time()
-        backoff = Backoff(now + self.patience_s if deadline is None else deadline)
+        retries = Retries(now + self.patience_s if deadline is None else deadline)
         while True:
             try:
                 return await self._link.request(act)
             except NoAnswer as e:
-                if not await backoff.pause():
+                if not await retries.pause():
                     raise self.unavailable(self.patience_s) from e
 
     async def store(self, message: Message, deadline: float) -> Receipt:
@@ -222,7 +222,7 @@ class MemoryBus:
     def __init__(self, broker: MemoryBroker, link: LinkModel | None = None) -> None:
         self.broker = broker
         self.link = link or DirectLink()
-        self._requests = Requests(broker, self.link)
+        self._requests = MemoryRequests(broker, self.link)
         broker.clients += 1  # its ids are the same in each run of a seed, and no other client's
         key, waits = f"client {broker.clients}".encode(), self._requests
         self._publisher = Publisher(waits, key, self.link.timeout_s, waits.patience_s)
@@ -243,10 +243,10 @@ class MemoryBus:
         return self.broker.max_payload_bytes
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-        changes = [change for spec in specs for change in await self._requests.create(spec)]
+        found = [change for spec in specs for change in await self._requests.create(spec)]
         memory = {s.name: s for s in specs if s.storage is Storage.MEMORY}
         self._publisher.memory_streams.update(memory)
-        return tuple(changes)
+        return tuple(found)
 
     async def streams(self) -> list[StreamInfo]:
         return await self._requests.ask(self.broker.infos)

@@ -1,4 +1,4 @@
-"""The four streams of a run, and what may be mended when one is found different."""
+"""The four streams of a run, and what can be changed when one is found different."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ def stream_of(pattern: str) -> str:
 class Differences(NamedTuple):
     """One sentence per setting that differs, by whether it can be changed in place."""
 
-    mendable: tuple[str, ...]
+    in_place: tuple[str, ...]
     fixed: tuple[str, ...]
 
 
 def differences(wanted: StreamSpec, found: StreamSpec) -> Differences:
     """Compare a stream with what it should be, setting by setting."""
-    mendable: list[str] = []
+    in_place: list[str] = []
     fixed: list[str] = []
     for name in (field.name for field in fields(StreamSpec)):
         is_, should = getattr(found, name), getattr(wanted, name)
         if is_ != should:
             sentence = f"stream {wanted.name}: {name} is {is_}, should be {should}"
-            (fixed if name in FIXED else mendable).append(sentence)
-    return Differences(tuple(mendable), tuple(fixed))
+            (fixed if name in FIXED else in_place).append(sentence)
+    return Differences(tuple(in_place), tuple(fixed))
 
 
 def normal(spec: StreamSpec) -> StreamSpec:
@@ -97,16 +97,16 @@ def normal(spec: StreamSpec) -> StreamSpec:
     )
 
 
-def mend(wanted: StreamSpec, found: StreamSpec) -> tuple[str, ...]:
-    """Return the differences to mend, none if the stream is as it should be.
+def changes(wanted: StreamSpec, found: StreamSpec) -> tuple[str, ...]:
+    """Return the differences to change in place, none if the stream is as it should be.
 
     Raises StreamDrift when one of them cannot be changed in place.
     """
-    mendable, fixed = differences(normal(wanted), normal(found))
+    in_place, fixed = differences(normal(wanted), normal(found))
     if fixed:
         msg = (
             f"{'; '.join(fixed)}, which cannot be changed in place. Use another run id, or remove"
             f" the stream with `nats stream rm {wanted.name}`, which loses what it holds."
         )
-        raise StreamDrift(msg, drift=fixed + mendable)
-    return tuple(f"{sentence}; changed" for sentence in mendable)
+        raise StreamDrift(msg, drift=fixed + in_place)
+    return tuple(f"{sentence}; changed" for sentence in in_place)

@@ -1,4 +1,4 @@
-"""What services do that come before their run: they wait for whoever creates it, and say so."""
+"""Waiting for a run that is not created yet."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = structlog.get_logger()
 
 
 async def arrive(bus: Bus, run: str) -> RunRecord:
-    """Return the run's record, waiting until somebody has created or restored the run.
+    """Return the run's record, waiting until a learner has created it or a checkpoint restored it.
 
     Raises StateLost where the record is gone while the log still holds state of the run: it would
-    be waited for in vain.
+    never come.
     """
     record = await find_run(bus, run, waits=True)
     if record is not None:

@@ -23,8 +23,8 @@ def bus_from(
 ) -> Bus:
     """Return a bus that is not connected yet; ``async with`` connects it.
 
-    ``on_event`` hears of ``disconnected``, ``reconnected`` and ``error``. Raises ConfigError for a
-    password or credentials file that cannot be used.
+    ``on_event`` is called with ``disconnected``, ``reconnected`` and ``error``. Raises ConfigError
+    for a password or credentials file that cannot be used.
     """
     from skerry.log.nats.bus import NatsBus
     from skerry.log.nats.connection import NatsOptions

@@ -12,7 +12,6 @@ class What(StrEnum):
     UNREADABLE = "unreadable"
     MISSING = "missing"
     VERSIONS = "versions"
-    CHAIN = "chain"
     TWICE = "twice"
     ORDER = "order"
     UNRESOLVED = "unresolved"

@@ -23,8 +23,7 @@ import numpy as np
 from skerry.algorithm import schedule
 from skerry.algorithm.schedule import FragmentState, Schedule
 from skerry.protocol import rounds
-from skerry.protocol.messages import CloseReason
-from skerry.protocol.rounds import Decision, OpenReason, Policy, Timings, View
+from skerry.protocol.rounds import Decision, Policy, Timings, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,17 +58,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One closed round; times in seconds since the run began, ``by`` are learners by number.
-
-    ``reason`` is None for one that never closed, and why it was still open at the run's end.
-    """
+    """One closed round; times in seconds since the run began, ``by`` are learners by number."""
 
     fragment: int
     opened_s: float
     closed_s: float
     readable_s: float
     by: tuple[int, ...]
-    reason: CloseReason | OpenReason | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +83,7 @@ class Merges:
     @property
     def reasons(self) -> dict[str, int]:
         """How many rounds closed for which reason."""
-        words = (m.reason.value if m.reason else "undecided" for m in self.seen)
-        return dict(sorted(Counter(words).items()))
+        return dict(sorted(Counter(m.reason for m in self.seen).items()))
 
     def shares(self, learners: int) -> list[float]:
         """Return the share of merges with n contributions, for n from 0 to all learners."""
@@ -243,7 +238,7 @@ class _Look:
             wake = now + rounds.next_wake_s(now, view, policy, self.timings)
             later = next((t for t in events if t > now), math.inf)
             now = max(min(wake, later, end), math.nextafter(now, math.inf))
-        return Merge(fragment, opened, now, now, (), None)
+        return Merge(fragment, opened, now, now, (), "undecided")
 
     def _measure(
         self, view: View, opened: float, stalled: float, arrivals: Iterable[float]

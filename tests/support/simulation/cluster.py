@@ -31,9 +31,8 @@ from skerry.log import ledger, state
 from skerry.log.streams import specs
 from skerry.tasks import TaskGroup
 from skerry_tools.virtual import OWNER, VirtualLoop
-from tests.support.builders import run_record
-from tests.support.puppet import Puppet
-from tests.support.simulation.network import Network, SimulatedLink
+from tests.support.puppet import Puppet, run_record
+from tests.support.simulation.network import SimulatedLink, SimulatedNetwork
 from tests.support.simulation.scenario import SENT_BLOCKS
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class Cluster:
         self.scenario = scenario
         self.plan = scenario.plan
         self.loop = VirtualLoop()
-        self.network = Network(self.loop, seed)
+        self.network = SimulatedNetwork(self.loop, seed)
         self.observations = Observations()
         self.crashes: list[str] = []
         self.finished: asyncio.Future[None] = self.loop.create_future()

@@ -11,7 +11,7 @@ from tests.support.simulation.network import NANOSECONDS
 if TYPE_CHECKING:
     from skerry_tools.chaos.plan import Fault, FaultPlan
     from tests.support.simulation.cluster import Cluster
-    from tests.support.simulation.network import Network, Wire
+    from tests.support.simulation.network import SimulatedNetwork, SimulatedWire
 
 
 def schedule(cluster: Cluster, plan: FaultPlan) -> None:
@@ -79,13 +79,13 @@ def _end(cluster: Cluster, fault: Fault, target: str) -> None:
             pass
 
 
-def _mend(network: Network, wire: Wire) -> None:
+def _mend(network: SimulatedNetwork, wire: SimulatedWire) -> None:
     wire.cuts -= 1
     network.flush()
     wire.change()
 
 
-def _kill_broker(network: Network) -> None:
+def _kill_broker(network: SimulatedNetwork) -> None:
     """End the broker: what it kept in memory and what lay in its sockets is gone."""
     network.down += 1
     network.delayed.clear()

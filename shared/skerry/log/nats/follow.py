@@ -4,7 +4,7 @@
 A follower is an ephemeral pull consumer that is thrown away as soon as it may be wrong (a gap in
 its own numbering, a missed heartbeat, a new connection) and made again after the last message that
 was yielded. Pull requests overlap, so that there is always one waiting at the server: a new message
-arrives at once, and bulk reading never pauses for a round trip.
+arrives at once, and bulk reading never retries for a round trip.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import contextlib
 import json
 import secrets
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable
 from skerry.log.base import Deliver, Record
-from skerry.log.client import Backoff, Cursor
-from skerry.log.nats.connection import Connection, cancellable
+from skerry.log.client import Cursor, Retries
+from skerry.log.nats.connection import Connection, NatsInbox, cancellable
 from skerry.log.nats.errors import STREAM_NOT_FOUND, ApiError
 from skerry.log.nats.jetstream import DELIVERED, NANOSECONDS, delivery_of, extent_of, status_of
 
@@ -65,7 +63,7 @@ class Flow:
         self._left = sys.maxsize if most is None else most
         self._coming = 0
         self._size = size
-        self._began_s = asyncio.get_running_loop().time()
+        self._began_s = 0.0
         self._came_bytes = 0
 
     def came(self, size: int) -> None:
@@ -92,14 +90,16 @@ class Flow:
         return number
 
     def _ahead(self) -> int:
-        took_s = asyncio.get_running_loop().time() - self._began_s
+        now = asyncio.get_running_loop().time()
+        self._began_s = self._began_s or now
+        took_s = now - self._began_s
         least, most = self.bounds
         in_flight = min(most, max(least, int(BULK_S * self._came_bytes / max(1e-3, took_s))))
         return max(LEAST_AHEAD, min(MOST_AHEAD, in_flight // max(1, self._size)))
 
 
 class Puller:
-    """One consumer, its inbox, and the messages that are on their way.
+    """One consumer and the messages that are on their way from it.
 
     ``most``: it asks for so many messages in all, and only for those that are there already.
     """
@@ -109,15 +109,12 @@ class Puller:
         self._stream = stream
         self._flow = Flow(most, connection.max_payload)
         self._terms = ENDLESS if most is None else {"no_wait": True}
+        self._patience_s = MISSED_S if most is None else connection.options.request_timeout_s
+        self._inbox = NatsInbox(connection)
+        self._name = f"skerry-{secrets.token_hex(8)}"
+        self._delivered = 0
         self.silent = False
         """Whether nothing has come for longer than anything should take."""
-        self._name = f"skerry-{secrets.token_hex(8)}"
-        self._subscription: Subscription | None = None
-        self._inbox = ""
-        self._arrived: deque[Msg] = deque()
-        self._wake = asyncio.Event()
-        self._broken = False
-        self._delivered = 0
 
     async def open(self, patterns: Sequence[str], cursor: Cursor) -> None:
         """Make the consumer and ask for the first messages."""
@@ -130,7 +127,7 @@ class Puller:
             "num_replicas": 1,
             "max_waiting": 64,
         }
-        self._connection.lost.add(self._lose)
+        await self._inbox.open()
         # Placed on a node that hangs it is never confirmed: another one may fall on another node.
         patience_s = self._connection.options.request_timeout_s
         await self._connection.api(
@@ -138,31 +135,25 @@ class Puller:
             {"stream_name": self._stream, "config": config},
             deadline=asyncio.get_running_loop().time() + patience_s,
         )
-        client = await self._connection.ready(None)
-        self._inbox = client.new_inbox()
-        with cancellable():
-            self._subscription = await client.subscribe(
-                self._inbox, cb=self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
-            )
         await self._pull()
 
     async def close(self) -> None:
         """Give the consumer back; when this does not get through, it expires by itself."""
-        self._connection.lost.discard(self._lose)
-        if self._subscription is None:
-            return
+        await self._inbox.close()
         with contextlib.suppress(NatsError, OSError, BrokerUnavailable):
-            await self._subscription.unsubscribe()
             await self._publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}", b"")
 
     async def next(self) -> Record | None:
         """Return the next message, or None when this consumer is not to be trusted any more."""
         while True:
-            if not self._arrived:
-                if self._broken or not await self._wait():
-                    return None
-                continue
-            msg = self._arrived.popleft()
+            try:
+                msg = await self._inbox.next(self._patience_s)
+            except TimeoutError:
+                self.silent = True
+                self._connection.suspect()
+                return None
+            if msg is None:
+                return None
             if not msg.reply.startswith(DELIVERED):
                 if not await self._heed(msg):
                     return None
@@ -177,11 +168,10 @@ class Puller:
 
     async def _heed(self, msg: Msg) -> bool:
         """Act on a status message; False if the consumer is gone."""
-        status = status_of(msg)
+        status, headers = status_of(msg), msg.headers or {}
+        text = headers.get("Description", "").lower()
         if status == "100":
             return True
-        headers = {str(getattr(k, "value", k)): v for k, v in (msg.headers or {}).items()}
-        text = headers.get("Description", "").lower()
         if status not in ("408", "409") or not text.startswith(ENDED_PULL):
             return False
         unsent = headers.get("Nats-Pending-Messages")
@@ -193,42 +183,18 @@ class Puller:
         """Ask for more messages once fewer than half as many as there may be are on their way."""
         if (number := self._flow.more()) < 1:
             return
-        request = {
-            "batch": number,
-            "max_bytes": max(self._flow.bounds[1], self._connection.max_payload + 65_536),
-            **self._terms,
-        }
+        most = max(self._flow.bounds[1], self._connection.max_payload + 65_536)
+        request = json.dumps({"batch": number, "max_bytes": most, **self._terms}).encode()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         try:
-            await self._publish(subject, json.dumps(request).encode(), self._inbox)
+            await self._publish(subject, request, self._inbox.subject)
         except (NatsError, OSError, BrokerUnavailable):
-            self._lose()
+            self._inbox.lose()
 
     async def _publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         client = await self._connection.ready(asyncio.get_running_loop().time())
         with cancellable():
             await client.publish(subject, payload, reply)
-
-    async def _wait(self) -> bool:
-        """Wait for a message; False if not even a heartbeat came."""
-        patience_s = self._connection.options.request_timeout_s
-        self._wake.clear()
-        try:
-            async with asyncio.timeout(MISSED_S if self._terms is ENDLESS else patience_s):
-                await self._wake.wait()
-        except TimeoutError:
-            self.silent = True
-            self._connection.suspect()
-            return False
-        return True
-
-    async def _arrive(self, msg: Msg) -> None:
-        self._arrived.append(msg)
-        self._wake.set()
-
-    def _lose(self) -> None:
-        self._broken = True
-        self._wake.set()
 
 
 def _beginning(cursor: Cursor) -> dict[str, Any]:
@@ -242,7 +208,7 @@ def _beginning(cursor: Cursor) -> dict[str, Any]:
 
 async def _state(connection: Connection, stream: str) -> dict[str, Any]:
     """Return the state of a stream, waiting for it to be there."""
-    backoff = Backoff(None)
+    retries = Retries(None)
     while True:
         try:
             state: dict[str, Any] = (await connection.api(f"STREAM.INFO.{stream}"))["state"]
@@ -251,14 +217,14 @@ async def _state(connection: Connection, stream: str) -> dict[str, Any]:
                 raise
         else:
             return state
-        await backoff.pause()
+        await retries.pause()
 
 
 async def _place(connection: Connection, stream: str, cursor: Cursor) -> None:
     """Move a cursor to where it must go on; a replica that lags gets SHORTER_S to catch up."""
     state = await _state(connection, stream)
-    backoff = Backoff(asyncio.get_running_loop().time() + SHORTER_S)
-    while connection.clustered and state["last_seq"] < cursor.sequence and await backoff.pause():
+    retries = Retries(asyncio.get_running_loop().time() + SHORTER_S)
+    while connection.clustered and state["last_seq"] < cursor.sequence and await retries.pause():
         state = await _state(connection, stream)
     cursor.place(extent_of(state))
 
@@ -267,19 +233,19 @@ async def follow(
     connection: Connection, stream: str, patterns: Sequence[str], cursor: Cursor
 ) -> AsyncGenerator[Record]:
     """Yield records after the cursor for ever, or until the connection is closed by us."""
-    backoff = Backoff(None)
+    retries = Retries(None)
     while not connection.closing:
         puller = Puller(connection, stream)
         try:
             await _place(connection, stream, cursor)
             await puller.open(patterns, cursor)
             while (record := await puller.next()) is not None:
-                backoff = Backoff(None)
+                retries = Retries(None)
                 if record.sequence > cursor.sequence:  # on a replica that lags it begins too early
                     cursor.move(record)
                     yield record
         except FAILURES:
-            await backoff.pause()
+            await retries.pause()
         finally:
             await puller.close()
 
@@ -289,32 +255,15 @@ async def listen(connection: Connection, subject: str, queue: str) -> AsyncGener
 
     What is missed is gone. It begins again on each new connection.
     """
-    backoff = Backoff(None)
+    retries = Retries(None)
     while not connection.closing:
-        arrived: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
-
-        def lost(waiting: asyncio.Queue[bytes | None] = arrived) -> None:
-            with contextlib.suppress(asyncio.QueueEmpty):
-                waiting.get_nowait()  # there is room for the end, whatever is given up for it
-            waiting.put_nowait(None)
-
-        async def arrive(msg: Msg, waiting: asyncio.Queue[bytes | None] = arrived) -> None:
-            with contextlib.suppress(asyncio.QueueFull):
-                waiting.put_nowait(msg.data)
-
-        subscription = None
-        connection.lost.add(lost)
+        inbox = NatsInbox(connection, MOST_WAITING)
         try:
-            client = await connection.ready(None)
-            with cancellable():
-                subscription = await client.subscribe(subject, queue=queue, cb=arrive)
-            while (payload := await arrived.get()) is not None:
-                backoff = Backoff(None)
-                yield payload
+            await inbox.open(subject, queue)
+            while (msg := await inbox.next()) is not None:
+                retries = Retries(None)
+                yield msg.data
         except FAILURES:
-            await backoff.pause()
+            await retries.pause()
         finally:
-            connection.lost.discard(lost)
-            if subscription is not None:
-                with contextlib.suppress(NatsError, OSError):
-                    await subscription.unsubscribe()
+            await inbox.close()

@@ -12,7 +12,6 @@ written with an expectation, which only the true leader can grant.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 from collections import deque
@@ -24,17 +23,15 @@ from nats.errors import Error as NatsError
 
 from skerry.errors import BusError
 from skerry.log.base import Deliver
-from skerry.log.client import Backoff, Cursor, NoAnswer, one_by_one
+from skerry.log.client import Cursor, NoAnswer, Retries, one_by_one
 from skerry.log.nats import errors as nats_errors
-from skerry.log.nats.connection import cancellable
+from skerry.log.nats.connection import NatsInbox, cancellable
 from skerry.log.nats.errors import ApiError
 from skerry.log.nats.follow import FAILURES, Puller
 from skerry.log.nats.jetstream import direct_record, leader_record, status_of
 from skerry.log.streams import stream_of
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
     from skerry.log.base import Record
     from skerry.log.nats.connection import Connection
 
@@ -79,12 +76,12 @@ class Leader:
         """
         goal = self._acknowledged.get(stream, 0)
         last_look = deadline - self._connection.options.request_timeout_s  # which takes time too
-        backoff = Backoff(last_look)
+        retries = Retries(last_look)
         while (info := await self.info(stream, deadline)) is not None:
             last: int = info["state"]["last_seq"]
             if last >= goal or info["config"]["storage"] == "memory":
                 return last
-            if not await backoff.pause():
+            if not await retries.pause():
                 raise nats_errors.lost_acknowledged(stream, goal, last)
         return None
 
@@ -187,18 +184,18 @@ class Reads:
         await self._connection.ready(deadline)
         return self._connection.clustered
 
-    async def _give_up(self, failed: NoAnswer, stream: str, backoff: Backoff) -> bool:
-        """Return True if nobody will answer: there is no stream, or a replica hangs.
+    async def _give_up(self, failed: NoAnswer, stream: str, retries: Retries) -> bool:
+        """Return True if no answer will come: there is no stream, or a replica hangs.
 
         Otherwise waits a little; BrokerUnavailable if there is no time left to ask again.
         """
         if failed.sent and self._connection.clustered:
             self._avoid_replicas_until = _now() + AVOID_S
             return True
-        deadline = backoff.deadline or self._deadline()
+        deadline = retries.deadline or self._deadline()
         if not failed.sent and await self.leader.info(stream, deadline) is None:
             return True
-        if not await backoff.pause():
+        if not await retries.pause():
             raise self._connection.unavailable(self._connection.options.waits_s) from failed
         return False
 
@@ -227,14 +224,14 @@ class Reads:
 
     async def _direct(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
         """Return one message as any replica has it; None also when none of a cluster's answered."""
-        backoff, body = Backoff(deadline), json.dumps(wanted).encode()
+        retries, body = Retries(deadline), json.dumps(wanted).encode()
         while True:
             try:
                 answer = await self._connection.request(
                     f"$JS.API.DIRECT.GET.{stream}", body, deadline=deadline
                 )
             except NoAnswer as e:
-                if await self._give_up(e, stream, backoff):
+                if await self._give_up(e, stream, retries):
                     return None
                 continue
             status = status_of(answer)
@@ -253,7 +250,7 @@ class Reads:
         A replica that has not come as far as ``goal``, and one that found nothing, which does not
         say how far it has come, are not believed: the leader is asked for one after the other.
         """
-        soon = Backoff(min(deadline, _now() + LAGGING_S))
+        soon = Retries(min(deadline, _now() + LAGGING_S))
         while not goal or _now() >= self._avoid_replicas_until:
             records, status, reached = await self._batch(stream, subjects, deadline)
             if status == "413":
@@ -274,13 +271,13 @@ class Reads:
         self, stream: str, subjects: list[str], deadline: float
     ) -> tuple[list[Record], str, int]:
         """Get every page of a batch; returns records, the last status, and how far it is true."""
-        backoff, sequence, reached = Backoff(deadline), 0, sys.maxsize
+        retries, sequence, reached = Retries(deadline), 0, sys.maxsize
         found: list[Record] = []
         while True:
             try:
                 page, end = await _page(self._connection, stream, subjects, sequence, deadline)
             except NoAnswer as e:
-                if await self._give_up(e, stream, backoff):
+                if await self._give_up(e, stream, retries):
                     return found, "404", 0
                 continue
             found += page
@@ -298,34 +295,28 @@ async def _page(
 
     Raises NoAnswer when there was none in time.
     """
-    client = await connection.ready(deadline)
-    arrived: asyncio.Queue[Msg] = asyncio.Queue()
-    inbox = client.new_inbox()
+    client, inbox = await connection.ready(deadline), NatsInbox(connection)
     body = {"multi_last": subjects, "batch": MOST_SUBJECTS, "max_bytes": PAGE_BYTES}
     if sequence:
         body["seq"] = sequence
     page: list[Record] = []
     try:
-        subscription = await client.subscribe(
-            inbox, cb=arrived.put, pending_msgs_limit=0, pending_bytes_limit=0
-        )
-        try:
-            path = f"$JS.API.DIRECT.GET.{stream}"
-            with cancellable():
-                await client.publish(path, json.dumps(body).encode(), inbox)
-            while True:
-                async with asyncio.timeout(connection.options.request_timeout_s):
-                    msg = await arrived.get()
-                if status := status_of(msg):
-                    if status == "503":
-                        raise NoAnswer(status, sent=False)
-                    return page, {str(k): v for k, v in (msg.headers or {}).items()}
+        await inbox.open()
+        path = f"$JS.API.DIRECT.GET.{stream}"
+        with cancellable():
+            await client.publish(path, json.dumps(body).encode(), inbox.subject)
+        while (msg := await inbox.next(connection.options.request_timeout_s)) is not None:
+            if not (status := status_of(msg)):
                 page.append(direct_record(msg))
-        finally:
-            with contextlib.suppress(NatsError):
-                await subscription.unsubscribe()
+            elif status == "503":
+                raise NoAnswer(status, sent=False)
+            else:
+                return page, msg.headers or {}
     except (TimeoutError, NatsError) as e:
         raise NoAnswer(str(e)) from e
+    finally:
+        await inbox.close()
+    raise NoAnswer
 
 
 def _pages(subjects: Sequence[str], most_bytes: int) -> Iterator[list[str]]:

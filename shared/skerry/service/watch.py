@@ -1,4 +1,4 @@
-"""Whether the broker answers, as the bus tells it."""
+"""Whether the broker answers, as the bus reports it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Link:
-    """Hears what becomes of the connection; ``away_since_s`` is None while the broker answers.
+class BrokerWatch:
+    """How long the broker has been away; ``away_since_s`` is None while it answers.
 
-    ``tell`` hears of every event too.
+    Passes every event on to ``report``.
     """
 
     away_since_s: float | None = None
     clock_s: Callable[[], float] = time.time
-    tell: Callable[[str, Mapping[str, str]], None] = broker_event
+    report: Callable[[str, Mapping[str, str]], None] = broker_event
 
-    def heard(self, event: str, fields: Mapping[str, str]) -> None:
+    def on_event(self, event: str, fields: Mapping[str, str]) -> None:
         """Take an event of the bus."""
         if event == "disconnected" and self.away_since_s is None:
             self.away_since_s = self.clock_s()
         elif event == "reconnected":
             self.away_since_s = None
-        self.tell(event, fields)
+        self.report(event, fields)
 
     def away_s(self, now_s: float) -> float | None:
         """Return for how long the broker has been away; None while it is not."""
