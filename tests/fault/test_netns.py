@@ -84,7 +84,7 @@ async def test_nothing_is_left_of_a_namespace(tmp_path: Path) -> None:
     await namespaces.reconnect(held["a"])
 
 
-def test_what_a_killed_cluster_left_behind_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_namespaces_of_a_killed_cluster_are_removed_by_the_next(tmp_path: Path) -> None:
     with contextlib.ExitStack() as killed:
         old = killed.enter_context(namespaces.wired(tmp_path, ["a", "b"]))
         killed.pop_all()  # as after SIGKILL
@@ -128,19 +128,21 @@ def test_a_cluster_in_namespaces_survives_lost_packets(
     plan = tmp_path / "plan.json"
     plans.dump(FaultPlan(SILENT, faults, heal_s=300.0), plan)
     with cluster(tmp_path, "netns", tiny_config, jax_cache, "--set", "chaos.netns=true"):
-        told, said = chaos(tmp_path, "netns", "--plan", str(plan), "--quiet-s", "2")
+        verdict, said = chaos(tmp_path, "netns", "--plan", str(plan), "--quiet-s", "2")
         inside = {name: _net(pid) for name, pid in pids(tmp_path, "netns").items()}
     alone = {name for name, net in inside.items() if list(inside.values()).count(net) == 1}
     assert alone == {"learner-1", "learner-2", "syncer", "checkpointer", "evaluator"}
-    assert [fault["proof"].split()[1:] for fault in told["faults"]] == 3 * [["packets", "lost"]]
-    assert all(check["ok"] for check in told["checks"]), f"{json.dumps(told, indent=1)}\n{said}"
+    assert [fault["proof"].split()[1:] for fault in verdict["faults"]] == 3 * [["packets", "lost"]]
+    assert all(check["ok"] for check in verdict["checks"]), (
+        f"{json.dumps(verdict, indent=1)}\n{said}"
+    )
 
 
 def _is_cut(wire: namespaces.Wire) -> bool:
-    told = subprocess.run(
+    done = subprocess.run(
         ["tc", "qdisc", "show", "dev", wire.device], capture_output=True, check=True
     )
-    return b"blackhole" in told.stdout
+    return b"blackhole" in done.stdout
 
 
 def _net(pid: int) -> str:
@@ -148,5 +150,5 @@ def _net(pid: int) -> str:
 
 
 def _devices() -> set[str]:
-    told = subprocess.run(["ip", "-j", "link"], capture_output=True, check=True)
-    return {link["ifname"] for link in json.loads(told.stdout)}
+    done = subprocess.run(["ip", "-j", "link"], capture_output=True, check=True)
+    return {link["ifname"] for link in json.loads(done.stdout)}

@@ -114,7 +114,7 @@ def test_a_second_cluster_in_the_same_folder_is_refused(up: RunningUp) -> None:
     assert up.process.poll() is None
 
 
-def test_other_commands_find_and_enter_the_broker_and_nobody_reads_its_password(
+def test_other_commands_find_and_enter_the_broker_and_its_password_stays_private(
     up: RunningUp,
 ) -> None:
     until((up.folder / "cluster.json").exists, "announcing the cluster")
@@ -185,7 +185,7 @@ def test_a_broker_that_runs_already_is_used_and_left_alone(
 @pytest.mark.parametrize(
     ("allowed", "asked", "words"),
     [
-        (None, "nobody", "There is no run 'nobody' in this log"),
+        (None, "unknown", "There is no run 'unknown' in this log"),
         (False, "", "does not allow faults, and nothing was touched: only a run that was created"),
         (True, "", "as far as can be heard in 4 s: it is finished, or its services do not run."),
     ],
@@ -256,9 +256,9 @@ def test_top_off_a_terminal_is_shown_once_and_plain(
 
 
 def test_status_of_an_unknown_run_is_one_sentence(shared_nats: NatsServer, tmp_path: Path) -> None:
-    done = skerry(tmp_path, "status", "--run", "nobody", "--once", "--nats", shared_nats.url)
+    done = skerry(tmp_path, "status", "--run", "unknown", "--once", "--nats", shared_nats.url)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: There is no run 'nobody'")
+    assert done.stderr.startswith("error: There is no run 'unknown'")
 
 
 def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ async def restore(run: ScriptedRun, folder: Path) -> object:
 
 
 async def saved(run: ScriptedRun, folder: Path) -> str:
-    """Return a checkpoint of the run, as whoever sends one may have edited it."""
+    """Return a checkpoint of the run, as its sender may have edited it."""
     store = LocalStore(folder / "run")
     manifest = await Checkpointer.of(run.bus, run.record, store).save()
     assert manifest is not None

@@ -60,7 +60,7 @@ def test_an_old_nats_server_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert finding.found.startswith("2.9.10")
 
 
-def test_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_not_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKERRY_NATS_SERVER", "/nowhere/nats-server")
     finding = doctor.nats_server()
     assert finding.verdict is Severity.WARN
@@ -79,7 +79,7 @@ def test_a_read_only_folder_fails(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_taken_port_is_a_warning() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         finding = doctor.port("127.0.0.1", server.getsockname()[1])
     assert finding.verdict is Severity.WARN
@@ -106,10 +106,10 @@ def test_report_is_ok_unless_something_failed() -> None:
 def test_json_says_what_the_exit_code_says(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         run_doctor(config=None, sets=[], nats="nats://127.0.0.1:1", as_json=True)
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     assert exited.value.code == 1
-    assert told["ok"] is False
-    assert [c["check"] for c in told["checks"] if c["verdict"] == "fail"] == ["broker"]
+    assert report["ok"] is False
+    assert [c["check"] for c in report["checks"] if c["verdict"] == "fail"] == ["broker"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -31,18 +31,18 @@ def test_a_moved_clock_moves_and_the_monotonic_one_does_not(tmp_path: Path) -> N
 
         asking, answers = process.stdin, process.stdout
 
-        def told() -> tuple[float, float]:
+        def clocks() -> tuple[float, float]:
             asking.write("now\n")
             asking.flush()
             wall, monotonic = answers.readline().split()
             return float(wall), float(monotonic)
 
-        assert abs(told()[0] - time.time()) < AHEAD_S / 2
+        assert abs(clocks()[0] - time.time()) < AHEAD_S / 2
         clock.move(tmp_path, "a", AHEAD_S)
         deadline = time.monotonic() + 60
-        while told()[0] < time.time() + AHEAD_S / 2:
+        while clocks()[0] < time.time() + AHEAD_S / 2:
             assert time.monotonic() < deadline, "its clock did not move"
-        assert abs(told()[1] - time.monotonic()) < AHEAD_S / 2
+        assert abs(clocks()[1] - time.monotonic()) < AHEAD_S / 2
         assert clock.was_read(tmp_path, "a")
         asking.close()
     clock.sweep(process.pid)

@@ -14,8 +14,8 @@ OTHERS = {"connect_urls": ["10.0.0.2:4222", "10.0.0.3:4222"], "ws_connect_urls":
 OWN = {"server_id": "A", "max_payload": 1048576, "nonce": "x"}
 
 
-def info(**told: object) -> bytes:
-    return b"INFO " + json.dumps(told, separators=(",", ":")).encode() + b"\r\n"
+def info(**fields: object) -> bytes:
+    return b"INFO " + json.dumps(fields, separators=(",", ":")).encode() + b"\r\n"
 
 
 NEWS, KEPT = info(**OWN, **OTHERS), info(**OWN)

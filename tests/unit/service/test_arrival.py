@@ -19,7 +19,7 @@ from tests.support.scripted_run import ScriptedRun
 RECORD = run_record("run", plan([LeafSpec("w", (4, 4))], 1), "{}")
 
 
-async def test_who_comes_first_says_that_it_waits_and_goes_on_with_the_run() -> None:
+async def test_a_service_that_comes_first_says_that_it_waits_and_goes_on_with_the_run() -> None:
     bus = MemoryBroker().connect()
     with capture_logs() as logs:
         waiting = asyncio.create_task(arrive(bus, "run"))
@@ -31,7 +31,7 @@ async def test_who_comes_first_says_that_it_waits_and_goes_on_with_the_run() -> 
     assert [line["event"] for line in logs] == ["waits_for_run"]
 
 
-async def test_who_comes_later_waits_for_nobody() -> None:
+async def test_a_service_that_comes_after_its_run_does_not_wait() -> None:
     bus = MemoryBroker().connect()
     await bus.declare(specs("run"))
     await ledger.create_run(bus, RECORD)

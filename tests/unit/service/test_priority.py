@@ -23,7 +23,7 @@ ASK = (
 )
 
 
-def told(*, own_session: bool) -> str:
+def niceness_of(*, own_session: bool) -> str:
     done = subprocess.run(
         [sys.executable, "-c", ASK],
         capture_output=True,
@@ -36,17 +36,17 @@ def told(*, own_session: bool) -> str:
 
 def test_a_service_is_nicer_than_before() -> None:
     before = int(subprocess.check_output(["nice"], text=True))
-    assert told(own_session=False).split()[0] == str(min(19, before + 7))
+    assert niceness_of(own_session=False).split()[0] == str(min(19, before + 7))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own here")
 def test_threads_that_run_already_are_as_nice() -> None:
-    own, thread, *_ = told(own_session=False).split()
+    own, thread, *_ = niceness_of(own_session=False).split()
     assert thread == own
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel shares out by process")
 def test_its_own_session_is_as_nice_and_somebody_elses_is_left_alone() -> None:
-    niceness = told(own_session=True).split()[0]
-    assert told(own_session=True).endswith(f"nice {niceness}")
-    assert told(own_session=False).endswith(AUTOGROUP.read_text().strip())
+    niceness = niceness_of(own_session=True).split()[0]
+    assert niceness_of(own_session=True).endswith(f"nice {niceness}")
+    assert niceness_of(own_session=False).endswith(AUTOGROUP.read_text().strip())

@@ -77,7 +77,7 @@ async def test_loop_that_fails_ends_the_others_and_its_error_comes_out() -> None
     assert isinstance(first_cause(raised.value), RunNotFound)
 
 
-def test_our_error_is_told_before_others_of_its_group() -> None:
+def test_our_error_comes_before_others_of_its_group() -> None:
     ours = ConfigError("wrong")
     group = BaseExceptionGroup("g", [ValueError("x"), BaseExceptionGroup("h", [OSError(), ours])])
     assert first_cause(group) is ours
@@ -105,7 +105,7 @@ def test_defect_keeps_its_traceback() -> None:
         raise defect
 
 
-async def test_loop_that_is_cancelled_by_nobody_ends_the_service_with_an_error() -> None:
+async def test_loop_that_is_cancelled_without_a_reason_ends_the_service_with_an_error() -> None:
     """A task group takes a stray cancellation for an end; the service would do nothing, ever."""
 
     async def strays() -> None:

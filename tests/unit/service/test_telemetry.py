@@ -65,7 +65,7 @@ def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.Mo
     assert destination.broker == ("broker", 4443)
 
 
-def test_a_service_whose_telemetry_cannot_begin_says_why_and_leaves_no_main_behind(
+def test_a_service_whose_telemetry_cannot_begin_says_why_and_leaves_no_main_pending(
     no_sdk: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def main() -> None:
