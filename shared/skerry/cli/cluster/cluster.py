@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skerry import code
 from skerry.cli.cluster.broker import FOREVER, USER, LocalBroker, find_server
 from skerry.cli.cluster.folder import log_file, write_private
 from skerry.cli.cluster.logs import last_sentence, size_of
@@ -197,7 +198,9 @@ async def call(folder: RunFolder, argv: Sequence[str], log_name: str) -> str:
     It is bound to this process like a service, and killed when the call is cancelled.
     """
     log = folder.logs / f"{log_name}.log"
-    offset = size_of(log)
+    offset, env = size_of(log), environment(folder.cache)
+    if allowed := ",".join(code.allowed()):
+        env["SKERRY_ALLOW_CODE"] = allowed
     with log_file(log) as errors:
         process = await asyncio.create_subprocess_exec(
             *launcher(),
@@ -205,7 +208,7 @@ async def call(folder: RunFolder, argv: Sequence[str], log_name: str) -> str:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            env=environment(folder.cache),
+            env=env,
             start_new_session=True,
         )
     try:
