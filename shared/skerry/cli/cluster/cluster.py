@@ -13,7 +13,7 @@ from skerry.cli.cluster.broker import FOREVER, USER, LocalBroker, find_server
 from skerry.cli.cluster.folder import log_file, write_private
 from skerry.cli.cluster.logs import last_sentence, size_of
 from skerry.cli.cluster.processes import BROKER, ProcessTable
-from skerry.cli.cluster.supervisor import Change, ProcessEvent, Supervisor, launcher
+from skerry.cli.cluster.supervisor import Change, ProcessEvent, Supervisor, launcher, send_signal
 from skerry.cli.cluster.team import environment
 from skerry.cli.programs import require
 from skerry.errors import SkerryError
@@ -214,9 +214,8 @@ async def call(folder: RunFolder, argv: Sequence[str], log_name: str) -> str:
     try:
         out, _ = await process.communicate()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        send_signal(process, signal.SIGKILL)
+        await process.wait()
     if process.returncode:
         words = last_sentence(log, offset) or f"It exited with {process.returncode}."
         msg = f"{log_name} failed: {words} (its log: {log})"

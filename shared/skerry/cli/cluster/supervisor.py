@@ -195,7 +195,7 @@ class Supervisor:
         if process is None:
             msg = f"{name} is not running."
             raise ProcessLookupError(msg)
-        _signal(process, number)
+        send_signal(process, number)
         return process.pid
 
     def kinds(self) -> dict[str, str]:
@@ -234,7 +234,7 @@ class Supervisor:
         slot.process = process = await spawn(command)
         self._on_event(ProcessEvent(command.name, Change.STARTED, process.pid))
         if self._stopping.is_set():  # began too late to be stopped with its stage
-            _signal(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         exited = asyncio.create_task(process.wait(), name="exit")
         health = asyncio.create_task(_until_unwell(slot), name="health")
         try:
@@ -242,7 +242,7 @@ class Supervisor:
             why = "" if exited.done() else health.result()
         finally:
             health.cancel()
-            _signal(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
             await asyncio.gather(exited, health, return_exceptions=True)
             slot.process = None
         change = Change.UNWELL if why and slot.worked.is_set() else Change.CRASHED
@@ -284,14 +284,14 @@ class Supervisor:
         """SIGTERM, then SIGKILL to the whole session once the grace is over or was cut short."""
         processes = [slot.process for slot in stage if slot.process is not None]
         for process in processes:
-            _signal(process, signal.SIGTERM)
-            _signal(process, signal.SIGCONT)  # a paused one could not end
+            send_signal(process, signal.SIGTERM)
+            send_signal(process, signal.SIGCONT)  # a paused one could not end
         exits = asyncio.gather(*(process.wait() for process in processes))
         forced = asyncio.ensure_future(self._forced.wait())
         await _first(exits, forced, timeout_s=self._grace_s)
         forced.cancel()
         for process in processes:
-            _signal(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         await exits
 
 
@@ -338,12 +338,12 @@ async def _set_after(tasks: Sequence[asyncio.Task[None]], over: asyncio.Event) -
     over.set()
 
 
-def _signal(process: Process, number: signal.Signals) -> None:
-    """Signal a process that may have ended; SIGKILL goes to its whole session."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        if number is signal.SIGKILL:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
+def send_signal(process: Process, number: signal.Signals) -> None:
+    """Signal a process that may have ended; SIGKILL goes to its whole session.
+
+    ``Process.send_signal`` would reap a process that has just ended, and asyncio would then not
+    know its exit code.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if number is signal.SIGKILL else os.kill)(process.pid, number)
