@@ -13,8 +13,7 @@ import typer
 from skerry.service import options
 from skerry.service.entry import exit_on_error
 from skerry.service.options import Sets, application
-from skerry_tools.plan.command_plan import plan
-from skerry_tools.plan.command_simulate import simulate
+from skerry_tools.plan.command import plan, simulate
 
 app = application(bare_shows_help=True)
 ledger_app = application(bare_shows_help=True)

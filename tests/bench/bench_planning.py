@@ -1,4 +1,4 @@
-"""How long a month of 2.4 million chips takes to simulate, and the report with all its pictures.
+"""How long a month of 2.4 million chips takes to simulate, and the report with all its figures.
 
 ``python tests/bench/bench_planning.py``: CPU seconds, the least of some rounds, imports left out.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from harness import Goal, parser, write
 
-from skerry_tools.plan import scenario, sweep
-from skerry_tools.plan.report import page, simulated
-from skerry_tools.plan.simulate import Outcome, simulate
+from skerry_tools.plan import report
+from skerry_tools.plan.simulation import NO_FAULTS, Setup, simulate
+from skerry_tools.plan.simulation_answer import answer, setup_of
 
 MONTH_GOAL_S = 1.0
 REPORT_GOAL_S = 5.0
@@ -31,21 +31,19 @@ def least_s(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def report(request: scenario.Request, folder: Path) -> None:
-    found: Outcome = simulate(request)
-    cells = sweep.table(request)
-    page.write(simulated.report(request, found, cells, sweep.swings(request)), folder)
+def write_report(asked: Setup, folder: Path) -> None:
+    report.write(answer(simulate(asked), NO_FAULTS, sweep=True), folder)
 
 
 def main() -> None:
     given = parser(__doc__ or "").parse_args()
-    request = scenario.read(None)
-    month_s = least_s(lambda: simulate(request))
-    found = simulate(request)
+    asked = setup_of(None, [])
+    month_s = least_s(lambda: simulate(asked))
+    found, tables = simulate(asked), asked.question.tables
     with tempfile.TemporaryDirectory() as folder:
-        report_s = least_s(lambda: report(request, Path(folder)))
+        report_s = least_s(lambda: write_report(asked, Path(folder)))
     print(
-        f"planning: {request.scene.fleet.chips:,.0f} chips, {request.scene.simulation.days:g} days,"
+        f"planning: {tables.fleet.chips:,.0f} chips, {tables.simulation.days:g} days,"
         f" {found.failures:,} failures: {month_s:.2f} s; the default report: {report_s:.2f} s"
     )
     goals = [

@@ -168,6 +168,10 @@ def explain(error: ErrorDetails, origin: str) -> ConfigError:
     """Return pydantic's complaint about one value as a sentence with path, value and bound."""
     keys = tuple(str(part) for part in error["loc"])
     path = ".".join(keys)
+    if error["type"] == "missing":
+        return ConfigError(f"{path} is missing: give it a value.", path=path)
+    if error["type"] == "extra_forbidden":
+        return ConfigError(f"{_said(keys, origin)} is not a setting: leave it out.", path=path)
     given = _shown(error["input"])
     return ConfigError(f"{_said(keys, origin)} is {given}, but it {_wants(error)}.", path=path)
 
@@ -196,10 +200,12 @@ def _toml_lines(table: Mapping[str, object]) -> list[str]:
 
 
 def _toml_value(value: object) -> str:
-    """JSON's strings, numbers, booleans and arrays are TOML's; an inline table is not."""
+    """JSON's strings, numbers and booleans are TOML's; an inline table is not."""
     if isinstance(value, Mapping):
         inner = cast("Mapping[str, object]", value).items()
         return f"{{ {', '.join(f'{_toml_value(k)} = {_toml_value(v)}' for k, v in inner)} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, cast('Iterable[object]', value)))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

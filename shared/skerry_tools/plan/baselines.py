@@ -1,37 +1,46 @@
-"""What else could be done with the same chips and links: a step's time, and so tokens a second.
+"""What the same chips and links could do otherwise, and what each way costs in time and money.
 
-Every baseline gets the better of any doubt: gradients in bf16, an ideal ring between the sites, an
-all-reduce hidden behind the backward pass. A ring sends ``2 (1 - 1/M) b N`` bits each way through
-every site and step (Patarasuk and Yuan, 2009), over its slowest link, in ``2 (M - 1)`` hops.
-
-Failures, where ``chip_mtbi`` is given, at rate ``lambda`` while running, R to recover::
-
-    data-parallel, DiLoCo   1 / (1 + lambda_all R)                     one failure stops all
-    elastic                 1 / (1 + lambda_all 2 resize) * 1 / (1 + lambda_one R)
-    ours                    1 / (1 + lambda_one R)                     one failure stops one learner
-
-These are means; ``skerry simulate`` has distributions, rollback and quorum.
+Every baseline gets the benefit of each assumption: gradients in bf16, an ideal ring between the
+sites (Patarasuk and Yuan, JPDC 69, 2009), an all-reduce hidden by the backward pass. Where
+``chip_mtbi`` is given, one failure stops all in data-parallel and DiLoCo; in elastic data-parallel
+it costs two resizes and one learner for a while, and in the plan that one learner only. These are
+means; ``skerry simulate`` has distributions, rollback and quorum.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from skerry_tools.plan.closed import Clock, halting, ring_bits
-from skerry_tools.plan.utilisation import Island, data_parallel_step_s
-from skerry_tools.plan.verdict import cycle_s, utilisation
+from skerry_tools.plan.paper_table import PaperIsland, data_parallel_step_s
+from skerry_tools.plan.tables import FailureClock, ScenarioTables
+from skerry_tools.plan.traffic import Deployment
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+GB = 1e9
 
-    from skerry_tools.plan.links import Link, Rounds
-    from skerry_tools.plan.sites import PlanTable
+
+def halting(rate_s: float, pause_s: float, clock: FailureClock) -> float:
+    """Return the share of time that an island runs which halts until nothing is broken.
+
+    ``rate_s``: failures per second of the whole island while it runs. Failures of what runs:
+    ``1 / (1 + rate * pause)``, one cycle is a run and a pause. By the calendar: ``exp(-rate *
+    pause)``, the chance that nothing broke within the last pause, as the idle share of infinitely
+    many servers (Takacs, Introduction to the Theory of Queues, 1962). Of a pause that varies, only
+    the mean counts in both.
+    """
+    if clock is FailureClock.RUNNING:
+        return 1.0 / (1.0 + rate_s * pause_s)
+    return math.exp(-rate_s * pause_s)
+
+
+def ring_bits(bits: float, params: float, learners: int) -> float:
+    """Return what each learner sends per step in a ring all-reduce: ``2 (1 - 1/M) b N`` bits."""
+    return 2.0 * (1.0 - 1.0 / learners) * bits * params
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How fast a method is without failures, and the ``goodput`` that failures leave.
+class TrainingMethod:
+    """How fast a way to train is without failures, and the ``goodput`` that failures leave.
 
     ``bits`` go through the busiest site's up-link in H steps.
     """
@@ -45,131 +54,108 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """Learners one by one: tokens of a step, chips and link, by site."""
+class Bill:
+    """Seconds to the last token and what it costs; None where prices are missing."""
 
-    tokens: Mapping[str, float]
-    chips: Mapping[str, int]
-    links: Mapping[str, Link]
-
-    @property
-    def learners(self) -> int:
-        return sum(link.learners for link in self.links.values())
+    wall_s: float
+    chips: float | None
+    egress: float | None
 
     @property
-    def all_chips(self) -> int:
-        return sum(self.chips[name] * link.learners for name, link in self.links.items())
-
-    @property
-    def step_tokens(self) -> float:
-        """Tokens of one step of every learner."""
-        return sum(self.tokens[name] * link.learners for name, link in self.links.items())
-
-    @property
-    def free_tokens_s(self) -> float:
-        """Tokens a second where nobody waits for anybody."""
-        return sum(
-            self.tokens[name] * link.learners / link.step_s for name, link in self.links.items()
-        )
-
-    @property
-    def slowest_s(self) -> float:
-        return max(link.step_s for link in self.links.values())
+    def total(self) -> float | None:
+        return None if self.chips is None else self.chips + (self.egress or 0.0)
 
 
-def ours(rounds: Rounds, fleet: Fleet, table: PlanTable) -> Pace:
-    """Return the pace of the plan itself."""
-    up = max(rounds.up_throughput(link) for link in rounds.links.values()) * rounds.period_s
-    if not rounds.load.overlap_steps:
-        good, words = _all_stop(fleet, table), "learners stop for rounds"
-        return Pace("this plan", _stopping(rounds, fleet), utilisation(rounds), good, up, words)
-    good, words = _one_stops(fleet, table), "learners never wait"
-    return Pace("this plan", fleet.free_tokens_s, 1.0, good, up, words)
+def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
+    """Return the plan itself, data-parallel, elastic data-parallel and blocking DiLoCo."""
+    load, sites = at.load, at.sites.values()
+    step_tokens = sum(site.step_tokens * site.learners for site in sites)
+    computing_s = sum(site.step_s * site.learners for site in sites) / at.learners
+    sent = max(one.up_bits_s for one in at.site_rounds.values()) * at.period_s
+    all_chips = sum(site.table.chips * site.learners for site in sites)
+    all_stop, one_stops = _kept(at, all_chips), _one_stops(at)
+    mtbi = at.plan.chip_mtbi
+    elastic = one_stops / (1 + (all_chips / mtbi * 2 * at.plan.resize if mtbi else 0.0))
+    own = ("this plan", sum(site.tokens_s for site in sites), 1.0, one_stops, sent)
+    how = "learners never wait"
+    if not load.sync.overlap_steps:
+        tokens_s = step_tokens * load.sync.h_steps / at.cycle_s
+        own = ("this plan", tokens_s, at.utilisation, all_stop, sent)
+        how = "learners stop for rounds"
+    step_s, bits = _ring_step(at)
+    ring = f"ring all-reduce of {at.plan.gradient_bits:g}-bit gradients behind the backward pass"
+    speed, bits = (step_tokens / step_s, at.slowest_s / step_s), bits * load.sync.h_steps
+    whole_s = whole_model_cycle_s(at)
+    diloco = (step_tokens * load.sync.h_steps / whole_s, load.sync.h_steps * computing_s / whole_s)
+    one_away = "a failure pauses all for two resizes and takes one learner away"
+    all_meet = "the same hub, schemes and H; the whole model at once, all stop until all have it"
+    return (
+        TrainingMethod(*own, how),
+        TrainingMethod("data-parallel", *speed, all_stop, bits, ring),
+        TrainingMethod("elastic data-parallel", *speed, elastic, bits, f"{ring}; {one_away}"),
+        TrainingMethod("blocking DiLoCo", *diloco, all_stop, sent, all_meet),
+    )
 
 
-def _stopping(rounds: Rounds, fleet: Fleet) -> float:
-    return fleet.step_tokens * rounds.load.h_steps / cycle_s(rounds)
-
-
-def others(rounds: Rounds, fleet: Fleet, table: PlanTable) -> list[Pace]:
-    """Return data-parallel, blocking DiLoCo and elastic data-parallel."""
-    load = rounds.load
-    step_s, bits = ring_step_s(rounds, fleet, table)
-    tokens_s = fleet.step_tokens / step_s
-    share = fleet.slowest_s / step_s
-    ring = f"ring all-reduce of {table.gradient_bits:g}-bit gradients behind the backward pass"
-    blocking_s = blocking_cycle_s(rounds, fleet)
-    computing = sum(link.step_s * link.learners for link in fleet.links.values()) / fleet.learners
-    return [
-        Pace("data-parallel", tokens_s, share, _all_stop(fleet, table), bits * load.h_steps, ring),
-        Pace(
-            "elastic data-parallel",
-            tokens_s,
-            share,
-            _elastic(fleet, table),
-            bits * load.h_steps,
-            f"{ring}; a failure pauses all for two resizes and takes one learner away",
-        ),
-        Pace(
-            "blocking DiLoCo",
-            fleet.step_tokens * load.h_steps / blocking_s,
-            load.h_steps * computing / blocking_s,
-            _all_stop(fleet, table),
-            max(rounds.up_throughput(link) for link in rounds.links.values()) * rounds.period_s,
-            "the same hub, schemes and H; the whole model at once, all stop until all have it",
-        ),
-    ]
-
-
-def blocking_cycle_s(rounds: Rounds, fleet: Fleet) -> float:
-    """Return how long H steps take where all stop until all have met over the whole model.
+def whole_model_cycle_s(at: Deployment) -> float:
+    """Return how long H steps take where all stop until all have exchanged the whole model.
 
     It falls due at one step, in as many fragments as there are syncers to share it.
     """
-    load = rounds.load
-    whole = replace(rounds, load=replace(load, fragments=load.shards, h_steps=1))
-    stop = max(whole.round_s(link) for link in whole.links.values())
-    return load.h_steps * fleet.slowest_s + stop
+    whole = replace(at, load=at.load.changed(fragments=at.load.sync.shards, h_steps=1))
+    stop_s = max(one.round_s for one in whole.site_rounds.values())
+    return at.load.sync.h_steps * at.slowest_s + stop_s
 
 
-def ring_step_s(rounds: Rounds, fleet: Fleet, table: PlanTable) -> tuple[float, float]:
+def _ring_step(at: Deployment) -> tuple[float, float]:
     """Return seconds of a data-parallel step, and the bits that a site sends in it."""
-    count = fleet.learners
-    bits = ring_bits(table.gradient_bits, rounds.load.parameters, count)
+    sites, count = at.sites.values(), at.learners
     if count == 1:
-        return fleet.slowest_s, 0.0
-    rate = min(
-        min(link.up_bits_s, link.down_bits_s) / link.learners for link in fleet.links.values()
-    )
-    hops = 2 * (count - 1) * max(link.rtt_s for link in fleet.links.values()) / 2
-    layers = rounds.load.size.layers
-    island = Island(fleet.slowest_s, layers, bits / layers)
-    return data_parallel_step_s(island, rate, hops), bits
+        return at.slowest_s, 0.0
+    bits = ring_bits(at.plan.gradient_bits, at.load.parameters, count)
+    rate = min(min(site.up_bits_s, site.down_bits_s) / site.learners for site in sites)
+    hops_s = 2 * (count - 1) * max(site.table.rtt for site in sites) / 2
+    island = PaperIsland(at.slowest_s, at.layers, bits / at.layers)
+    return data_parallel_step_s(island, rate, hops_s), bits
 
 
-def _all_stop(fleet: Fleet, table: PlanTable) -> float:
-    if table.chip_mtbi is None:
+def _one_stops(at: Deployment) -> float:
+    """Return the goodput where a failure stops one learner: the mean, by the tokens of each."""
+    kept = sum(site.tokens_s * _kept(at, site.table.chips) for site in at.sites.values())
+    return kept / sum(site.tokens_s for site in at.sites.values())
+
+
+def _kept(at: Deployment, chips: int) -> float:
+    if at.plan.chip_mtbi is None:
         return 1.0
-    return halting(fleet.all_chips / table.chip_mtbi, table.recovery, Clock.RUNNING)
+    return halting(chips / at.plan.chip_mtbi, at.plan.recovery, FailureClock.RUNNING)
 
 
-def _one_stops(fleet: Fleet, table: PlanTable) -> float:
-    """Return the mean over learners, by the tokens that each would make."""
-    if table.chip_mtbi is None:
-        return 1.0
-    mtbi = table.chip_mtbi
-    kept = sum(
-        fleet.tokens[name]
-        * link.learners
-        / link.step_s
-        * halting(fleet.chips[name] / mtbi, table.recovery, Clock.RUNNING)
-        for name, link in fleet.links.items()
-    )
-    return kept / fleet.free_tokens_s
+def bill(method: TrainingMethod, at: Deployment, prices: ScenarioTables, tokens: float) -> Bill:
+    """Return time and money until ``tokens`` are trained on in this way."""
+    wall_s = tokens / (method.tokens_s * method.goodput * at.plan.goodput)
+    hours, sites, chips = wall_s / 3600, prices.sites.values(), None
+    if all(site.price_chip_hour is not None for site in sites):
+        each = (site.chips * site.learners * (site.price_chip_hour or 0.0) for site in sites)
+        chips = hours * ((prices.hub.price_hour or 0.0) + sum(each))
+    return Bill(wall_s, chips, _egress(method, at, prices, tokens))
 
 
-def _elastic(fleet: Fleet, table: PlanTable) -> float:
-    if table.chip_mtbi is None:
-        return 1.0
-    pauses = fleet.all_chips / table.chip_mtbi * 2 * table.resize
-    return _one_stops(fleet, table) / (1 + pauses)
+def _egress(
+    method: TrainingMethod, at: Deployment, prices: ScenarioTables, tokens: float
+) -> float | None:
+    """Price what leaves each site, and, where there is a hub in it, what leaves that."""
+    ring = "data-parallel" in method.name
+    step_tokens = sum(site.step_tokens * site.learners for site in at.sites.values())
+    cycles = tokens / step_tokens / at.load.sync.h_steps
+    if method.utilisation == 1.0 and not ring:  # nobody waits: rounds follow the clock
+        cycles = tokens / method.tokens_s / at.period_s
+    rounds, found = at.site_rounds, list[float]()
+    for name, site in prices.sites.items():
+        if site.price_egress_gb is not None:
+            bits = rounds[name].up_bits_s * at.period_s
+            found.append((method.bits if ring else bits) * site.price_egress_gb)
+    if prices.hub.price_egress_gb is not None and not ring:
+        egress = at.hub_round.egress_bits_s * at.period_s
+        found.append(egress * prices.hub.price_egress_gb)
+    return sum(found) / 8 / GB * cycles if found else None

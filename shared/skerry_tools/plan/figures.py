@@ -1,28 +1,30 @@
-"""Figures that say where they come from: what a plan or a simulation answers with.
+"""What a command answers with: figures with their unit and convention, in tables, and charts.
 
-A figure is an input, derived from inputs, or extrapolated beyond what the model behind it was
-checked on; it carries its unit and the convention it follows, so that nobody has to guess whether
-a Gbit is 1e9 bits. A figure that does not exist is None, never NaN and never infinite.
-
-Units are plain words, all decimal: ``s``, ``bit``, ``bit/s``, ``B``, ``B/s``, ``param``, ``token``,
-``tokens/s``, ``step``, ``chip``, ``FLOP``, ``FLOP/s``, ``1`` for a bare number, ``x`` for a factor,
-``share`` for a part of one (shown in per cent), or a currency code such as ``USD``.
+A figure is an input, derived from inputs, or extrapolated beyond what its model was checked on. One
+that does not exist is None, never NaN or infinite. Units are plain words, all decimal: ``s``,
+``bit/s``, ``B``, ``param``, ``1`` for a bare number, ``x`` for a factor, ``share`` for a part of
+one (shown in per cent), or a currency code such as ``USD``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+Row: TypeAlias = tuple[str, float | None, str, str]
+"""A figure's name, value, unit and convention."""
+Point: TypeAlias = tuple[float, float]
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+LEGEND = "(= input, ? extrapolated, all else derived; k, M, G, T are powers of 1000)"
+_SCALED = {"bit", "bit/s", "B", "B/s", "param", "token", "tokens/s", "chip"}
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_DURATIONS = ((365.25 * 86400, "years"), (86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
-class Kind(StrEnum):
+class FigureKind(StrEnum):
     """Where a figure comes from."""
 
     INPUT = "input"
@@ -30,45 +32,29 @@ class Kind(StrEnum):
     EXTRAPOLATED = "extrapolated"
 
 
-MARKS = {Kind.INPUT: "=", Kind.DERIVED: "", Kind.EXTRAPOLATED: "?"}
-LEGEND = "(= input, ? extrapolated, all else derived; k, M, G, T are powers of 1000)"
-"""What the marks in printed tables mean."""
-
-_SCALED = {"bit", "bit/s", "B", "B/s", "param", "token", "tokens/s", "FLOP", "FLOP/s", "chip"}
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-_DURATIONS = ((365.25 * 86400, "years"), (86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+_MARKS = {FigureKind.INPUT: "=", FigureKind.DERIVED: "", FigureKind.EXTRAPOLATED: "?"}
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity; ``value`` is None where it does not exist.
-
-    Raises ValueError for NaN and infinity: whoever computes must say None and why.
-    """
+    """One quantity; ``value`` is None where it does not exist. ValueError for NaN and infinity."""
 
     value: float | None
     unit: str
-    kind: Kind = Kind.DERIVED
     convention: str = ""
+    kind: FigureKind = FigureKind.DERIVED
 
     def __post_init__(self) -> None:
-        """Refuse what is no number."""
         if self.value is not None and not math.isfinite(self.value):
-            msg = f"A figure in {self.unit} cannot be {self.value}: say None where there is none."
+            msg = f"A figure in {self.unit} cannot be {self.value}: use None where there is none."
             raise ValueError(msg)
 
     @property
     def text(self) -> str:
-        """Value and unit, short enough for a cell."""
-        return "none" if self.value is None else shown(self.value, self.unit)
-
-    @property
-    def cell(self) -> str:
-        """The text with the mark of its kind in front."""
-        return f"{MARKS[self.kind]}{self.text}"
+        shorter = "none" if self.value is None else shown(self.value, self.unit)
+        return _MARKS[self.kind] + shorter
 
     def json(self) -> dict[str, Json]:
-        """Return the figure for machines."""
         return {
             "value": self.value,
             "unit": self.unit,
@@ -77,68 +63,105 @@ class Figure:
         }
 
 
-def given(value: float | None, unit: str, convention: str = "") -> Figure:
-    """Return an input."""
-    return Figure(value, unit, Kind.INPUT, convention)
-
-
-def derived(value: float | None, unit: str, convention: str = "", *of: Figure) -> Figure:
-    """Return what follows from the figures ``of``: extrapolated if any of them is."""
-    doubtful = any(figure.kind is Kind.EXTRAPOLATED for figure in of)
-    return Figure(value, unit, Kind.EXTRAPOLATED if doubtful else Kind.DERIVED, convention)
+def figures(rows: Iterable[Row], kind: FigureKind = FigureKind.DERIVED) -> dict[str, Figure]:
+    """Return figures of one kind by name."""
+    return {name: Figure(value, unit, words, kind) for name, value, unit, words in rows}
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
-    """Figures one below the other, by name in snake case, with their conventions beside them."""
+class FigureTable:
+    """Figures by name, or by row and name; ``join_alike``: rows that are alike are printed once."""
 
     name: str
     title: str
-    figures: Mapping[str, Figure]
-
-    def lines(self) -> list[str]:
-        """Return the sheet as text."""
-        rows = [(_label(key), f.cell, f.convention) for key, f in self.figures.items()]
-        return [self.title, *_aligned(rows)]
-
-    def json(self) -> Json:
-        """Return the figures for machines, by name."""
-        return {key: figure.json() for key, figure in self.figures.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The same figures of several things: ``rows`` maps a thing to its figures by name.
-
-    A figure that some row lacks is shown as a dash. ``notes`` are printed below.
-    """
-
-    name: str
-    title: str
-    rows: Mapping[str, Mapping[str, Figure]]
+    rows: Mapping[str, Figure | Mapping[str, Figure]]
     notes: Sequence[str] = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Every name that any row has, in the order of appearance."""
-        return tuple(dict.fromkeys(key for row in self.rows.values() for key in row))
+    join_alike: bool = False
 
     def lines(self) -> list[str]:
-        """Return the grid as text, a line per row."""
-        columns = self.columns
-        head = ("", *(_label(key) for key in columns))
-        body = [
-            (name, *(row[key].cell if key in row else "-" for key in columns))
-            for name, row in self.rows.items()
-        ]
-        return [self.title, *_aligned([head, *body]), *(f"  {note}" for note in self.notes)]
+        """Return the table as text; a figure that only other rows have is a dash."""
+        wide = [row for row in self.rows.values() if not isinstance(row, Figure)]
+        columns = list(dict.fromkeys(key for row in wide for key in row))
+        body: dict[tuple[str, ...], list[str]] = {}
+        for name, row in self.rows.items():
+            cells = (
+                (row.text, row.convention)
+                if isinstance(row, Figure)
+                else tuple(row[key].text if key in row else "-" for key in columns)
+            )
+            body.setdefault(cells if self.join_alike else (*cells, name), []).append(name)
+        rows = [("", *(key.replace("_", " ") for key in columns))] if columns else []
+        for cells, names in body.items():
+            alike = f" (and {len(names) - 1} alike)" if len(names) > 1 else ""
+            rows.append((names[0].replace("_", " ") + alike, *cells[: len(columns) or 2]))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        text = (
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+        )
+        return [self.title, *(f"  {line}".rstrip() for line in (*text, *self.notes))]
 
-    def json(self) -> Json:
-        """Return the figures for machines, by row and name."""
+    def flat(self) -> Iterator[tuple[str, Figure]]:
+        """Yield every figure with a name of its own."""
+        for name, row in self.rows.items():
+            inner = {"": row} if isinstance(row, Figure) else row
+            yield from ((f"{name}: {key}" if key else name, one) for key, one in inner.items())
+
+    def json(self) -> dict[str, Json]:
+        """Return the figures as plain values, by name, or by row and name."""
         return {
-            name: {key: figure.json() for key, figure in row.items()}
+            name: row.json()
+            if isinstance(row, Figure)
+            else {key: figure.json() for key, figure in row.items()}
             for name, row in self.rows.items()
         }
+
+
+@dataclass(frozen=True, slots=True)
+class LineChart:
+    """Shares over a number: a line for each series, and published points by the same names."""
+
+    name: str
+    title: str
+    across: str
+    series: Mapping[str, Sequence[Point]]
+    published: Mapping[str, Sequence[Point]] = field(default_factory=dict[str, Sequence[Point]])
+    log: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LaneChart:
+    """What each lane is used for from when to when, in seconds, and marks above them."""
+
+    name: str
+    title: str
+    lanes: Mapping[str, Sequence[tuple[float, float, str]]]
+    marks: Sequence[float] = ()
+
+
+Chart: TypeAlias = LineChart | LaneChart
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer: its first line says it all. ``charts`` are only made for a report."""
+
+    title: str
+    text: Sequence[str]
+    json: Mapping[str, Json]
+    tables: Sequence[FigureTable]
+    charts: Callable[[], Sequence[Chart]]
+    exit_code: int = 0
+
+
+def sourced(source: str, status: Mapping[str, str]) -> list[str]:
+    """Return where a scenario's values come from, as lines of text."""
+    lines = [f"Source: {source}", *(f"  {path}: {text}" for path, text in status.items()), ""]
+    return lines if source else []
+
+
+def several(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 site``, ``4 sites``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def shown(value: float, unit: str) -> str:
@@ -181,16 +204,3 @@ def _three_digits(value: float) -> str:
     if size >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}" if size >= 0.01 or not size else f"{value:.2g}"
-
-
-def _label(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the rows with their columns below one another, two spaces apart."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -1,47 +1,48 @@
-"""What this repository measured of itself, for plans to reckon with.
+"""What this repository measured of itself, on which plans are built.
 
-All of it comes from the table "Measured" of the README: one x86 core of a shared machine, Gaussian
-data. Other machines differ; ratios last longer than figures.
+All of it comes from the measurements of the README: one x86 core of a shared machine, Gaussian
+data. Other machines differ; ratios hold longer than figures.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WIRE_BITS: Mapping[str, float] = MappingProxyType(
     {"int2": 1.58, "int4": 3.33, "e3m0": 3.52, "int8": 7.50, "bf16": 10.72, "f32": 26.73}
 )
-"""Bits per parameter of a whole message, zstd and headers included, cheapest first."""
+"""Bits per parameter of a whole message, compression and headers included, cheapest first."""
 RAW_BITS: Mapping[str, float] = MappingProxyType(
     {"int2": 2.0625, "int4": 4.0625, "e3m0": 4.0625, "int8": 8.0625, "bf16": 16.0, "f32": 32.0}
 )
-"""Before compression: what no message exceeds, headers aside. A test holds it to the codec, which
-cannot be asked without numpy."""
+"""Before compression: what no message exceeds, headers aside. A test compares it with the codec,
+which needs numpy."""
 
-MEMCPY_B_S = 15.4e9
-"""What encode and decode were held to, on the same core."""
+_MEMCPY_B_S = 15.4e9
+"""What encode and decode were compared with, on the same core."""
 ENCODE_B_S: Mapping[str, float] = MappingProxyType(
-    {"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.11 * MEMCPY_B_S}
+    {"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.11 * _MEMCPY_B_S}
 )
-"""f32 bytes a second that one core encodes, checksum and zstd included."""
+"""f32 bytes a second that one core encodes, checksum and compression included."""
 DECODE_B_S: Mapping[str, float] = MappingProxyType(
-    {"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.14 * MEMCPY_B_S}
+    {"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S}
 )
 """f32 bytes a second that one core decodes."""
 
-MERGE_BASE = 1 / 3.87e9 - 4 * (1 / 2.15e9 - 1 / 3.87e9) / 4
-"""Seconds per f32 byte of a merge that are there for any M: through M = 4 at 3.87 GB/s and M = 8 at
-2.15 GB/s, both int4."""
+_MERGE_EACH = (1 / 2.15e9 - 1 / 3.87e9) / 4
+_MERGE_BASE = 1 / 3.87e9 - 4 * _MERGE_EACH
+"""Seconds per f32 byte of a merge, for each contribution and besides: through M = 4 at 3.87 GB/s
+and M = 8 at 2.15 GB/s, both int4."""
 MERGE_EACH: Mapping[str, float] = MappingProxyType(
-    {"int4": (1 / 2.15e9 - 1 / 3.87e9) / 4, "int8": (1 / 2.15e9 - MERGE_BASE) / 4}
+    {"int4": _MERGE_EACH, "int8": (1 / 2.15e9 - _MERGE_BASE) / 4}
 )
 """Seconds per f32 byte and contribution; bf16 and all others as int8 (4 of them: 2.15 GB/s)."""
 MERGE_CHECKED = range(2, 9)
 """How many contributions these were measured with, about."""
+COMMIT_CPU_S = (15e-9, 25e-9)
+"""CPU seconds for each parameter that whole commits took, without and with outer momentum: hashing,
+compressing and storing on all threads. Plans count merge, encode and decode alone."""
 
 COMMIT_BYTES = 161
 """Bytes of the ledger for each commit."""
@@ -64,7 +65,7 @@ def decode_s(scheme: str, params: float, cores: int) -> float:
 def merge_s(scheme: str, params: float, contributions: int) -> float:
     """Return seconds of one core to merge and take the outer step."""
     each = MERGE_EACH.get(_near(scheme), MERGE_EACH["int8"])
-    return 4 * params * (MERGE_BASE + contributions * each)
+    return 4 * params * (_MERGE_BASE + contributions * each)
 
 
 def _near(scheme: str) -> str:

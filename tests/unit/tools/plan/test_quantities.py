@@ -1,4 +1,4 @@
-"""Quantities say their unit; what could be bits or bytes is refused."""
+"""Quantities name their unit; what could be bits or bytes is refused."""
 
 from __future__ import annotations
 
@@ -6,19 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from hypothesis import given as over
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from skerry_tools.plan.quantities import (
-    count,
-    flops,
-    rate_bits,
-    rate_bytes,
-    seconds,
-    size_bytes,
-    unit_family,
-)
+from skerry_tools.plan.quantities import count, flops, rate_bits, rate_bytes, seconds, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -39,7 +31,6 @@ from skerry_tools.plan.quantities import (
         (flops, 1e15, 1e15),
         (count, "12B", 12e9),
         (count, 12e9, 12e9),
-        (count, "1_000", 1000.0),
         (count, "1_000_", 1000.0),
     ],
 )
@@ -49,35 +40,30 @@ def test_a_quantity_is_read_with_its_unit(
     assert read(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["5 Gb/s", "5 gb/s", "5 GBps", "5 Gb", "5 GB", "5 gbps"])
-def test_a_rate_that_could_be_bits_or_bytes_is_refused(text: str) -> None:
-    with pytest.raises(PydanticCustomError, match="write Gbit/s or GB/s"):
-        rate_bits(text)
-
-
-@pytest.mark.parametrize("text", ["", "fast", 5, True, None, "5 parsecs", "nan", "inf bit/s"])
-def test_what_is_no_rate_is_refused(text: object) -> None:
-    with pytest.raises(PydanticCustomError, match="must be"):
-        rate_bits(text)
-
-
-@pytest.mark.parametrize("text", ["0 Gbit/s", "-1 Gbit/s", "1e999 bit/s"])
-def test_zero_negative_and_infinite_rates_are_refused(text: str) -> None:
-    with pytest.raises(PydanticCustomError, match="more than 0"):
-        rate_bits(text)
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["5 Gb/s", "5 gb/s", "5 GBps", "5 Gb", "5 GB", "5 gbps"], "write Gbit/s or GB/s"),
+        (["", "fast", 5, True, None, "5 parsecs", "nan", "inf bit/s"], "write a rate"),
+        (["0 Gbit/s", "-1 Gbit/s", "1e999 bit/s"], "more than 0"),
+        (["0.1 bit/s", "1e19 bit/s"], "from 1 to 1e\\+18 bit/s"),
+    ],
+)
+def test_what_is_no_rate_is_refused_with_the_way_to_write_it(
+    texts: list[object], message: str
+) -> None:
+    for text in texts:
+        with pytest.raises(PydanticCustomError, match=message):
+            rate_bits(text)
 
 
 @pytest.mark.parametrize("read", [size_bytes, seconds, flops, count])
 def test_a_unit_of_something_else_is_refused(read: Callable[[object], float]) -> None:
-    with pytest.raises(PydanticCustomError, match="must be"):
+    with pytest.raises(PydanticCustomError, match="write a"):
         read("5 Gbit/s")
 
 
-@over(st.text(max_size=20))
+@given(st.text(max_size=20))
 def test_any_text_is_a_rate_or_is_refused(text: str) -> None:
     with suppress(PydanticCustomError):
         assert rate_bits(text) > 0
-
-
-def test_bits_and_bytes_are_told_apart() -> None:
-    assert (unit_family("5 Gbit/s"), unit_family("5 GB/s ")) == ("bits", "bytes")

@@ -1,0 +1,196 @@
+"""A question read and checked: files, a shipped scenario and ``--set`` become settings and tables.
+
+Later sources win: file, sites file, ``--set``. The run's own tables mean what they mean to the run,
+so that the config that will run is the one that is planned and simulated.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from skerry.errors import ConfigError
+from skerry.settings.checks import check_run
+from skerry.settings.loading import read_toml, validated
+from skerry.settings.models import LocalSettings, RunConfig
+from skerry.settings.tree import Tree, annotations_of, leaves, refuse_unknown, split_assignment
+from skerry_tools.plan.tables import MOST, AwayTable, ScenarioTables, SiteTable
+
+OPEN = ("sync.fragments", "sync.h_steps", "sync.shards")
+"""Settings that a plan chooses where the user has not; all others have their defaults."""
+STATUSES = ("published", "fitted", "assumed", "derived")
+MOST_FAILURES = 2e7
+"""About a minute of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: the run's settings and our tables, both valid.
+
+    ``open`` are the settings of OPEN that a plan may choose; ``bare_tokens``: the tokens of a step
+    are the defaults of [data], though the model is not a built-in one.
+    """
+
+    run: RunConfig
+    tables: ScenarioTables
+    name: str = ""
+    open: frozenset[str] = frozenset()
+    bare_tokens: bool = False
+
+    @property
+    def learners(self) -> int:
+        """Islands that train on their own: M, or one where all chips train in step."""
+        return self.run.sync.learners if self.tables.fleet.layout == "decoupled" else 1
+
+
+def shipped(*kinds: str) -> dict[str, Path]:
+    """Return the scenarios of these kinds that come with Skerry, by name."""
+    folder = Path(str(resources.files("skerry_tools.plan"))) / "scenarios"
+    paths = sorted(folder.glob("*.toml"))
+    return {path.stem: path for path in paths if read_toml(path).get("kind") in kinds}
+
+
+def read(paths: Iterable[Path | None], sets: Sequence[str] = ()) -> Tree:
+    """Return what the files and ``--set`` hold.
+
+    Raises ConfigError for a file that cannot be read and a ``--set`` of a site that is in none.
+    """
+    tree = Tree()
+    for path in paths:
+        if path is not None:
+            tree.merge(read_toml(path), str(path))
+    known = _table(tree, "sites")
+    for text in sets:
+        keys, value = split_assignment(text)
+        if keys[0] == "sites" and len(keys) > 2 and known and keys[1] not in known:
+            _refuse_site(".".join(keys), keys[1], known)
+        tree.put(keys, _plain(value), "--set")
+    return tree
+
+
+def question(tree: Tree, name: str = "") -> Question:
+    """Return what a tree of settings asks; ConfigError names the first path that is wrong."""
+    theirs = {**annotations_of(RunConfig), **annotations_of(LocalSettings)}
+    known = leaves({**theirs, **annotations_of(ScenarioTables)})
+    for site in _table(tree, "sites"):
+        known += leaves(annotations_of(SiteTable), ("sites", site))
+    refuse_unknown(tree, known)
+    tables, asked = validated(ScenarioTables, tree), dict(_table(tree, "sync"))
+    if tables.sites:
+        _check_sites(tables, asked.get("learners"), _table(tree, "sites"))
+        learners = sum(site.learners for site in tables.sites.values())
+        tree.put(("sync", "learners"), learners, "the sites")
+    run = validated(RunConfig, tree)
+    check_run(run)
+    chosen = frozenset(OPEN) - {f"sync.{key}" for key in asked}
+    tokens = tables.plan.tokens_per_step or _table(tree, "data").keys() & {"seq_len", "batch"}
+    some_bare = any(site.tokens_per_step is None for site in tables.sites.values())
+    return Question(
+        run=run,
+        tables=tables,
+        name=name,
+        open=chosen if run.mode == "decoupled" else frozenset(),
+        bare_tokens=tables.plan.parameters is not None and some_bare and not tokens,
+    )
+
+
+def check_plan(asked: Question) -> None:
+    """Raise ConfigError for a question that is none for a plan."""
+    if asked.tables.kind == "simulation":
+        refuse("kind", 'is "simulation", which skerry plan does not answer: try skerry simulate.')
+    if not asked.tables.sites:
+        names = "[sites.a] with up and step_time, or give --regions, --bandwidth and --step-time."
+        refuse("sites", f"is empty: name at least one, as {names}")
+    for name in ("h_steps", "fragments", "overlap_steps"):
+        count = getattr(asked.run.sync, name)
+        if count > MOST:
+            refuse(f"sync.{name}", f"is {count}, but plans take at most {MOST}: lower it.")
+
+
+def check_simulation(asked: Question) -> None:
+    """Raise ConfigError for a question that cannot be simulated."""
+    tables, chips = asked.tables, asked.tables.fleet.chips
+    if chips < asked.learners:
+        few = f"is {chips:g}, fewer than the {asked.learners} learners: give more."
+        refuse("fleet.chips", few)
+    for kind, planned in (("outages", tables.outages), ("preemptions", tables.preemptions)):
+        for index, away in enumerate(planned):
+            _check_away(f"{kind}.{index}", away, asked)
+    days = tables.simulation.days
+    failures = chips / tables.failures.chip_mtbi * days * 86400.0
+    if failures > MOST_FAILURES:
+        many = f"is {days:g}, in which the chips could fail {failures:.3g} times: at most"
+        refuse("simulation.days", f"{many} {MOST_FAILURES:g} are simulated, so give fewer days.")
+    for row, values in tables.sweep.published.items():
+        if len(values) != len(tables.sweep.chips):
+            other = f"has {len(values)} values for {len(tables.sweep.chips)} numbers of chips."
+            refuse(f"sweep.published.{row}", other)
+    for path, status in tables.status.items():
+        if not status.startswith(STATUSES):
+            words = ", ".join(STATUSES)
+            refuse(f"status.{path}", f"is {status!r}: begin it with one of {words}.")
+
+
+def refuse(path: str, text: str, nearest: str = "") -> NoReturn:
+    """Raise ConfigError: the path, and what is wrong with it."""
+    msg = f"{path} {text}"
+    raise ConfigError(msg, path=path, nearest=nearest)
+
+
+def _check_sites(tables: ScenarioTables, learners: object, raw: Mapping[str, object]) -> None:
+    if tables.hub.site and tables.hub.site not in tables.sites:
+        _refuse_site("hub.site", tables.hub.site, tables.sites)
+    total = sum(site.learners for site in tables.sites.values())
+    if learners not in {None, total}:
+        text = f"is {learners} but the sites have {total} learners: leave it out."
+        refuse("sync.learners", text)
+    for name, site in tables.sites.items():
+        if site.step_time is None and site.flops_per_chip is None:
+            text = "is missing: give it, or flops_per_chip (and utilisation) of its chips."
+            refuse(f"sites.{name}.step_time", text)
+        if site.measured and site.derating < 1:
+            text = f"is {site.derating} but the site is measured: leave one of them out."
+            refuse(f"sites.{name}.derating", text)
+        given = cast("Mapping[str, object]", raw[name])
+        up, down = str(given["up"]).strip(), str(given.get("down", given["up"])).strip()
+        if up.endswith("B/s") != down.endswith("B/s"):
+            text = f'is "{down}" but up is "{up}": one is in bits, the other in bytes; write both'
+            refuse(f"sites.{name}.down", f"{text} in one unit.")
+
+
+def _check_away(path: str, away: AwayTable, asked: Question) -> None:
+    sites = asked.tables.sites if asked.tables.fleet.layout == "decoupled" else {}
+    if away.site and away.site not in sites:
+        _refuse_site(f"{path}.site", away.site, sites)
+    beyond = [n for n in away.learners if not 0 <= n < asked.learners]
+    if beyond:
+        text = f"names {beyond[0]}, but learners go from 0 to {asked.learners - 1}."
+        refuse(f"{path}.learners", text)
+    if away.every is not None and away.every <= away.lasts:
+        text = f"is no longer than what it repeats: give more than {away.lasts:g} s."
+        refuse(f"{path}.every", text)
+
+
+def _refuse_site(path: str, name: str, known: Collection[str]) -> NoReturn:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}."
+    text = f'names the site "{name}", which is not among the sites: {hint}'
+    refuse(path, text, near[0] if near else "")
+
+
+def _table(tree: Tree, name: str) -> Mapping[str, object]:
+    found: object = tree.values.get(name)
+    return cast("Mapping[str, object]", found) if isinstance(found, Mapping) else {}
+
+
+def _plain(text: str) -> Any:
+    """Read a value of ``--set`` as JSON where it is, else as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

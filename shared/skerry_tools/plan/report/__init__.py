@@ -1,1 +1,0 @@
-"""A report as one page, and its pictures and tables as files."""

@@ -1,0 +1,199 @@
+"""The tables of a plan's or a simulation's file, beside a run's own: meaning, unit, bound, default.
+
+One TOML file may hold ``[plan]``, ``[sites.<name>]`` and ``[hub]``, which ``skerry plan`` answers,
+and ``[fleet]`` to ``[sweep]``, which ``skerry simulate`` does. A quantity is text with its unit.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from skerry.settings.models import Table
+from skerry_tools.plan.quantities import ByteRate, Count, Flops, Rate, Size, Time
+
+MOST = 10**9  # keeps figures within what a float can hold, as the bounds of quantities do
+Whole: TypeAlias = Annotated[int, Field(ge=1, le=MOST)]
+Share: TypeAlias = Annotated[float, Field(ge=1e-6, le=1)]
+Price: TypeAlias = Annotated[float, Field(ge=0, le=MOST)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0)]
+Layout: TypeAlias = Literal["decoupled", "elastic", "data-parallel"]
+
+
+class FailureClock(StrEnum):
+    """When slices fail: only while they train, or at any time."""
+
+    RUNNING = "running"
+    CALENDAR = "calendar"
+
+
+class RecoveryLaw(StrEnum):
+    """How the durations of recoveries are distributed."""
+
+    DETERMINISTIC = "deterministic"
+    EXPONENTIAL = "exponential"
+    LOG_NORMAL = "log-normal"
+    EXPONENTIATED_WEIBULL = "exponentiated-weibull"
+
+
+class Upscale(StrEnum):
+    """When slices that work again are taken back: at once, every ``batch_s``, or all together."""
+
+    EAGER = "eager"
+    BATCH = "batch"
+    ALL_BACK = "all-back"
+
+
+class PlanTable(Table):
+    """What is trained, how much of it, and how the baselines work."""
+
+    parameters: Count | None = None  # those that are synchronised; empty: those of [model]
+    active_parameters: Count | None = None  # of one token, for step times from FLOP/s; empty: all
+    layers: Whole = 48  # for how well data-parallel hides its all-reduce
+    tokens: Count | None = None  # to train on; empty: 20 for each parameter
+    tokens_per_step: Count | None = None  # of each learner; empty: data.seq_len * data.batch
+    goodput: Share = 1.0  # share of the time that is useful; skerry simulate predicts it
+    utilisation_target: float = Field(default=0.9, ge=1e-6, lt=1)  # where learners stop for rounds
+    gradient_bits: float = Field(default=16.0, ge=1, le=64)  # per value, of data-parallel
+    chip_mtbi: Time | None = None  # mean time between interruptions of a chip; empty: none fails
+    recovery: Time = 600.0  # from an interruption until training goes on, where all must restart
+    resize: Time = 60.0  # the pause in which elastic data-parallel shrinks or grows
+    currency: str = Field(default="USD", pattern="^[A-Z]{3}$")  # of all prices
+
+
+class SiteTable(Table):
+    """One place with learners; its link is the one between it and the hub."""
+
+    learners: Whole = 1  # they share the site's link
+    chips: Whole = 1  # of each learner
+    step_time: Time | None = None  # pure compute; empty: from flops_per_chip and utilisation
+    tokens_per_step: Count | None = None  # of each learner; empty: plan.tokens_per_step
+    flops_per_chip: Flops | None = None  # peak, in the precision that is trained in
+    utilisation: Share = 0.4  # share of that peak that a step gets (MFU)
+    up: Rate  # from the site to the hub, for all its learners together
+    down: Rate | None = None  # from the hub to the site; empty: as up
+    rtt: Time = 0.05  # round trip to the hub
+    derating: Share = 1.0  # share of up and down that training gets
+    measured: bool = False  # up, down and rtt were measured through the broker: no derating
+    cores: Whole = 1  # of each learner's host, to encode and decode
+    memory: Size | None = None  # of one chip; empty: whether the learner fits is not judged
+    price_chip_hour: Price | None = None  # of one chip
+    price_egress_gb: Price | None = None  # of 1e9 bytes that leave the site
+
+
+class HubTable(Table):
+    """Where the broker and the syncers are; a link or a rate that is empty is not judged."""
+
+    site: str = ""  # the site that the hub is at: no wide-area link to its learners
+    down: Rate | None = None  # what reaches the hub from all sites together
+    up: Rate | None = None  # what leaves it to all sites together
+    write: ByteRate | None = None  # what the broker stores, replicas counted once
+    cores: Whole = 1  # of each syncer, to encode and decode; a merge runs on one
+    price_hour: Price | None = None  # of the hub
+    price_egress_gb: Price | None = None  # of 1e9 bytes that leave the hub
+
+
+class FleetTable(Table):
+    """The chips of a simulation, and how they train together."""
+
+    layout: Layout = "decoupled"  # sync.learners islands; else one of all chips
+    chips: Count = 2.4e6  # in all; learners share them equally
+    slice_chips: Count = 256.0  # chips that fail, leave and come back together
+    elastic: bool | None = None  # an island goes on without a slice; empty: by the layout
+
+
+class FailureTable(Table):
+    """How often something breaks, and by which clock."""
+
+    chip_mtbi: Time = 365.25 * 86400.0  # mean time between interruptions of one chip
+    clock: FailureClock = FailureClock.RUNNING
+
+
+class RecoveryTable(Table):
+    """How long a slice that failed is away."""
+
+    law: RecoveryLaw = RecoveryLaw.LOG_NORMAL
+    mean_s: Seconds = 60.0
+    spread: float = Field(default=0.5, gt=0)  # sigma of the logarithm, or shape (Weibull)
+    exponent: float = Field(default=1.0, gt=0)  # second parameter of exponentiated-weibull
+
+
+class PauseTable(Table):
+    """What it costs to go on with fewer slices, and to take them back or start again."""
+
+    downscale_s: Seconds = 15.0  # to leave a slice out
+    upscale_s: Seconds = 18.0  # to take slices back; where nothing is elastic, to start again
+    upscale: Upscale = Upscale.BATCH
+    batch_s: Seconds = 180.0  # least time between two upscales, with batch
+    replay_s: Seconds = 0.0  # work done again after each start of a learner that is not elastic
+
+
+class SavingTable(Table):
+    """Checkpoints against losing work, where learners are not elastic."""
+
+    every: Time | None = None  # training between two of them; empty: none
+    cost_s: Seconds = 0.0  # the pause to write one
+    rollback: bool = False  # a failure loses the work since the last one
+
+
+class TimingTable(Table):
+    """Steps, and rounds on their way."""
+
+    step: Time = 2.0  # of the middle learner
+    spread: float = Field(default=0.0, ge=0, lt=1)  # steps lie evenly in 1 -+ spread times that
+    upload_s: Seconds = 0.5  # from a learner's step boundary to the syncer
+    commit_s: Seconds = 0.2  # from a round's close until learners can read what it made
+    idle: float = Field(default=0.0, ge=0, lt=1)  # share of the time that is inside no step
+    tokens_per_step: Count | None = None  # of each learner
+    tokens: Count | None = None  # how many to train on: gives the time that it takes
+
+
+class AwayTable(Table):
+    """Learners that are away for a planned while."""
+
+    learners: tuple[int, ...] = ()  # by number from 0; empty: all, or those of the site
+    site: str = ""  # the learners of this site, where the file has [sites]
+    begin: Time | None = None  # after the start; empty: at the start
+    lasts: Time
+    every: Time | None = None  # from one beginning to the next; empty: once
+
+
+class SimulationTable(Table):
+    """How much is simulated."""
+
+    days: float = Field(default=30.0, gt=0, le=36525.0)
+    seed: int = Field(default=0, ge=0)  # the same seed gives the same bytes
+    rounds: int = Field(default=200, ge=0, le=1_000_000)  # in samples over the run; 0: none
+
+
+class SweepTable(Table):
+    """A table of goodputs over chips; data-parallel and elastic are always among its rows."""
+
+    chips: tuple[Count, ...] = ()
+    learners: tuple[int, ...] = ()  # rows of layout decoupled
+    failures: int = Field(default=10_000, ge=1, le=10_000_000)  # after which a cell ends, at most
+    published: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)  # per cent, by row
+
+
+class ScenarioTables(Table):
+    """Every table that plans and simulations add to a run's config."""
+
+    kind: Literal["plan", "simulation", ""] = ""  # which question a shipped scenario asks first
+    source: str = ""  # where a scenario's values come from, and by dotted path,
+    status: dict[str, str] = Field(default_factory=dict)  # published, fitted, assumed or derived
+    plan: PlanTable = PlanTable()
+    sites: dict[str, SiteTable] = Field(default_factory=dict)
+    hub: HubTable = HubTable()
+    fleet: FleetTable = FleetTable()
+    failures: FailureTable = FailureTable()
+    recovery: RecoveryTable = RecoveryTable()
+    pauses: PauseTable = PauseTable()
+    checkpoints: SavingTable = SavingTable()
+    timing: TimingTable = TimingTable()
+    outages: tuple[AwayTable, ...] = ()  # learners that are gone: paid for, and lost
+    preemptions: tuple[AwayTable, ...] = ()  # chips that are lent out: not given to the run
+    simulation: SimulationTable = SimulationTable()
+    sweep: SweepTable = SweepTable()
+    published_goodput: float | None = Field(default=None, gt=0, le=1)  # a test compares with it

@@ -1,0 +1,151 @@
+"""``skerry plan`` and ``skerry simulate`` from the outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from skerry_tools.__main__ import app
+from skerry_tools.chaos.plan import load
+
+ONE_LINE = ("--params", "12B", "--regions", "4", "--bandwidth", "3 Gbit/s", "--step-time", "2 s")
+SMALL = (
+    *("--set", "fleet.chips=150000", "--days", "0.5", "--set", "sweep.failures=200"),
+    *("--set", "simulation.rounds=40"),
+)
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, words)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def plan(*words: str) -> tuple[int, str]:
+    return run("plan", *words)
+
+
+def simulate(*words: str) -> str:
+    code, text = run("simulate", *words)
+    assert code == 0, text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "first"),
+    [
+        (ONE_LINE, 0, "Feasible: 12.0 Gparam on 4 learners at 4 sites with H=48 P=48 tau=2"),
+        ((*ONE_LINE, "-H", "16", "-P", "16"), 4, "Not feasible: "),
+        ((*ONE_LINE, "-K", "5"), 2, "error: sync.quorum is 5 but sync.learners is 4"),
+        (("--params", "12B", "--bandwidth", "3 Gbit/s"), 2, "error: --bandwidth is about sites of"),
+        (("--scenario", "four-regions"), 0, "Feasible: "),
+        (("--scenario", "streaming-diloco"), 0, "75 of 75 "),
+        (("--scenario", "list"), 0, "four-regions\nstreaming-diloco\n"),
+        (("--scenario", "nope"), 2, 'error: There is no scenario "nope" for skerry plan'),
+        (("run.toml", "--scenario", "four-regions"), 2, "error: run.toml and --scenario are two"),
+        (("none.toml",), 2, "error: The config file none.toml cannot be read"),
+    ],
+)
+def test_a_plan_answers_in_its_first_line_and_exit_code(
+    words: tuple[str, ...], code: int, first: str
+) -> None:
+    found = plan(*words)
+    assert found[0] == code
+    assert found[1].startswith(first)
+
+
+def test_set_wins_over_the_short_options() -> None:
+    code, text = plan(*ONE_LINE, "--set", "plan.parameters=1B", "--json")
+    assert code == 0
+    assert json.loads(text)["settings"]["parameters"]["value"] == 1e9
+
+
+def test_a_runs_own_config_is_enough_with_sites(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        '[model]\npreset = "small"\n[sync]\nquorum = 1\n[sites.a]\nup = "1 Gbit/s"\n'
+        'step_time = "1 s"\n[store]\npath = "x"\n'
+    )
+    code, text = plan(str(config), "--json")
+    assert code == 0
+    assert json.loads(text)["settings"]["parameters"]["value"] == 75713280
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (("plan", *ONE_LINE), {"jax", "optax", "numba", "numpy", "nats", "blosc2", "matplotlib"}),
+        (("simulate", *SMALL, "--table"), {"jax", "optax", "numba", "nats", "blosc2"}),
+    ],
+)
+def test_nothing_heavy_is_imported(words: tuple[str, ...], heavy: set[str]) -> None:
+    program = (
+        "import sys; from skerry_tools.__main__ import app\n"
+        f"try: app({list(words)!r})\n"
+        "except SystemExit as end: assert not end.code\n"
+        f"print(sorted({heavy!r} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_first_line_of_a_simulation_is_the_answer() -> None:
+    first = simulate(*SMALL).splitlines()[0]
+    assert first.startswith("150,000 chips as 8 decoupled learners, K = 1, 0.5 days: goodput 9")
+
+
+def test_json_of_a_simulation_is_the_same_bytes_again_and_holds_no_nan() -> None:
+    one, two = (simulate(*SMALL, "--table", "--json") for _ in range(2))
+    assert one == two
+    found = json.loads(one, parse_constant=pytest.fail)
+    assert found["figures"]["result"]["goodput"]["unit"] == "share"
+    assert set(found["figures"]["uptime"]) == {f"K = {k}" for k in range(1, 9)}
+    assert found["status"]["failures.chip_mtbi"] == "published"
+    assert found["error_points"] > 0
+
+
+def test_reports_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+    assert plan(*ONE_LINE, "--report", str(tmp_path / "plan"))[0] == 0
+    simulate(*SMALL, "--report", str(tmp_path / "simulation"))
+    names = {path.name for path in (tmp_path / "simulation").iterdir()}
+    assert {"report.html", "goodput-by-chips.svg", "uptime.csv", "learners.svg"} <= names
+    assert {"utilisation-against-bandwidth.svg", "compared.csv", "report.html"} <= {
+        path.name for path in (tmp_path / "plan").iterdir()
+    }
+
+
+def test_simulated_failures_are_a_fault_plan_that_chaos_reads(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    sets = ("fleet.chips=8", "fleet.slice_chips=1", "fleet.elastic=false", "simulation.days=0.01")
+    whole = [word for one in sets for word in ("--set", one)]
+    simulate(*whole, "--mtbi", "500 s", "--save-faults", str(path))
+    assert load(path).faults
+    assert "outages" in simulate(*whole, "--mtbi", "1e11", "--faults", str(path))
+
+
+def test_a_question_can_be_kept_as_a_scenario(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    first = simulate(*SMALL, "--save-scenario", str(path)).splitlines()[0]
+    assert simulate(str(path)).splitlines()[0] == first
+    code, text = run("simulate", *SMALL, "--save-scenario", str(tmp_path / "no" / "folder"))
+    assert code == 2
+    assert "cannot be written" in text
+
+
+def test_a_blocking_run_waits() -> None:
+    stops = ("sync.overlap_steps=0", "sync.quorum=8", "sync.fragments=1", "timing.spread=0.2")
+    sets = [word for one in stops for word in ("--set", one)]
+    assert "waiting for other learners" in simulate(*SMALL, *sets)
+
+
+def test_the_shipped_simulations_are_named_with_their_sources() -> None:
+    found = {line.split(":")[0] for line in simulate("list").splitlines()}
+    assert found == {"four-regions", "goodput-table", "llama-3"}

@@ -1,0 +1,82 @@
+"""What docs/planning.md prints is what the commands answer."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from skerry.settings.tree import Tree
+from skerry_tools.__main__ import app
+from skerry_tools.plan.measured import WIRE_BITS
+from skerry_tools.plan.plan import make
+from skerry_tools.plan.question import question, read, shipped
+from skerry_tools.plan.simulation import error_points, sweep
+from skerry_tools.plan.simulation_answer import setup_of
+
+PAGE = (Path(__file__).parents[4] / "docs" / "planning.md").read_text("utf-8")
+EXAMPLES = re.findall(r"```\n\$ skerry (.*)\n([^`]*)```", PAGE)
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """Return the rows of the table whose head begins so, by their first cell."""
+    _, _, below = PAGE.partition(f"\n{heading}")
+    lines = below.partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    return {line[0] + line[1] * (len(line) == 3): line[1:] for line in cells}
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) == PAGE.count("$ skerry") == 5
+
+
+@pytest.mark.parametrize(("command", "printed"), EXAMPLES)
+def test_an_example_prints_what_the_page_shows(command: str, printed: str) -> None:
+    answer = CliRunner().invoke(app, shlex.split(command)).output
+    assert " ".join(answer.split()).startswith(" ".join(printed.split()))
+
+
+def test_the_file_on_the_page_is_a_question() -> None:
+    tree = Tree()
+    tree.merge(tomllib.loads(re.findall(r"```toml\n([^`]*)```", PAGE)[0]), "the page")
+    assert make(question(tree)).tokens == 240e9
+
+
+def test_bits_on_the_wire_are_those_that_plans_use() -> None:
+    printed = re.search(r"with headers: ([^|]*)\|", PAGE)
+    assert printed
+    pairs = (pair.split() for pair in printed[1].split(","))
+    assert {scheme: float(bits) for scheme, bits in pairs} == dict(WIRE_BITS)
+
+
+def test_the_four_regions_are_as_fast_as_the_page_says() -> None:
+    names = ("east", "central", "south", "west")
+    found = rows("| links | global")
+    assert len(found) == 4
+    for link, (scheme, printed) in zip(("5", "3", "2", "2"), found.values(), strict=True):
+        sets = [f"sites.{name}.up={link} Gbit/s" for name in names]
+        tree = read([shipped("plan")["four-regions"]], [*sets, f"sync.global_scheme={scheme}"])
+        plan = make(question(tree))
+        assert printed == (f"{plan.speed_up(1):.2f} x" if plan.feasible else "not feasible")
+
+
+def test_the_published_table_is_the_one_that_is_simulated() -> None:
+    cells = sweep(setup_of(None, []))
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        published = "" if cell.published is None else f" ({100 * cell.published:.0f})"
+        found.setdefault(cell.row, []).append(f"{100 * cell.goodput:.1f}{published}")
+    assert rows("| | 150k") == found
+    assert f"published cells is {error_points(cells):.2f} points" in PAGE
+
+
+@pytest.mark.parametrize(("setting", "printed"), rows("| setting | points").items())
+def test_another_choice_makes_the_error_that_the_page_says(
+    setting: str, printed: list[str]
+) -> None:
+    error = error_points(sweep(setup_of(None, [setting.strip("`"), "sweep.failures=3000"])))
+    assert error == pytest.approx(float(printed[0]), abs=0.2)

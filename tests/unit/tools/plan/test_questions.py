@@ -1,0 +1,158 @@
+"""A question that cannot be asked is refused with the path and the reason."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry.errors import ConfigError
+from skerry_tools.plan.plan import sync_load
+from skerry_tools.plan.question import question, read, shipped
+from skerry_tools.plan.simulation_answer import setup_of
+from tests.support.plans import asked, site
+
+AWAY = "outages=[{}]"
+
+
+@pytest.mark.parametrize(
+    ("sites", "tables", "path", "reason"),
+    [
+        ({}, {}, "sites", "is empty"),
+        ({"a": site(up="0 Gbit/s")}, {}, "sites.a.up", "more than 0"),
+        ({"a": site(up="5 Gb/s")}, {}, "sites.a.up", "bits or bytes"),
+        ({"a": site(up=5)}, {}, "sites.a.up", "with its unit"),
+        ({"a": site(down="400 MB/s")}, {}, "sites.a.down", "write both in one unit"),
+        ({"a": site(upp="1 Gbit/s")}, {}, "sites.a.upp", "did you mean sites.a.up?"),
+        ({"a": {"up": "1 Gbit/s"}}, {}, "sites.a.step_time", "flops_per_chip"),
+        ({"a": {"step_time": "1 s"}}, {}, "sites.a.up", "is missing: give it"),
+        ({"a": site(measured=True, derating=0.5)}, {}, "sites.a.derating", "measured"),
+        ({"a": site(derating=1.5)}, {}, "sites.a.derating", "at most 1"),
+        ({"a": site(chips=0)}, {}, "sites.a.chips", "at least 1"),
+        ({"a": site(chips="many")}, {}, "sites.a.chips", "whole number"),
+        (2, {"hub": {"site": "z"}}, "hub.site", "there are a, b"),
+        (2, {"hub": {"write": "5 Gb/s"}}, "hub.write", "bits or bytes"),
+        (2, {"sync": {"quorum": 3}}, "sync.quorum", "no round could ever close"),
+        (2, {"sync": {"learners": 3}}, "sync.learners", "the sites have 2"),
+        (2, {"sync": {"quorm": 1}}, "sync.quorm", "did you mean sync.quorum"),
+        (2, {"sync": {"overlap_steps": 24}}, "sync.overlap_steps", "below h_steps"),
+        (
+            2,
+            {"mode": "streaming", "sync": {"h_steps": 25, "fragments": 24}},
+            "sync.fragments",
+            "one divides the other",
+        ),
+        (2, {"plan": {"goodput": 0}}, "plan.goodput", "at least"),
+        (2, {"sync": {"h_steps": 10**400}}, "sync.h_steps", "at most 1000000000"),
+        ({"a": site(up="1e-300 bit/s")}, {}, "sites.a.up", "from 1 to 1e+18"),
+        ({"a": site(step_time="1e300 s")}, {}, "sites.a.step_time", "from 1e-09"),
+        (2, {"plan": {"tokens": "lots"}}, "plan.tokens", "write a number"),
+        (2, {"kind": "simulation"}, "kind", "skerry simulate"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused_by_path(
+    sites: dict[str, Any] | int, tables: dict[str, Any], path: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)) as refused:
+        asked(sites, **tables)
+    assert refused.value.path == path
+    assert str(refused.value).startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "nearest"),
+    [
+        ("sync.quorum=9", "sync.quorum", ""),
+        ("fleet.chips=3", "fleet.chips", ""),
+        ("fleet.chips=-1", "fleet.chips", ""),
+        ("failures.chip_mtbi=5 Gbit/s", "failures.chip_mtbi", ""),
+        ("failures.chip_mtbf=5 d", "failures.chip_mtbf", "failures.chip_mtbi"),
+        ("failure.chip_mtbi=5 d", "failure.chip_mtbi", "failures.chip_mtbi"),
+        ("failures.chip_mtbi=1 s", "simulation.days", ""),
+        ("sync.learner=3", "sync.learner", "sync.learners"),
+        ("pauses.upscale=lazy", "pauses.upscale", ""),
+        ("recovery.mean_s=NaN", "recovery.mean_s", ""),
+        ('outages=[{"learners": [8], "lasts": "1 h"}]', "outages.0.learners", ""),
+        ('outages=[{"learners": [1]}]', "outages.0.lasts", ""),
+        ('outages=[{"last": "1 h", "lasts": "1 h"}]', "outages.0.last", ""),
+        ('outages=[{"lasts": "1 h", "every": "1 h"}]', "outages.0.every", ""),
+        ("sweep.chips=[1e6]", "sweep.published.data-parallel", ""),
+    ],
+)
+def test_a_simulation_that_cannot_be_is_refused_by_path(
+    setting: str, path: str, nearest: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        setup_of("goodput-table", [setting])
+    assert (caught.value.path, caught.value.nearest) == (path, nearest)
+    assert path in str(caught.value)
+
+
+def test_an_unknown_scenario_or_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are four-regions, goodput-table, llama-3"):
+        setup_of("goodput-tabel", [])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        setup_of(str(tmp_path / "none.toml"), [])
+
+
+def test_learners_are_those_of_the_sites_and_k_of_a_blocking_mode_follows() -> None:
+    found = asked({"a": site(learners=2), "b": site()}, mode="streaming")
+    assert (found.run.sync.learners, found.run.sync.quorum) == (3, 3)
+    assert found.open == frozenset()
+
+
+def test_what_the_user_set_is_not_open() -> None:
+    assert asked(2, sync={"h_steps": 30}).open == {"sync.fragments", "sync.shards"}
+
+
+def test_a_file_of_sites_and_set_win_over_the_config(tmp_path: Path) -> None:
+    config, sites = tmp_path / "run.toml", tmp_path / "sites.toml"
+    config.write_text('[sync]\nh_steps = 30\n[nats]\nurl = "nats://b:1"\n[plan]\ntokens = "1B"\n')
+    sites.write_text('[plan]\ntokens = "2B"\n[sites.a]\nup = "1 Gbit/s"\nstep_time = "1 s"\n')
+    found = question(read([config, sites], ["sites.a.rtt=10 ms", "sync.fragments=4"]))
+    assert (found.run.sync.h_steps, found.run.sync.fragments) == (30, 4)
+    assert found.tables.plan.tokens == 2e9
+    assert found.tables.sites["a"].rtt == pytest.approx(0.01)
+    with pytest.raises(ConfigError, match=r"did you mean a\?"):
+        read([sites], ["sites.aa.up=1 Gbit/s"])
+
+
+@pytest.mark.parametrize(
+    ("tables", "reason"),
+    [
+        ({"parameters": 4, "sync": {"fragments": 8}}, "sync.fragments is 8"),
+        ({"parameters": None, "model": {"factory": "mine:model"}}, "plan.parameters is missing"),
+        ({"parameters": None, "model": {"heads": 3}}, "model.heads"),
+    ],
+)
+def test_a_model_that_cannot_be_sized_is_refused(tables: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        sync_load(asked(2, **tables))
+
+
+def test_the_model_gives_its_parameters_and_a_bare_count_even_fragments() -> None:
+    load, layers = sync_load(asked(2, None, model={"preset": "small"}))
+    assert (load.parameters, layers) == (75713280, 12)
+    load, _ = sync_load(asked(2, 1001, sync={"fragments": 10}))
+    assert load.fragment == 101
+
+
+@pytest.mark.parametrize(("name", "path"), shipped("plan", "bandwidths", "simulation").items())
+def test_every_scenario_gives_its_source_and_the_origin_of_its_values(
+    name: str, path: Path
+) -> None:
+    values = tomllib.loads(path.read_text("utf-8"))
+    assert "arXiv" in values["source"]
+    words = {text.partition(":")[0].split(" ")[0] for text in values["status"].values()}
+    assert words <= {"published", "fitted", "assumed", "derived"}
+    if values["kind"] == "simulation":
+        given = {
+            f"{table}.{key}"
+            for table, inner in values.items()
+            if isinstance(inner, dict) and table != "status"
+            for key in inner
+        }
+        assert given <= set(values["status"]), name

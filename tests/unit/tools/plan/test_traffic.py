@@ -1,0 +1,190 @@
+"""What rounds take of links: the closed forms, and what must be monotonic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.quantise import raw_bytes
+from skerry.algorithm.schedule import Schedule, offset, room_steps
+from skerry.settings.models import SyncConfig
+from skerry_tools.plan.measured import RAW_BITS, WIRE_BITS, merge_s
+from skerry_tools.plan.plan import least
+from skerry_tools.plan.tables import HubTable, PlanTable, SiteTable
+from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad
+
+SYNC = SyncConfig(fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1)
+LOAD = SyncLoad(SYNC, 12e9, outer_vectors=1)
+HUB = HubTable(cores=16)
+
+
+def site_of(*, step_s: float = 2.0, local: bool = False, **table: Any) -> PlannedSite:
+    rates = {"up": 3e9, "down": 3e9, "rtt": 0.05, "cores": 16, **table}
+    return PlannedSite("s", SiteTable.model_construct(**rates), step_s, local=local)
+
+
+def at(*sites: PlannedSite, load: SyncLoad = LOAD, hub: HubTable = HUB) -> Deployment:
+    named = {f"s{i}": replace(one, name=f"s{i}") for i, one in enumerate(sites)}
+    return Deployment(load, named, hub, PlanTable())
+
+
+def round_of(site: PlannedSite, load: SyncLoad = LOAD) -> SiteRound:
+    return at(site, load=load).site_rounds["s0"]
+
+
+loads = st.fixed_dictionaries({
+    "fragments": st.integers(1, 64), "h_steps": st.integers(1, 512),
+    "overlap_steps": st.integers(1, 4), "shards": st.integers(1, 8),
+    "contribution_scheme": st.sampled_from(sorted(WIRE_BITS)),
+    "global_scheme": st.sampled_from(["f32", "bf16", "int8", "int4"]),
+}).map(lambda sync: LOAD.changed(**sync))  # fmt: skip
+sites = st.fixed_dictionaries({
+    "learners": st.integers(1, 4), "up": st.floats(1e6, 1e13), "down": st.floats(1e6, 1e13),
+    "rtt": st.floats(1e-4, 1.0), "step_s": st.floats(0.01, 50),
+}).map(lambda table: site_of(**table))  # fmt: skip
+
+
+def with_rates(site: PlannedSite, factor: float) -> PlannedSite:
+    rates = {"up": site.up_bits_s * factor, "down": site.down_bits_s * factor}
+    return replace(site, table=site.table.model_copy(update=rates))
+
+
+@given(loads, sites)
+def test_throughput_is_what_a_site_sends_in_the_steps_after_which_a_fragment_returns(
+    load: SyncLoad, site: PlannedSite
+) -> None:
+    sent = site.learners * load.up_bits * load.parameters
+    assert round_of(site, load).up_bits_s == pytest.approx(sent / (load.sync.h_steps * site.step_s))
+
+
+@given(loads, sites)
+def test_links_at_their_deadline_bound_end_a_round_exactly_within_its_room(
+    load: SyncLoad, site: PlannedSite
+) -> None:
+    factor = round_of(site, load).factor
+    if factor is not None:
+        grown = at(with_rates(site, factor), load=load)
+        assert grown.site_rounds["s0"].round_s == pytest.approx(grown.deadline_s)
+
+
+@given(loads, sites)
+def test_the_tau_that_fits_is_the_least_whose_room_holds_a_round(
+    load: SyncLoad, site: PlannedSite
+) -> None:
+    def holds(tau: int) -> bool:
+        return round_of(site, load.changed(overlap_steps=tau)).slack_steps >= -1e-6
+
+    tau = round_of(site, load).tau
+    if tau is None:
+        assert not any(holds(tau) for tau in range(1, load.sync.h_steps))
+    else:
+        assert holds(tau)
+        assert tau == 1 or not holds(tau - 1)
+
+
+@given(loads)
+def test_rounds_of_a_shard_that_last_for_their_room_are_launched_in_time(load: SyncLoad) -> None:
+    """Of every shard: where P does not divide evenly, the one that owns least has least room."""
+    sync = load.sync
+    assert load.room_steps >= min(sync.overlap_steps, sync.h_steps) * (1 - 1e-9)
+    for shard in range(sync.shards):
+        if own := len(range(shard, sync.fragments, sync.shards)):
+            schedule = Schedule(sync.fragments, sync.h_steps, sync.overlap_steps, own)
+            assert load.room_steps <= room_steps(schedule) * (1 + 1e-9)
+
+
+@given(loads, st.sampled_from(["h_steps", "overlap_steps", "shards", "fragments"]))
+def test_room_grows_with_h_tau_and_shards_and_shrinks_with_fragments(
+    load: SyncLoad, what: str
+) -> None:
+    more = load.changed(**{what: getattr(load.sync, what) + 1})
+    small, large = (more, load) if what == "fragments" else (load, more)
+    assert small.room_steps <= large.room_steps * (1 + 1e-9)
+
+
+@given(loads, sites, st.floats(1.0, 100.0))
+def test_more_bandwidth_never_makes_a_round_longer(
+    load: SyncLoad, site: PlannedSite, factor: float
+) -> None:
+    assert round_of(with_rates(site, factor), load).round_s <= round_of(site, load).round_s
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_fragments_due_together_are_those_that_the_schedule_puts_on_one_step(
+    fragments: int, h_steps: int
+) -> None:
+    schedule = Schedule(fragments, h_steps, 1)
+    steps = [offset(schedule, fragment) for fragment in range(fragments)]
+    found = at(site_of(), load=LOAD.changed(fragments=fragments, h_steps=h_steps))
+    assert found.due_together == max(steps.count(step) for step in steps)
+
+
+def test_the_clock_is_that_of_the_kth_fastest_learner() -> None:
+    fast, slow = site_of(step_s=1.0), site_of(step_s=3.0, learners=2)
+    clocks = [at(fast, slow, load=LOAD.changed(quorum=k)).clock_s for k in (1, 2, 3)]
+    assert clocks == [1.0, 3.0, 3.0]
+
+
+def test_a_site_at_the_hub_sends_nothing_over_a_wide_area_link() -> None:
+    found = at(site_of(local=True), site_of())
+    here, there = found.site_rounds.values()
+    assert (here.up_bits_s, here.factor) == (0.0, 0.0)
+    assert found.hub_round.ingress_bits_s == there.up_bits_s
+
+
+def test_the_hubs_own_link_holds_a_round_up_where_it_is_the_narrower_one() -> None:
+    narrow = HubTable.model_construct(down=1e9, up=1e9, cores=16)
+    free, held = at(site_of(), site_of()), at(site_of(), site_of(), hub=narrow)
+    assert held.site_rounds["s0"].round_s > free.site_rounds["s0"].round_s
+    assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 10.72) / 1e9)
+
+
+def test_learners_that_stop_compute_for_h_steps_in_every_cycle() -> None:
+    found = at(site_of(), site_of(), load=LOAD.changed(fragments=1, overlap_steps=0))
+    assert found.cycle_s == pytest.approx(24 * 2.0 + found.site_rounds["s0"].round_s)
+    assert found.utilisation == pytest.approx(48.0 / found.cycle_s)
+
+
+def test_where_all_stop_and_rounds_are_free_utilisation_is_mean_over_maximum_of_steps() -> None:
+    load = replace(LOAD.changed(fragments=1, overlap_steps=0), parameters=1e-6)
+    found = at(site_of(step_s=1.0, rtt=1e-9), site_of(step_s=2.0, rtt=1e-9), load=load)
+    assert found.utilisation == pytest.approx(1.5 / 2.0)
+
+
+@given(loads, sites)
+def test_rounds_are_on_schedule_as_far_as_the_slowest_link_carries_them(
+    load: SyncLoad, site: PlannedSite
+) -> None:
+    found, one = at(site, load=load), round_of(site, load)
+    fits = one.up_bits_s <= site.up_bits_s and one.down_bits_s <= site.down_bits_s
+    assert (found.on_schedule_share == 1.0) == fits
+    h_steps = math.ceil(load.sync.h_steps / found.on_schedule_share)
+    slower = at(site, load=load.changed(h_steps=h_steps))
+    assert slower.on_schedule_share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("scheme", sorted(WIRE_BITS))
+def test_raw_bits_are_the_codecs_and_measured_ones_are_not_above_them(scheme: str) -> None:
+    assert RAW_BITS[scheme] == 8 * raw_bytes(scheme, 100) / (100 * BLOCK)
+    assert WIRE_BITS[scheme] <= RAW_BITS[scheme] * 1.01
+
+
+@pytest.mark.parametrize(
+    ("scheme", "count", "rate"), [("int4", 4, 3.87e9), ("int4", 8, 2.15e9), ("bf16", 4, 2.15e9)]
+)
+def test_the_merge_is_the_line_through_what_was_measured(
+    scheme: str, count: int, rate: float
+) -> None:
+    assert 4 / merge_s(scheme, 1.0, count) == pytest.approx(rate)
+
+
+@given(st.integers(0, 100), st.integers(1, 500), st.integers(1, 600))
+def test_the_least_count_that_works_is_found(now: int, most: int, wanted: int) -> None:
+    found = least(now, most, lambda n: n >= wanted)
+    assert found == (None if max(now + 1, wanted) > most else max(now + 1, wanted))
