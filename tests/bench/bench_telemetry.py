@@ -50,6 +50,7 @@ from skerry.protocol.messages import (
     RunRecord,
 )
 from skerry.service.telemetry import STOP_S
+from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.spans import Interval
 from skerry_learner.sync.session import Learner
@@ -220,11 +221,9 @@ def _measured(
     collector: str, url: str, reporter: str, spans: int, report: Callable[[int], None]
 ) -> Cost:
     """Report many rounds and send all of it."""
-    target = (
-        export.Destination(f"{url}/v1/traces", f"{url}/v1/metrics") if url else export.Destination()
-    )
+    settings = TelemetrySettings(endpoint=url)
     exporters = export.start(
-        export.Identity("bench", "bench", reporter, "0"), target, lambda _: None
+        export.Identity("bench", "bench", reporter, "0"), settings, lambda _: None
     )
     report(1)
     caller, whole = time.thread_time(), time.process_time()

@@ -44,7 +44,7 @@ ROUND = {
 }
 """What a round consists of: service, name and kind of its spans."""
 SHAPES = {
-    "sum": {MetricKind.COUNTER, MetricKind.UPDOWNCOUNTER},
+    "sum": {MetricKind.COUNTER},
     "gauge": {MetricKind.GAUGE},
     "histogram": {MetricKind.HISTOGRAM},
 }

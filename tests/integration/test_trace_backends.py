@@ -31,8 +31,9 @@ from skerry.protocol.messages import (
     Round,
     RunRecord,
 )
+from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, ids, instruments, metrics, tracing
-from skerry.telemetry.export import Destination, Identity
+from skerry.telemetry.export import Identity
 from skerry.telemetry.metrics import MetricKind, prometheus_name
 from skerry.telemetry.spans import Interval
 from skerry_learner.sync import telemetry as learner_telemetry
@@ -172,23 +173,23 @@ def commit(version: int, merged: list[ContributionHeader]) -> Commit:
 
 
 @contextmanager
-def sending(service: str, name: str, destination: Destination) -> Generator[None]:
-    exporters = export.start(Identity(service, RUN, name, "1.0"), destination, print)
+def sending(service: str, name: str, settings: TelemetrySettings) -> Generator[None]:
+    exporters = export.start(Identity(service, RUN, name, "1.0"), settings, print)
     try:
         yield
     finally:
         assert exporters.stop(30.0), "not everything was sent"
 
 
-def report(destination: Destination) -> list[Commit]:
+def report(settings: TelemetrySettings) -> list[Commit]:
     """Report three rounds as two learners and a syncer do; b is a round late each time."""
     a, b = LEARNERS
     took = Interval(NOW_NS, NOW_NS + 10**7)
-    with sending("syncer", "s", destination):  # traces are kept only while exported
+    with sending("syncer", "s", settings):  # traces are kept only while exported
         rounds = {v: [header(a, v), *([header(b, v - 1)] if v > 2 else [])] for v in (2, 3, 4)}
     commits = [commit(version, merged) for version, merged in rounds.items()]
     for learner in LEARNERS:
-        with sending("learner", learner.name, destination):
+        with sending("learner", learner.name, settings):
             telemetry = learner_telemetry.RoundTelemetry()
             learner_telemetry.observe(learner, lambda: pulse(learner.name))  # noqa: B023 - read before it changes
             for done in commits:
@@ -202,7 +203,7 @@ def report(destination: Destination) -> list[Commit]:
                 instruments.record(metrics.STEP_DURATION, 0.1, of)
                 of = {metrics.RUN: RUN, metrics.OPERATION: "encode"}
                 instruments.record(metrics.CODEC_DURATION, 0.1, of)
-    with sending("syncer", "s", destination):
+    with sending("syncer", "s", settings):
         of = {metrics.RUN: RUN, metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, 0.1, of)
         for done in commits:
@@ -235,7 +236,9 @@ async def test_mlflow_shows_each_round_as_one_trace_with_its_links(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-mlflow-experiment-id=0")
     listening = serving(*command, "--port", str(port), url=url, folder=tmp_path, env=env)
     async with listening:
-        commits = await asyncio.to_thread(report, Destination(traces=f"{url}/v1/traces"))
+        commits = await asyncio.to_thread(
+            report, TelemetrySettings(traces_endpoint=f"{url}/v1/traces")
+        )
         reader = await asyncio.create_subprocess_exec(
             mlflow.replace("/bin/mlflow", "/bin/python"),
             *("-c", READ_MLFLOW, url),
@@ -264,7 +267,9 @@ async def test_phoenix_shows_each_round_as_one_trace(tmp_path: Path) -> None:
         PHOENIX_WORKING_DIR=str(tmp_path),
     )
     async with serving(phoenix, "serve", url=url, folder=tmp_path, env=env):
-        commits = await asyncio.to_thread(report, Destination(traces=f"{url}/v1/traces"))
+        commits = await asyncio.to_thread(
+            report, TelemetrySettings(traces_endpoint=f"{url}/v1/traces")
+        )
         wanted = {ids.span_id(done.trace_id) for done in commits}
         async with asyncio.timeout(DEADLINE_S):
             # It takes spans in at its leisure.
@@ -304,8 +309,8 @@ async def test_victoria_metrics_names_what_it_gets_by_otlp_as_the_table_does(
         "-search.latencyOffset=0s",
     )
     async with serving(*command, url=url, folder=tmp_path, env=clean()):
-        destination = Destination(metrics=f"{url}/opentelemetry/v1/metrics")
-        await asyncio.to_thread(report, destination)
+        settings = TelemetrySettings(metrics_endpoint=f"{url}/opentelemetry/v1/metrics")
+        await asyncio.to_thread(report, settings)
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
             await http.get("/internal/force_flush")
             answer = await http.get("/api/v1/series", params={"match[]": f'{{run="{RUN}"}}'})

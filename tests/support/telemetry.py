@@ -35,7 +35,7 @@ class Collected:
 
     def named(self, operation: str) -> FinishedSpan:
         """Return the one span of an operation."""
-        (found,) = [span for span in self.spans if span.name.split()[0] == operation]
+        (found,) = [span for span in self.spans if span.operation == operation]
         return found
 
     def metrics(self) -> dict[str, list[tuple[dict[str, object], float]]]:

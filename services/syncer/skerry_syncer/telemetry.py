@@ -18,9 +18,8 @@ from skerry.telemetry import ids, instruments, metrics, spans, tracing
 from skerry.telemetry.spans import (
     FinishedSpan,
     Interval,
+    Messages,
     SpanEvent,
-    messaging,
-    messaging_name,
     seconds,
 )
 
@@ -85,24 +84,18 @@ class RoundTelemetry:
         """Report that a contribution is complete: a span of the round that it was made for."""
         if not tracing.on():
             return
-        header = whole.header
+        header, mark = whole.header, contribution_id(whole)
         root = self.root(header.fragment, header.round_version)
-        if not root.trace_flags.sampled:
-            return
-        mark = contribution_id(whole)
         message = _message_id(mark, header.fragment)
         about: spans.Attributes = {spans.MESSAGING_MESSAGE_ID: message, spans.SCHEME: whole.scheme}
         tracing.emit(
             FinishedSpan(
-                name=messaging_name(spans.RECEIVE, spans.CONTRIBUTION),
-                context=tracing.child(root, spans.RECEIVE, *mark),
-                parent=root,
-                interval=Interval(self.arriving.get(subject, now_ns), now_ns),
-                attributes={
-                    **messaging(spans.RECEIVE, spans.CONTRIBUTION, subject, message),
-                    spans.FRAGMENT: header.fragment,
-                    spans.LEARNER: header.learner,
-                },
+                spans.RECEIVE,
+                tracing.child(root, spans.RECEIVE, *mark),
+                root,
+                Interval(self.arriving.get(subject, now_ns), now_ns),
+                {spans.FRAGMENT: header.fragment, spans.LEARNER: header.learner},
+                Messages(spans.CONTRIBUTION, subject, message),
                 links=(Link(whole.origin, about),) if whole.origin is not None else (),
             )
         )
@@ -147,42 +140,20 @@ class RoundTelemetry:
         origins: Origins,
         spent: CommitTimes,
     ) -> None:
-        about = {spans.FRAGMENT: commit.fragment, spans.VERSION: commit.version}
-        process = tracing.child(root, spans.PROCESS)
+        about: spans.Attributes = {spans.FRAGMENT: commit.fragment, spans.VERSION: commit.version}
         tracing.emit(_round(commit, opened, root, about, spent.written_ns))
-        tracing.emit(
-            FinishedSpan(
-                name=messaging_name(spans.PROCESS, spans.CONTRIBUTION),
-                context=process,
-                parent=root,
-                interval=Interval(spent.began_ns, spent.written_ns),
-                attributes={
-                    **messaging(spans.PROCESS, spans.CONTRIBUTION),
-                    **spans.batch(len(commit.consumed)),
-                    **about,
-                },
-                links=_links(commit, origins),
-            )
-        )
-        place = tracing.child(root, spans.MERGE)
-        merging = Interval(spent.began_ns, spent.merged_ns)
-        method: spans.Attributes = {**about, spans.MERGE_METHOD: self.merge}
-        tracing.emit(FinishedSpan(spans.MERGE, place, process, merging, method))
-        manifest = Subjects(commit.run).manifest(commit.fragment)
-        message = f"{commit.fragment}/{commit.version}"
-        tracing.emit(
-            FinishedSpan(
-                name=messaging_name(spans.COMMIT, spans.GLOBAL_FRAGMENT),
-                context=tracing.child(root, spans.COMMIT),
-                parent=process,
-                interval=Interval(spent.merged_ns, spent.written_ns),
-                attributes={
-                    **messaging(spans.COMMIT, spans.GLOBAL_FRAGMENT, manifest, message),
-                    spans.FENCE: commit.fence,
-                    **about,
-                },
-            )
-        )
+        process, links = tracing.child(root, spans.PROCESS), _links(commit, origins)
+        took = Interval(spent.began_ns, spent.written_ns)
+        batch = Messages(spans.CONTRIBUTION, batch=len(commit.consumed))
+        tracing.emit(FinishedSpan(spans.PROCESS, process, root, took, about, batch, links))
+        place, took = tracing.child(root, spans.MERGE), Interval(spent.began_ns, spent.merged_ns)
+        method = {**about, spans.MERGE_METHOD: self.merge}
+        tracing.emit(FinishedSpan(spans.MERGE, place, process, took, method))
+        place, took = tracing.child(root, spans.COMMIT), Interval(spent.merged_ns, spent.written_ns)
+        subject = Subjects(commit.run).manifest(commit.fragment)
+        sent = Messages(spans.GLOBAL_FRAGMENT, subject, f"{commit.fragment}/{commit.version}")
+        fence = {**about, spans.FENCE: commit.fence}
+        tracing.emit(FinishedSpan(spans.COMMIT, place, process, took, fence, sent))
 
 
 def contribution_id(contribution: Contribution) -> ContributionId:
@@ -248,7 +219,7 @@ def _round(
     if opened is not None and commit.reason not in WITHOUT_QUORUM:
         events.insert(0, SpanEvent("quorum_reached", min(quorum_ns, commit.closed_ns)))
     return FinishedSpan(
-        name=spans.ROUND,
+        operation=spans.ROUND,
         context=root,
         parent=None,
         interval=Interval(commit.opened_ns, written_ns),

@@ -15,7 +15,7 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.jetstream import nanoseconds
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import spans, tracing
-from skerry.telemetry.spans import FinishedSpan, Interval, SpanEvent, messaging, messaging_name
+from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,16 +90,16 @@ def _hop(report: Mapping[str, Any]) -> FinishedSpan | None:
     error = _first(steps, "error")
     template = TEMPLATES.get((subject.split(".") + [""] * 3)[2], "")
     return FinishedSpan(
-        name=messaging_name(spans.DELIVER, template),
+        operation=spans.DELIVER,
         context=tracing.child(origin, spans.DELIVER, name, _number(server["seq"])),
         parent=origin,
         interval=Interval(min(times), max(*times, _ns(server["time"]))),
         attributes={
-            **messaging(spans.DELIVER, template, subject),
             spans.MESSAGING_MESSAGE_BODY_SIZE: _number(request["msgsize"]),
             spans.STREAM: _first(steps, "stream"),
             spans.SERVER_NAME: name,
         },
+        messages=Messages(template, subject),
         events=events,
         error=_error_type(error),
         detail=error,

@@ -51,7 +51,6 @@ def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Genera
 def _start(local: LocalSettings, service: str, run: str, name: str) -> Telemetry:
     from importlib.metadata import version
 
-    wanted, broker = local.telemetry, urlsplit(local.nats.url.split(",")[0].strip())
     try:
         from skerry.telemetry import export
     except ModuleNotFoundError as error:
@@ -60,16 +59,16 @@ def _start(local: LocalSettings, service: str, run: str, name: str) -> Telemetry
             "run `pip install 'skerry[otel]'`, or leave the endpoint out."
         )
         raise ConfigError(msg, path="telemetry.endpoint") from error
-    destination = export.Destination(
-        traces=wanted.traces_url,
-        metrics=wanted.metrics_url,
-        sample_ratio=wanted.sample_ratio,
-        metrics_interval_s=wanted.metrics_interval_s,
-        broker_subject=Subjects(run).hops() if wanted.broker_hops else "",
+    broker = urlsplit(local.nats.url.split(",")[0].strip())
+    identity = export.Identity(
+        service,
+        run,
+        name,
+        version("skerry"),
         broker=(broker.hostname, broker.port or 4222) if broker.hostname else None,
+        hops_subject=Subjects(run).hops() if local.telemetry.broker_hops else "",
     )
-    identity = export.Identity(service, run, name, version("skerry"))
-    return export.start(identity, destination, _complain)
+    return export.start(identity, local.telemetry, _complain)
 
 
 def _complain(trouble: str) -> None:

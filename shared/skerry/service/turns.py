@@ -29,7 +29,7 @@ from skerry.log.state import follow_manifests
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from skerry.telemetry import ids, spans, tracing
-from skerry.telemetry.spans import FinishedSpan, Interval, messaging, messaging_name
+from skerry.telemetry.spans import FinishedSpan, Interval, Messages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -155,18 +155,16 @@ class TurnTrace:
         """Emit the spans of a turn that did its work, with a link to each commit that it read."""
         if not self.root.trace_flags.sampled:
             return
-        ended_ns = self.wall_ns()
-        reading, working = Interval(self.began_ns, self.read_ns), Interval(self.read_ns, ended_ns)
+        ended_ns, root = self.wall_ns(), self.root
         links = tuple(link for commit in commits if (link := _link(commit)).context.is_valid)
-        name = messaging_name(spans.RECEIVE, spans.GLOBAL_FRAGMENT)
         subject = Subjects(self.record.run).manifests()
-        read = messaging(spans.RECEIVE, spans.GLOBAL_FRAGMENT, subject) | spans.batch(len(links))
-        whole = Interval(self.began_ns, ended_ns)
-        tracing.emit(FinishedSpan(self.name, self.root, None, whole, attributes))
-        place = tracing.child(self.root, spans.RECEIVE)
-        tracing.emit(FinishedSpan(name, place, self.root, reading, read, links))
-        place = tracing.child(self.root, self.then)
-        tracing.emit(FinishedSpan(self.then, place, self.root, working))
+        read = Messages(spans.GLOBAL_FRAGMENT, subject, batch=len(links))
+        whole, reading = Interval(self.began_ns, ended_ns), Interval(self.began_ns, self.read_ns)
+        tracing.emit(FinishedSpan(self.name, root, None, whole, attributes))
+        place = tracing.child(root, spans.RECEIVE)
+        tracing.emit(FinishedSpan(spans.RECEIVE, place, root, reading, {}, read, links))
+        place, working = tracing.child(root, self.then), Interval(self.read_ns, ended_ns)
+        tracing.emit(FinishedSpan(self.then, place, root, working))
 
 
 def _link(commit: Commit) -> Link:

@@ -10,9 +10,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -24,6 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Status, StatusCode
 
+from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import instruments, spans, tracing
 
 COMPLAIN_EVERY_S = 60.0
@@ -56,12 +56,18 @@ class KnownResource(Resource):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose spans and metrics these are: ``service`` of ``run``, under a name of its own."""
+    """Whose spans and metrics these are: ``service`` of ``run``, under a name of its own.
+
+    ``broker`` is the host and port that messaging spans name, ``hops_subject`` where the broker
+    reports on sampled messages; empty: nowhere.
+    """
 
     service: str
     run: str
     name: str
     version: str
+    broker: tuple[str, int] | None = None
+    hops_subject: str = ""
 
     def resource(self) -> KnownResource:
         """Return the resource of this process; ``OTEL_RESOURCE_ATTRIBUTES`` may name the host."""
@@ -80,32 +86,10 @@ class Identity:
         return KnownResource(Resource.create(attributes))
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where to send: full addresses of the two signals, each empty for none.
-
-    ``broker`` is the host and port that messaging spans name, ``broker_subject`` where the broker
-    reports on sampled messages.
-    """
-
-    traces: str = ""
-    metrics: str = ""
-    sample_ratio: float = 1.0
-    metrics_interval_s: float = 10.0
-    broker_subject: str = ""
-    broker: tuple[str, int] | None = None
-
-
-class Provider(Protocol):
-    """A part of the SDK that has to be shut down."""
-
-    def shutdown(self) -> None: ...
-
-
 class Telemetry:
     """Running exporters; ``stop`` them at the end of the process."""
 
-    def __init__(self, providers: Sequence[Provider]) -> None:
+    def __init__(self, *providers: SpanProcessor | MeterProvider) -> None:
         self._providers = providers
 
     def stop(self, within_s: float) -> bool:
@@ -125,27 +109,28 @@ class Telemetry:
         return not any(thread.is_alive() for thread in threads)
 
 
-def start(identity: Identity, destination: Destination, complain: Complain) -> Telemetry:
-    """Send this process's spans and metrics from now on.
+def start(identity: Identity, settings: TelemetrySettings, complain: Complain) -> Telemetry:
+    """Send this process's spans and metrics to the addresses that ``settings`` name, from now on.
 
     ``complain`` is called from another thread, once a minute at most, with what is wrong with a
     collector.
     """
-    _forward_warnings(complain)
-    providers: list[Provider] = []
-    if destination.traces:
-        processor = BatchSpanProcessor(OTLPSpanExporter(destination.traces))
-        exporter = SpanExporter(identity, destination.broker, processor)
-        tracing.install(exporter.export, destination.sample_ratio, destination.broker_subject)
+    logger = logging.getLogger("opentelemetry")
+    logger.handlers, logger.propagate = [_Warnings(complain)], False
+    providers: list[SpanProcessor | MeterProvider] = []
+    if settings.traces_url:
+        processor = BatchSpanProcessor(OTLPSpanExporter(settings.traces_url))
+        exporter = SpanExporter(identity, processor)
+        tracing.install(exporter.export, settings.sample_ratio, identity.hops_subject)
         providers.append(processor)
-    if destination.metrics:
+    if settings.metrics_url:
         reader = PeriodicExportingMetricReader(
-            OTLPMetricExporter(destination.metrics), destination.metrics_interval_s * 1e3
+            OTLPMetricExporter(settings.metrics_url), settings.metrics_interval_s * 1e3
         )
         provider = MeterProvider([reader], identity.resource(), shutdown_on_exit=False)
         instruments.install(provider.get_meter(SCOPE, identity.version, SCHEMA_URL))
         providers.append(provider)
-    return Telemetry(providers)
+    return Telemetry(*providers)
 
 
 class SpanExporter:
@@ -155,25 +140,21 @@ class SpanExporter:
     18 us a span instead of 2.
     """
 
-    def __init__(
-        self, identity: Identity, broker: tuple[str, int] | None, processor: SpanProcessor
-    ) -> None:
+    def __init__(self, identity: Identity, processor: SpanProcessor) -> None:
         self._identity = identity
         self._processor = processor
         self._scope = InstrumentationScope(SCOPE, identity.version, SCHEMA_URL)
         self._resources = {("", ""): identity.resource()}
         self._client: dict[str, spans.Value] = {spans.MESSAGING_CLIENT_ID: identity.name}
-        if broker is not None:
-            self._client[spans.SERVER_ADDRESS], self._client[spans.SERVER_PORT] = broker
+        if identity.broker is not None:
+            self._client[spans.SERVER_ADDRESS], self._client[spans.SERVER_PORT] = identity.broker
 
     def export(self, span: spans.FinishedSpan) -> None:
         """Queue a span; where the queue is full it is dropped."""
-        attributes = dict(span.attributes)
-        if spans.MESSAGING_SYSTEM in attributes and not span.service:
+        attributes = span.all_attributes()
+        if span.messages is not None and not span.service:
             attributes.update(self._client)
-        if span.error:
-            attributes[spans.ERROR_TYPE] = span.error
-        start_ns = span.interval.start_ns
+        start_ns, end_ns = span.interval
         finished = ReadableSpan(
             name=span.name,
             context=span.context,
@@ -185,7 +166,7 @@ class SpanExporter:
             kind=span.kind,
             status=Status(StatusCode.ERROR, span.detail) if span.error else UNSET,
             start_time=start_ns,
-            end_time=max(start_ns, span.interval.end_ns),
+            end_time=max(start_ns, end_ns),
             instrumentation_scope=self._scope,
         )
         self._processor.on_end(finished)
@@ -213,9 +194,3 @@ class _Warnings(logging.Handler):
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = now_s
             self._complain(record.getMessage())
-
-
-def _forward_warnings(complain: Complain) -> None:
-    logger = logging.getLogger("opentelemetry")
-    logger.handlers = [_Warnings(complain)]
-    logger.propagate = False

@@ -21,7 +21,7 @@ OFF = NoOpMeter("skerry")
 
 @dataclass(slots=True)
 class _Instruments:
-    """The meter of this process, and what records each metric, made when it is first used."""
+    """The meter of this process, and what records each metric."""
 
     meter: Meter = OFF
     recorders: dict[str, Callable[..., None]] = field(
@@ -58,15 +58,13 @@ def record(metric: Metric, value: float, attributes: Attributes) -> None:
 def observe(metric: Metric, observer: Observer) -> None:
     """Read a counter's total or a gauge from ``observer`` at each collection."""
     meter = _instruments.meter
-    create = {
-        MetricKind.COUNTER: meter.create_observable_counter,
-        MetricKind.UPDOWNCOUNTER: meter.create_observable_up_down_counter,
-        MetricKind.GAUGE: meter.create_observable_gauge,
-    }[metric.kind]
+    counts = metric.kind is MetricKind.COUNTER
+    create = meter.create_observable_counter if counts else meter.create_observable_gauge
     create(metric.name, [observer], metric.unit, metric.description)
 
 
 def _recorder(metric: Metric) -> Callable[..., None]:
+    """Return what records a metric, made when that is first used."""
     with _instruments.lock:
         recorders = _instruments.recorders
         if metric.name not in recorders:
@@ -79,8 +77,6 @@ def _create(meter: Meter, metric: Metric) -> Callable[..., None]:
     match metric.kind:
         case MetricKind.COUNTER:
             return meter.create_counter(*described).add
-        case MetricKind.UPDOWNCOUNTER:
-            return meter.create_up_down_counter(*described).add
         case MetricKind.GAUGE:
             return meter.create_gauge(*described).set
         case MetricKind.HISTOGRAM:

@@ -23,10 +23,9 @@ MONITOR = "health-monitor"
 
 
 class MetricKind(StrEnum):
-    """What a metric does: only grow, go up and down, hold a value, or count a distribution."""
+    """What a metric does: only grow, hold a value, or count a distribution."""
 
     COUNTER = "counter"
-    UPDOWNCOUNTER = "updowncounter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from opentelemetry.trace import Link, SpanContext, SpanKind
 
@@ -96,23 +98,15 @@ TRACE_PARENT = "traceparent"
 TRACE_DEST = "Nats-Trace-Dest"
 """The header that asks a NATS server to report a message's way, and names where to."""
 
-KINDS = {
-    PUBLISH: SpanKind.PRODUCER,
-    COMMIT: SpanKind.PRODUCER,
-    RECEIVE: SpanKind.CLIENT,
-    PROCESS: SpanKind.CONSUMER,
-    ADOPT: SpanKind.CONSUMER,
-    DELIVER: SpanKind.SERVER,
+OPERATIONS = {
+    PUBLISH: (SpanKind.PRODUCER, "send"),
+    COMMIT: (SpanKind.PRODUCER, "send"),
+    RECEIVE: (SpanKind.CLIENT, "receive"),
+    PROCESS: (SpanKind.CONSUMER, "process"),
+    ADOPT: (SpanKind.CONSUMER, "process"),
+    DELIVER: (SpanKind.SERVER, ""),
 }
-"""Kind of span by operation; all others are internal."""
-TYPES = {
-    PUBLISH: "send",
-    COMMIT: "send",
-    RECEIVE: "receive",
-    PROCESS: "process",
-    ADOPT: "process",
-}
-"""The conventions' type of each messaging operation, by our name for it; a broker's has none."""
+"""Kind of span and the conventions' type of each messaging operation; a broker's has none."""
 
 
 def seconds(start_ns: int, end_ns: int) -> float:
@@ -120,8 +114,7 @@ def seconds(start_ns: int, end_ns: int) -> float:
     return max(0, end_ns - start_ns) / 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """A time interval in nanoseconds since the epoch."""
 
     start_ns: int
@@ -132,28 +125,37 @@ class Interval:
         return seconds(self.start_ns, self.end_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class SpanEvent:
+class SpanEvent(NamedTuple):
     """Something that happened within a span; ``time_ns`` since the epoch."""
 
     name: str
     time_ns: int
-    attributes: Attributes = field(default_factory=dict[str, Value])
+    attributes: Attributes = MappingProxyType({})
+
+
+class Messages(NamedTuple):
+    """What a messaging span is about: one message with its subject and id, or ``batch`` of them."""
+
+    template: str
+    subject: str = ""
+    id: str = ""
+    batch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedSpan:
-    """A span that is over; the operation that its name begins with decides its kind.
+    """A span that is over.
 
     ``error`` is the type of what went wrong, in a word, and ``detail`` the sentence; both empty if
     nothing did. ``service`` and ``instance`` name another service whose span this process reports.
     """
 
-    name: str
+    operation: str
     context: SpanContext
     parent: SpanContext | None
     interval: Interval
     attributes: Attributes = field(default_factory=dict[str, Value])
+    messages: Messages | None = None
     links: tuple[Link, ...] = ()
     events: tuple[SpanEvent, ...] = ()
     error: str = ""
@@ -162,37 +164,33 @@ class FinishedSpan:
     instance: str = ""
 
     @property
+    def name(self) -> str:
+        """The span's name, by the conventions of messaging where it is about messages."""
+        template = self.messages.template if self.messages is not None else ""
+        return f"{self.operation} {template}" if template else self.operation
+
+    @property
     def kind(self) -> SpanKind:
-        """OpenTelemetry's kind of span."""
-        return KINDS.get(self.name.partition(" ")[0], SpanKind.INTERNAL)
+        return OPERATIONS[self.operation][0] if self.messages is not None else SpanKind.INTERNAL
 
-
-def messaging_name(operation: str, template: str) -> str:
-    """Return the name of a messaging span."""
-    return f"{operation} {template}".rstrip()
-
-
-def messaging(
-    operation: str, template: str, subject: str = "", message_id: str = ""
-) -> dict[str, Value]:
-    """Return the attributes that every messaging span has, in a dict of the caller's own.
-
-    ``subject`` and ``message_id`` are empty for a span about several messages.
-    """
-    found: dict[str, Value] = {
-        MESSAGING_SYSTEM: NATS,
-        MESSAGING_OPERATION_NAME: operation,
-        MESSAGING_DESTINATION_TEMPLATE: template,
-    }
-    if operation in TYPES:
-        found[MESSAGING_OPERATION_TYPE] = TYPES[operation]
-    if subject:
-        found[MESSAGING_DESTINATION_NAME] = subject
-    if message_id:
-        found[MESSAGING_MESSAGE_ID] = message_id
-    return found
-
-
-def batch(count: int) -> dict[str, Value]:
-    """Return the attribute that says how many messages a span is about; none for a single one."""
-    return {} if count == 1 else {MESSAGING_BATCH_MESSAGE_COUNT: count}
+    def all_attributes(self) -> dict[str, Value]:
+        """Return all attributes, those of messaging and errors too, in a dict of the caller's."""
+        found = dict(self.attributes)
+        if self.error:
+            found[ERROR_TYPE] = self.error
+        if self.messages is None:
+            return found
+        template, subject, message, batch = self.messages
+        kind = OPERATIONS[self.operation][1]
+        found[MESSAGING_SYSTEM] = NATS
+        found[MESSAGING_OPERATION_NAME] = self.operation
+        found[MESSAGING_DESTINATION_TEMPLATE] = template
+        if kind:
+            found[MESSAGING_OPERATION_TYPE] = kind
+        if subject:
+            found[MESSAGING_DESTINATION_NAME] = subject
+        if message:
+            found[MESSAGING_MESSAGE_ID] = message
+        if batch != 1:
+            found[MESSAGING_BATCH_MESSAGE_COUNT] = batch
+        return found

@@ -20,7 +20,7 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanCont
 from skerry.telemetry import ids
 from skerry.telemetry.spans import TRACE_DEST, TRACE_PARENT, FinishedSpan
 
-TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
+TRACE_DIGITS = 32
 KEPT, DROPPED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 W3C_PARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
@@ -69,20 +69,15 @@ def context(trace_id: str, *what: str | int) -> SpanContext:
 @lru_cache(maxsize=4096)
 def _context(trace_id: str, what: tuple[str | int, ...], ratio: float) -> SpanContext:
     """Return a context; several spans and lines ask for the same one."""
-    number, flags = _trace(trace_id, ratio)
-    if not number:
+    try:
+        number = int(trace_id, 16) if len(trace_id) == TRACE_DIGITS else 0
+        kept = ratio > 0 and ids.sampled(trace_id, ratio)
+    except ValueError:
+        return INVALID_SPAN_CONTEXT
+    if number <= 0:
         return INVALID_SPAN_CONTEXT
     own = int(ids.span_id(trace_id, *what), 16)
-    return SpanContext(number, own, is_remote=True, trace_flags=flags)
-
-
-@lru_cache(maxsize=1024)
-def _trace(trace_id: str, ratio: float) -> tuple[int, TraceFlags]:
-    """Return a trace's id as a number, 0 where it is none, and whether the trace is kept."""
-    if not TRACE_ID.fullmatch(trace_id):
-        return 0, DROPPED
-    kept = ratio > 0 and ids.sampled(trace_id, ratio)
-    return int(trace_id, 16), KEPT if kept else DROPPED
+    return SpanContext(number, own, is_remote=True, trace_flags=KEPT if kept else DROPPED)
 
 
 def child(parent: SpanContext, *what: str | int) -> SpanContext:
@@ -101,8 +96,8 @@ def emit(span: FinishedSpan) -> None:
 
 def trace_parent(place: SpanContext) -> str:
     """Return a context in its W3C text form."""
-    flags = place.trace_flags & TraceFlags.SAMPLED
-    return f"00-{place.trace_id:032x}-{place.span_id:016x}-{flags:02x}"
+    trace_id, span_id, _, flags, *_ = place
+    return f"00-{trace_id:032x}-{span_id:016x}-{flags & TraceFlags.SAMPLED:02x}"
 
 
 def parse(text: str) -> SpanContext | None:

@@ -94,9 +94,9 @@ def test_all_spans_of_a_round_are_in_its_trace_below_its_root(
     assert {span.context.trace_id for span in collected.spans} == {root.trace_id}
     assert [span.parent for span in collected.spans] == [root] * 5
     assert len({span.context.span_id for span in collected.spans}) == 5
-    operations = [span.name.split()[0] for span in collected.spans]
+    operations = [span.operation for span in collected.spans]
     assert operations == ["capture", "quantise", "publish", "receive", "adopt"]
-    messages = [span.attributes.get(MESSAGING_MESSAGE_ID) for span in collected.spans]
+    messages = [span.all_attributes().get(MESSAGING_MESSAGE_ID) for span in collected.spans]
     assert messages == [None, None, "a/3/0/8", "0/5", "0/5"]
 
 

@@ -11,9 +11,9 @@ from skerry.errors import ConfigError
 from skerry.service.entry import run_service
 from skerry.service.telemetry import telemetry
 from skerry.settings import loading
-from skerry.settings.models import LocalSettings
+from skerry.settings.models import LocalSettings, TelemetrySettings
 from skerry.telemetry import export, tracing
-from skerry.telemetry.export import Complain, Destination, Identity, Telemetry
+from skerry.telemetry.export import Complain, Identity, Telemetry
 
 
 def local(*sets: str) -> LocalSettings:
@@ -42,27 +42,24 @@ def test_a_missing_sdk_is_one_sentence_with_the_fix(no_sdk: None) -> None:
 
 
 def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Identity, Destination]] = []
+    seen: list[tuple[Identity, TelemetrySettings]] = []
 
-    def start(identity: Identity, destination: Destination, _: Complain) -> Telemetry:
-        seen.append((identity, destination))
-        return Telemetry([])
+    def start(identity: Identity, settings: TelemetrySettings, _: Complain) -> Telemetry:
+        seen.append((identity, settings))
+        return Telemetry()
 
     monkeypatch.setattr(export, "start", start)
     wanted = local(
         "telemetry.endpoint=http://c:4318",
-        "telemetry.metrics=false",
-        "telemetry.sample_ratio=0.25",
         "telemetry.broker_hops=true",
         "nats.url=tls://me:secret@broker:4443,nats://other",
     )
     with telemetry(wanted, "learner", "run", "a"):
         pass
-    ((identity, destination),) = seen
+    ((identity, settings),) = seen
+    assert settings is wanted.telemetry
     assert identity.resource().attributes["service.instance.id"] == "run/a"
-    assert (destination.traces, destination.metrics) == ("http://c:4318/v1/traces", "")
-    assert (destination.sample_ratio, destination.broker_subject) == (0.25, "skerry.run.hops")
-    assert destination.broker == ("broker", 4443)
+    assert (identity.broker, identity.hops_subject) == (("broker", 4443), "skerry.run.hops")
 
 
 def test_a_service_whose_telemetry_cannot_begin_says_why_and_leaves_no_main_pending(

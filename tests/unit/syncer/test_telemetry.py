@@ -87,7 +87,7 @@ def test_only_a_span_about_several_messages_counts_them(
     telemetry: RoundTelemetry, collected: Collected, count: int, said: int | None
 ) -> None:
     telemetry.committed(committed(*[consumed(8, 0)] * count), OPENED, {}, TIMES)
-    attributes = collected.named("process").attributes
+    attributes = collected.named("process").all_attributes()
     assert attributes.get(spans.MESSAGING_BATCH_MESSAGE_COUNT) == said
 
 
@@ -191,6 +191,6 @@ def test_a_contribution_is_received_from_its_first_chunk_on_in_the_round_it_is_f
     first, second = collected.spans
     assert (first.interval, second.interval) == (Interval(10, 30), Interval(40, 50))
     assert first.parent == context(5)
-    assert first.attributes[spans.MESSAGING_MESSAGE_ID] == "a/1/0/8"
+    assert first.all_attributes()[spans.MESSAGING_MESSAGE_ID] == "a/1/0/8"
     assert [link.context for link in first.links] == [publishing(5, 8)]
     assert second.links == ()

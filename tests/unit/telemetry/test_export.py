@@ -14,12 +14,13 @@ from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import Link
 
 from skerry.service.telemetry import STOP_S
+from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, ids, instruments, metrics, spans, tracing
-from skerry.telemetry.export import Destination, Identity
-from skerry.telemetry.spans import FinishedSpan, Interval, SpanEvent, messaging
+from skerry.telemetry.export import Identity
+from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent
 from tests.support.otlp import Receiver
 
-IDENTITY = Identity("syncer", "run", "s", "1.0")
+IDENTITY = Identity("syncer", "run", "s", "1.0", broker=("nats", 4222))
 TRACE = ids.trace_id("run", 0, 2)
 OF = {metrics.RUN: "run"}
 
@@ -41,22 +42,21 @@ def receiver() -> Iterator[Receiver]:
 
 
 @contextmanager
-def sending(url: str, broker: tuple[str, int] | None = None) -> Generator[export.Telemetry]:
+def sending(url: str) -> Generator[export.Telemetry]:
     """Send everything to ``url``; all of it has arrived once the block ends."""
-    target = Destination(f"{url}/v1/traces", f"{url}/v1/metrics", broker=broker)
-    telemetry = export.start(IDENTITY, target, lambda _: None)
+    telemetry = export.start(IDENTITY, TelemetrySettings(endpoint=url), lambda _: None)
     try:
         yield telemetry
     finally:
         telemetry.stop(STOP_S)
 
 
-def span(name: str, attributes: spans.Attributes | None = None, instance: str = "") -> FinishedSpan:
-    place, root = tracing.context(TRACE, name), tracing.context(TRACE)
-    service = "nats-server" if instance else ""
+def span(operation: str, messages: Messages | None = None, instance: str = "") -> FinishedSpan:
+    place, root = tracing.context(TRACE, operation), tracing.context(TRACE)
     return FinishedSpan(
-        *(name, place, root, Interval(1_000, 2_000), attributes or {}),
-        service=service,
+        *(operation, place, root, Interval(1_000, 2_000)),
+        messages=messages,
+        service="nats-server" if instance else "",
         instance=instance,
     )
 
@@ -66,13 +66,27 @@ def test_a_span_arrives_under_the_ids_it_was_emitted_with(receiver: Receiver) ->
         place, root = tracing.context(TRACE, "a"), tracing.context(TRACE)
         took, events = Interval(1_000, 2_000), (SpanEvent("e", 1_500),)
         about = {spans.FRAGMENT: 3}
-        tracing.emit(FinishedSpan("receive a", place, root, took, about, events=events))
+        messages = Messages("skerry.{run}", "skerry.r", "7")
+        tracing.emit(FinishedSpan("receive", place, root, took, about, messages, events=events))
         tracing.emit(FinishedSpan("round", root, None, Interval(2_000, 1_000)))
     got, whole = receiver.spans
     assert (got.trace_id, got.span_id) == (TRACE, ids.span_id(TRACE, "a"))
     assert (got.service, got.instance, got.kind) == ("skerry-syncer", "run/s", "CLIENT")
     assert (got.start_ns, got.end_ns, got.events) == (1_000, 2_000, ("e",))
-    assert got.attributes == about
+    assert got.name == "receive skerry.{run}"
+    assert got.attributes == {
+        spans.FRAGMENT: 3,
+        "messaging.system": "nats",
+        "messaging.operation.name": "receive",
+        "messaging.operation.type": "receive",
+        "messaging.destination.template": "skerry.{run}",
+        "messaging.destination.name": "skerry.r",
+        "messaging.message.id": "7",
+        "messaging.client.id": "s",
+        "server.address": "nats",
+        "server.port": 4222,
+    }
+    assert whole.attributes == {}
     assert got.parent == whole.span_id == ids.span_id(TRACE)
     assert (whole.parent, whole.kind, whole.start_ns, whole.end_ns) == ("", "INTERNAL", 2000, 2000)
 
@@ -124,10 +138,9 @@ def test_a_span_keeps_the_links_of_a_large_fleet(receiver: Receiver) -> None:
 
 
 def test_the_broker_is_a_service_of_its_own(receiver: Receiver) -> None:
-    about = messaging(spans.DELIVER, "", "skerry.run.contrib.0.a")
-    with sending(receiver.url, broker=("nats", 4222)):
+    with sending(receiver.url):
         for server in ("n1", "n2"):
-            tracing.emit(span("deliver", about, server))
+            tracing.emit(span("deliver", Messages("", "skerry.run.contrib.0.a"), server))
     assert [(s.service, s.instance) for s in receiver.spans] == [
         ("nats-server", "n1"),
         ("nats-server", "n2"),
@@ -144,20 +157,6 @@ def test_invented_servers_fill_no_memory(receiver: Receiver) -> None:
             tracing.emit(span(f"d{number}", instance=f"n{number}"))
     assert len(receiver.spans) == 200
     assert len({got.instance for got in receiver.spans}) < 50
-
-
-def test_only_messaging_spans_name_broker_and_client(receiver: Receiver) -> None:
-    about = messaging(spans.PUBLISH, spans.CONTRIBUTION, "skerry.run.contrib.0.a")
-    with sending(receiver.url, broker=("nats", 4222)):
-        tracing.emit(span("publish", about))
-        tracing.emit(span("merge"))
-    published, merged = receiver.spans
-    assert published.attributes == about | {
-        spans.SERVER_ADDRESS: "nats",
-        spans.SERVER_PORT: 4222,
-        spans.MESSAGING_CLIENT_ID: "s",
-    }
-    assert merged.attributes == {}
 
 
 def test_an_error_has_a_type_of_one_word_and_its_sentence_in_the_status(
@@ -214,8 +213,9 @@ def test_a_dead_collector_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    target = Destination(metrics=f"http://127.0.0.1:{port}/v1/metrics", metrics_interval_s=0.02)
-    telemetry = export.start(IDENTITY, target, lambda _: heard.set())
+    url = f"http://127.0.0.1:{port}/v1/metrics"
+    settings = TelemetrySettings(metrics_endpoint=url, metrics_interval_s=0.02)
+    telemetry = export.start(IDENTITY, settings, lambda _: heard.set())
     instruments.record(metrics.MERGE_DURATION, 0.1, OF)
     assert heard.wait(60)
     telemetry.stop(0.0)
@@ -223,7 +223,7 @@ def test_a_dead_collector_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_complaints_are_not_repeated_at_once() -> None:
     complaints: list[str] = []
-    export.start(IDENTITY, Destination(), complaints.append)
+    export.start(IDENTITY, TelemetrySettings(), complaints.append)
     for trouble in ("dead", "still dead"):
         logging.getLogger("opentelemetry.sdk").warning(trouble)
     assert complaints == ["dead"]

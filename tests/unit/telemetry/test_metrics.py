@@ -57,7 +57,7 @@ def test_every_service_reports_something() -> None:
         ("skerry.a.ratio", MetricKind.GAUGE, "1", "skerry_a_ratio"),
         ("skerry.a.share", MetricKind.GAUGE, "1", "skerry_a_share_ratio"),
         ("skerry.a.total", MetricKind.COUNTER, "{thing}", "skerry_a_total"),
-        ("skerry.a_b.c", MetricKind.UPDOWNCOUNTER, "{thing}", "skerry_a_b_c"),
+        ("skerry.a_b.c", MetricKind.GAUGE, "{thing}", "skerry_a_b_c"),
     ],
 )
 def test_prometheus_names_follow_opentelemetrys_rule(

@@ -18,15 +18,15 @@ from skerry.protocol.messages import Commit, ContributionHeader, Pulse
 from skerry.protocol.subjects import Subjects
 from skerry.status.view import spent_in
 from skerry.telemetry import instruments, metrics, spans, tracing
-from skerry.telemetry.instruments import Attributes, Observer
+from skerry.telemetry.instruments import Observer
 from skerry.telemetry.metrics import Metric
 from skerry.telemetry.spans import (
+    Attributes,
     FinishedSpan,
     Interval,
+    Messages,
     SpanEvent,
     Value,
-    messaging,
-    messaging_name,
 )
 
 if TYPE_CHECKING:
@@ -134,9 +134,10 @@ class RoundTelemetry:
         )
         subject = Subjects(learner.run).contribution(fragment, learner.name)
         message = f"{learner.name}/{learner.incarnation}/{fragment}/{header.identity}"
-        about = messaging(spans.PUBLISH, spans.CONTRIBUTION, subject, message)
-        about[spans.MESSAGING_MESSAGE_BODY_SIZE] = size_bytes
-        _emit_own(spans.PUBLISH, learner, header, took, about, tuple(sending.events))
+        size = {spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes}
+        messages = Messages(spans.CONTRIBUTION, subject, message)
+        events = tuple(sending.events)
+        _emit_own(spans.PUBLISH, learner, header, took, size, messages, events)
 
     def received(self, learner: Learner, commit: Commit, size_bytes: int, took: Interval) -> None:
         """Report that a global fragment was read and decoded."""
@@ -159,7 +160,7 @@ class RoundTelemetry:
                 **self._known(commit.fragment, commit.version),
                 adopt_ms=_ms(took),
             )
-        about: Mapping[str, Value] = {spans.ADOPTION: adoption, spans.BASE_VERSION: before}
+        about: Attributes = {spans.ADOPTION: adoption, spans.BASE_VERSION: before}
         _emit_global(spans.ADOPT, learner, commit, took, about)
 
     def _note(self, fragment: int, version: int, **facts: object) -> None:
@@ -183,7 +184,7 @@ def observe(learner: Learner, newest: Callable[[], Pulse | None]) -> None:
 
 
 def _observer(
-    newest: Callable[[], Pulse | None], of: Attributes, key: str, read: ReadPulse
+    newest: Callable[[], Pulse | None], of: Mapping[str, str], key: str, read: ReadPulse
 ) -> Observer:
     def values(_options: CallbackOptions) -> list[Observation]:
         pulse = newest()
@@ -229,50 +230,36 @@ def _emit_own(
     learner: Learner,
     header: ContributionHeader,
     took: Interval,
-    more: Mapping[str, Value],
+    more: Attributes,
+    messages: Messages | None = None,
     events: tuple[SpanEvent, ...] = (),
 ) -> None:
     """Emit a span about something that this learner does for a contribution."""
-    if not tracing.on():
-        return
-    trace = learner.trace(header.fragment, header.round_version)
-    place = _place(operation, learner, trace, header.identity)
-    if place.trace_flags.sampled:
-        template = spans.CONTRIBUTION if operation == spans.PUBLISH else ""
-        name = messaging_name(operation, template)
-        about = {
-            spans.FRAGMENT: header.fragment,
-            spans.VERSION: header.round_version,
-            spans.LEARNER: learner.name,
-            **more,
-        }
+    if tracing.on():
+        trace = learner.trace(header.fragment, header.round_version)
+        place = _place(operation, learner, trace, header.identity)
+        about = {**_about(learner, header.fragment, header.round_version), **more}
         root = tracing.context(trace)
-        tracing.emit(FinishedSpan(name, place, root, took, about, events=events))
+        tracing.emit(FinishedSpan(operation, place, root, took, about, messages, events=events))
 
 
 def _emit_global(
-    operation: str, learner: Learner, commit: Commit, took: Interval, more: Mapping[str, Value]
+    operation: str, learner: Learner, commit: Commit, took: Interval, more: Attributes
 ) -> None:
     """Emit a span about something that is done with a global fragment: linked to its commit."""
-    if not tracing.on():
-        return
-    trace = learner.trace(commit.fragment, commit.version)
-    place = _place(operation, learner, trace)
-    if not place.trace_flags.sampled:
-        return
-    subject = Subjects(learner.run).manifest(commit.fragment)
-    about = {
-        **messaging(
-            operation, spans.GLOBAL_FRAGMENT, subject, f"{commit.fragment}/{commit.version}"
-        ),
-        spans.FRAGMENT: commit.fragment,
-        spans.VERSION: commit.version,
-        spans.LEARNER: learner.name,
-        **more,
-    }
-    name = messaging_name(operation, spans.GLOBAL_FRAGMENT)
-    links = (Link(tracing.context(trace, spans.COMMIT), {spans.SYNCER: commit.syncer}),)
-    tracing.emit(FinishedSpan(name, place, tracing.context(trace), took, about, links))
+    if tracing.on():
+        trace = learner.trace(commit.fragment, commit.version)
+        place, root = _place(operation, learner, trace), tracing.context(trace)
+        subject = Subjects(learner.run).manifest(commit.fragment)
+        message = f"{commit.fragment}/{commit.version}"
+        messages = Messages(spans.GLOBAL_FRAGMENT, subject, message)
+        about = {**_about(learner, commit.fragment, commit.version), **more}
+        links = (Link(tracing.context(trace, spans.COMMIT), {spans.SYNCER: commit.syncer}),)
+        tracing.emit(FinishedSpan(operation, place, root, took, about, messages, links))
+
+
+def _about(learner: Learner, fragment: int, version: int) -> dict[str, Value]:
+    return {spans.FRAGMENT: fragment, spans.VERSION: version, spans.LEARNER: learner.name}
 
 
 def _ms(took: Interval) -> float:
