@@ -339,9 +339,9 @@ async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
                     looks = 0
                     time.sleep(1.0)  # noqa: ASYNC251 - nobody gets a turn meanwhile
                     await asyncio.sleep(0.02)
-                if looks == 3:
+                if step > 30 and looks >= 3:
                     break
-        assert looks == 3
+        assert looks >= 3
         assert [line["event"] for line in logs if "learner" in line] == []
     finally:
         following.cancel()
