@@ -1,4 +1,3 @@
-# pyright: basic
 """The log on NATS JetStream (nats-server 2.12 or newer)."""
 
 from __future__ import annotations
@@ -7,7 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -96,6 +95,17 @@ class NatsRequests:
             await self.ask(f"STREAM.UPDATE.{spec.name}", found | config, about)
         return differences
 
+    async def streams(self) -> list[StreamInfo]:
+        """Return every stream of this account, asked for page by page."""
+        found, total = list[dict[str, Any]](), 1
+        while len(found) < total:
+            reply = await self.ask("STREAM.LIST", {"offset": len(found)}, "the list of streams")
+            page: list[dict[str, Any]] = reply.get("streams") or []
+            total, found = reply["total"], found + page
+            if not page:
+                break
+        return [info_of(stream) for stream in found]
+
     async def ask(self, name: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
         """Call the JetStream API; a refusal is an error about ``what``."""
         try:
@@ -116,6 +126,50 @@ class NatsRequests:
         return await self._connection.api(name, body, deadline=deadline)
 
 
+class PublishWindow:
+    """Lets a few publishes out at once, and those that expect the same subject one by one.
+
+    A replicated stream refuses a second of those while the first is under way, as if it had lost.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._window = asyncio.Semaphore(connection.options.publish_window)
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    @asynccontextmanager
+    async def slot(self, message: Message, deadline: float) -> AsyncGenerator[None]:
+        """Hold a place for one publish; BrokerUnavailable when none is free by the deadline."""
+        async with AsyncExitStack() as held:
+            if message.expect is not None and self._connection.clustered:
+                turn = self._turns.setdefault(message.expect.subject, asyncio.Lock())
+                await self._enter(held, turn, deadline)
+            await self._enter(held, self._window, deadline)
+            yield
+
+    async def _enter(
+        self, held: AsyncExitStack, turn: asyncio.Semaphore | asyncio.Lock, deadline: float
+    ) -> None:
+        try:
+            async with asyncio.timeout_at(deadline if turn.locked() else None):
+                await held.enter_async_context(turn)
+        except TimeoutError as e:
+            raise self._connection.unavailable(self._connection.options.waits_s) from e
+
+
+def check_size(message: Message, limit: int) -> None:
+    """Raise BrokerUnfit for a message for which the server would close the connection."""
+    headers = sum(len(k) + len(v) + 4 for k, v in sent_headers(message).items())
+    size = len(message.payload) + headers + ID_BYTES + 16
+    if size > limit:
+        msg = (
+            f"A message of {size} bytes on {message.subject} does not fit the broker's max_payload"
+            f" of {limit}: put `max_payload: {size}` into its config file, or lower"
+            " sync.chunk_bytes."
+        )
+        raise BrokerUnfit(msg)
+
+
 class NatsBus:
     """One client of a NATS server; implements ``skerry.log.base.Bus``.
 
@@ -125,19 +179,18 @@ class NatsBus:
     def __init__(
         self, url: str, *, name: str = "skerry", options: NatsOptions | None = None
     ) -> None:
-        options = options or NatsOptions()
-        self._options = options
+        self._options = options = options or NatsOptions()
         self._connection = Connection(url, name, options)
         self._reads = Reads(self._connection)
         self._requests = NatsRequests(self._connection, self._reads)
         key = secrets.token_bytes(ID_BYTES)
         timeout_s, patience_s = options.request_timeout_s, options.waits_s
         self._publisher = Publisher(self._requests, key, timeout_s, patience_s)
-        self._window = asyncio.Semaphore(options.publish_window)
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._window = PublishWindow(self._connection)
 
     async def __aenter__(self) -> Self:
-        await self._connection.ready(self._now() + self._options.connect_timeout_s)
+        now = asyncio.get_running_loop().time()
+        await self._connection.ready(now + self._options.connect_timeout_s)
         return self
 
     async def __aexit__(
@@ -159,18 +212,9 @@ class NatsBus:
         return tuple(found)
 
     async def streams(self) -> list[StreamInfo]:
-        deadline, found, total = self._now() + self._options.waits_s, list[dict[str, Any]](), 1
-        while len(found) < total:
-            body = {"offset": len(found)}
-            reply = await self._requests.ask("STREAM.LIST", body, "the list of streams")
-            total, page = reply["total"], reply.get("streams") or []
-            found += page
-            if not page or self._now() > deadline:
-                break
-        infos = (info_of(stream) for stream in found)
-        return sorted(
-            (info for info in infos if info.name.startswith(STREAM_PREFIX)), key=lambda i: i.name
-        )
+        infos = await self._requests.streams()
+        ours = [info for info in infos if info.name.startswith(STREAM_PREFIX)]
+        return sorted(ours, key=lambda info: info.name)
 
     async def rooms(self) -> tuple[Room, ...]:
         return rooms_of(await self._requests.ask("INFO", None, "how full the account is"))
@@ -185,9 +229,9 @@ class NatsBus:
         headers: Mapping[str, str] | None = None,
     ) -> Receipt:
         message = Message(subject, payload, msg_id, expect, dict(headers or {}))
-        self._check_size(message)
-        deadline = self._now() + self._options.waits_s
-        async with self._turn(expect, deadline), self._slot(self._window, deadline):
+        check_size(message, self._connection.max_payload)
+        deadline = asyncio.get_running_loop().time() + self._options.waits_s
+        async with self._window.slot(message, deadline):
             receipt = await self._publisher.publish(message, deadline)
         self._reads.leader.saw(stream_of(subject), receipt.sequence)
         return receipt
@@ -213,43 +257,3 @@ class NatsBus:
     def listen(self, subject: str, queue: str) -> AsyncGenerator[bytes]:
         """Yield what is published on a subject that no stream keeps, shared by a queue group."""
         return listen(self._connection, subject, queue)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    @asynccontextmanager
-    async def _slot(
-        self, held: asyncio.Semaphore | asyncio.Lock, deadline: float
-    ) -> AsyncGenerator[None]:
-        """Hold one of them; BrokerUnavailable when none is free by the deadline."""
-        try:
-            async with asyncio.timeout_at(deadline if held.locked() else None):
-                await held.acquire()
-        except TimeoutError as e:
-            raise self._connection.unavailable(self._options.waits_s) from e
-        try:
-            yield
-        finally:
-            held.release()
-
-    def _turn(self, expect: Expect | None, deadline: float) -> AbstractAsyncContextManager[None]:
-        """Wait for the writes before this one whose expectation names the same subject.
-
-        A replicated stream refuses a second one while the first is under way, as if it had lost.
-        """
-        if expect is None or not self._connection.clustered:
-            return nullcontext()
-        return self._slot(self._turns.setdefault(expect.subject, asyncio.Lock()), deadline)
-
-    def _check_size(self, message: Message) -> None:
-        """Refuse what the server would close the connection for."""
-        headers = sum(len(k) + len(v) + 4 for k, v in sent_headers(message).items())
-        size = len(message.payload) + headers + ID_BYTES + 16
-        limit = self._connection.max_payload
-        if size > limit:
-            msg = (
-                f"A message of {size} bytes on {message.subject} does not fit the broker's"
-                f" max_payload of {limit}: put `max_payload: {size}` into its config file, or"
-                " lower sync.chunk_bytes."
-            )
-            raise BrokerUnfit(msg)

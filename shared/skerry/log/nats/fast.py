@@ -48,7 +48,7 @@ class Incoming(asyncio.BufferedProtocol):
         self._ended = False
         self._failure: Exception | None = None
         self._paused = False
-        self._came, self._writable, self._closed = (asyncio.Event() for _ in range(3))
+        self._came, self._writable, self.closed = (asyncio.Event() for _ in range(3))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -72,7 +72,7 @@ class Incoming(asyncio.BufferedProtocol):
         self._failure = exc
         self.eof_received()
         self._writable.set()
-        self._closed.set()
+        self.closed.set()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -97,6 +97,7 @@ class Incoming(asyncio.BufferedProtocol):
             raise ConnectionError(msg)
         self.transport = secured
 
+    @property
     def at_eof(self) -> bool:
         """Whether nothing is left, and nothing more can come."""
         return self._ended and not self._filled
@@ -130,11 +131,8 @@ class Incoming(asyncio.BufferedProtocol):
     async def drain(self) -> None:
         """Wait until what was written may be followed by more; raises when the peer is gone."""
         await self._writable.wait()
-        if self._closed.is_set():
+        if self.closed.is_set():
             raise self._failure or ConnectionResetError
-
-    async def wait_closed(self) -> None:
-        await self._closed.wait()
 
     async def _more(self) -> None:
         self._came.clear()
@@ -213,7 +211,7 @@ class WideTransport(Transport):
 
     async def wait_closed(self) -> None:
         if self._incoming is not None:
-            await self._incoming.wait_closed()
+            await self._incoming.closed.wait()
 
     def close(self) -> None:
         # Not twice: a TLS transport that is closed again cannot be aborted any more.
@@ -221,7 +219,7 @@ class WideTransport(Transport):
             self._incoming.transport.close()
 
     def at_eof(self) -> bool:
-        return self._open.at_eof()
+        return self._open.at_eof
 
 
 class LeanParser(Parser):

@@ -1,4 +1,3 @@
-# pyright: basic
 """Following a stream through whatever happens to the broker.
 
 A follower is an ephemeral pull consumer that is thrown away as soon as it may be wrong (a gap in

@@ -1,4 +1,3 @@
-# pyright: basic
 """JetStream's own shapes, there and back: stream settings, listings and stored messages.
 
 A stored message comes in three shapes: a direct get's answer, a leader's JSON and what a consumer

@@ -1,4 +1,3 @@
-# pyright: basic
 """Reads of a log: the newest of a subject, of many subjects, and messages by their sequences.
 
 A single server has one copy of everything, and its direct get answers from that. In a cluster any
@@ -102,7 +101,8 @@ class Leader:
         while True:
             body = {"subjects_filter": pattern, "offset": len(found)}
             reply = await self._connection.api(f"STREAM.INFO.{stream}", body, deadline=deadline)
-            page, before = reply["state"].get("subjects") or {}, len(found)
+            page: dict[str, int] = reply["state"].get("subjects") or {}
+            before = len(found)
             found |= page.keys()
             if len(found) >= reply.get("total", 0) or len(found) == before:
                 return sorted(found)
