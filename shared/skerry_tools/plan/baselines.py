@@ -83,7 +83,7 @@ def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
         own = ("this plan", tokens_s, at.utilisation, all_stop, sent)
         how = "learners stop for rounds"
     step_s, bits = _ring_step(at)
-    ring = f"ring all-reduce of {at.plan.gradient_bits:g}-bit gradients behind the backward pass"
+    ring = f"ring all-reduce of {at.plan.gradient_bits:g}-bit gradients during the backward pass"
     speed, bits = (step_tokens / step_s, at.slowest_s / step_s), bits * load.sync.h_steps
     whole_s = whole_model_cycle_s(at)
     diloco = (step_tokens * load.sync.h_steps / whole_s, load.sync.h_steps * computing_s / whole_s)
@@ -148,7 +148,7 @@ def _egress(
     ring = "data-parallel" in method.name
     step_tokens = sum(site.step_tokens * site.learners for site in at.sites.values())
     cycles = tokens / step_tokens / at.load.sync.h_steps
-    if method.utilisation == 1.0 and not ring:  # nobody waits: rounds follow the clock
+    if method.utilisation == 1.0 and not ring:  # none waits: rounds follow the clock
         cycles = tokens / method.tokens_s / at.period_s
     rounds, found = at.site_rounds, list[float]()
     for name, site in prices.sites.items():

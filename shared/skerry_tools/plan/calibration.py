@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import Any
+from typing import TypeAlias, cast
 
 from skerry.algorithm.goodput import TRAIN, USES, Cause
 from skerry.errors import ConfigError
@@ -33,6 +33,10 @@ from skerry_tools.plan.question import question, read
 from skerry_tools.plan.sampled_rounds import Stretch
 from skerry_tools.plan.simulation import Faults, Outcome, Setup, setup, simulate
 
+Metric: TypeAlias = tuple[str, str, str]
+"""A metric's name, its learner, and its use or cause."""
+MOST = 1e18
+"""No number of a row is larger, nor is it infinite or no number."""
 NEVER_S = 1e11
 """Time between failures of a run that has had none: three thousand years, the longest there is."""
 USED = {
@@ -164,16 +168,17 @@ def history(
             lives.setdefault(place, Incarnation(*place, at_s))
     ratios, ended_s = dict[str, float](), 0.0
     for line in rows:
-        row: Any = None
+        row: object = None
         with suppress(ValueError):
             row = json.loads(line)
-        if isinstance(row, dict) and row.get("run") == run and "time_s" in row:
-            named = {_named(name): value for name, value in row.items()}
+        named = _numbers(cast("dict[str, object]", row), run) if isinstance(row, dict) else {}
+        row_s = named.get(("time_s", "", ""))
+        if row_s is not None:
             seen = {TRAIN: named.get(("skerry.goodput.ratio", "", ""), 0.0)}
             seen |= {c.value: named.get(("skerry.badput.ratio", "", c.value), 0.0) for c in Cause}
             if math.fsum(seen.values()) > 0:
-                ratios, ended_s = seen, float(row["time_s"])
-            lives |= {(x.learner, x.number): x for x in _incarnations(named, float(row["time_s"]))}
+                ratios, ended_s = seen, row_s
+            lives |= {(life.learner, life.number): life for life in _incarnations(named, row_s)}
     trained = any(life.spent_s.get(TRAIN, 0.0) > 0 for life in lives.values())
     if not (trained and ratios and joined):
         msg = (
@@ -187,26 +192,25 @@ def history(
     return RunHistory(run, joined, ordered, ratios, ended_s, answers)
 
 
-def _named(name: str) -> tuple[str, str, str]:
-    """Return a metric's name, its learner, and its use or cause."""
-    metric, _, keys = name.rstrip("}").partition("{")
-    found = dict(pair.split("=", 1) for pair in keys.split(",") if "=" in pair)
-    return metric, found.get("learner", ""), found.get("use") or found.get("cause", "")
+def _numbers(row: Mapping[str, object], run: str) -> dict[Metric, float]:
+    """Return the numbers of a row of this run by metric, learner, and use or cause."""
+    found: dict[Metric, float] = {}
+    for name, value in row.items():
+        if row.get("run") == run and isinstance(value, int | float) and abs(value) < MOST:
+            metric, _, keys = name.rstrip("}").partition("{")
+            own = dict(pair.split("=", 1) for pair in keys.split(",") if "=" in pair)
+            place = (metric, own.get("learner", ""), own.get("use") or own.get("cause", ""))
+            found[place] = float(value)
+    return found
 
 
-def _incarnations(named: Mapping[tuple[str, str, str], Any], at_s: float) -> Iterator[Incarnation]:
+def _incarnations(named: Mapping[Metric, float], at_s: float) -> Iterator[Incarnation]:
     for learner in {learner for metric, learner, _ in named if metric == "skerry.learner.time"}:
-        spent = {use: float(named.get(("skerry.learner.time", learner, use), 0.0)) for use in USES}
-        own = {
-            key: float(named.get((f"skerry.{key}", learner, ""), default))
-            for key, default in (
-                ("learner.incarnation", 1),
-                ("learner.silence", 0),
-                ("step.time", 0),
-            )
-        }
-        number, silent_s, step_s = own.values()
-        yield Incarnation(learner, int(number), at_s - silent_s, spent, step_s)
+        spent = {use: named.get(("skerry.learner.time", learner, use), 0.0) for use in USES}
+        number = int(named.get(("skerry.learner.incarnation", learner, ""), 1))
+        silent_s = named.get(("skerry.learner.silence", learner, ""), 0.0)
+        step_s = named.get(("skerry.step.time", learner, ""), 0.0)
+        yield Incarnation(learner, number, at_s - silent_s, spent, step_s)
 
 
 def fit(known: RunHistory) -> tuple[Fitted, ...]:
@@ -278,20 +282,20 @@ def predict(
     """
     taught, own = fit(learnt), {one.name: one.value for one in fit(about)}
     absences = happened(about)
-    struck = Faults(absences)
+    given = Faults(absences)
     if faults is not None:
         kills = [a.begin_s for found in faults.absences.values() for a in found if a.restart]
         real = [a.begin_s for found in absences.values() for a in found]
         by_s = min(real) - min(kills) if kills and real else own["first_start"]
-        struck = later(faults, by_s)
+        given = later(faults, by_s)
     start = (Absence(0.0, own["first_start"], TimeUse.UPSCALE, restart=False),)
     learners = len(about.joined_s)
-    starting = {n: (*start, *struck.absences.get(n, ())) for n in range(learners)}
-    struck = replace(struck, absences=starting)
+    starting = {n: (*start, *given.absences.get(n, ())) for n in range(learners)}
+    given = replace(given, absences=starting)
     exact = [f"failures.chip_mtbi={NEVER_S}", f"simulation.days={own['wall'] / 86400.0}"]
     asked = _setup(taught, config, learners, [*exact, *sets], f"run {about.run}")
     scenario = _setup(taught, config, len(learnt.joined_s), sets, learnt.run)
-    return Prediction(about, learnt.run, taught, simulate(asked, struck), struck, scenario)
+    return Prediction(about, learnt.run, taught, simulate(asked, given), given, scenario)
 
 
 def later(faults: Faults, by_s: float) -> Faults:
@@ -389,8 +393,8 @@ def predict_run(
     if against is not None:
         about, config = asyncio.run(_read(against, nats, None))
     team = services(len(about.joined_s))
-    struck = None if faults is None else faults_of(load(faults), team)
-    return predict(learnt, about, config, sets, struck)
+    given = None if faults is None else faults_of(load(faults), team)
+    return predict(learnt, about, config, sets, given)
 
 
 async def _read(run: str, nats: str | None, metrics: Path | None) -> tuple[RunHistory, RunConfig]:

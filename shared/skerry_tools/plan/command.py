@@ -171,11 +171,11 @@ def simulate(  # noqa: PLR0913 - one option each
             kept, found = prediction.scenario, calibration.answer(prediction)
         else:
             kept = simulation_answer.setup_of(scenario, sets)
-            struck = _faults(faults, kept)
-            outcome = simulated(kept, struck)
+            on_top = _faults(faults, kept)
+            outcome = simulated(kept, on_top)
             _save_faults(outcome, save_faults)
             sweep = table or report is not None
-            found = simulation_answer.answer(outcome, struck, sweep=sweep)
+            found = simulation_answer.answer(outcome, on_top, sweep=sweep)
         if save_scenario is not None:
             write_text(save_scenario, simulation_answer.as_toml(kept))
         _give(found, report, as_json=as_json)
@@ -191,13 +191,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _give(found: Answer, report: Path | None, *, as_json: bool) -> None:
+    text = list(found.text)
     if report:
         from skerry_tools.plan.report import write
 
-        page = write(found, report)
-    print(json.dumps(found.json, indent=2, allow_nan=False) if as_json else "\n".join(found.text))
-    if report and not as_json:
-        print(f"Figures and tables: {page}")
+        text.append(f"Figures and tables: {write(found, report)}")
+    print(json.dumps(found.json, indent=2, allow_nan=False) if as_json else "\n".join(text))
 
 
 def _shipped(config: Path | None, scenario: str, known: dict[str, Path]) -> Path:

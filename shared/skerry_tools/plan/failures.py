@@ -77,7 +77,7 @@ class Absence:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class IslandTimeline:
     """What an island did: stretch i goes from ``times[i]`` to the next, the last to the end.
 
     ``shares[i]`` of it trained; the rest went into ``uses[i]``. ``undone`` is work in seconds that
@@ -135,7 +135,7 @@ def draw(law: RecoveryTable, chance: Generator, count: int) -> NDArray[np.float6
 
 def walk(
     island: FailingIsland, end_s: float, chance: Generator, absences: Sequence[Absence] = ()
-) -> Timeline:
+) -> IslandTimeline:
     """Return what an island does until ``end_s``; the same generator state gives the same."""
 
     def stream(block: Callable[[], NDArray[np.float64]]) -> Iterator[float]:
@@ -145,27 +145,38 @@ def walk(
     hazards = stream(lambda: -np.log1p(-chance.random(BLOCK)))
     recoveries = stream(lambda: draw(island.recovery, chance, BLOCK))
     ordered = sorted(absences, key=lambda one: one.begin_s)[::-1]
-    walked = _Walk(island, end_s, ordered, hazards, recoveries, island.slices, next(hazards))
+    walked = _IslandWalk(island, end_s, ordered, hazards, recoveries, island.slices, next(hazards))
     walked.run()
-    undone = np.array(walked.undone or np.empty((0, 2)), dtype=np.float64)
-    return Timeline(
-        times=np.minimum(np.array(walked.begins), end_s),
-        shares=np.array(walked.trains) / island.slices,
-        uses=np.array(walked.uses, dtype=np.int64),
+    seen = walked.seen
+    undone = np.array(seen.undone or np.empty((0, 2)), dtype=np.float64)
+    return IslandTimeline(
+        times=np.minimum(np.array(seen.begins), end_s),
+        shares=np.array(seen.trains) / island.slices,
+        uses=np.array(seen.uses, dtype=np.int64),
         undone_at=undone[:, 0],
         undone=undone[:, 1],
-        failures=walked.failures,
+        failures=seen.failures,
         end_s=end_s,
     )
 
 
 @dataclass(slots=True)
-class _Walk:
+class _Stretches:
+    """When each stretch begins, how many slices train in it, and what the rest goes into."""
+
+    begins: list[float] = field(default_factory=list[float])
+    trains: list[int] = field(default_factory=list[int])
+    uses: list[int] = field(default_factory=list[int])
+    undone: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _IslandWalk:
     """The walk along an island's events.
 
     ``hazard`` is how much more exposure the island survives, ``away`` when each failed slice works
-    again, ``since`` how much work no checkpoint holds. Of each stretch it keeps when it begins, how
-    many slices train in it, and what the rest goes into. ``absences`` begin with the last.
+    again, ``since`` how much work no checkpoint holds. ``absences`` begin with the last.
     """
 
     island: FailingIsland
@@ -177,12 +188,8 @@ class _Walk:
     hazard: float
     now: float = 0.0
     since: float = 0.0
-    failures: int = 0
     away: list[float] = field(default_factory=list[float])
-    begins: list[float] = field(default_factory=list[float])
-    trains: list[int] = field(default_factory=list[int])
-    uses: list[int] = field(default_factory=list[int])
-    undone: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    seen: _Stretches = field(default_factory=_Stretches)
 
     def run(self) -> None:
         """Walk from event to event: a failure, slices that are back, a checkpoint, an absence."""
@@ -192,7 +199,11 @@ class _Walk:
         all_back = pauses.upscale is Upscale.ALL_BACK
         every_s = math.inf if every_s is None or island.elastic else every_s
         missing, recover = int(TimeUse.MISSING), int(TimeUse.RECOVER)  # faster than its members
-        begins, trains, uses = self.begins.append, self.trains.append, self.uses.append
+        begins, trains, uses = (
+            self.seen.begins.append,
+            self.seen.trains.append,
+            self.seen.uses.append,
+        )
         while self.now < end_s:
             now, working = self.now, self.working
             exposed = working * island.slice_rate_s
@@ -227,9 +238,9 @@ class _Walk:
         return min(self.end_s, max(self.now, self.absences[-1].begin_s))
 
     def _stand(self, use: TimeUse, until: float) -> None:
-        self.begins.append(self.now)
-        self.trains.append(0)
-        self.uses.append(use)
+        self.seen.begins.append(self.now)
+        self.seen.trains.append(0)
+        self.seen.uses.append(use)
         self.now = until
 
     def _fails_before(self, until: float) -> bool:
@@ -246,13 +257,13 @@ class _Walk:
             self.hazard -= left
             return False
         self.now += self.hazard / exposed
-        self.failures += 1
+        self.seen.failures += 1
         self.hazard = next(self.hazards)
         return True
 
     def _fail(self) -> None:
         """Go on without a slice, or halt until all work again and start."""
-        self.failures += 1
+        self.seen.failures += 1
         self.hazard = next(self.hazards)
         if self.island.elastic:
             self.working -= 1
@@ -328,5 +339,5 @@ class _Walk:
     def _undo(self) -> None:
         """Lose the work since the last checkpoint, where the island rolls back."""
         if self.island.saving.rollback and self.since and not self.island.elastic:
-            self.undone.append((self.now, self.since))
+            self.seen.undone.append((self.now, self.since))
         self.since = 0.0

@@ -308,7 +308,7 @@ def _more_of(broken: Constraint) -> str:
     if broken.what.endswith(CHIP_MEMORY):
         return f"{shown(broken.ratio, 'x')} as many chips"
     return {
-        "utilisation": "mode=decoupled, in which nobody stops",
+        "utilisation": "mode=decoupled, in which no learner stops",
         "broker": f"hub.write of {need}",
         "log window": f"log.window_bytes={math.ceil(broken.need)}",
     }.get(broken.what, "")

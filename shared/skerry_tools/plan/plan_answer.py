@@ -87,7 +87,7 @@ def verdict(plan: RunPlan) -> str:
 
 
 def _unjudged(at: Deployment) -> Iterator[str]:
-    """Name what a plan needs where nobody says what there is."""
+    """Name what a plan needs where it is not given what there is."""
     chips = [site.table.chips for site in at.sites.values() if site.table.memory is None]
     if chips:
         need = shown(at.load.learner_bytes / min(chips), "B")

@@ -44,7 +44,7 @@ def write(answer: Answer, folder: Path) -> Path:
     for table in answer.tables:
         flat = ((name, f.value, f.unit, f.kind.value, f.convention) for name, f in table.flat())
         rows[table.name] = [head, *flat]
-    page = Template((resources.files(__package__) / "report.html").read_text("utf-8"))
+    page = Template((resources.files("skerry_tools.plan") / "report.html").read_text("utf-8"))
     files = {f"{name}.svg": svg for name, svg in drawn.items()}
     files |= {f"{name}.csv": _csv(found) for name, found in rows.items()}
     files["report.html"] = page.substitute(

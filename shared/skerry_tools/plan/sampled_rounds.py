@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import schedule
 from skerry.protocol import rounds
-from skerry_tools.plan.failures import Timeline
+from skerry_tools.plan.failures import IslandTimeline
 
 Stretch: TypeAlias = tuple[float, float]
 """Begin and end, in seconds since the run began."""
@@ -84,7 +84,7 @@ class Track:
 
     def __init__(
         self,
-        timeline: Timeline,
+        timeline: IslandTimeline,
         step_s: float,
         upload_s: float = 0.0,
         cut: Sequence[Stretch] = (),

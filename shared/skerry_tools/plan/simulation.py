@@ -19,7 +19,7 @@ from numpy.random import PCG64, Generator
 
 from skerry.algorithm import schedule
 from skerry.protocol.rounds import Policy
-from skerry_tools.plan.failures import Absence, FailingIsland, Timeline, TimeUse, walk
+from skerry_tools.plan.failures import Absence, FailingIsland, IslandTimeline, TimeUse, walk
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import Question, check_simulation
 from skerry_tools.plan.sampled_rounds import RoundRules, SampledRounds, Stretch, Track, sample
@@ -84,7 +84,7 @@ class Outcome:
     uptime: tuple[float, ...]
     rounds: SampledRounds
     tokens_s: float | None
-    timelines: tuple[Timeline, ...]
+    timelines: tuple[IslandTimeline, ...]
 
     @property
     def running(self) -> float:
@@ -192,7 +192,7 @@ def simulate(asked: Setup, faults: Faults = NO_FAULTS, end_s: float | None = Non
     )
 
 
-def _timelines(asked: Setup, faults: Faults, end_s: float) -> Iterator[Timeline]:
+def _timelines(asked: Setup, faults: Faults, end_s: float) -> Iterator[IslandTimeline]:
     tables = asked.question.tables
     planned = [(away, TimeUse.OUTAGE) for away in tables.outages]
     planned += [(away, TimeUse.PREEMPTED) for away in tables.preemptions]
@@ -231,7 +231,7 @@ def round_rules(asked: Question, faults: Faults = NO_FAULTS) -> RoundRules:
     return RoundRules(timetable, policy, asked.tables.timing.commit_s, faults.stalled)
 
 
-def round_tracks(asked: Setup, timelines: Sequence[Timeline], faults: Faults) -> list[Track]:
+def round_tracks(asked: Setup, timelines: Sequence[IslandTimeline], faults: Faults) -> list[Track]:
     """Return when each learner runs, and how far into a step it begins."""
     seeds = [asked.question.tables.simulation.seed, len(timelines), 1]
     phases = Generator(PCG64(seeds)).random(len(timelines)).tolist()
@@ -241,7 +241,7 @@ def round_tracks(asked: Setup, timelines: Sequence[Timeline], faults: Faults) ->
     ]
 
 
-def _half_width(timelines: Sequence[Timeline], chips: np.ndarray[Any, Any]) -> float:
+def _half_width(timelines: Sequence[IslandTimeline], chips: np.ndarray[Any, Any]) -> float:
     """Return half the width of the goodput's 95 % confidence interval.
 
     By the means of BATCHES equal parts of the run, which are as good as independent once they are
@@ -261,7 +261,7 @@ def _half_width(timelines: Sequence[Timeline], chips: np.ndarray[Any, Any]) -> f
     return STUDENT_95 * float(means.std(ddof=1)) / math.sqrt(means.size) if means.size > 1 else 0.0
 
 
-def uptime_of(timelines: Sequence[Timeline]) -> list[float]:
+def uptime_of(timelines: Sequence[IslandTimeline]) -> list[float]:
     """Return the share of time that at least K learners run, for K from 1 to M."""
     times = np.concatenate([one.times for one in timelines])
     steps = [np.diff((one.shares > 0).astype(np.int64), prepend=0) for one in timelines]

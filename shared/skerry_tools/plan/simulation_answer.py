@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skerry.settings.tree import toml_text
 from skerry_tools.plan import simulation
-from skerry_tools.plan.failures import Timeline, TimeUse
+from skerry_tools.plan.failures import IslandTimeline, TimeUse
 from skerry_tools.plan.figures import (
     LEGEND,
     Answer,
@@ -246,7 +246,9 @@ def _lanes(found: Outcome, faults: Faults) -> LaneChart:
     return LaneChart("learners", "Ten minutes; ticks on top: rounds that close", lanes, marks)
 
 
-def _spans(timeline: Timeline, begin: float, until: float) -> Iterator[tuple[float, float, str]]:
+def _spans(
+    timeline: IslandTimeline, begin: float, until: float
+) -> Iterator[tuple[float, float, str]]:
     ends = timeline.times + timeline.lengths
     for index in ((timeline.times < until) & (ends > begin)).nonzero()[0].tolist():
         start, end = max(float(timeline.times[index]), begin), min(float(ends[index]), until)

@@ -64,11 +64,17 @@ ROWS = [
     }),
 ]  # fmt: skip
 
+NO_ROWS = [
+    "{not a row", "[1]", '{"time_s": 1, "run": "other"}', '{"run": "real", "time_s": NaN}',
+    '{"run": "real", "time_s": 1, "skerry.goodput.ratio": "much", "x{=": 1}',
+    f'{{"run": "real", "time_s": 1{"0" * 400}, "skerry.goodput.ratio": Infinity}}',
+]  # fmt: skip
+
 
 def known(rows: list[dict[str, float]] = ROWS) -> RunHistory:
     """Two learners for 200 s; b dies at 100 s, is back at 110 s and trains at 130 s."""
     lines = [json.dumps({"run": RUN, "step": 1, **one}) for one in rows]
-    return history(RUN, MEMBERS, [], [*lines, "{not a row", '{"time_s": 1, "run": "other"}'])
+    return history(RUN, MEMBERS, [], [*lines, *NO_ROWS])
 
 
 def values(run: RunHistory) -> dict[str, float]:
@@ -88,9 +94,9 @@ def test_the_same_run_is_predicted() -> None:
     expected = (400.0 - LOST_S) / 400.0 * (1.0 - values(known())["idle"])
     assert found.outcome.goodput == pytest.approx(expected, abs=1e-6)
     assert found.off_points == pytest.approx(100 * (expected - 0.83))
-    told = answer(found)
-    assert f"{found.off_points:+.1f} points" in told.text[0]
-    shares = json.loads(json.dumps(told.json, allow_nan=False))["figures"]["compared"]
+    given = answer(found)
+    assert f"{found.off_points:+.1f} points" in given.text[0]
+    shares = json.loads(json.dumps(given.json, allow_nan=False))["figures"]["compared"]
     assert shares["starting"]["measured"]["value"] == pytest.approx(0.12)
     assert shares["away"]["predicted"]["value"] == pytest.approx(10.0 / 400.0)
 
@@ -163,8 +169,8 @@ def test_a_start_that_never_trained_counts_as_time_away() -> None:
     first = [life for life in before.lives if life.number == 1]
     lives = (*first, killed, back)
     found = RunHistory(RUN, before.joined_s, lives, before.ratios, before.ended_s)
-    told = predict(found, found, RunConfig())
+    again = predict(found, found, RunConfig())
     assert values(found)["restart"] == pytest.approx(20.0)
     lost_s = 2 * 19.0 + (130.0 - 100.0) + 20.0
     kept = 1.0 - values(found)["idle"]
-    assert told.outcome.goodput == pytest.approx((400.0 - lost_s) / 400.0 * kept, abs=1e-6)
+    assert again.outcome.goodput == pytest.approx((400.0 - lost_s) / 400.0 * kept, abs=1e-6)

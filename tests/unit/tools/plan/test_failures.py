@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.traffic import data_parallel_bytes
 from skerry_tools.plan.baselines import halting, ring_bits
-from skerry_tools.plan.failures import Absence, FailingIsland, Timeline, TimeUse, draw, walk
+from skerry_tools.plan.failures import Absence, FailingIsland, IslandTimeline, TimeUse, draw, walk
 from skerry_tools.plan.simulation import binomial_uptime, uptime_of
 from skerry_tools.plan.tables import (
     FailureClock,
@@ -51,17 +51,17 @@ def failing(
 ) -> FailingIsland:  # fmt: skip
     """An island of many slices with one failure per 100 s while all run, and pauses of 100 load."""
     recovery = (recovery or fixed(1.0)).model_copy(update={"mean_s": 100.0 * load})
-    table = PauseTable(**{"downscale_s": 0.0, "upscale_s": 0.0, **pauses})
+    table = PauseTable.model_validate({"downscale_s": 0.0, "upscale_s": 0.0, **pauses})
     return FailingIsland(
         SLICES, 0.01 / SLICES, elastic, clock, recovery, table, saving or SavingTable()
     )
 
 
-def walked(island: FailingIsland, failures: float, seed: int = 0) -> Timeline:
+def walked(island: FailingIsland, failures: float, seed: int = 0) -> IslandTimeline:
     return walk(island, failures * 100.0, chance(seed))
 
 
-def trained(timeline: Timeline) -> float:
+def trained(timeline: IslandTimeline) -> float:
     """Return the share of time that is work which lasts: the goodput where nothing is lent."""
     return float(timeline.spent()[TimeUse.TRAIN] / timeline.end_s)
 
@@ -121,7 +121,12 @@ def test_all_time_is_accounted_for(
     load: float, upscale: Upscale, clock: FailureClock, seed: int
 ) -> None:
     saving = SavingTable(every=40.0, cost_s=3.0, rollback=True)
-    pauses = {"upscale": upscale, "batch_s": 50.0, "downscale_s": 5.0, "upscale_s": 7.0}
+    pauses: dict[str, Any] = {
+        "upscale": upscale,
+        "batch_s": 50.0,
+        "downscale_s": 5.0,
+        "upscale_s": 7.0,
+    }
     away = [Absence(500.0, 900.0), Absence(600.0, 700.0), Absence(2e4, 2.1e4, TimeUse.PREEMPTED)]
     for elastic in (True, False):
         island = failing(load, elastic=elastic, clock=clock, saving=saving, **pauses)
@@ -133,7 +138,7 @@ def test_all_time_is_accounted_for(
 
 
 def test_an_elastic_island_pauses_as_little_as_it_has_to() -> None:
-    pauses = {"downscale_s": 15.0, "upscale_s": 20.0, "batch_s": 600.0}
+    pauses: dict[str, Any] = {"downscale_s": 15.0, "upscale_s": 20.0, "batch_s": 600.0}
     eager, batch = (
         trained(walked(failing(0.6, elastic=True, upscale=upscale, **pauses), 3000))
         for upscale in (Upscale.EAGER, Upscale.BATCH)

@@ -72,8 +72,8 @@ def test_what_failed_in_a_simulation_can_be_repeated(calm: Setup, seed: int) -> 
 def test_a_kill_costs_the_restart_too_and_a_pause_does_not(
     calm: Setup, faults: list[tuple[float, Kind, float]], lost_s: float, away_s: float
 ) -> None:
-    struck = plan(*(Fault(at_s, kind, "learner:0", lasts) for at_s, kind, lasts in faults))
-    found = simulate(calm, faults_of(struck, SERVICES))
+    faults_given = plan(*(Fault(at_s, kind, "learner:0", lasts) for at_s, kind, lasts in faults))
+    found = simulate(calm, faults_of(faults_given, SERVICES))
     assert found.goodput == pytest.approx(1.0 - lost_s / ALLOCATED_S)
     assert found.split[TimeUse.OUTAGE] == pytest.approx(away_s / ALLOCATED_S)
 

@@ -25,7 +25,7 @@ def binding(plan: RunPlan) -> Constraint:
     return plan.judged[0]
 
 
-def told(plan: RunPlan) -> Any:
+def as_read(plan: RunPlan) -> Any:
     return json.loads(json.dumps(answer(plan).json, allow_nan=False))
 
 
@@ -157,7 +157,7 @@ def test_time_and_money_follow_from_tokens_and_prices() -> None:
     assert bill.chips == pytest.approx(bill.wall_s / 3600 * 2.0 * 20)
     assert bill.egress == pytest.approx(bill.wall_s / 48.0 * 2 * 12e9 * 3.33 / 8 / 1e9 * 0.1)
     assert bill.total == pytest.approx((bill.chips or 0) + (bill.egress or 0))
-    cost = told(planned())["compared"]["this plan"]["cost"]
+    cost = as_read(planned())["compared"]["this plan"]["cost"]
     assert cost["value"] is None
     assert "price_chip_hour" in cost["convention"]
 
@@ -182,7 +182,7 @@ def test_blocking_diloco_stands_still_while_the_whole_model_passes() -> None:
 
 
 def test_what_lies_far_outside_the_checked_range_is_marked_with_the_reason() -> None:
-    near, far = told(planned()), told(planned(parameters="50T"))
+    near, far = as_read(planned()), as_read(planned(parameters="50T"))
     kind = FigureKind.EXTRAPOLATED.value
     assert near["rounds"]["fragment"]["kind"] != kind == far["rounds"]["fragment"]["kind"]
     assert any("50.0 Tparam" in why for why in far["extrapolated_because"])
@@ -205,18 +205,18 @@ def test_what_nobody_gave_is_named_as_not_judged() -> None:
 
 
 def test_learners_of_several_devices_are_said_not_to_run_yet() -> None:
-    assert not any("one device per learner" in note for note in told(planned())["mind"])
-    notes = told(planned({"a": site(chips=8)}))["mind"]
+    assert not any("one device per learner" in note for note in as_read(planned())["mind"])
+    notes = as_read(planned({"a": site(chips=8)}))["mind"]
     assert any("today's code runs one device per learner" in note for note in notes)
 
 
 def test_advice_is_given_on_each_letter_with_its_reason() -> None:
-    found = told(planned(9, sync=FIXED))["advice"]
+    found = as_read(planned(9, sync=FIXED))["advice"]
     assert [one["letter"] for one in found] == ["M", "H", "K", "P"]
     assert all(one["say"] and one["why"] for one in found)
     assert "join" in found[0]["say"]
     sites = {"big": site(), "tiny": site(up="0.1 Gbit/s", step_time="60 s")}
-    advice = [one["say"] for one in told(planned(sites, sync=FIXED))["advice"]]
+    advice = [one["say"] for one in as_read(planned(sites, sync=FIXED))["advice"]]
     assert "leave out site tiny" in advice
 
 
@@ -285,7 +285,7 @@ def test_any_question_is_answered_without_nan(
     named = {f"s{i}": one for i, one in enumerate(drawn)}
     plan = planned(named, parameters, mode=mode, sync=sync)
     assert answer(plan).text[0].startswith("Feasible" if plan.feasible else "Not feasible")
-    assert told(plan)["feasible"] is plan.feasible
+    assert as_read(plan)["feasible"] is plan.feasible
 
 
 @pytest.mark.parametrize("up", ["1 bit/s", "1e18 bit/s"])
@@ -295,5 +295,5 @@ def test_the_widest_inputs_are_answered(up: str, step_time: float, parameters: f
     far = site(up=up, step_time=step_time, rtt=1e11, chips=10**9, price_chip_hour=1e9)
     table = {"goodput": 1e-6, "chip_mtbi": 1e-9, "tokens": 1e20, "tokens_per_step": 1}
     plan = planned({"a": far, "b": site()}, parameters, plan=table, sync={"fragments": 1})
-    assert told(plan)
+    assert as_read(plan)
     assert answer(plan).charts()

@@ -26,7 +26,8 @@ HUB = HubTable(cores=16)
 
 def site_of(*, step_s: float = 2.0, local: bool = False, **table: Any) -> PlannedSite:
     rates = {"up": 3e9, "down": 3e9, "rtt": 0.05, "cores": 16, **table}
-    return PlannedSite("s", SiteTable.model_construct(**rates), step_s, local=local)
+    site = SiteTable(up="1 bit/s").model_copy(update=rates)  # type: ignore[arg-type] # read as text
+    return PlannedSite("s", site, step_s, local=local)
 
 
 def at(*sites: PlannedSite, load: SyncLoad = LOAD, hub: HubTable = HUB) -> Deployment:
@@ -38,6 +39,10 @@ def round_of(site: PlannedSite, load: SyncLoad = LOAD) -> SiteRound:
     return at(site, load=load).site_rounds["s0"]
 
 
+def _site_of(drawn: dict[str, Any]) -> PlannedSite:
+    return site_of(**drawn)
+
+
 loads = st.fixed_dictionaries({
     "fragments": st.integers(1, 64), "h_steps": st.integers(1, 512),
     "overlap_steps": st.integers(1, 4), "shards": st.integers(1, 8),
@@ -47,7 +52,7 @@ loads = st.fixed_dictionaries({
 sites = st.fixed_dictionaries({
     "learners": st.integers(1, 4), "up": st.floats(1e6, 1e13), "down": st.floats(1e6, 1e13),
     "rtt": st.floats(1e-4, 1.0), "step_s": st.floats(0.01, 50),
-}).map(lambda table: site_of(**table))  # fmt: skip
+}).map(_site_of)  # fmt: skip
 
 
 def with_rates(site: PlannedSite, factor: float) -> PlannedSite:
@@ -139,7 +144,7 @@ def test_a_site_at_the_hub_sends_nothing_over_a_wide_area_link() -> None:
 
 
 def test_the_hubs_own_link_holds_a_round_up_where_it_is_the_narrower_one() -> None:
-    narrow = HubTable.model_construct(down=1e9, up=1e9, cores=16)
+    narrow = HUB.model_copy(update={"down": 1e9, "up": 1e9})
     free, held = at(site_of(), site_of()), at(site_of(), site_of(), hub=narrow)
     assert held.site_rounds["s0"].round_s > free.site_rounds["s0"].round_s
     assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 10.72) / 1e9)
