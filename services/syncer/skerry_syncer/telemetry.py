@@ -15,13 +15,7 @@ from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.subjects import Subjects, contributor
 from skerry.status.view import GENESIS
 from skerry.telemetry import ids, instruments, metrics, spans, tracing
-from skerry.telemetry.spans import (
-    FinishedSpan,
-    Interval,
-    Messages,
-    SpanEvent,
-    seconds,
-)
+from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent, seconds
 
 if TYPE_CHECKING:
     from skerry.log.contributions import Contribution, Refusal
@@ -82,10 +76,10 @@ class RoundTelemetry:
 
     def received(self, whole: Contribution, subject: str, now_ns: int) -> None:
         """Report that a contribution is complete: a span of the round that it was made for."""
-        if not tracing.on():
+        header = whole.header
+        if not tracing.kept(self.trace(header.fragment, header.round_version)):
             return
-        header, mark = whole.header, contribution_id(whole)
-        root = self.root(header.fragment, header.round_version)
+        root, mark = self.root(header.fragment, header.round_version), contribution_id(whole)
         message = _message_id(mark, header.fragment)
         about: spans.Attributes = {spans.MESSAGING_MESSAGE_ID: message, spans.SCHEME: whole.scheme}
         tracing.emit(

@@ -54,7 +54,7 @@ def install(
 
 
 def on() -> bool:
-    """Return True if spans are exported; where not, callers can skip preparing any."""
+    """Return True if spans are exported."""
     return _recording.export is not None
 
 
@@ -78,6 +78,11 @@ def _context(trace_id: str, what: tuple[str | int, ...], ratio: float) -> SpanCo
         return INVALID_SPAN_CONTEXT
     own = int(ids.span_id(trace_id, *what), 16)
     return SpanContext(number, own, is_remote=True, trace_flags=KEPT if kept else DROPPED)
+
+
+def kept(trace_id: str) -> bool:
+    """Return True if the spans of a trace are exported; where not, callers skip preparing them."""
+    return on() and context(trace_id).trace_flags.sampled
 
 
 def child(parent: SpanContext, *what: str | int) -> SpanContext:

@@ -20,14 +20,7 @@ from skerry.status.view import spent_in
 from skerry.telemetry import instruments, metrics, spans, tracing
 from skerry.telemetry.instruments import Observer
 from skerry.telemetry.metrics import Metric
-from skerry.telemetry.spans import (
-    Attributes,
-    FinishedSpan,
-    Interval,
-    Messages,
-    SpanEvent,
-    Value,
-)
+from skerry.telemetry.spans import Attributes, FinishedSpan, Interval, Messages, SpanEvent, Value
 
 if TYPE_CHECKING:
     from skerry_learner.sync.session import Learner
@@ -235,8 +228,8 @@ def _emit_own(
     events: tuple[SpanEvent, ...] = (),
 ) -> None:
     """Emit a span about something that this learner does for a contribution."""
-    if tracing.on():
-        trace = learner.trace(header.fragment, header.round_version)
+    trace = learner.trace(header.fragment, header.round_version)
+    if tracing.kept(trace):
         place = _place(operation, learner, trace, header.identity)
         about = {**_about(learner, header.fragment, header.round_version), **more}
         root = tracing.context(trace)
@@ -247,8 +240,8 @@ def _emit_global(
     operation: str, learner: Learner, commit: Commit, took: Interval, more: Attributes
 ) -> None:
     """Emit a span about something that is done with a global fragment: linked to its commit."""
-    if tracing.on():
-        trace = learner.trace(commit.fragment, commit.version)
+    trace = learner.trace(commit.fragment, commit.version)
+    if tracing.kept(trace):
         place, root = _place(operation, learner, trace), tracing.context(trace)
         subject = Subjects(learner.run).manifest(commit.fragment)
         message = f"{commit.fragment}/{commit.version}"
