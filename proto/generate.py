@@ -1,5 +1,6 @@
-"""Generate the protobuf code under shared/skerry/protocol/v1, or with --check fail on a difference.
+"""Generate shared/skerry/protocol/v1 from the schema, or with --check fail on a difference.
 
+Protobuf code comes from protoc, dataclasses and enums (messages.py) from ``dataclasses_of.py``.
 The generated files are committed, so that installing Skerry needs no compiler; CI runs this with
 ``--check``. It needs grpcio-tools and mypy-protobuf of the dev group in the running interpreter.
 """
@@ -13,6 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dataclasses_of import module_of
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
 PROTO = Path(__file__).resolve().parent
 OUT = PROTO.parent / "shared"
 PACKAGE = Path("skerry", "protocol", "v1")
@@ -20,18 +24,22 @@ INIT = '"""Generated from proto/skerry/protocol/v1 by proto/generate.py: do not 
 
 
 def compile_into(out: Path) -> None:
-    """Write ``*_pb2.py``, ``*_pb2.pyi`` and the package's ``__init__`` under ``out``."""
+    """Write the generated package under ``out``."""
     sources = sorted(str(path.relative_to(PROTO)) for path in (PROTO / PACKAGE).glob("*.proto"))
     plugins = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    schema = out / "schema.bin"
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={PROTO}"),
-            *(f"--python_out={out}", f"--mypy_out=quiet:{out}", *sources),
+            *(f"--python_out={out}", f"--mypy_out=quiet:{out}"),
+            *(f"--descriptor_set_out={schema}", "--include_source_info", *sources),
         ],
         check=True,
         env={**os.environ, "PATH": plugins},
     )
     (out / PACKAGE / "__init__.py").write_text(INIT)
+    files = FileDescriptorSet.FromString(schema.read_bytes())
+    (out / PACKAGE / "messages.py").write_text(module_of(files))
 
 
 def generated(root: Path) -> dict[str, bytes]:

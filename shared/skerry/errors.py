@@ -7,7 +7,7 @@ says what is wrong and one that says what to do.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 
 class SkerryError(Exception):
@@ -40,9 +40,9 @@ class ModelError(ConfigError):
 
 
 class WireError(SkerryError, ValueError):
-    """Bytes that a receiver refuses; ``cause`` is the label under which it is counted."""
+    """Bytes that a receiver refuses; ``cause`` names the RefusalCause under which they count."""
 
-    cause = "wire"
+    cause: ClassVar[str]
 
 
 class Truncated(WireError):

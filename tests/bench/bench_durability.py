@@ -26,8 +26,9 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.messages import Manifest
 from skerry.protocol.subjects import Subjects
+from tests.support.builders import commit
 from tests.support.nats_cluster import NatsCluster
 from tests.support.nats_server import NatsServer
 from tests.support.puppet import walk
@@ -86,33 +87,12 @@ async def commits(count: int, bus: NatsBus, replicas: int) -> float:
     parts += [NewPart(name, "f32", vector) for name in ("master", "outer.momentum")]
     for version in range(1, count + 2):
         start = time.perf_counter()
-        held = await writer.commit(draft(names.run, version), parts, held)
+        held = await writer.commit(
+            commit(version, run=names.run, plan_digest=PLAN.digest), parts, held
+        )
         spent.append(time.perf_counter() - start)
     assert isinstance(held, Manifest)
     return 1e3 * statistics.median(spent[1:])
-
-
-def draft(run: str, version: int) -> Commit:
-    return Commit(
-        run=run,
-        plan_digest=PLAN.digest,
-        fragment=0,
-        version=version,
-        step=version,
-        reason="bench",
-        syncer="",
-        fence=0,
-        opened_ns=1,
-        closed_ns=2,
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=(),
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-    )
 
 
 Measure = Callable[[NatsBus, int], Awaitable[float]]

@@ -23,9 +23,10 @@ from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from tests.support.builders import run_record
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 
 WEIGHED = Path(__file__).parent / "weighed_service.py"
 FRAGMENTS = 8

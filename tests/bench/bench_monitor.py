@@ -27,13 +27,13 @@ from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, Consumed, LearnerPhase, LearnerProgress, Pulse, Round
+from skerry.protocol.messages import Commit, Pulse
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
+from tests.support.builders import commit, consumed, progress, pulse, round_, run_record
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import run_record
 
 LEARNERS = 200
 ROUNDS_PER_S = 50
@@ -69,20 +69,16 @@ class Sent:
     scrape_s: float = 0.0
 
 
-def pulse(run: str, name: str, second: float) -> Pulse:
+def beat(run: str, name: str, second: float) -> Pulse:
     step = int(second * 10)
-    return Pulse(
+    return pulse(
+        name,
+        step,
         run=run,
-        learner=name,
-        incarnation=1,
-        phase=LearnerPhase.TRAINING,
         sent_ns=time.time_ns(),
-        step=step,
-        steps=step,
         tokens=step * 1024,
         cursor=step * 8,
         loss=2.5,
-        step_time_s=0.1,
         busy_s=0.9 * second,
         alive_s=second,
         bytes_up=step * 1000,
@@ -95,35 +91,23 @@ def pulse(run: str, name: str, second: float) -> Pulse:
     )
 
 
-def commit(run: str, digest: int, fragment: int, version: int, merged: int) -> Commit:
+def closed(run: str, digest: int, fragment: int, version: int, merged: int) -> Commit:
     now_ns, step = time.time_ns(), version * 24
     first = (fragment + version) * merged
     who = [NAMES[(first + number) % LEARNERS] for number in range(merged)]
-    return Commit(
+    of = {"base_version": version - 1, "steps": 24, "tokens": 24_576, "cursor_from": step}
+    arrived = {"cursor_to": step + 24, "arrived_ns": now_ns - 10**8}
+    return commit(
+        version,
+        fragment,
         run=run,
         plan_digest=digest,
-        fragment=fragment,
-        version=version,
         step=step,
-        reason="all_arrived",
-        syncer="syncer",
-        fence=1,
         opened_ns=now_ns - 10**9,
         closed_ns=now_ns,
-        quorum_s=0.5,
-        grace_s=0.25,
-        consumed=tuple(
-            Consumed(
-                *(name, 1, version, version, version, version - 1, 0, step, 24, 24_576),
-                *(step, step + 24, 1.0, 2.5, now_ns - 10**8),
-            )
-            for name in who
-        ),
-        refused=(),
+        consumed=tuple(consumed(name, version, **of, **arrived) for name in who),
         contrib_floor=version,
-        progress=tuple(LearnerProgress(name, 1, version, step * 1024, step) for name in NAMES),
-        params_digest=1,
-        master_digest=1,
+        progress=tuple(progress(name, version, tokens=step * 1024, cursor=step) for name in NAMES),
         trace_id=f"{fragment:016x}{version:016x}",
     )
 
@@ -135,7 +119,7 @@ async def keep_pulsing(bus: Bus, run: str, sent: Sent) -> None:
         for number, name in enumerate(NAMES):
             second = sent.pulses // LEARNERS + number / LEARNERS
             await asyncio.sleep(max(0.0, began + second - time.monotonic()))
-            await bus.publish(subjects.pulse(name), encode(pulse(run, name, second + 10)))
+            await bus.publish(subjects.pulse(name), encode(beat(run, name, second + 10)))
             sent.pulses += 1
 
 
@@ -145,8 +129,9 @@ async def keep_committing(bus: Bus, run: str, digest: int, merged: int, sent: Se
     while True:
         fragment, version = sent.rounds % FRAGMENTS, 2 + sent.rounds // FRAGMENTS
         await asyncio.sleep(max(0.0, began + sent.rounds / ROUNDS_PER_S - time.monotonic()))
-        told = commit(run, digest, fragment, version, merged)
-        opened = Round(run, digest, fragment, version + 1, version * 24, told.closed_ns, "syncer")
+        told = closed(run, digest, fragment, version, merged)
+        clock = {"due_step": version * 24, "opened_ns": told.closed_ns}
+        opened = round_(version + 1, fragment, run=run, plan_digest=digest, **clock)
         await bus.publish(subjects.round(fragment), encode(opened))
         await bus.publish(subjects.commit(fragment), encode(told))
         sent.rounds += 1
@@ -217,7 +202,7 @@ async def measure(
         await bus.declare(specs(run, window_bytes=2**20))
         await ledger.create_run(bus, run_record(run, cut, config.model_dump_json()))
         for fragment in range(FRAGMENTS):
-            genesis = replace(commit(run, cut.digest, fragment, 1, 0), reason="genesis")
+            genesis = closed(run, cut.digest, fragment, 1, 0)
             await bus.publish(Subjects(run).commit(fragment), encode(genesis))
         async with monitor(nats, run, folder) as (pid, url), TaskGroup() as group:
             tasks = [

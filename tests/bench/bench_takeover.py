@@ -27,9 +27,10 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit
 from skerry.settings.models import RunConfig, SyncConfig
+from tests.support.builders import run_record
 from tests.support.cluster import Cluster, Service
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 
 RUN = "takeover"
 NAMES = ("syncer-0", "syncer-1")

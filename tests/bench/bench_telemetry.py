@@ -43,11 +43,8 @@ from skerry.log.contributions import Contribution
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import (
     Commit,
-    Consumed,
     ContributionHeader,
-    ContributionKind,
     Round,
-    RunRecord,
 )
 from skerry.service.telemetry import STOP_S
 from skerry.settings.models import TelemetrySettings
@@ -57,6 +54,7 @@ from skerry_learner.sync.session import Learner
 from skerry_learner.sync.telemetry import RoundTelemetry as LearnerTelemetry
 from skerry_syncer.telemetry import CommitTimes
 from skerry_syncer.telemetry import RoundTelemetry as SyncerTelemetry
+from tests.support.builders import commit, consumed, header, run_record
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
 
@@ -67,7 +65,7 @@ ROUNDS, REPEATS = 200, 4
 FLEETS = (2, 8, 64)
 STEPS = 3
 """Steps from one round to the next, of whichever fragment: H = 24 over P = 8."""
-RECORD = RunRecord("bench", "{}", (), 1, 0, 1, "0")
+RECORD = run_record("bench", created_ns=1)
 ME = Learner("bench", "a", 1, 1)
 
 
@@ -92,81 +90,39 @@ class InPlace:
     steps: int
 
 
-def header(version: int, learner: str = "a") -> ContributionHeader:
+def offered(version: int, learner: str = "a") -> ContributionHeader:
     place = replace(ME, name=learner).publishing(0, version, version)
-    return ContributionHeader(
-        kind=ContributionKind.OUTER_GRADIENT,
-        learner=learner,
-        incarnation=1,
-        identity=version,
-        fragment=0,
+    return header(
+        version,
+        learner,
         base_version=version - 1,
-        round_version=version,
-        step=version,
         steps=24,
         tokens=24_576,
-        cursor_from=0,
         cursor_to=192,
-        loss=1.0,
-        captured_ns=1,
         trace_parent=tracing.trace_parent(place),
     )
 
 
-def commit(version: int, learners: Sequence[str]) -> Commit:
-    consumed = tuple(
-        Consumed(
-            name,
-            1,
-            version,
-            1,
-            2,
-            version - 1,
-            0,
-            version,
-            24,
-            24_576,
-            0,
-            192,
-            1 / len(learners),
-            1.0,
-        )
+def merged(version: int, learners: Sequence[str]) -> Commit:
+    rows = [
+        consumed(name, version, steps=24, tokens=24_576, weight=1 / len(learners))
         for name in learners
-    )
-    return Commit(
-        run="bench",
-        plan_digest=0,
-        fragment=0,
-        version=version,
-        step=version,
-        reason="all_arrived",
-        syncer="s",
-        fence=1,
-        opened_ns=1_000,
-        closed_ns=2_000,
-        quorum_s=0.1,
-        grace_s=0.01,
-        consumed=consumed,
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-        trace_id=ME.trace(0, version),
-    )
+    ]
+    trace = ME.trace(0, version)
+    return commit(version, run="bench", consumed=tuple(rows), trace_id=trace)
 
 
 def learner_round() -> Callable[[int], None]:
     telemetry, took = LearnerTelemetry(), Interval(1_000, 2_000)
 
     def report(version: int) -> None:
-        sent, of = header(version), {metrics.RUN: "bench", metrics.LEARNER_NAME: "a"}
+        sent, of = offered(version), {metrics.RUN: "bench", metrics.LEARNER_NAME: "a"}
         telemetry.captured(ME, sent, took)
         telemetry.begins(0, 1_000)
         telemetry.quantised(ME, sent, "int4", took)
         telemetry.published(ME, sent, 1000, 2_000)
-        telemetry.received(ME, commit(version, ["a"]), 1000, took)
-        telemetry.adopted(ME, commit(version, ["a"]), version - 1, "rebase", took)
+        telemetry.received(ME, merged(version, ["a"]), 1000, took)
+        telemetry.adopted(ME, merged(version, ["a"]), version - 1, "rebase", took)
         for operation in ("encode", "decode"):
             coded = {metrics.RUN: "bench", metrics.OPERATION: operation}
             instruments.record(metrics.CODEC_DURATION, 0.1, coded)
@@ -194,7 +150,7 @@ def syncer_round(size: int) -> Callable[[int], None]:
         tracing.headers_for(opened.trace_id)  # what it is sent with
         origins = {}
         for name in names:
-            sent = header(version, name)
+            sent = offered(version, name)
             subject = f"skerry.bench.contrib.0.{name}"
             telemetry.chunk_arrived(subject, 1_000)
             whole = Contribution(sent, "int4", planes, 1, 2, tracing.parse(sent.trace_parent))
@@ -203,7 +159,7 @@ def syncer_round(size: int) -> Callable[[int], None]:
             origins[name, 1, version] = whole.origin
         coded = {metrics.RUN: "bench", metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, 0.1, coded)
-        telemetry.committed(commit(version, names), opened, origins, times)
+        telemetry.committed(merged(version, names), opened, origins, times)
 
     return report
 

@@ -20,10 +20,18 @@ from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, Consumed, LearnerProgress, Manifest, RunRecord
+from skerry.protocol.messages import (
+    CloseReason,
+    Commit,
+    CommitOrigin,
+    Consumed,
+    LearnerProgress,
+    Manifest,
+    RunRecord,
+)
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry.tasks import TaskGroup
-from tests.support.puppet import run_record
+from tests.support.builders import run_record
 
 WINDOW_BYTES = 16 * 1024**2
 H_STEPS = 24
@@ -115,7 +123,8 @@ def commit_of(cut: Plan, run: str, scale: Scale, index: int, number: int) -> Com
         fragment=index,
         version=turn + 1,
         step=step,
-        reason="genesis" if genesis else "all_arrived",
+        origin=CommitOrigin.GENESIS if genesis else CommitOrigin.ROUND,
+        reason=None if genesis else CloseReason.ALL_ARRIVED,
         syncer="",
         fence=0,
         opened_ns=closed_ns - 812_345_678,

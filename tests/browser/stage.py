@@ -20,12 +20,15 @@ from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.messages import (
     CheckpointRecord,
+    CloseReason,
     Commit,
+    CommitOrigin,
     Consumed,
     Evaluation,
     LearnerPhase,
     LearnerProgress,
     Pulse,
+    RefusalCause,
     Refused,
     Round,
     RunRecord,
@@ -36,8 +39,10 @@ from skerry.settings.models import HealthSettings, RunConfig
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import FaultTarget
 from skerry_health_monitor.web.server import Connections, application, listen, serve_http
-from tests.support.puppet import run_record
+from tests.support.builders import run_record
 
+CLOSED = (CloseReason.GRACE_OVER, CloseReason.ALL_ARRIVED)
+"""Why the rounds on the stage close."""
 RUN = "stage"
 STEP_S = 0.25
 TOKENS = 1024
@@ -194,7 +199,8 @@ class Stage:
             fragment=fragment,
             version=version,
             step=step,
-            reason="genesis" if version == 1 else self.chance.choice(("grace_over", "all_arrived")),
+            origin=CommitOrigin.GENESIS if version == 1 else CommitOrigin.ROUND,
+            reason=None if version == 1 else self.chance.choice(CLOSED),
             syncer="syncer",
             fence=3,
             opened_ns=opened_ns,
@@ -243,8 +249,8 @@ class Stage:
             arrived,
         )
 
-    async def refuse(self, fragment: int, cause: str, learner: str) -> None:
-        """Commit a round that refuses somebody."""
+    async def refuse(self, fragment: int, cause: RefusalCause, learner: str) -> None:
+        """Commit a round that refuses a contribution."""
         await self.commit(fragment, refused=(Refused(cause, learner, 1, 1, 1, 0, 1),))
 
     async def evaluate(self, **changes: Any) -> None:

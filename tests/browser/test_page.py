@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from browser.stage import RUN, Stage
 from playwright.sync_api import expect
 
 from skerry.log import ledger
-from skerry.log.loss import RESTORED
-from skerry.protocol.messages import CheckpointRecord, LearnerPhase
+from skerry.protocol.messages import CommitOrigin, LearnerPhase, RefusalCause
 from skerry.settings.models import HealthSettings
 from skerry_health_monitor.watching.timeline import MOST_ROUNDS, WRITTEN_S
+from tests.support.builders import checkpoint_record
 
 if TYPE_CHECKING:
     from browser.conftest import Show
     from playwright.sync_api import Page
+
+RESTORED: Final[dict[str, Any]] = {"origin": CommitOrigin.RESTORED, "reason": None}
+"""What a commit says of itself that a checkpoint wrote."""
 
 pytestmark = pytest.mark.browser
 
@@ -242,7 +245,7 @@ def test_the_newest_checkpoint_is_told_though_an_older_one_is_read_after_it(
     page.goto(theatre.url)
     told = f"#tile-checkpoint:has-text('step {max(a.step for a in stage.actors.values()):,}')"
     page.wait_for_selector(told)
-    older = CheckpointRecord(RUN, "/older", "d", (), 1, 1, stage.ns - 10**9, 1, 1)
+    older = checkpoint_record("/older", run=RUN, written_ns=stage.ns - 10**9)
     theatre.run(ledger.record_checkpoint(stage.bus, older))
     page.wait_for_selector("#checkpoint-rows :has-text('/older')")
     assert page.query_selector(told) is not None
@@ -252,7 +255,7 @@ def test_a_version_from_a_checkpoint_says_why_it_has_no_trace(show: Show, page: 
     theatre = show(Stage())
     theatre.run(theatre.stage.past(60, 1))
     restored = theatre.run(
-        theatre.stage.commit(3, reason=f"{RESTORED}stage/step-00000300", trace_id="", consumed=())
+        theatre.stage.commit(3, **RESTORED, source="stage/step-00000300", trace_id="", consumed=())
     )
     page.goto(f"{theatre.url}#round=3.{restored.version}")
     page.wait_for_selector("#trace-id:has-text('none: this version came from a checkpoint')")
@@ -594,8 +597,8 @@ def test_text_that_others_chose_is_shown_and_never_run(show: Show, page: Page) -
     stage = Stage(learners=2)
     theatre = show(stage)
     theatre.run(stage.past(30, 1))
-    theatre.run(stage.commit(1, reason=evil, syncer=evil, trace_id=evil))
-    theatre.run(stage.refuse(2, evil, evil))
+    theatre.run(stage.commit(1, **RESTORED, source=evil, syncer=evil, trace_id=evil))
+    theatre.run(stage.refuse(2, RefusalCause.CORRUPT, evil))
     theatre.run(stage.evaluate(sample=evil, evaluator=evil, evaluated_ns=stage.ns + 1))
     theatre.run(stage.pulse(stage.actors["learner-1"], learner=evil))
     page.goto(theatre.url)

@@ -26,10 +26,11 @@ from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, Pulse
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LogConfig, OuterConfig, RunConfig, SyncConfig
+from tests.support.builders import run_record
 from tests.support.cluster import until_pulse
 from tests.support.history import settle
 from tests.support.nats_cluster import NatsCluster
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(240)]
 

@@ -22,10 +22,11 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, RunState
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from tests.support.builders import run_record
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import read_history
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
 

@@ -14,7 +14,7 @@ import pytest
 
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
-from skerry.protocol.messages import Commit, Consumed, ContributionKind, MemberRecord
+from skerry.protocol.messages import CloseReason, Commit, Consumed, ContributionKind, MemberRecord
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from tests.support.cluster import Cluster, Service, until_commit
@@ -52,7 +52,7 @@ async def until_left_behind(bus: NatsBus, run: str) -> dict[int, int]:
     def alone(commit: Commit) -> bool:
         names = {c.learner for c in commit.consumed}
         late = commit.version > held[commit.fragment] + 3
-        return late and names == {"b"} and commit.reason == "all_arrived"
+        return late and names == {"b"} and commit.reason is CloseReason.ALL_ARRIVED
 
     await until_commit(bus, run, alone)
     return {f: c.version for f, c in (await ledger.last_commits(bus, run)).items()}

@@ -17,9 +17,10 @@ from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from tests.support.builders import run_record
 from tests.support.history import History, read_history
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
 

@@ -1,11 +1,11 @@
-"""The messages behind tests/golden/*.bin, and the command that writes them anew.
+"""The messages that tests/golden/*.bin hold, and the command that writes those files.
 
 STOP before you run ``python tests/golden/regenerate.py --yes``: these bytes are what running
 clusters and stored logs hold. A difference means that old and new releases cannot read each other.
-That needs a new scheme id or a new wire version (see plan.proto), unless only
-the compressor's choice of bytes changed and every *old* file still decodes to the same values,
-which ``test_golden_bytes_decode`` proves before you overwrite anything: copy the old files to
-``earlier/`` first, where it goes on proving it.
+That needs a new scheme id or a new wire version (see frame.proto), unless only the compressor's
+choice of bytes changed and every *old* file still decodes to the same values, which
+``test_golden_chunks_decode`` proves before you overwrite anything: copy the old files to
+``earlier/`` first, where the test goes on proving it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ from skerry.protocol.messages import (
     CheckpointRecord,
     ChunkHeader,
     ChunkRef,
+    CloseReason,
     Commit,
+    CommitOrigin,
     Consumed,
     ContributionHeader,
     ContributionKind,
     Drill,
     Evaluation,
     Fence,
+    InnerState,
     LearnerPhase,
     LearnerProgress,
     Manifest,
     MemberRecord,
     Part,
     Pulse,
+    RefusalCause,
     Refused,
     Round,
     RunRecord,
@@ -79,7 +83,8 @@ def vector() -> NDArray[np.float32]:
 def contribution() -> ContributionHeader:
     return ContributionHeader(
         *(ContributionKind.OUTER_GRADIENT, "ann", 3, 41, 0, 6, 7, 168, 24, 98_304, 512, 608),
-        *(2.25, 1_700_000_000_000_000_000, (0.125, 3.5)),
+        *(2.25, 1_700_000_000_000_000_000),
+        norms=(0.125, 3.5),
         trace_parent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )
 
@@ -91,7 +96,6 @@ def header(scheme: str) -> ChunkHeader:
         *(RUN, PLAN.digest, 0, 6, "ann", 3, 0, 1, scheme, 0, BLOCKS, raw),
         identity=41,
         contribution=contribution(),
-        extra={"b": "2", "a": "1"},
     )
 
 
@@ -102,19 +106,24 @@ def chunk(scheme: str) -> bytes:
 
 def commit() -> Commit:
     return Commit(
-        *(RUN, PLAN.digest, 0, 7, 168, "quorum 2 of 2, grace 0.1 s", "syncer-a", 9, 10, 11),
+        *(RUN, PLAN.digest, 0, 7, 168, CommitOrigin.ROUND, "syncer-a", 9, 10, 11),
         *(1.5, 0.1),
         consumed=(
             Consumed("ann", 3, 41, 100, 104, 6, 0, 168, 24, 98_304, 512, 608, 0.75, 2.25),
             Consumed("bob", 1, 12, 105, 109, 5, 1, 160, 16, 65_536, 900, 964, 0.25, 2.5),
         ),
-        refused=(Refused("too_stale", "eve", 2, 7, 4096, 96, 128),),
+        refused=(Refused(RefusalCause.TOO_STALE, "eve", 2, 7, 4096, 96, 128),),
         contrib_floor=109,
         progress=(LearnerProgress("ann", 3, 41, 4_000_000, 608),),
         params_digest=0xFEDC_BA98_7654_3210,
         master_digest=1,
         final=True,
         trace_id="0af7651916cd43dd8448eb211c80319c",
+        merge_s=0.5,
+        reason=CloseReason.GRACE_OVER,
+        source="/data/c-6",
+        source_version=6,
+        previous=2**64 - 3,
     )
 
 
@@ -125,20 +134,21 @@ def examples() -> list[Record]:
             *(RUN, '{"train":{"steps":10}}', LEAVES, 1, PLAN.digest, 5, "0.1.0"),
             *(RunState.FINISHED, "s3://bucket/checkpoint"),
         ),
-        MemberRecord(RUN, "ann", 3, "host-1", 6, 2, 608, 168, "warm", 12, 99),
+        MemberRecord(RUN, "ann", 3, "host-1", 6, 2, 608, 168, InnerState.WARM, 12, 99),
         Round(RUN, PLAN.digest, 0, 7, 168, 8, "syncer-a", final=True, trace_id="0af7", attempt=1),
         Pulse(
             *(RUN, "ann", 3, LearnerPhase.TRAINING, 9, 168, 144, 589_824, 608, 2.25, 0.5),
             *(72.0, 80.0, 1_000_000, 2_000_000, 41, (7, 6, 7), 1, 2),
+            *(1.5, 2.5, 3.5, 4.5, 9_000_000, 8_000_000, 5.5, 6.5),
         ),
         commit(),
         Manifest(commit(), 1, (Part("params", "bf16", 77, (ChunkRef(200, 5000, 2**63),), 9),)),
         Fence(RUN, 2, "syncer-a", 10),
-        SyncerPulse(RUN, "syncer-a", "5f3a", 12, (0, 2), (9, 10), "host-2"),
+        SyncerPulse(RUN, "syncer-a", "5f3a", 12, "host-2", (0, 2), (9, 10)),
         Start(RUN, "ann", 3, 13),
         Drill(RUN, "process 7 on host-3", 15, 16),
         CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456, 77),
-        Evaluation(RUN, "eve", 168, 589_824, (7, 6), 1.25, 3.5, 1.75, 8192, 2**63 + 5, 14),
+        Evaluation(RUN, "eve", 168, 589_824, (7, 6), 1.25, 3.5, 1.75, 8192, 2**63 + 5, 14, "text"),
     ]
 
 

@@ -17,7 +17,7 @@ from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.codec import vector_digest
-from skerry.protocol.messages import Commit, Manifest, Refused
+from skerry.protocol.messages import CloseReason, Commit, Manifest, RefusalCause, Refused
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
@@ -34,7 +34,8 @@ from skerry_tools.audit.target import Target
 from skerry_tools.audit.verify import Report, verify
 from skerry_tools.audit.violations import What
 from skerry_tools.audit.window import read_window
-from tests.support.puppet import Puppet, run_record
+from tests.support.builders import run_record
+from tests.support.puppet import Puppet
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)
@@ -190,9 +191,26 @@ async def test_forged_commit_is_out_of_order_and_unlike_its_manifest() -> None:
 async def test_commit_that_was_rewritten_is_not_its_manifests() -> None:
     bus = await trained()
     sequence, newest = commits_of(bus, 0)[-1]
-    tamper(bus, sequence, encode(replace(newest, reason="because")))
+    tamper(bus, sequence, encode(replace(newest, reason=CloseReason.TIMEOUT)))
     report = await verified(bus, with_replay=False)
     assert kinds(report) == {What.STATE}
+
+
+async def test_changed_record_of_the_past_does_not_fit_the_one_after_it() -> None:
+    bus = await trained()
+    sequence, commit = commits_of(bus, 1)[2]
+    tamper(bus, sequence, encode(replace(commit, syncer="somebody-else", closed_ns=1)))
+    (broken,) = (await verified(bus)).violations
+    assert (broken.what, broken.fragment, broken.version) == (What.CHAIN, 1, commit.version + 1)
+    assert f"does not follow the record of version {commit.version}" in broken.sentence
+
+
+async def test_first_record_names_none_before_it() -> None:
+    bus = await trained()
+    sequence, commit = commits_of(bus, 0)[0]
+    tamper(bus, sequence, encode(replace(commit, previous=7)))
+    report = await verified(bus, with_replay=False)
+    assert [(v.what, v.version) for v in report.violations] == [(What.CHAIN, 1), (What.CHAIN, 2)]
 
 
 async def test_flipped_bit_in_the_state_is_found() -> None:
@@ -269,7 +287,7 @@ async def test_refusal_accounts_for_a_contribution() -> None:
     bus = await trained()
     sequence, commit = next((s, c) for s, c in commits_of(bus, 0)[1:-1] if len(c.consumed) == 2)
     gone = commit.consumed[1]
-    refused = Refused("diverged", gone.learner, gone.incarnation, gone.identity)
+    refused = Refused(RefusalCause.DIVERGED, gone.learner, gone.incarnation, gone.identity)
     tamper(bus, sequence, encode(replace(commit, consumed=commit.consumed[:1], refused=(refused,))))
     report = await verified(bus, with_replay=False)
     assert What.UNRESOLVED not in kinds(report)

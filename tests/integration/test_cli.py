@@ -26,8 +26,8 @@ from skerry.log.streams import specs
 from skerry.service.connect import bus_from
 from skerry.settings.loading import to_json
 from skerry.settings.models import NatsSettings, RunConfig
+from tests.support.builders import run_record
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import run_record
 
 DEADLINE_S = 60.0
 SERVICES = {"learner-1", "learner-2", "syncer", "checkpointer", "evaluator", "health-monitor"}

@@ -17,10 +17,11 @@ from skerry.log.nats.connection import NatsOptions
 from skerry.log.state import read_manifests
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, Consumed, LearnerProgress, Manifest
+from skerry.protocol.messages import Commit, LearnerProgress, Manifest
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
-from tests.support.puppet import run_record, walk
+from tests.support.builders import commit, consumed, run_record
+from tests.support.puppet import walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,35 +37,17 @@ LEDGER_BYTES = 1024
 """A commit's share of the ledger's files, with all its learners in it."""
 STEPS = 24
 CUT = plan([LeafSpec(f"w{i}", (3, BLOCK)) for i in range(16)], 16)
-DRAFT = Commit(
-    run="",
+DRAFT = commit(
     plan_digest=CUT.digest,
-    fragment=0,
-    version=0,
-    step=0,
-    reason="all_arrived",
-    syncer="",
-    fence=0,
     opened_ns=1_790_000_000_000_000_000,
     closed_ns=1_790_000_000_312_345_678,
     quorum_s=0.2123456,
     grace_s=0.1123456,
-    consumed=(),
-    refused=(),
     contrib_floor=2**18,
-    progress=(),
-    params_digest=0,
-    master_digest=0,
 )
-CONSUMED = Consumed(
-    learner="",
-    incarnation=1,
-    identity=0,
+CONSUMED = consumed(
     sequence_first=2**18,
     sequence_last=2**18,
-    base_version=0,
-    staleness=0,
-    step=0,
     steps=STEPS,
     tokens=STEPS * 1024,
     cursor_from=2**18,

@@ -22,7 +22,7 @@ from skerry.log.base import Bus, Record
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.protocol.envelope import unseal
-from skerry.protocol.messages import Commit, LearnerPhase, Pulse, RunRecord
+from skerry.protocol.messages import Commit, InnerState, RunRecord
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import (
@@ -37,6 +37,7 @@ from skerry.settings.models import (
 from skerry.tasks import TaskGroup
 from skerry_tools.lab.lab import RUN, Lab
 from skerry_tools.lab.scenario import Judging, Scenario
+from tests.support.builders import pulse
 from tests.support.cluster import Cluster
 from tests.support.nats_server import NatsServer
 
@@ -91,7 +92,7 @@ def _records(lab: Lab, stream: str) -> list[Record]:
 async def play(bus: Bus, tape: Tape, name: str) -> None:
     """Be a learner that pulses, and answers each round with what is on the tape; for ever."""
     taken = await place.take_place(bus, RUN, tape.plan, name, host="tape", now_ns=time.time_ns())
-    await place.settle_in(bus, replace(taken.member, inner="new"))
+    await place.settle_in(bus, replace(taken.member, inner=InnerState.NEW))
     sent = tape.sent[name]
     for fragment in tape.plan.fragments:
         await _send(bus, sent.get((fragment.index, 1), []))
@@ -112,25 +113,8 @@ async def _pulse(bus: Bus, name: str) -> None:
     began_s = time.monotonic()
     while True:
         steps = int((time.monotonic() - began_s) / STEP_S)
-        pulse = Pulse(
-            run=RUN,
-            learner=name,
-            incarnation=1,
-            phase=LearnerPhase.TRAINING,
-            sent_ns=time.time_ns(),
-            step=steps,
-            steps=steps,
-            tokens=steps,
-            cursor=steps,
-            loss=1.0,
-            step_time_s=STEP_S,
-            busy_s=0.0,
-            alive_s=0.0,
-            bytes_up=0,
-            bytes_down=0,
-            contributions=0,
-        )
-        await presence.publish_pulse(bus, pulse)
+        said = pulse(name, steps, run=RUN, sent_ns=time.time_ns(), step_time_s=STEP_S)
+        await presence.publish_pulse(bus, said)
         await asyncio.sleep(PULSE_S)
 
 

@@ -23,9 +23,10 @@ import pytest
 
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
-from skerry.protocol.messages import CheckpointRecord, Commit, Consumed, Evaluation
+from skerry.protocol.messages import Commit
 from skerry.settings.models import RunConfig
 from skerry.telemetry.metrics import MONITOR, MetricKind, of, prometheus_name
+from tests.support.builders import checkpoint_record, consumed, evaluation
 from tests.support.nats_server import NatsServer
 from tests.support.puppet import Puppet
 from tests.support.scripted_run import ScriptedRun
@@ -54,7 +55,7 @@ class Traced(ScriptedRun):
     def _draft(self, index: int, version: int, step: int, tokens: int) -> Commit:
         now_ns = time.time_ns()
         draft = super()._draft(index, version, step, tokens)
-        merged = Consumed("a", 1, version, 1, 1, version - 1, 1, step, 9, 90, 0, 8, 1.0, 2.0)
+        merged = consumed(identity=version, base_version=version - 1, staleness=1)
         times = {"opened_ns": now_ns - 10**9, "closed_ns": now_ns}
         return replace(draft, **times, consumed=(merged,), trace_id=TRACE)
 
@@ -114,12 +115,12 @@ async def live_on(scripted: ScriptedRun) -> None:
     """Train, commit, checkpoint and evaluate until cancelled."""
     bus = scripted.bus
     training = asyncio.create_task(Puppet(bus, "r", scripted.plan, "a").train())
-    said = Evaluation("r", "e", 8, 90, (1, 1, 1), 3.25, 25.0, 4.0, 64, 7, 1)
+    said = evaluation(run="r", versions=(1, 1, 1), loss=3.25)
     try:
         for step in range(10**6):
             await scripted.commit_all(step=step)
             await ledger.record_checkpoint(
-                bus, CheckpointRecord("r", f"/{step}", "d", (1, 1, 1), step, 90, step, 512, step)
+                bus, checkpoint_record(f"/{step}", run="r", step=step, written_ns=step)
             )
             await ledger.record_evaluation(bus, replace(said, versions=(step + 1,) * 3))
             await asyncio.sleep(0.5)

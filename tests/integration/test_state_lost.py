@@ -15,14 +15,15 @@ from skerry.log import ledger, recovery
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
-from skerry.protocol.messages import CheckpointRecord, Manifest
+from skerry.protocol.messages import Manifest
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.network import Network
 from skerry_learner.sync.session import Learner
+from tests.support.builders import checkpoint_record, run_record
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 from tests.support.scripted_run import WINDOW_BYTES, ScriptedRun
 
 pytestmark = [pytest.mark.nats]
@@ -50,7 +51,7 @@ async def committed(bus: NatsBus, run: str) -> ScriptedRun:
     """Return a run of three fragments at version 2, of which version 1 is in a checkpoint."""
     scripted = await ScriptedRun.begin(bus, run, config=CONFIG)
     await scripted.commit_all(step=10)
-    saved = CheckpointRecord(run, "saved/step-00000010", "d", (1, 1, 1), 10, 1, 1, 1)
+    saved = checkpoint_record("saved/step-00000010", run=run, versions=(1, 1, 1), step=10)
     await ledger.record_checkpoint(bus, saved)
     await scripted.commit_all(step=20)
     return scripted

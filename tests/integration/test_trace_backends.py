@@ -23,13 +23,8 @@ import pytest
 
 from skerry.protocol.messages import (
     Commit,
-    Consumed,
     ContributionHeader,
-    ContributionKind,
-    LearnerPhase,
     Pulse,
-    Round,
-    RunRecord,
 )
 from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, ids, instruments, metrics, tracing
@@ -39,6 +34,7 @@ from skerry.telemetry.spans import Interval
 from skerry_learner.sync import telemetry as learner_telemetry
 from skerry_learner.sync.session import Learner
 from skerry_syncer import telemetry as syncer_telemetry
+from tests.support.builders import commit, consumed, header, pulse, round_, run_record
 
 pytestmark = pytest.mark.soak
 
@@ -46,7 +42,7 @@ DEADLINE_S = 300.0
 RUN = "backends"
 NOW_NS = time.time_ns()
 LEARNERS = tuple(Learner(RUN, name, 1, NOW_NS) for name in "ab")
-RECORD = RunRecord(RUN, "{}", (), 1, 0, NOW_NS, "0")
+RECORD = run_record(RUN, created_ns=NOW_NS)
 READ_MLFLOW = """
 import json, sys, mlflow
 mlflow.set_tracking_uri(sys.argv[1])
@@ -120,56 +116,28 @@ def clean(**more: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("SKERRY_", "OTEL_"))} | more
 
 
-def header(learner: Learner, version: int) -> ContributionHeader:
+def offered(learner: Learner, version: int) -> ContributionHeader:
     place = learner.publishing(0, version, version)
-    return ContributionHeader(
-        kind=ContributionKind.OUTER_GRADIENT,
-        learner=learner.name,
-        incarnation=1,
-        identity=version,
-        fragment=0,
-        base_version=version - 1,
-        round_version=version,
-        step=version,
-        steps=24,
-        tokens=512,
-        cursor_from=0,
-        cursor_to=4,
-        loss=1.0,
-        captured_ns=NOW_NS,
-        trace_parent=tracing.trace_parent(place),
-    )
+    trace = {"trace_parent": tracing.trace_parent(place), "captured_ns": NOW_NS}
+    return header(version, learner.name, base_version=version - 1, steps=24, tokens=512, **trace)
 
 
-def commit(version: int, merged: list[ContributionHeader]) -> Commit:
-    consumed = tuple(
-        Consumed(
-            *(sent.learner, 1, sent.identity, 1, 2, sent.base_version),
-            *(version - sent.round_version, version, 24, 512, 0, 4, 0.5, 1.0),
+def committed(version: int, offers: list[ContributionHeader]) -> Commit:
+    rows = [
+        consumed(
+            sent.learner,
+            sent.identity,
+            base_version=sent.base_version,
+            staleness=version - sent.round_version,
+            steps=24,
+            tokens=512,
+            weight=0.5,
         )
-        for sent in merged
-    )
-    return Commit(
-        run=RUN,
-        plan_digest=0,
-        fragment=0,
-        version=version,
-        step=version,
-        reason="all_arrived",
-        syncer="s",
-        fence=1,
-        opened_ns=NOW_NS,
-        closed_ns=NOW_NS + 10**8,
-        quorum_s=0.05,
-        grace_s=0.05,
-        consumed=consumed,
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-        trace_id=LEARNERS[0].trace(0, version),
-    )
+        for sent in offers
+    ]
+    times = {"opened_ns": NOW_NS, "closed_ns": NOW_NS + 10**8, "quorum_s": 0.05, "grace_s": 0.05}
+    trace = LEARNERS[0].trace(0, version)
+    return commit(version, run=RUN, consumed=tuple(rows), trace_id=trace, **times)
 
 
 @contextmanager
@@ -186,14 +154,14 @@ def report(settings: TelemetrySettings) -> list[Commit]:
     a, b = LEARNERS
     took = Interval(NOW_NS, NOW_NS + 10**7)
     with sending("syncer", "s", settings):  # traces are kept only while exported
-        rounds = {v: [header(a, v), *([header(b, v - 1)] if v > 2 else [])] for v in (2, 3, 4)}
-    commits = [commit(version, merged) for version, merged in rounds.items()]
+        rounds = {v: [offered(a, v), *([offered(b, v - 1)] if v > 2 else [])] for v in (2, 3, 4)}
+    commits = [committed(version, merged) for version, merged in rounds.items()]
     for learner in LEARNERS:
         with sending("learner", learner.name, settings):
             telemetry = learner_telemetry.RoundTelemetry()
-            learner_telemetry.observe(learner, lambda: pulse(learner.name))  # noqa: B023 - read before it changes
+            learner_telemetry.observe(learner, lambda: beat(learner.name))  # noqa: B023 - read before it changes
             for done in commits:
-                sent = header(learner, done.version)
+                sent = offered(learner, done.version)
                 telemetry.captured(learner, sent, took)
                 telemetry.quantised(learner, sent, "int4", took)
                 telemetry.published(learner, sent, 1000, took.end_ns)
@@ -211,7 +179,7 @@ def report(settings: TelemetrySettings) -> list[Commit]:
                 (sent.learner, 1, sent.identity): tracing.parse(sent.trace_parent)
                 for sent in rounds[done.version]
             }
-            opened = Round(RUN, 0, 0, done.version, done.step, NOW_NS, "s")
+            opened = round_(done.version, run=RUN, opened_ns=NOW_NS)
             times = syncer_telemetry.CommitTimes(
                 done.closed_ns, done.closed_ns + 10**7, done.closed_ns + 10**8
             )
@@ -219,11 +187,9 @@ def report(settings: TelemetrySettings) -> list[Commit]:
     return commits
 
 
-def pulse(name: str) -> Pulse:
-    return Pulse(
-        *(RUN, name, 1, LearnerPhase.TRAINING, NOW_NS, 40, 30, 960, 0, 2.5, 0.1, 6.0, 10.0),
-        *(100, 200, 4),
-    )
+def beat(name: str) -> Pulse:
+    amounts = {"busy_s": 6.0, "alive_s": 10.0, "bytes_up": 100, "bytes_down": 200}
+    return pulse(name, 40, run=RUN, sent_ns=NOW_NS, steps=30, tokens=960, loss=2.5, **amounts)
 
 
 async def test_mlflow_shows_each_round_as_one_trace_with_its_links(

@@ -17,7 +17,7 @@ from skerry.log import state
 from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
 from skerry.log.state_writer import NewPart, StateWriter
-from skerry.protocol.messages import Commit, Manifest, SyncerPulse
+from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
@@ -25,6 +25,7 @@ from skerry.store.base import Store
 from skerry.store.checkpoint import fragments, plan_of, read_manifest
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
+from tests.support.builders import syncer_pulse
 from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 90.0
@@ -81,7 +82,7 @@ def flip_bit(path: Path, position: int, bit: int = 0) -> Callable[[], object]:
 @asynccontextmanager
 async def pulsing(bus: Bus, run: str) -> AsyncGenerator[None]:
     """Let a syncer ``s`` of a run be alive for as long as the block lasts."""
-    pulse = encode(SyncerPulse(run=run, syncer="s", instance="i", sent_ns=1))
+    pulse = encode(syncer_pulse(run=run))
 
     async def beat() -> None:
         while True:

@@ -7,8 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import weights
-from skerry.protocol.messages import Commit, Consumed, LearnerProgress, MemberRecord, Refused
+from skerry.protocol.messages import (
+    Commit,
+    Consumed,
+    InnerState,
+    LearnerProgress,
+    MemberRecord,
+    RefusalCause,
+    Refused,
+)
 from skerry_tools.audit.checks import Checks, Rules
+from tests.support.builders import commit, member
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,9 +69,10 @@ class Model:
         learner.cursor = learner.known
         learner.identities.clear()
         learner.origins = dict.fromkeys(range(self.fragments), learner.cursor)
-        member = MemberRecord(RUN, learner.name, learner.incarnation, "host", 1, learner.shard)
-        warm = "new" if learner.incarnation == 1 else self.rng.choice(("warm", "cold"))
-        self.records += [member, replace(member, cursor=learner.cursor, inner=warm)]
+        joined = member(learner.name, learner.incarnation, run=RUN, shard=learner.shard)
+        again = self.rng.choice((InnerState.WARM, InnerState.COLD))
+        inner = InnerState.NEW if learner.incarnation == 1 else again
+        self.records += [joined, replace(joined, cursor=learner.cursor, inner=inner)]
 
     def send(self, learner: Learner, fragment: int) -> None:
         """Train a few sequences and offer them."""
@@ -100,7 +110,7 @@ class Model:
         )
         self.rows[fragment] = {first.name: LearnerProgress(first.name, 1, 1, 0, 0)}
         self.versions[fragment] = 1
-        self.write(fragment, "genesis", (offered,), ())
+        self.write(fragment, (offered,), ())
 
     def commit(self, fragment: int) -> None:
         """Merge what waits; now and then something is refused or has to wait for a round."""
@@ -122,44 +132,33 @@ class Model:
         for item in merged:
             rows = self.rows[fragment]
             rows[item.learner] = counted(rows.get(item.learner), item)
-        self.write(fragment, "all_arrived", merged, tuple(refused))
+        self.write(fragment, merged, tuple(refused))
 
     def write(
         self,
         fragment: int,
-        reason: str,
         consumed: tuple[Consumed, ...],
         refused: tuple[Refused, ...],
     ) -> None:
         """Append a commit."""
         rows = self.rows[fragment]
         self.records.append(
-            Commit(
+            commit(
+                self.versions[fragment],
+                fragment,
                 run=RUN,
-                plan_digest=1,
-                fragment=fragment,
-                version=self.versions[fragment],
-                step=1,
-                reason=reason,
-                syncer="s",
                 fence=self.fences.setdefault(fragment % 2, 1),
-                opened_ns=1,
-                closed_ns=2,
-                quorum_s=0.0,
-                grace_s=0.0,
                 consumed=consumed,
                 refused=refused,
                 contrib_floor=self.sequence,
                 progress=tuple(rows[name] for name in sorted(rows)),
-                params_digest=1,
-                master_digest=1,
             )
         )
 
 
 def _refused(item: Consumed) -> Refused:
     return Refused(
-        "too_stale",
+        RefusalCause.TOO_STALE,
         item.learner,
         item.incarnation,
         item.identity,

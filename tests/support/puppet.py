@@ -27,10 +27,9 @@ from skerry.protocol.codec import pack, packed_bound
 from skerry.protocol.messages import (
     ContributionHeader,
     ContributionKind,
+    InnerState,
     LearnerPhase,
     Pulse,
-    RunRecord,
-    RunState,
 )
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
@@ -51,20 +50,6 @@ RETRY_S = 0.5
 CHUNK_BYTES = 64 * 1024
 TOKENS = 100
 """Tokens in a step; a step takes one sequence from the data."""
-
-
-def run_record(run: str, plan: Plan, config_json: str) -> RunRecord:
-    """Return the record of a run whose parameters are those of ``plan``."""
-    return RunRecord(
-        run=run,
-        config_json=config_json,
-        leaves=plan.leaves,
-        fragments=len(plan.fragments),
-        plan_digest=plan.digest,
-        created_ns=time.time_ns(),
-        skerry_version="test",
-        state=RunState.OPEN,
-    )
 
 
 def walk(fragment: Fragment, *key: object) -> Vector:
@@ -145,7 +130,7 @@ class Puppet:
         self.incarnation = taken.member.incarnation
         self.start_step, self.start_cursor = taken.step, taken.cursor
         self.began_s = asyncio.get_running_loop().time()
-        await place.settle_in(self.bus, replace(taken.member, inner="new"))
+        await place.settle_in(self.bus, replace(taken.member, inner=InnerState.NEW))
         have = await state.read_manifests(self.bus, self.run, self.plan)
         self.outgoing += [self._genesis(f) for f in self.plan.fragments if f.index not in have]
         async with TaskGroup() as group:
@@ -197,6 +182,7 @@ class Puppet:
             bytes_up=0,
             bytes_down=0,
             contributions=self.sent,
+            versions=(),
         )
         await presence.publish_pulse(self.bus, pulse)
 

@@ -11,9 +11,10 @@ from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.log import ledger
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, LearnerProgress, Manifest, RunRecord
+from skerry.protocol.messages import Commit, CommitOrigin, LearnerProgress, Manifest, RunRecord
 from skerry.settings.models import RunConfig
-from tests.support.puppet import run_record, walk
+from tests.support.builders import commit, run_record
+from tests.support.puppet import walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class ScriptedRun:
         await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
         cut = plan(leaves, 3)
         text = (config or RunConfig()).model_dump_json()
-        record = await ledger.create_run(bus, run_record(run, cut, text))
+        record = await ledger.create_run(bus, run_record(run, cut, config_json=text))
         for start in range(1, STARTS + 1):
             await ledger.join(bus, run, "a", "script", start)
         writer = await StateWriter.acquire(bus, run, cut, holder="script", now_ns=1)
@@ -96,23 +97,15 @@ class ScriptedRun:
 
     def _draft(self, index: int, version: int, step: int, tokens: int) -> Commit:
         """Return a commit whose learner ``a`` is in its second incarnation."""
-        return Commit(
+        return commit(
+            version,
+            index,
             run=self.record.run,
             plan_digest=self.plan.digest,
-            fragment=index,
-            version=version,
+            origin=CommitOrigin.ROUND,
             step=step,
-            reason="script",
             syncer="",
             fence=0,
-            opened_ns=1,
-            closed_ns=2,
-            quorum_s=0.5,
-            grace_s=0.25,
-            consumed=(),
-            refused=(),
             contrib_floor=17,
             progress=(LearnerProgress("a", STARTS, 5, tokens, 3 * step),),
-            params_digest=0,
-            master_digest=0,
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.errors import RunMismatch, RunNotFound
 from skerry.log import ledger, recovery
-from skerry.protocol.messages import LearnerProgress
+from skerry.protocol.messages import CommitOrigin, LearnerProgress
 from skerry.settings.loading import run_config_from_json
 from skerry.store.opening import FROM_ENVIRONMENT
 from skerry_checkpointer.compare import read_held, to_replace
@@ -92,7 +92,8 @@ def _next_commit(record: RunRecord, source: Source, index: int, held: HeldFragme
     saved, last = source.checkpoint.state[index].commit, held.last
     rows = last.progress if last else ()
     return replace(
-        fresh_commit(saved, record.run, f"{source.where} at version {saved.version}"),
+        fresh_commit(saved, record.run, CommitOrigin.REPLACED, source.where),
+        source_version=saved.version,
         version=held.newest + 1,
         step=max(saved.step, last.step if last else 0),
         contrib_floor=last.contrib_floor if last else 0,

@@ -18,7 +18,14 @@ from skerry.log import ledger
 from skerry.log.state import MASTER, PARAMS, read_manifests
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, Manifest, MemberRecord, RunRecord
+from skerry.protocol.messages import (
+    Commit,
+    CommitOrigin,
+    Manifest,
+    MemberRecord,
+    RunRecord,
+    RunState,
+)
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.checks import refuse_code
@@ -122,6 +129,7 @@ async def restore_from(bus: Bus, source: Source, run: str, config: RunConfig) ->
         plan_digest=source.checkpoint.plan_digest,
         created_ns=time.time_ns(),
         skerry_version=version("skerry"),
+        state=RunState.OPEN,
         restored_from=source.where,
     )
     if await ledger.create_run(bus, record) != record:
@@ -185,7 +193,10 @@ async def _write_state(bus: Bus, source: Source, run: str, config: RunConfig) ->
         found |= await writer.recover()
     _refuse_unlike(run, found, source.checkpoint)
     drafts: Drafts = {
-        saved.commit.fragment: (fresh_commit(saved.commit, run, source.where), None)
+        saved.commit.fragment: (
+            fresh_commit(saved.commit, run, CommitOrigin.RESTORED, source.where),
+            None,
+        )
         for saved in source.checkpoint.state
         if saved.commit.fragment not in found
     }
@@ -220,7 +231,7 @@ async def write_fragments(
             await writers[index % len(writers)].commit(commit, parts, previous)
 
 
-def fresh_commit(saved: Commit, run: str, origin: str) -> Commit:
+def fresh_commit(saved: Commit, run: str, origin: CommitOrigin, source: str) -> Commit:
     """Return the commit that begins a fragment in the new log.
 
     Learners number their starts and contributions from 1 again there, so the progress table keeps
@@ -230,7 +241,10 @@ def fresh_commit(saved: Commit, run: str, origin: str) -> Commit:
     return replace(
         saved,
         run=run,
-        reason=f"restored from {origin}",
+        origin=origin,
+        reason=None,
+        source=source,
+        source_version=0,
         opened_ns=now_ns,
         closed_ns=now_ns,
         quorum_s=0.0,

@@ -12,7 +12,7 @@ from skerry.errors import Fenced, RunMismatch, WireError
 from skerry.log.base import Deliver
 from skerry.log.presence import last_pulses
 from skerry.log.state_writer import StateWriter
-from skerry.protocol.messages import LearnerPhase, Pulse
+from skerry.protocol.messages import LearnerPhase, Pulse, activity
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 
@@ -39,7 +39,7 @@ async def refuse_if_alive(bus: Bus, run: str, config: RunConfig) -> None:
     steps = [
         pulse.step_time_s
         for pulse in (await last_pulses(bus, run)).values()
-        if pulse.phase.activity in {Activity.TRAINING, Activity.WAITING}
+        if activity(pulse.phase) in {Activity.TRAINING, Activity.WAITING}
     ]
     window_s = max(config.sync.lease_s, 3 * config.liveness.pulse_s, 2 * max(steps, default=0.0))
     found: set[str] = set()

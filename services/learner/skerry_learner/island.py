@@ -18,7 +18,7 @@ import structlog
 
 from skerry.data.prefetch import Prefetch, Prefetched
 from skerry.data.stream import Stream
-from skerry.protocol.messages import LearnerPhase
+from skerry.protocol.messages import InnerState, LearnerPhase
 from skerry.settings.models import RunConfig
 from skerry.telemetry import instruments, metrics
 from skerry_learner.inner import recall
@@ -144,8 +144,8 @@ class Island:
         while self.recalled is not None and not self.mailbox.stopping():
             if self.recalled.done():
                 recalled = self.recalled.result()
-                self.rewarming = recalled.inner == "cold"
-                if recalled.inner == "warm":
+                self.rewarming = recalled.inner is InnerState.COLD
+                if recalled.inner is InnerState.WARM:
                     self.trainer.restore_moments(recalled.tensors)
                 self.recalled = None
             else:

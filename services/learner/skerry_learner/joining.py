@@ -122,6 +122,7 @@ async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
         plan_digest=work.plan.digest,
         created_ns=created_ns,
         skerry_version=version("skerry"),
+        state=RunState.OPEN,
     )
     return await ledger.create_run(bus, wanted)
 

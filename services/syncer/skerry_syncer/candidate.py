@@ -54,7 +54,7 @@ class Candidate:
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, "asyncio.Task[None]"])
     shy_until_s: dict[int, float] = field(default_factory=dict[int, float])
     governed_s: float = 0.0
-    said: str = ""
+    said: succession.SuccessionReason | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     due: asyncio.Event = field(default_factory=asyncio.Event)
 

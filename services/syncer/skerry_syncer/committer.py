@@ -19,7 +19,15 @@ from skerry.errors import Diverged
 from skerry.log.contributions import refusal
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart
-from skerry.protocol.messages import Commit, Consumed, ContributionKind, LearnerProgress
+from skerry.protocol.messages import (
+    CloseReason,
+    Commit,
+    CommitOrigin,
+    Consumed,
+    ContributionKind,
+    LearnerProgress,
+    RefusalCause,
+)
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry_syncer.loading import OUTER
 from skerry_syncer.shard import judge, mark_of
@@ -41,15 +49,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-NOTHING_COUNTS = "nothing_counts"
-"""Why a version equals the one before: every contribution to its round was refused."""
-
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Why and when a round closed, for the record; when those who answered it were heard."""
+    """Why and when a round closed, and when each contribution to it arrived; no reason: genesis."""
 
-    reason: str
+    reason: CloseReason | None
     step: int
     opened_ns: int
     closed_ns: int
@@ -109,7 +114,7 @@ class Committer:
         batch = Batch.take(shard, state)
         first = min(batch.pending, key=lambda c: c.sequence_last)
         for late in (c.header for c in batch.pending if c is not first):
-            state.refuse(refusal("genesis", late.learner, late))
+            state.refuse(refusal(RefusalCause.GENESIS, late.learner, late))
         negated = await asyncio.to_thread(cpu().dequantise, first.scheme, first.planes)
         # Not the negative: the padding must stay +0, which is what a checkpoint restores.
         master = np.float32(0) - negated
@@ -136,7 +141,7 @@ class Committer:
                 continue
             return await self._write(batch, state, weighed, master, outer_state, closing)
         if batch.pending and closing.reason not in WITHOUT_QUORUM:  # those must stay known as such
-            closing = replace(closing, reason=NOTHING_COUNTS)
+            closing = replace(closing, reason=CloseReason.NOTHING_COUNTS)
         return await self._write(batch, state, [], state.master, state.outer, closing)
 
     async def _step(
@@ -166,7 +171,7 @@ class Committer:
             largest, [_merged(w.contribution) for w in weighed], state.fragment
         )
         told = weighed[worst].contribution.header
-        state.refuse(refusal("diverged", told.learner, told))
+        state.refuse(refusal(RefusalCause.DIVERGED, told.learner, told))
         rest = [w for number, w in enumerate(weighed) if number != worst]
         shares = weights.normalised([w.weight for w in rest])
         return [replace(w, weight=share) for w, share in zip(rest, shares, strict=True)]
@@ -179,11 +184,11 @@ class Committer:
         kept: list[tuple[Contribution, float]] = []
         for contribution in sorted(batch.pending, key=_order):
             told = contribution.header
-            discount, reason = judge(contribution, state.version, self.config)
-            if discount is None:
-                state.refuse(refusal(reason, told.learner, told))
+            discount = judge(contribution, state.version, self.config)
+            if isinstance(discount, RefusalCause):
+                state.refuse(refusal(discount, told.learner, told))
             elif not self._sound(contribution, state):
-                state.refuse(refusal("diverged", told.learner, told))
+                state.refuse(refusal(RefusalCause.DIVERGED, told.learner, told))
             else:
                 kept.append((contribution, discount))
         shares = weights.normalised(
@@ -215,6 +220,7 @@ class Committer:
             fragment=state.fragment.index,
             version=state.version + 1,
             step=closing.step,
+            origin=CommitOrigin.ROUND if closing.reason else CommitOrigin.GENESIS,
             reason=closing.reason,
             syncer=self.writer.holder,
             fence=self.writer.token,
@@ -253,13 +259,13 @@ class Committer:
         return manifest
 
 
-def _say_unnamed(commit: Commit, unnamed: Mapping[str, int]) -> None:
+def _say_unnamed(commit: Commit, unnamed: Mapping[RefusalCause, int]) -> None:
     log.warning(
         "refusals_unnamed",
         fragment=commit.fragment,
         version=commit.version,
         named=len(commit.refused),
-        unnamed=dict(unnamed),
+        unnamed={cause.value: count for cause, count in unnamed.items()},
     )
 
 

@@ -15,10 +15,10 @@ from skerry.errors import BrokerUnavailable
 from skerry.log import ledger, presence
 from skerry.log.contributions import Contribution, Refusal
 from skerry.protocol import rounds
-from skerry.protocol.messages import Round
+from skerry.protocol.messages import CloseReason, Round
 from skerry.protocol.subjects import Subjects, contributor
 from skerry_syncer.committer import Closing
-from skerry_syncer.ending import Tail, may_end
+from skerry_syncer.ending import EndReason, Tail, may_end
 from skerry_syncer.telemetry import RoundTelemetry, contribution_id
 
 if TYPE_CHECKING:
@@ -157,9 +157,7 @@ class Conductor:
             if state.version == 0 and state.pending:
                 now_ns = self.wall_ns()
                 trace = self.telemetry.trace(state.fragment.index, 1)
-                closing = Closing(
-                    "genesis", 0, now_ns, now_ns, 0.0, 0.0, final=False, trace_id=trace
-                )
+                closing = Closing(None, 0, now_ns, now_ns, 0.0, 0.0, final=False, trace_id=trace)
                 origins = {contribution_id(c): c.origin for c in state.pending}
                 manifest = await self.committer.genesis(self.shard, state, closing)
                 self.telemetry.committed(manifest.commit, None, origins, self.committer.spent)
@@ -179,13 +177,15 @@ class Conductor:
             state = self.shard.fragments[index]
             now = now_s()
             view = self._view(state, opened, now)
-            decision, reason = rounds.decide(now, view, self.policy, self.timings)
-            if decision is rounds.Decision.CLOSE:
-                await self._close(state, opened, view, reason)
-            elif decision is rounds.Decision.REOPEN:
-                log.warning("round_reopened", fragment=index, reason=reason)
-                over = opened.record.final or self.fleet.finished(now)
-                await self._launch(index, final=over, attempt=opened.record.attempt + 1)
+            match rounds.decide(now, view, self.policy, self.timings):
+                case _, CloseReason() as reason:
+                    await self._close(state, opened, view, reason)
+                case rounds.Decision.REOPEN, reason:
+                    log.warning("round_reopened", fragment=index, reason=reason)
+                    over = opened.record.final or self.fleet.finished(now)
+                    await self._launch(index, final=over, attempt=opened.record.attempt + 1)
+                case _:
+                    pass
 
     def _view(self, state: FragmentState, opened: Open, now: float) -> rounds.View:
         return rounds.View(
@@ -197,7 +197,7 @@ class Conductor:
         )
 
     async def _close(
-        self, state: FragmentState, opened: Open, view: rounds.View, reason: str
+        self, state: FragmentState, opened: Open, view: rounds.View, reason: CloseReason
     ) -> None:
         closed_s = now_s()
         quorum_at = rounds.quorum_at_s(view, self.policy.quorum)
@@ -373,7 +373,7 @@ class Conductor:
         working = () if waited_s >= patience_s else self.fleet.working(now)
         shard.give_up(key for key in parts if not (key[0] in beyond or key[1] in working))
         ends, reason = may_end(waited_s, patience_s, unread=unread, late=late)
-        if reason != "resolved":
+        if reason is not EndReason.RESOLVED:
             log.info(
                 "end_held_up",
                 reason=reason,

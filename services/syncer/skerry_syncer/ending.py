@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from skerry.errors import BrokerUnavailable
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 OTHERS_PATIENCE = 3
 """Timeouts of a round for which another shard is waited for: one in which it gives up what is not
 whole, one for its last round, and one in which both are heard of."""
+
+
+class EndReason(StrEnum):
+    """Why a run may be marked as finished, or not yet."""
+
+    UNREAD = "unread"
+    LATE = "late"
+    LEFT = "left"
+    """Another shard's contributions were given up."""
+    RESOLVED = "resolved"
 
 
 @dataclass(slots=True)
@@ -52,8 +63,10 @@ class Tail:
         return frozenset(f for f, sequence in known.items() if self.newest.get(f, 0) > sequence)
 
 
-def may_end(waited_s: float, patience_s: float, *, unread: bool, late: bool) -> tuple[bool, str]:
-    """Say whether a run may be marked as finished by now, and why.
+def may_end(
+    waited_s: float, patience_s: float, *, unread: bool, late: bool
+) -> tuple[bool, EndReason]:
+    """Return whether a run may be marked as finished by now, and why.
 
     Args:
         waited_s: how long something has held up the end.
@@ -62,12 +75,10 @@ def may_end(waited_s: float, patience_s: float, *, unread: bool, late: bool) -> 
         late: another shard has contributions beyond those that its newest commit has resolved. Its
             owner collects them in a last round, and gives up what is not whole within
             ``patience_s``; an answer without steps it leaves, so the end does not wait for ever.
-
-    Reasons: ``unread``, ``late``, ``left`` (another shard's, given up), ``resolved``.
     """
     if unread:
-        return False, "unread"
+        return False, EndReason.UNREAD
     if late:
         given_up = waited_s >= OTHERS_PATIENCE * patience_s
-        return given_up, "left" if given_up else "late"
-    return True, "resolved"
+        return given_up, EndReason.LEFT if given_up else EndReason.LATE
+    return True, EndReason.RESOLVED

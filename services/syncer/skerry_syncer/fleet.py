@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import liveness, schedule
-from skerry.protocol.messages import LearnerPhase
+from skerry.protocol.messages import LearnerPhase, activity
 
 if TYPE_CHECKING:
     from skerry.protocol.messages import Pulse
@@ -26,9 +26,12 @@ class Seen:
 
     def alive(self, now_s: float, policy: liveness.Policy) -> bool:
         """Tell whether this learner is anything but gone."""
-        activity = self.pulse.phase.activity
         judged, _ = liveness.judge(
-            self.heartbeat, now_s, policy, activity=activity, progress=self.progress
+            self.heartbeat,
+            now_s,
+            policy,
+            activity=activity(self.pulse.phase),
+            progress=self.progress,
         )
         return judged is not liveness.Liveness.GONE
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm import staleness
 from skerry.log.contributions import Contribution, Inbox, Mark, Refusal, refusal
-from skerry.protocol.messages import ContributionKind, LearnerProgress, Refused
+from skerry.protocol.messages import ContributionKind, LearnerProgress, RefusalCause, Refused
 from skerry.protocol.subjects import contributor
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Refusals:
 
     contributions: list[Refused] = field(default_factory=list[Refused])
     bytes_: list[Refused] = field(default_factory=list[Refused])
-    unnamed: Counter[str] = field(default_factory=Counter[str])
+    unnamed: Counter[RefusalCause] = field(default_factory=Counter[RefusalCause])
 
     @property
     def named(self) -> tuple[Refused, ...]:
@@ -194,9 +194,9 @@ class Shard:
             return None
         if state.resolved(got) or state.waits(got.header.learner, mark_of(got)):
             return None
-        discount, cause = judge(got, state.version, self.config)
-        if discount is None:
-            refused = refusal(cause, got.header.learner, got.header)
+        discount = judge(got, state.version, self.config)
+        if isinstance(discount, RefusalCause):
+            refused = refusal(discount, got.header.learner, got.header)
             detail, towards = f"base {got.header.base_version}", got.header.round_version
             whole = Refusal(refused, detail, record.sequence, record.subject, towards)
             return self._refuse(whole)
@@ -215,7 +215,9 @@ class Shard:
     def give_up(self, parts: Iterable[tuple[int, str]]) -> None:
         """Refuse what learners have begun to send to fragments: its rest does not come any more."""
         for fragment, learner in parts:
-            refused = self.inbox.open.pop((fragment, learner)).refused("incomplete", learner)
+            refused = self.inbox.open.pop((fragment, learner)).refused(
+                RefusalCause.INCOMPLETE, learner
+            )
             state = self.fragments.get(fragment)
             if state is not None and not state.accounted(refused, self.seen_sequence):
                 state.refuse(refused)
@@ -244,8 +246,8 @@ class Shard:
         return self.seen_sequence if unfinished is None else unfinished - 1
 
 
-def judge(contribution: Contribution, version: int, config: SyncConfig) -> tuple[float | None, str]:
-    """Return the factor on a contribution's weight and why; None if it can never be merged.
+def judge(contribution: Contribution, version: int, config: SyncConfig) -> float | RefusalCause:
+    """Return the factor on a contribution's weight, or why it can never be merged.
 
     Genesis makes version 1 and nothing else: it is no gradient of anything.
     """
@@ -253,10 +255,11 @@ def judge(contribution: Contribution, version: int, config: SyncConfig) -> tuple
     genesis = told.kind is ContributionKind.GENESIS
     if genesis or version == 0:
         fits = genesis and version == 0 and contribution.scheme == "f32"
-        return (1.0 if fits else None), "genesis"
-    return staleness.judge(
+        return 1.0 if fits else RefusalCause.GENESIS
+    discount, reason = staleness.judge(
         told.base_version, version, config.max_staleness, config.staleness_discount
     )
+    return RefusalCause(reason) if discount is None else discount
 
 
 def mark_of(contribution: Contribution) -> Mark:

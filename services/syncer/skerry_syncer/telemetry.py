@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import structlog
 from opentelemetry.trace import Link, SpanContext
 
+from skerry.protocol.messages import RefusalCause, why
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.subjects import Subjects, contributor
-from skerry.status.view import GENESIS
 from skerry.telemetry import ids, instruments, metrics, spans, tracing
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent, seconds
 
@@ -163,7 +163,7 @@ def _log(commit: Commit, spent: CommitTimes) -> None:
         fragment=commit.fragment,
         version=commit.version,
         step=commit.step,
-        reason=commit.reason,
+        reason=why(commit),
         learners=[c.learner for c in commit.consumed],
         staleness=[c.staleness for c in commit.consumed],
         quorum_s=round(commit.quorum_s, 4),
@@ -182,7 +182,7 @@ def _measure(commit: Commit, opened: Round | None, spent: CommitTimes) -> None:
     if opened is None:  # no round asked for genesis, or waited for it
         return
     lasted_s = seconds(commit.opened_ns, commit.closed_ns)
-    record(metrics.ROUND_DURATION, lasted_s, {**run, metrics.REASON: commit.reason})
+    record(metrics.ROUND_DURATION, lasted_s, {**run, metrics.REASON: why(commit)})
     if commit.reason not in WITHOUT_QUORUM:
         record(metrics.QUORUM_WAIT, commit.quorum_s, run)
         record(metrics.GRACE_WAIT, commit.grace_s, run)
@@ -197,7 +197,8 @@ def _outcomes(commit: Commit) -> Counter[tuple[str, str]]:
     """Return how many contributions a round had of each outcome and cause."""
     found = Counter(("stale" if merged.staleness else "accepted", "") for merged in commit.consumed)
     # A second offer of initial parameters is no trouble.
-    found.update(("refused", r.cause) for r in commit.refused if r.cause != GENESIS)
+    refused = (r.cause for r in commit.refused if r.cause is not RefusalCause.GENESIS)
+    found.update(("refused", cause.value) for cause in refused)
     return found
 
 
@@ -220,7 +221,7 @@ def _round(
         attributes={
             **about,
             spans.STEP: commit.step,
-            spans.REASON: commit.reason,
+            spans.REASON: why(commit),
             spans.ATTEMPT: opened.attempt if opened is not None else 0,
             spans.FINAL: commit.final,
             spans.QUORUM_S: commit.quorum_s,

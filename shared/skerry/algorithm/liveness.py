@@ -36,6 +36,20 @@ class Liveness(StrEnum):
     GONE = "gone"
 
 
+class LivenessReason(StrEnum):
+    """Why a learner looks like that."""
+
+    PULSING = "pulsing"
+    SILENT = "silent"
+    """Its pulses stay away."""
+    DISCONNECTED = "disconnected"
+    """Its pulses stay away, and it has lost its connection."""
+    STALLED = "stalled"
+    """It pulses and says that it trains, and its steps stay away."""
+    STOPPED = "stopped"
+    """It said goodbye."""
+
+
 class Activity(StrEnum):
     """What a learner says it is doing, as far as it matters here: must its steps advance?"""
 
@@ -154,16 +168,14 @@ def judge(
     activity: Activity = Activity.WAITING,
     progress: Progress | None = None,
     closed: bool = False,
-) -> tuple[Liveness, str]:
-    """Say whether a learner is alive, and why; ``closed``: it has lost its connection since.
+) -> tuple[Liveness, LivenessReason]:
+    """Return whether a learner is alive, and why; ``closed``: it has lost its connection since.
 
-    Reasons: ``pulsing``; ``silent`` for pulses that stay away, ``disconnected`` where that is why,
-    ``stalled`` for steps that do although it says that it trains, ``stopped`` for one that said
-    goodbye. One that has finished training need not step, but must pulse, and so need one that a
-    blocking mode may hold up: its trainer itself pulses meanwhile.
+    A learner that has finished training need not step, but must pulse, and so must one that a
+    blocking mode may hold up: its training loop itself pulses meanwhile.
     """
     if activity is Activity.STOPPED:
-        return Liveness.GONE, "stopped"
+        return Liveness.GONE, LivenessReason.STOPPED
     step_s = progress.step_time_s if progress is not None else 0.0
     silent = phi(heartbeat, now_s, max(policy.pulse_s, step_s))
     stalled = (
@@ -172,13 +184,13 @@ def judge(
         else 0.0
     )
     if closed and silent >= CLOSED_PHI:
-        return Liveness.GONE, "disconnected"
+        return Liveness.GONE, LivenessReason.DISCONNECTED
     for level, state in ((policy.gone_phi, Liveness.GONE), (policy.suspect_phi, Liveness.SUSPECT)):
         if silent >= level:
-            return state, "silent"
+            return state, LivenessReason.SILENT
         if stalled >= level:
-            return state, "stalled"
-    return Liveness.ALIVE, "pulsing"
+            return state, LivenessReason.STALLED
+    return Liveness.ALIVE, LivenessReason.PULSING
 
 
 def _deviation_s(heartbeat: Heartbeat, mean_s: float) -> float:

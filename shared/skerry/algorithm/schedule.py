@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -61,6 +62,17 @@ class Launch:
     fragment: int
     version: int
     due_step: int
+
+
+class LaunchReason(StrEnum):
+    """Why a round is opened now, or none is."""
+
+    DUE = "due"
+    IN_FLIGHT = "in_flight"
+    """As many rounds are open as may be."""
+    NOT_DUE = "not_due"
+    LAUNCH_FLOOR = "launch_floor"
+    """The newest launch was too short a time ago."""
 
 
 class Situation(NamedTuple):
@@ -167,22 +179,22 @@ def next_round(
     step_time_s: float,
     states: Sequence[FragmentState],
     max_in_flight: int,
-) -> tuple[Launch | None, str]:
+) -> tuple[Launch | None, LaunchReason]:
     """Choose the fragment whose round should be opened now, if any, and say why.
 
     The most overdue fragment goes first, the lowest number among equals. A fragment that missed
-    several periods gets one round, at its latest due step, not one per period. Reasons: ``due``;
-    without a launch ``in_flight``, ``not_due`` and ``launch_floor``.
+    several periods gets one round, at its latest due step, not one per period.
     """
     if sum(state.in_flight for state in states) >= max_in_flight:
-        return None, "in_flight"
+        return None, LaunchReason.IN_FLIGHT
     waiting = _overdue(schedule, clock, states)
     if not waiting:
-        return None, "not_due"
+        return None, LaunchReason.NOT_DUE
     if _floor_left_s(schedule, now_s, last_launch_s, step_time_s) > 0:
-        return None, "launch_floor"
+        return None, LaunchReason.LAUNCH_FLOOR
     _, fragment, version = waiting[0]
-    return Launch(fragment, version + 1, latest_due_step(schedule, fragment, clock)), "due"
+    due = latest_due_step(schedule, fragment, clock)
+    return Launch(fragment, version + 1, due), LaunchReason.DUE
 
 
 def next_launch_s(

@@ -10,9 +10,20 @@ hinge functions are other choices for ``Discount``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 
 Discount = Callable[[int], float]
 """Maps staleness in versions, 1 or more, to a factor in (0, 1]."""
+
+
+class StalenessReason(StrEnum):
+    """Why a contribution counts fully, less, or not at all."""
+
+    FRESH = "fresh"
+    LATE = "late"
+    TOO_STALE = "too_stale"
+    BASE_IN_FUTURE = "base_in_future"
+    """Its base is a version that this log has never committed."""
 
 
 def exponential(factor: float) -> Discount:
@@ -26,22 +37,21 @@ def exponential(factor: float) -> Discount:
 
 def judge(
     base_version: int, version: int, max_staleness: int, discount: float | Discount
-) -> tuple[float | None, str]:
+) -> tuple[float | None, StalenessReason]:
     """Return the factor on a contribution's weight and why; None if it is refused.
 
     ``version`` is the fragment's current one, which the round builds on; ``discount`` is a factor
-    per version behind or a function of how many. Reasons: ``fresh``, ``late``; refused:
-    ``too_stale``, and ``base_in_future`` for a base that this log has never committed.
+    per version behind or a function of how many.
     """
     behind = version - base_version
     if behind < 0:
-        return None, "base_in_future"
+        return None, StalenessReason.BASE_IN_FUTURE
     if behind > max_staleness:
-        return None, "too_stale"
+        return None, StalenessReason.TOO_STALE
     if behind == 0:
-        return 1.0, "fresh"
+        return 1.0, StalenessReason.FRESH
     by_age = discount if callable(discount) else exponential(discount)
-    return by_age(behind), "late"
+    return by_age(behind), StalenessReason.LATE
 
 
 def oldest_base(version: int, max_staleness: int) -> int:

@@ -33,10 +33,9 @@ from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink, param
 from skerry.cli.up import conduct, existing, ignored
 from skerry.errors import ConfigError, SkerryError
 from skerry.log import ledger
-from skerry.protocol.messages import Commit, Pulse
+from skerry.protocol.messages import Commit, CommitOrigin, Pulse
 from skerry.service.connect import bus_from
 from skerry.settings import loading
-from skerry.status.view import GENESIS
 from skerry.store.listing import summaries
 from skerry.tasks import TaskGroup
 
@@ -79,7 +78,7 @@ class Recorder:
         """Take in whatever the log says."""
         if isinstance(message, Pulse):
             self._pulse(message, at_s)
-        elif isinstance(message, Commit) and message.reason == GENESIS:
+        elif isinstance(message, Commit) and message.origin is CommitOrigin.GENESIS:
             self.genesis.set()
         if self.outage is not None:
             was_back = self.outage.back

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skerry.algorithm.liveness import Liveness
-from skerry.protocol.messages import LearnerPhase
-from skerry.status.view import GENESIS
+from skerry.protocol.messages import LearnerPhase, RefusalCause
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -176,7 +175,9 @@ def picture(now: Report, seconds: float) -> RenderableType:
         f"staleness {run.staleness_mean:.2f} (max {run.staleness_max})",
         f"up {size(run.bytes_up)}, down {size(run.bytes_down)}" if not _unheard(now) else "",
     ]
-    refused = ", ".join(f"{n} {cause}" for cause, n in run.refused.items() if cause != GENESIS)
+    refused = ", ".join(
+        f"{n} {cause}" for cause, n in run.refused.items() if cause is not RefusalCause.GENESIS
+    )
     last = [
         f"last round: {run.last_round.replace('_', ' ') or '-'}",
         *_quiet(now),

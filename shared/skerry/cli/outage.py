@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.protocol.messages import Commit, LearnerPhase, Pulse
-from skerry.status.view import GENESIS
+from skerry.protocol.messages import Commit, CommitOrigin, LearnerPhase, Pulse
 
 if TYPE_CHECKING:
     from skerry.status.view import Message
@@ -38,7 +37,7 @@ class Outage:
         """Take in a pulse or a commit that came at ``at_s``; other messages change nothing."""
         if isinstance(message, Pulse):
             self._pulse(message)
-        elif isinstance(message, Commit) and message.reason != GENESIS:
+        elif isinstance(message, Commit) and message.origin is not CommitOrigin.GENESIS:
             self._commit(message, at_s)
 
     @property

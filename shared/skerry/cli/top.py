@@ -21,6 +21,7 @@ from skerry.cli.top_past import Past
 from skerry.cli.traffic import parameters
 from skerry.errors import BrokerUnavailable, RunNotFound
 from skerry.log import ledger
+from skerry.protocol.messages import why
 from skerry.service.connect import bus_from
 from skerry.service.watch import BrokerWatch
 from skerry.settings import loading
@@ -145,13 +146,13 @@ def _json(view: RunView, record: RunRecord, known: Known) -> dict[str, object]:
         {
             "fragment": commit.fragment,
             "version": commit.version,
-            "reason": commit.reason,
+            "reason": why(commit),
             "closed_s_ago": max(0.0, now_s - commit.closed_ns / 1e9),
             "duration_s": (commit.closed_ns - commit.opened_ns) / 1e9,
             "quorum_s": commit.quorum_s,
             "grace_s": commit.grace_s,
             "learners": [consumed.learner for consumed in commit.consumed],
-            "refused": [refused.cause for refused in commit.refused],
+            "refused": [refused.cause.value for refused in commit.refused],
             "trace_id": commit.trace_id,
         }
         for commit in list(past.rounds)[-MOST_TOLD:]

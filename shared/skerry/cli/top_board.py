@@ -14,7 +14,7 @@ from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.algorithm.liveness import Liveness
 from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.cli.live import AT_REST, COLOURS, clock, plain, size
-from skerry.protocol.messages import LearnerPhase
+from skerry.protocol.messages import LearnerPhase, why
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.status.alerts import Severity
 
@@ -268,7 +268,7 @@ def _rounds(commits: Sequence[Commit], now_s: float, width: int) -> Table:
         cells = (
             f"{commit.fragment}:v{commit.version}",
             clock(max(0.0, now_s - commit.closed_ns / 1e9)),
-            plain(commit.reason.replace("_", " ")),
+            plain(why(commit).replace("_", " ")),
             str(len(commit.consumed)),
             str(len(commit.refused)),
             "-" if commit.reason in WITHOUT_QUORUM else f"{commit.quorum_s:.2f} s",

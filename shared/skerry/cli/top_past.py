@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from skerry.protocol.messages import Commit, Evaluation, MemberRecord, Pulse, RunRecord
+from skerry.protocol.messages import Commit, Evaluation, MemberRecord, Pulse, RunRecord, is_round
 from skerry.protocol.records import believable
 from skerry.status.recent import Recent, interval_s
-from skerry.status.view import is_round
 
 if TYPE_CHECKING:
     from skerry.status.view import Message

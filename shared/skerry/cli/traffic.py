@@ -11,8 +11,8 @@ from skerry.algorithm.fragments import plan
 from skerry.log import ledger
 from skerry.log.base import Deliver
 from skerry.log.state import follow_manifests
+from skerry.protocol.messages import CommitOrigin
 from skerry.protocol.subjects import Subjects
-from skerry.status.view import GENESIS
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
@@ -55,7 +55,7 @@ class Downlink:
         sizes = {part.name: sum(c.size for c in part.chunks) for part in manifest.parts}
         stored = {c.sequence: c.size for part in manifest.parts for c in part.chunks}
         self.state_bytes += sum(stored.values())
-        if manifest.commit.reason != GENESIS:
+        if manifest.commit.origin is not CommitOrigin.GENESIS:
             self.params += cut.fragments[manifest.commit.fragment].size
             self.bytes += sizes.get(PARAMS, 0)
 
@@ -108,7 +108,7 @@ async def measure_uplink(bus: Bus, record: RunRecord, since_s: float = 0.0) -> U
     merged: set[tuple[int, str]] = set()
     params = 0
     for commit in await commits_until(bus, record.run, newest):
-        if commit.reason == GENESIS:
+        if commit.origin is CommitOrigin.GENESIS:
             continue
         for consumed in commit.consumed:
             params += cut.fragments[commit.fragment].size

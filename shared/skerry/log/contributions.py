@@ -11,7 +11,7 @@ from skerry.algorithm.fragments import BLOCK
 from skerry.errors import Corrupt, WireError, first_cause
 from skerry.protocol.codec import PlaneAssembler
 from skerry.protocol.envelope import seal, unseal
-from skerry.protocol.messages import ChunkHeader, Refused, Start
+from skerry.protocol.messages import ChunkHeader, RefusalCause, Refused, Start, cause_of
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects, contributor
 from skerry.tasks import TaskGroup
@@ -140,7 +140,7 @@ class Refusal:
     round_version: int = 0
 
     @property
-    def cause(self) -> str:
+    def cause(self) -> RefusalCause:
         """The label it is counted under."""
         return self.refused.cause
 
@@ -149,7 +149,9 @@ Mark = tuple[int, int]
 """Incarnation and identity: what tells a learner's contributions to one fragment apart."""
 
 
-def refusal(cause: str, learner: str, told: ContributionHeader | Mark | None = None) -> Refused:
+def refusal(
+    cause: RefusalCause, learner: str, told: ContributionHeader | Mark | None = None
+) -> Refused:
     """Return the record of a refusal, with what is ``told`` about the contribution."""
     if told is None:
         return Refused(cause, learner)
@@ -176,7 +178,7 @@ class _Partial:
     header: ContributionHeader | None = None
     origin: SpanContext | None = None
 
-    def refused(self, cause: str, learner: str) -> Refused:
+    def refused(self, cause: RefusalCause, learner: str) -> Refused:
         return refusal(cause, learner, self.header or self.mark)
 
 
@@ -212,7 +214,7 @@ class Inbox:
                 return None
             header, packed = self._unseal(record)
         except WireError as error:
-            return _bytes_refused(error.cause, learner, str(error), record)
+            return _bytes_refused(cause_of(error), learner, str(error), record)
         return self._take(record, header, packed)
 
     def start(self, learner: str, incarnation: int, sequence: int) -> None:
@@ -235,7 +237,7 @@ class Inbox:
             for key, partial in self.open.items()
             if key[0] == fragment and partial.base_version < oldest_base
         ]
-        return [self.open.pop(key).refused("incomplete", key[1]) for key in old]
+        return [self.open.pop(key).refused(RefusalCause.INCOMPLETE, key[1]) for key in old]
 
     def unfinished_from(self, fragment: int) -> int | None:
         """Return the lowest sequence of an unfinished contribution to ``fragment``, or None."""
@@ -260,7 +262,7 @@ class Inbox:
         partial = self._partial(key, header, record.sequence)
         if partial is None:
             told = _told(header, self.plan)
-            refused = refusal("incomplete", header.sender, told or mark)
+            refused = refusal(RefusalCause.INCOMPLETE, header.sender, told or mark)
             detail = "A newer one has begun."
             return Refusal(refused, detail, record.sequence, record.subject, _towards(told))
         partial.first = min(partial.first, record.sequence)
@@ -279,7 +281,10 @@ class Inbox:
         except WireError as error:
             # It contradicts itself: it will never be whole.
             del self.open[key]
-            refused, towards = partial.refused(error.cause, header.sender), _towards(partial.header)
+            refused, towards = (
+                partial.refused(cause_of(error), header.sender),
+                _towards(partial.header),
+            )
             return Refusal(refused, str(error), record.sequence, record.subject, towards)
         del self.open[key]
         return self._whole(partial, partial.header, header.scheme, record)
@@ -288,7 +293,7 @@ class Inbox:
         self, partial: _Partial, told: ContributionHeader, scheme: str, record: Record
     ) -> Contribution | Refusal:
         if self.superseded(told.learner, told.incarnation, partial.last):
-            refused = refusal("superseded", told.learner, told)
+            refused = refusal(RefusalCause.SUPERSEDED, told.learner, told)
             detail = f"{told.learner!r} had been started again."
             return Refusal(refused, detail, record.sequence, record.subject, told.round_version)
         planes = partial.assembler.planes
@@ -302,7 +307,9 @@ class Inbox:
             return None
         if held is None or held.mark < mark:
             if held is not None:
-                self.replaced.append((header.fragment, held.refused("incomplete", header.sender)))
+                self.replaced.append(
+                    (header.fragment, held.refused(RefusalCause.INCOMPLETE, header.sender))
+                )
             blocks = self.plan.fragments[header.fragment].padded_size // BLOCK
             assembler = PlaneAssembler(header.scheme, blocks)
             held = _Partial(mark, assembler, header.version, sequence, sequence)
@@ -322,7 +329,7 @@ def _towards(told: ContributionHeader | None) -> int:
     return 0 if told is None else told.round_version
 
 
-def _bytes_refused(cause: str, learner: str, detail: str, record: Record) -> Refusal:
+def _bytes_refused(cause: RefusalCause, learner: str, detail: str, record: Record) -> Refusal:
     refused = Refused(cause, learner, sequence=record.sequence)
     return Refusal(refused, detail, record.sequence, record.subject)
 

@@ -6,27 +6,17 @@ a checkpoint, which is the one other place that holds it whole.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from skerry.errors import StateLost, WireError
 from skerry.log.ledger import last_checkpoint, last_commits
+from skerry.protocol.messages import begins_history
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.log.base import Bus
     from skerry.protocol.messages import CheckpointRecord, Commit, MemberRecord
-
-RESTORED = "restored from "
-"""How the reason of a commit begins that a checkpoint was written by."""
-PUT_BACK = re.compile(r" at version \d+$")
-"""How it ends where that was put back into a run that has a past in this log."""
-
-
-def begun_by_restore(commit: Commit) -> bool:
-    """Tell whether a fragment's history in this log begins with this commit, at any version."""
-    return commit.reason.startswith(RESTORED) and not PUT_BACK.search(commit.reason)
 
 
 def gaps(newest: Mapping[int, Commit], commits: Mapping[int, Commit]) -> dict[int, range]:
@@ -39,7 +29,7 @@ def gaps(newest: Mapping[int, Commit], commits: Mapping[int, Commit]) -> dict[in
     found: dict[int, range] = {}
     for fragment, commit in newest.items():
         held = commits.get(fragment)
-        if held is None and begun_by_restore(commit):
+        if held is None and begins_history(commit):
             continue
         missing = range(held.version + 1 if held else 1, commit.version)
         if missing:
@@ -94,8 +84,8 @@ async def members_lost(bus: Bus, run: str, lost: Mapping[str, int]) -> StateLost
 async def run_lost(bus: Bus, run: str, left: Sequence[Commit | None]) -> StateLost:
     """Return the error for a run whose record is gone; ``left``: the commits of its manifests."""
     newest = {commit.fragment: commit for commit in left if commit is not None}
-    if newest and all(commit and begun_by_restore(commit) for commit in left):
-        origin = next(iter(newest.values())).reason.removeprefix(RESTORED)
+    if newest and all(commit and begins_history(commit) for commit in left):
+        origin = next(iter(newest.values())).source
         return StateLost(
             f"Run {run!r} has state but no record in the ledger: its restore from {origin} is under"
             " way, or was interrupted. Wait for it, or start it again with"

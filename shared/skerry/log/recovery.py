@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
 from skerry.log.base import Deliver, Expect
 from skerry.log.ledger import CAS_ATTEMPTS, last_commits, members, read_run, same_run
 from skerry.log.loss import (
-    begun_by_restore,
     gaps,
     gone_back,
     ledger_lost,
@@ -27,7 +28,7 @@ from skerry.log.loss import (
     unknown,
 )
 from skerry.log.state import read_manifest, read_manifests
-from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.messages import Commit, Manifest, begins_history
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import spans, tracing
@@ -63,7 +64,7 @@ async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | No
             return await read_run(bus, run)
         except RunNotFound:
             left = await _left(bus, run)
-        restored = all(commit is not None and begun_by_restore(commit) for commit in left)
+        restored = all(commit is not None and begins_history(commit) for commit in left)
         if restored and (waits or not (left or await bus.last_each(Subjects(run).fences()))):
             return None
     raise await run_lost(bus, run, left)
@@ -126,11 +127,21 @@ async def _append_newest(
             await append_commit(bus, commit)
 
 
-async def predecessor(bus: Bus, commit: Commit) -> int | None:
-    """Return the ledger sequence of the commit before this one, 0 for none; None: it is there.
+class Predecessor(NamedTuple):
+    """The newest commit record of a fragment in the ledger: its sequence, and its bytes' digest."""
 
-    Raises StateLost where the ledger lacks that one: a history with a hole in it is not gone on
-    with.
+    sequence: int
+    digest: int
+
+
+NO_PREDECESSOR = Predecessor(0, 0)
+
+
+async def predecessor(bus: Bus, commit: Commit) -> Predecessor | None:
+    """Return the record that a commit follows in the ledger; None where the ledger has the commit.
+
+    Raises StateLost where the ledger lacks the version before it: no history with a hole in it is
+    continued.
     """
     fragment, subject = commit.fragment, Subjects(commit.run).commit(commit.fragment)
     while True:
@@ -140,13 +151,15 @@ async def predecessor(bus: Bus, commit: Commit) -> int | None:
             return None
         known = {fragment: held} if held else {}
         if not await _follows(bus, commit.run, {fragment: commit}, known):
-            return newest.sequence if newest else 0
+            if newest is None:
+                return NO_PREDECESSOR
+            return Predecessor(newest.sequence, xxhash.xxh3_64_intdigest(newest.payload))
 
 
-async def append_commit(bus: Bus, commit: Commit, after: int | None = None) -> None:
-    """Append a commit unless the ledger has it; safe to repeat by anybody who read the manifest.
+async def append_commit(bus: Bus, commit: Commit, after: Predecessor | None = None) -> None:
+    """Append a commit of a manifest unless the ledger has it; safe to repeat.
 
-    ``after`` is what ``predecessor`` has returned, where it was asked before. Raises StateLost as
+    ``after`` is what ``predecessor`` returned, if the caller has asked already. Raises StateLost as
     that does.
     """
     subject = Subjects(commit.run).commit(commit.fragment)
@@ -159,7 +172,7 @@ async def append_commit(bus: Bus, commit: Commit, after: int | None = None) -> N
                 subject,
                 encode(commit),
                 msg_id=f"{commit.fragment}/{commit.version}",
-                expect=Expect(subject, after),
+                expect=Expect(subject, after.sequence),
                 headers=tracing.headers_for(commit.trace_id, spans.COMMIT),
             )
         except Conflict:

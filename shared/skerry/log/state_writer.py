@@ -135,7 +135,8 @@ class StateWriter:
     ) -> Manifest:
         """Store a new version of a fragment whole: chunks, manifest (commit point), ledger.
 
-        ``commit`` comes without digests and fence; they are filled in here. On BrokerUnavailable
+        ``commit`` comes without digests, fence and link to the record before it; they are filled in
+        here. On BrokerUnavailable
         it is unknown whether the commit happened: recover before anything else. Raises StateLost,
         before anything is written, where the ledger lacks the commit before this one. Parts that
         are one vector in one scheme share their chunks, as params and master do in f32.
@@ -160,6 +161,7 @@ class StateWriter:
             syncer=self.holder,
             params_digest=digests[PARAMS],
             master_digest=digests[MASTER],
+            previous=after.digest if after else 0,
         )
         manifest = Manifest(commit=whole, slot=slot, parts=tuple(stored))
         subject = Subjects(self.run).manifest(commit.fragment)

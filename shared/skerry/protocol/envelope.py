@@ -10,8 +10,7 @@ from skerry.algorithm.quantise import raw_bytes, scheme_of
 from skerry.errors import Corrupt, Oversized, WrongPlan
 from skerry.protocol import frame, proto
 from skerry.protocol.codec import packed_bound
-from skerry.protocol.frame import Kind
-from skerry.protocol.messages import ChunkHeader
+from skerry.protocol.messages import ChunkHeader, FrameKind
 from skerry.protocol.records import check_plan, check_run
 
 if TYPE_CHECKING:
@@ -23,21 +22,21 @@ OUTER_STACK = 16
 
 def seal(header: ChunkHeader, packed: bytes) -> bytes:
     """Return the message that carries one chunk; Oversized above the caps of the frame."""
-    return frame.write(Kind.CHUNK, proto.encode(header), packed)
+    return frame.write(FrameKind.CHUNK, proto.encode(header), packed)
 
 
 def unseal(
     data: bytes | memoryview, *, run: str, plan: Plan, checked: bool = False
 ) -> tuple[ChunkHeader, memoryview]:
-    """Return a chunk's header and its packed bytes (a view into ``data``), or say why not.
+    """Return the header of a chunk and its packed bytes, a view into ``data``.
 
     Each check that fails is a WireError of its own, in this order: wire version (WrongVersion),
     sizes (Truncated, Oversized), checksum (Corrupt), run (WrongRun), plan digest and fragment
     (WrongPlan), scheme (UnknownScheme), blocks, sizes and norms against the plan's fragment
-    (Corrupt, Oversized). Whoever gets a header may allocate what it says. ``checked``: without the
-    checksum, because the caller has compared one of all of ``data``.
+    (Corrupt, Oversized). What a returned header says may be allocated. With ``checked`` the
+    checksum is skipped, because the caller has compared one over all of ``data``.
     """
-    found = frame.read(Kind.CHUNK, data, checked=checked)
+    found = frame.read(FrameKind.CHUNK, data, checked=checked)
     header = proto.decode(ChunkHeader, found.header)
     check_run(header.run, run)
     check_plan(header.plan_digest, plan.digest)

@@ -19,16 +19,18 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 
 import xxhash
 
 from skerry.errors import Corrupt, Oversized, Truncated, WrongVersion
+from skerry.protocol.messages import FrameKind
 
 MAGIC = b"SKRY"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+FIRST_VERSION = 1
+"""What Skerry 0.1 wrote."""
 MAX_HEADER_BYTES = 1 << 20
-"""Also the largest record: a NATS server takes messages up to 1 MiB unless told otherwise."""
+"""Also the largest record: a NATS server takes messages up to 1 MiB by default."""
 MAX_PAYLOAD_BYTES = 32 << 20
 """JetStream stores no larger record, whatever ``max_payload`` says."""
 
@@ -37,27 +39,9 @@ _CHECKSUM = struct.Struct("<Q")
 PREFIX_BYTES = _START.size + _CHECKSUM.size
 
 
-class Kind(IntEnum):
-    """What a frame holds. Numbers are never reused."""
-
-    CHUNK = 1
-    RUN = 2
-    MEMBER = 3
-    ROUND = 4
-    PULSE = 5
-    MANIFEST = 6
-    COMMIT = 7
-    FENCE = 8
-    CHECKPOINT = 9
-    SYNCER_PULSE = 10
-    START = 11
-    EVALUATION = 12
-    DRILL = 13
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that is whole and undamaged; both views point into the received bytes."""
+    """A whole, undamaged frame; both views point into the received bytes."""
 
     header: memoryview
     payload: memoryview
@@ -70,7 +54,7 @@ def _checksum(start: bytes | memoryview, *parts: bytes | memoryview) -> int:
     return digest.intdigest()
 
 
-def write(kind: Kind, header: bytes, payload: bytes = b"") -> bytes:
+def write(kind: FrameKind, header: bytes, payload: bytes = b"") -> bytes:
     """Return the framed message; Oversized if header or payload is above its cap."""
     _refuse_oversized(len(header), len(payload))
     start = _START.pack(MAGIC, WIRE_VERSION, kind, 0, len(header), len(payload))
@@ -78,12 +62,12 @@ def write(kind: Kind, header: bytes, payload: bytes = b"") -> bytes:
     return b"".join((start, checksum, header, payload))
 
 
-def read(kind: Kind, data: bytes | memoryview, *, checked: bool = False) -> Frame:
-    """Return the parts of a framed message of this kind, copying nothing.
+def read(kind: FrameKind, data: bytes | memoryview, *, checked: bool = False) -> Frame:
+    """Return the parts of a framed message of this kind, without copying them.
 
-    Checks in this order: magic, wire version (a later version may lay out all that follows
-    differently), sizes, checksum, kind. Raises Corrupt, WrongVersion, Truncated or Oversized.
-    ``checked``: not the checksum, because the caller has compared one of all these bytes.
+    Checks, in this order, magic, wire version (a later version may lay out the rest differently),
+    sizes, checksum and kind. Raises Corrupt, WrongVersion, Truncated or Oversized. With ``checked``
+    the checksum is skipped, because the caller has compared one over all of ``data``.
     """
     view = memoryview(data)
     _check_version(view)
@@ -97,7 +81,7 @@ def read(kind: Kind, data: bytes | memoryview, *, checked: bool = False) -> Fram
     payload = view[PREFIX_BYTES + header_bytes :]
     (want,) = _CHECKSUM.unpack_from(view, _START.size)
     if not checked and _checksum(view[: _START.size], header, payload) != want:
-        msg = "The checksum does not match: the message was damaged on its way or in the store."
+        msg = "The checksum does not match: the message was damaged in transit or in the store."
         raise Corrupt(msg)
     if found != kind or reserved:
         msg = f"The message is of kind {found}, and a {kind.name} ({kind.value}) was expected."
@@ -114,12 +98,19 @@ def _check_version(view: memoryview) -> None:
         msg = f"The message starts with {head!r} and not with {MAGIC!r}: not one of ours."
         raise Corrupt(msg)
     version = view[len(MAGIC)]
-    if version != WIRE_VERSION:
+    if version == WIRE_VERSION:
+        return
+    msg = (
+        f"The message has wire version {version}, and this release reads {WIRE_VERSION}: "
+        "run the same Skerry release everywhere."
+    )
+    if version == FIRST_VERSION:
         msg = (
-            f"The message has wire version {version}, and this release reads {WIRE_VERSION}: "
-            "run the same Skerry release everywhere."
+            f"The message was written by Skerry 0.1 (wire version {version}), this release reads"
+            f" version {WIRE_VERSION}: run the same release everywhere, and carry a run of 0.1 over"
+            " from its newest checkpoint with `skerry up --from CHECKPOINT --run NEW`."
         )
-        raise WrongVersion(msg)
+    raise WrongVersion(msg)
 
 
 def _refuse_oversized(header_bytes: int, payload_bytes: int) -> None:

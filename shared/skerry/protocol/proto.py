@@ -1,70 +1,69 @@
-"""Dataclasses to protobuf and back, by field name.
+"""Dataclasses to protobuf bytes and back.
 
-Every message in ``proto/`` has exactly the fields of its dataclass under the same names (a test
-pins that), so one pair of functions serves all. How a field is turned is found out at import.
+Both sides come from one schema and have the same fields in the same order, so one pair of functions
+serves all messages. How each field is converted is looked up once, when the module is imported.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
-from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import Corrupt, WrongVersion
-from skerry.protocol import messages
-from skerry.protocol.v1 import chunk_pb2, plan_pb2, presence_pb2, run_pb2, state_pb2
+from skerry.protocol.v1 import chunk_pb2, messages, plan_pb2, presence_pb2, run_pb2, state_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from enum import StrEnum
 
+    from google.protobuf.descriptor import FieldDescriptor
     from google.protobuf.message import Message
+
+    Convert = Callable[[Any], Any]
 
 T = TypeVar("T")
 
 MESSAGES: dict[type[Any], type[Message]] = {
-    LeafSpec: plan_pb2.LeafSpec,
-    messages.RunRecord: run_pb2.RunRecord,
-    messages.MemberRecord: run_pb2.MemberRecord,
-    messages.CheckpointRecord: run_pb2.CheckpointRecord,
-    messages.Evaluation: run_pb2.Evaluation,
-    messages.Round: presence_pb2.Round,
-    messages.SyncerPulse: presence_pb2.SyncerPulse,
-    messages.Pulse: presence_pb2.Pulse,
-    messages.Drill: presence_pb2.Drill,
-    messages.ChunkRef: state_pb2.ChunkRef,
-    messages.Part: state_pb2.Part,
-    messages.Consumed: state_pb2.Consumed,
-    messages.Refused: state_pb2.Refused,
-    messages.LearnerProgress: state_pb2.LearnerProgress,
-    messages.Commit: state_pb2.Commit,
-    messages.Manifest: state_pb2.Manifest,
-    messages.Fence: state_pb2.Fence,
-    messages.Start: chunk_pb2.Start,
-    messages.ContributionHeader: chunk_pb2.ContributionHeader,
-    messages.ChunkHeader: chunk_pb2.ChunkHeader,
+    getattr(messages, name): getattr(module, name)
+    for module in (plan_pb2, chunk_pb2, presence_pb2, run_pb2, state_pb2)
+    for name in module.DESCRIPTOR.message_types_by_name
 }
-"""Which generated message stands for which dataclass."""
+"""The protobuf class of each dataclass."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field; ``put`` and ``take`` turn its value, None where protobuf takes it as it is."""
+    """One field; ``put`` and ``take`` convert its value, None where protobuf takes it as it is.
+
+    ``optional`` fields may be absent, a ``nested`` message that is not optional must be there.
+    """
 
     name: str
-    nested: bool
     optional: bool
-    put: Callable[[Any], Any] | None
-    take: Callable[[Any], Any] | None
+    nested: bool
+    put: Convert | None
+    take: Convert | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """How a message becomes its dataclass; indices are those of its fields.
+
+    A commit of a run of 200 learners holds 400 messages: each takes one call for all its fields.
+    """
+
+    get: Convert
+    conversions: tuple[tuple[int, Convert], ...]
+    required: tuple[str, ...]
+    absent: tuple[tuple[int, str, Convert], ...]
 
 
 def encode(value: Any) -> bytes:
-    """Return the protobuf bytes of a dataclass, equal bytes for equal values.
+    """Return the protobuf bytes of a dataclass; equal values give equal bytes.
 
     Raises ValueError or TypeError for a value that its field cannot hold, such as a negative count.
     """
@@ -87,11 +86,11 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
 
 
 def to_message(value: Any) -> Message:
-    """Return the generated message with the fields of ``value``."""
+    """Return the protobuf message with the fields of ``value``."""
     values: dict[str, Any] = {}
     for field in _FIELDS[type(value)]:
         item = getattr(value, field.name)
-        if item is not None:
+        if item or not field.optional:
             values[field.name] = field.put(item) if field.put else item
     return MESSAGES[type(value)](**values)
 
@@ -103,80 +102,65 @@ def _from_message(kind: type[T], message: Message) -> T:
             msg = f"The {kind.__name__} has no {name}."
             raise Corrupt(msg)
     values = list(reader.get(message))
-    for index, take in reader.turns:
+    for index, take in reader.conversions:
         values[index] = take(values[index])
-    for index, name, take in reader.optional:
+    for index, name, take in reader.absent:
         values[index] = take(values[index]) if message.HasField(name) else None
     return kind(*values)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """How a message becomes its dataclass; indices are those of its fields.
-
-    A commit of a run of 200 learners holds 400 messages: each takes one call for all its fields.
-    """
-
-    get: Callable[[Any], Any]
-    turns: tuple[tuple[int, Callable[[Any], Any]], ...]
-    required: tuple[str, ...]
-    optional: tuple[tuple[int, str, Callable[[Any], Any]], ...]
-
-
-def _reader_of(told: tuple[_Field, ...]) -> _Reader:
-    turned = [(index, field, field.take) for index, field in enumerate(told)]
+def _reader_of(kind: type[Any]) -> _Reader:
+    fields = _FIELDS[kind]
+    converted = [(i, field, field.take) for i, field in enumerate(fields)]
     return _Reader(
-        get=attrgetter(*(field.name for field in told)),
-        turns=tuple((i, take) for i, field, take in turned if take and not field.optional),
-        required=tuple(field.name for field in told if field.nested and not field.optional),
-        optional=tuple((i, f.name, take) for i, f, take in turned if take and f.optional),
+        get=attrgetter(*(field.name for field in fields)),
+        conversions=tuple((i, take) for i, f, take in converted if take and not f.optional),
+        required=tuple(field.name for field in fields if field.nested and not field.optional),
+        absent=tuple((i, f.name, take) for i, f, take in converted if take and f.optional),
     )
 
 
-def _fields_of(kind: type[Any]) -> tuple[_Field, ...]:
-    hints = get_type_hints(kind)
-    return tuple(_field(field.name, hints[field.name]) for field in fields(kind))
+def _field(field: FieldDescriptor) -> _Field:
+    put, take = _conversions(field)
+    if field.is_repeated:
+        return _Field(field.name, False, False, _each(put), _each(take) or tuple)  # noqa: FBT003
+    nested = field.message_type is not None
+    return _Field(field.name, _is_optional(field), nested, put, take)
 
 
-def _field(name: str, hint: Any) -> _Field:
-    options = [option for option in get_args(hint) if option is not NoneType]
-    optional = NoneType in get_args(hint)
-    if optional:
-        (hint,) = options
-    if get_origin(hint) is dict:
-        return _Field(name, nested=False, optional=False, put=None, take=dict)
-    if get_origin(hint) is tuple:
-        put, take = _turn(get_args(hint)[0])
-        return _Field(name, False, False, _each(put), _each(take) or tuple)  # noqa: FBT003
-    put, take = _turn(hint)
-    return _Field(name, hint in MESSAGES, optional, put, take)
+def _is_optional(field: FieldDescriptor) -> bool:
+    """Return True for a field that the schema declares ``optional``: a oneof of its own."""
+    return field.containing_oneof is not None
 
 
-def _each(turn: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    return None if turn is None else lambda items: tuple(map(turn, items))
+def _each(convert: Convert | None) -> Convert | None:
+    return None if convert is None else lambda items: tuple(map(convert, items))
 
 
-def _turn(hint: type[Any]) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
-    if hint in MESSAGES:
-        return to_message, partial(_from_message, hint)
-    if issubclass(hint, StrEnum):
-        members = tuple(hint)
-        numbers = {member: number for number, member in enumerate(members, start=1)}
-        return numbers.__getitem__, lambda number: _member(members, number)
+def _conversions(field: FieldDescriptor) -> tuple[Convert | None, Convert | None]:
+    if field.message_type is not None:
+        return to_message, partial(_from_message, getattr(messages, field.message_type.name))
+    if field.enum_type is not None:
+        kind: type[StrEnum] = getattr(messages, field.enum_type.name)
+        prefix = field.enum_type.values_by_number[0].name.removesuffix("UNSPECIFIED")
+        numbers = {m: field.enum_type.values_by_name[prefix + m.name].number for m in kind}
+        members = {number: member for member, number in numbers.items()}
+        return numbers.__getitem__, lambda number: _member(kind, members, number)
     return None, None
 
 
-def _member(members: tuple[StrEnum, ...], number: int) -> StrEnum:
-    """Return the enum member; numbers follow the order of the members (a test pins the names)."""
-    if 0 < number <= len(members):
-        return members[number - 1]
-    name = type(members[0]).__name__
+def _member(kind: type[StrEnum], members: Mapping[int, StrEnum], number: int) -> StrEnum:
+    if (member := members.get(number)) is not None:
+        return member
     if number == 0:
-        msg = f"A {name} is missing."
+        msg = f"A {kind.__name__} is missing."
         raise Corrupt(msg)
-    msg = f"{name} {number} is of a later release: run the same Skerry everywhere."
+    msg = f"{kind.__name__} {number} is of a later release: run the same Skerry everywhere."
     raise WrongVersion(msg)
 
 
-_FIELDS: dict[type[Any], tuple[_Field, ...]] = {kind: _fields_of(kind) for kind in MESSAGES}
-_READERS: dict[type[Any], _Reader] = {kind: _reader_of(told) for kind, told in _FIELDS.items()}
+_FIELDS: dict[type[Any], tuple[_Field, ...]] = {
+    kind: tuple(_field(field) for field in cast("list[FieldDescriptor]", message.DESCRIPTOR.fields))
+    for kind, message in MESSAGES.items()
+}
+_READERS: dict[type[Any], _Reader] = {kind: _reader_of(kind) for kind in _FIELDS}

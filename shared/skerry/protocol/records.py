@@ -1,7 +1,7 @@
-"""Records on the wire: the small messages of the ledger, the state stream and the pulse stream.
+"""Records to bytes and back: the small messages of the ledger, the state and the pulse streams.
 
-A record is protobuf in the frame of ``skerry.protocol.frame``, without payload; the frame's
-checksum finds damage before protobuf parses anything.
+A record is protobuf in a frame (``skerry.protocol.frame``) without payload; the frame's checksum
+finds damage before protobuf parses anything.
 """
 
 from __future__ import annotations
@@ -10,55 +10,20 @@ from typing import TypeVar
 
 from skerry.errors import Corrupt, WrongPlan, WrongRun
 from skerry.protocol import frame, proto
-from skerry.protocol.frame import Kind
 from skerry.protocol.messages import (
-    CheckpointRecord,
+    FRAME_KINDS,
     Commit,
-    Drill,
-    Evaluation,
-    Fence,
     Manifest,
-    MemberRecord,
     Pulse,
+    Record,
     Round,
     RunRecord,
-    Start,
-    SyncerPulse,
 )
 
-Record = (
-    RunRecord
-    | MemberRecord
-    | Round
-    | Pulse
-    | Manifest
-    | Commit
-    | Fence
-    | CheckpointRecord
-    | Evaluation
-    | SyncerPulse
-    | Start
-    | Drill
-)
 T = TypeVar("T", bound=Record)
 
-KINDS: dict[type[object], Kind] = {
-    RunRecord: Kind.RUN,
-    MemberRecord: Kind.MEMBER,
-    Round: Kind.ROUND,
-    Pulse: Kind.PULSE,
-    Manifest: Kind.MANIFEST,
-    Commit: Kind.COMMIT,
-    Fence: Kind.FENCE,
-    CheckpointRecord: Kind.CHECKPOINT,
-    Evaluation: Kind.EVALUATION,
-    SyncerPulse: Kind.SYNCER_PULSE,
-    Start: Kind.START,
-    Drill: Kind.DRILL,
-}
-
 MOST_S = 1e11
-"""Three thousand years: no time that a record tells is longer."""
+"""Three thousand years: no duration in a record is longer."""
 
 
 def encode(record: Record) -> bytes:
@@ -66,13 +31,13 @@ def encode(record: Record) -> bytes:
 
     Raises Oversized above 1 MiB, ValueError for a value its field cannot hold (a negative count).
     """
-    return frame.write(KINDS[type(record)], proto.encode(record))
+    return frame.write(FRAME_KINDS[type(record)], proto.encode(record))
 
 
 def decode(
     kind: type[T], data: bytes | memoryview, *, run: str, plan_digest: int | None = None
 ) -> T:
-    """Return the record of that kind that ``data`` holds, or raise the WireError that says why not.
+    """Return the record of that kind that ``data`` holds; raise the WireError that says why not.
 
     Args:
         kind: the dataclass that the subject calls for.
@@ -80,7 +45,7 @@ def decode(
         run: the run whose subject it came from; another run's record is WrongRun.
         plan_digest: where given, a record that was made under another plan is WrongPlan.
     """
-    found = frame.read(KINDS[kind], data)
+    found = frame.read(FRAME_KINDS[kind], data)
     if found.payload:
         msg = f"A record came with a payload of {len(found.payload)} bytes: it has none."
         raise Corrupt(msg)
@@ -93,10 +58,10 @@ def decode(
 
 
 def believable(record: Pulse | Commit) -> bool:
-    """Say whether the times that a record tells can be: no infinities, no NaN, none below 0.
+    """Return True if every duration in a record is one: finite, not negative, not absurdly long.
 
-    A frame's checksum says nothing of them, and one of them spoils every sum that it is in. Losses
-    may be anything: those of whoever diverges are.
+    A frame's checksum says nothing about them, and one such value spoils every sum that it is in.
+    Losses may be anything: those of a learner that diverges are.
     """
     times: tuple[float, ...]
     match record:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from skerry.protocol.messages import CloseReason
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -25,6 +27,19 @@ class Decision(StrEnum):
     WAIT = "wait"
     CLOSE = "close"
     REOPEN = "reopen"
+
+
+class OpenReason(StrEnum):
+    """Why a round stays open, or is opened again."""
+
+    QUORUM = "quorum"
+    """It waits for its K-th contribution."""
+    GRACE = "grace"
+    """It waits for more than K, in its grace window."""
+    FINAL = "final"
+    """A final round waits for every learner: training is over, so that is free."""
+    NOBODY_CAME = "nobody_came"
+    """It was open for a timeout without any contribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,43 +181,58 @@ def grace_s(policy: Policy, timings: Timings) -> float:
     return min(patience_s(timings), most_grace_s(policy, timings))
 
 
-WITHOUT_QUORUM = frozenset({"short_handed", "timeout", "final_empty"})
-"""Why a round closed that never had its K-th contribution: there was no wait for it to tell of."""
+WITHOUT_QUORUM = frozenset({CloseReason.SHORT_HANDED, CloseReason.TIMEOUT, CloseReason.FINAL_EMPTY})
+"""Why a round closed that never had its K-th contribution, and so no time until its quorum."""
 
 
-def decide(now: float, view: View, policy: Policy, timings: Timings) -> tuple[Decision, str]:
-    """Say what becomes of a round now, and why.
+def decide(
+    now: float, view: View, policy: Policy, timings: Timings
+) -> tuple[Decision, CloseReason | OpenReason]:
+    """Return what becomes of a round now, and why: a CloseReason exactly where it closes.
 
     ============ ================ ==================================================================
-    CLOSE        all_arrived      at least K contributed, and so has everyone who is expected
-    CLOSE        grace_over       K contributed, and the grace window since the K-th has passed
-    CLOSE        short_handed     fewer than K are alive, for a timeout now, and all of them are in;
+    CLOSE        ALL_ARRIVED      at least K contributed, and so did every expected learner
+    CLOSE        GRACE_OVER       K contributed, and the grace window after the K-th has passed
+    CLOSE        SHORT_HANDED     fewer than K are alive, for a timeout now, and all of them are in;
                                   a final round does not wait for that timeout
-    CLOSE        timeout          open for a timeout with at least one contribution
-    CLOSE        final_empty      a final round to which nobody came: there is nothing to merge
-    REOPEN       nobody_came      open for a timeout without any contribution
-    WAIT         quorum, grace    before and after the K-th contribution
-    WAIT         final            a final round waits for everyone; training is over, so it is free
+    CLOSE        TIMEOUT          open for a timeout with at least one contribution
+    CLOSE        FINAL_EMPTY      a final round without any contribution: there is nothing to merge
+    REOPEN       NOBODY_CAME      open for a timeout without any contribution
+    WAIT         QUORUM, GRACE    before and after the K-th contribution
+    WAIT         FINAL            a final round waits for everyone; training is over, so it is free
     ============ ================ ==================================================================
 
     K is a minimum, but not one that may stop a run for ever: where learners have gone for good,
-    the rest would wait on them in every round. The first round pays one timeout, and from then on
-    (``short_since_s`` is older than a timeout) a round closes as soon as all the living are in.
+    the rest would wait for them in every round. The first round pays one timeout, and from then on
+    (``short_since_s`` is older than a timeout) a round closes once all living learners are in.
     """
+    closes = _close_reason(now, view, policy, timings)
+    if closes is not None:
+        return Decision.CLOSE, closes
+    if not view.final and len(view.arrived) >= policy.quorum:
+        return Decision.WAIT, OpenReason.GRACE
+    if now < view.opened_s + policy.round_timeout_s:
+        return Decision.WAIT, OpenReason.FINAL if view.final else OpenReason.QUORUM
+    return Decision.REOPEN, OpenReason.NOBODY_CAME
+
+
+def _close_reason(now: float, view: View, policy: Policy, timings: Timings) -> CloseReason | None:
+    """Return why a round closes now, None if it does not."""
     count, missing = len(view.arrived), view.expected - view.arrived.keys()
     enough = count >= (1 if view.final else policy.quorum)
     if enough and not missing:
-        return Decision.CLOSE, "all_arrived" if count >= policy.quorum else "short_handed"
+        full = count >= policy.quorum
+        return CloseReason.ALL_ARRIVED if full else CloseReason.SHORT_HANDED
     if enough and not view.final:
         over = now >= _grace_end_s(view, policy, timings)
-        return (Decision.CLOSE, "grace_over") if over else (Decision.WAIT, "grace")
+        return CloseReason.GRACE_OVER if over else None
     if count and not missing and now >= _short_end_s(view, policy):
-        return Decision.CLOSE, "short_handed"
+        return CloseReason.SHORT_HANDED
     if now < view.opened_s + policy.round_timeout_s:
-        return Decision.WAIT, "final" if view.final else "quorum"
+        return None
     if count:
-        return Decision.CLOSE, "timeout"
-    return (Decision.CLOSE, "final_empty") if view.final else (Decision.REOPEN, "nobody_came")
+        return CloseReason.TIMEOUT
+    return CloseReason.FINAL_EMPTY if view.final else None
 
 
 def next_wake_s(now: float, view: View, policy: Policy, timings: Timings) -> float:
@@ -213,7 +243,7 @@ def next_wake_s(now: float, view: View, policy: Policy, timings: Timings) -> flo
     decision, reason = decide(now, view, policy, timings)
     if decision is not Decision.WAIT:
         return 0.0
-    if reason == "grace":
+    if reason is OpenReason.GRACE:
         return _grace_end_s(view, policy, timings) - now
     ends = [view.opened_s + policy.round_timeout_s]
     if view.arrived and view.expected <= view.arrived.keys():

@@ -16,7 +16,7 @@ STREAM_KINDS: tuple[StreamKind, ...] = ("STATE", "LEDGER", "CONTRIB", "PULSE")
 
 
 def checked_token(value: str, what: str) -> str:
-    """Return ``value`` if it may be one token of a subject; ConfigError says what may."""
+    """Return ``value`` if it may be one token of a subject; raise ConfigError otherwise."""
     if not TOKEN.fullmatch(value):
         msg = (
             f"{what} {value!r} cannot be part of a subject: "
@@ -144,17 +144,17 @@ class Subjects:
         return f"{self.root}.syncer.*"
 
     def drill(self) -> str:
-        """Return where a drill says that it is at work: one token more than a pulse has."""
+        """Return the subject of the drill's lease, with one token more than a pulse has."""
         return f"{self.root}.pulse.drill.lease"
 
     # no stream
     def hops(self) -> str:
-        """Return where the broker tells of traced messages."""
+        """Return where the broker reports the hops of traced messages."""
         return f"{self.root}.hops"
 
 
 def run_of(subject: str) -> str:
-    """Return the run a subject belongs to; ConfigError if it is not one of ours."""
+    """Return the run that a subject belongs to; raise ConfigError if it is not one of ours."""
     head, _, rest = subject.partition(".")
     run = rest.partition(".")[0]
     if head != PREFIX or not run:
@@ -166,7 +166,7 @@ def run_of(subject: str) -> str:
 def contributor(subject: str) -> tuple[int, str]:
     """Return the fragment and the learner of a contribution's subject; fragment -1 if it has none.
 
-    Who may publish may publish on anything that the stream takes, so the fragment may not exist.
+    A publisher may use any subject that the stream captures, so the fragment need not exist.
     """
     fragment, learner = subject.split(".")[-2:]
     return (int(fragment) if fragment.isdecimal() else -1), learner

@@ -14,6 +14,7 @@ its link was cut, the broker was away) says nothing about them, so it waits for 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -93,6 +94,19 @@ class View:
     listening_s: float | None = None
 
 
+class SuccessionReason(StrEnum):
+    """Why a syncer takes shards, hands some over, or does neither."""
+
+    FREE = "free"
+    """It takes its share of what no living syncer holds, or what has been free for too long."""
+    ABOVE_SHARE = "above_share"
+    """It hands over what is above its share to syncers that are below theirs."""
+    WATCHING = "watching"
+    """A shard may be free, but it has not listened for a lease yet."""
+    SERVED = "served"
+    """Every shard has an owner, and shares differ by at most one."""
+
+
 class Moves(NamedTuple):
     """Shards to take now, and shards to hand over as soon as their commit in hand is done."""
 
@@ -150,16 +164,8 @@ def unfenced(view: View, shard: int) -> View:
     )
 
 
-def decide(now: float, view: View, policy: Policy) -> tuple[Moves, str]:
-    """Say which shards this syncer should take and which it should hand over, and why.
-
-    ============ ==================================================================================
-    free         takes its share of what nobody living holds, or what has been free for too long
-    above_share  hands over what is above its share to syncers that are below theirs
-    watching     somebody's shard may be free, but it has not listened for a lease yet
-    served       every shard has an owner, and shares differ by at most one
-    ============ ==================================================================================
-    """
+def decide(now: float, view: View, policy: Policy) -> tuple[Moves, SuccessionReason]:
+    """Return which shards this syncer should take and which it should hand over, and why."""
     loads = _loads(now, view, policy)
     shares = _shares(loads, policy.shards)
     unclaimed = [s for s in range(policy.shards) if not _claimed(now, view, policy, s)]
@@ -167,12 +173,12 @@ def decide(now: float, view: View, policy: Policy) -> tuple[Moves, str]:
     take = _assigned(view.instance, free, loads, shares)
     take += [s for s in free if s not in take and _overdue(now, view, policy, s)]
     if take:
-        return Moves(take=tuple(sorted(take))), "free"
+        return Moves(take=tuple(sorted(take))), SuccessionReason.FREE
     mine = sorted(_mine(view))
     above = len(mine) - shares[view.name, view.instance]
     if above > 0:
-        return Moves(hand_over=tuple(mine[-above:])), "above_share"
-    return Moves(), "watching" if unclaimed else "served"
+        return Moves(hand_over=tuple(mine[-above:])), SuccessionReason.ABOVE_SHARE
+    return Moves(), SuccessionReason.WATCHING if unclaimed else SuccessionReason.SERVED
 
 
 def next_wake_s(now: float, view: View, policy: Policy) -> float:

@@ -11,9 +11,9 @@ from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.algorithm.liveness import Liveness
-from skerry.protocol.messages import LearnerPhase
-from skerry.status.view import GENESIS, TEXTS_OF_LATE
+from skerry.algorithm.liveness import Liveness, LivenessReason
+from skerry.protocol.messages import LearnerPhase, RefusalCause
+from skerry.status.view import TEXTS_OF_LATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -90,8 +90,8 @@ class Recent:
     _started: deque[tuple[float, str, int]] = field(
         default_factory=lambda: deque[tuple[float, str, int]](maxlen=MOST_TROUBLES)
     )
-    _refused: deque[tuple[float, Counter[str]]] = field(
-        default_factory=lambda: deque[tuple[float, Counter[str]]](maxlen=MOST_TROUBLES)
+    _refused: deque[tuple[float, Counter[RefusalCause]]] = field(
+        default_factory=lambda: deque[tuple[float, Counter[RefusalCause]]](maxlen=MOST_TROUBLES)
     )
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
@@ -129,9 +129,10 @@ class Recent:
     def committed(self, commit: Commit, at_s: float) -> None:
         """Take in a commit that was there at ``at_s``, once.
 
-        Its syncer's clock may be off. A second offer of initial parameters is nobody's trouble.
+        Its syncer's clock may be off. A second offer of initial parameters is no trouble.
         """
-        causes = Counter(r.cause for r in commit.refused if r.cause != GENESIS)
+        causes = Counter(r.cause for r in commit.refused)
+        del causes[RefusalCause.GENESIS]
         if causes:
             self._refused.append((at_s, causes))
 
@@ -139,9 +140,9 @@ class Recent:
         """Return how often each learner was started again in the last RECENT_S."""
         return Counter(name for at_s, name, _ in self._started if at_s >= now_s - RECENT_S)
 
-    def refused(self, now_s: float) -> Counter[str]:
+    def refused(self, now_s: float) -> Counter[RefusalCause]:
         """Return how many contributions were refused in the last RECENT_S, by cause."""
-        found = Counter[str]()
+        found = Counter[RefusalCause]()
         for at_s, causes in self._refused:
             if at_s >= now_s - RECENT_S:
                 found += causes
@@ -266,7 +267,11 @@ def missed(rows: Sequence[LearnerRow]) -> list[LearnerRow]:
     name that first joined after another fell silent stands in for one, whatever became of it; one
     that joined before is no stand-in, however many are left.
     """
-    gone = [row for row in rows if row.liveness is Liveness.GONE and row.reason != "stopped"]
+    gone = [
+        row
+        for row in rows
+        if row.liveness is Liveness.GONE and row.reason is not LivenessReason.STOPPED
+    ]
     gone.sort(key=_silent_s, reverse=True)
     came = [row.joined_s_ago for row in rows if row.joined_s_ago is not None]
     for joined_s_ago in sorted(came, reverse=True):

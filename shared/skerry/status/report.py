@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm import liveness, schedule
 from skerry.algorithm.goodput import TRAIN, Spent, allocated_s, ratios, split
-from skerry.algorithm.liveness import Liveness
-from skerry.protocol.messages import LearnerPhase
+from skerry.algorithm.liveness import Liveness, LivenessReason
+from skerry.protocol.messages import LearnerPhase, RefusalCause, activity, why
 from skerry.status.view import ENDED, TEXTS_OF_LATE, held_in, spent_in
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class LearnerRow:
     name: str
     incarnation: int
     liveness: Liveness
-    reason: str
+    reason: LivenessReason
     phase: LearnerPhase
     step: int
     tokens: int
@@ -117,7 +117,7 @@ class RunRow:
     goodput: float
     staleness_mean: float
     staleness_max: int
-    refused: dict[str, int]
+    refused: dict[RefusalCause, int]
     bytes_up: int
     bytes_down: int
     last_round: str
@@ -180,13 +180,13 @@ def doubted(view: RunView, now_s: float) -> list[str]:
     ]
 
 
-def _judged(learner: LearnerView, view: RunView, now_s: float) -> tuple[Liveness, str]:
+def _judged(learner: LearnerView, view: RunView, now_s: float) -> tuple[Liveness, LivenessReason]:
     phase = LearnerPhase.STARTING if learner.pulse is None else learner.pulse.phase
     return liveness.judge(
         learner.heartbeat,
         now_s,
         view.frame.liveness,
-        activity=phase.activity,
+        activity=activity(phase),
         progress=learner.progress,
         closed=learner.closed_s is not None,
     )
@@ -318,7 +318,7 @@ def _run_row(
         refused=dict(view.refused),
         bytes_up=sum(row.bytes_up for row in rows),
         bytes_down=sum(row.bytes_down for row in rows),
-        last_round="" if view.last_commit is None else view.last_commit.reason,
+        last_round="" if view.last_commit is None else why(view.last_commit),
         last_round_s_ago=None
         if view.last_commit_s is None
         else max(0.0, now_s - view.last_commit_s),

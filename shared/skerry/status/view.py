@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm import liveness
 from skerry.algorithm.goodput import Spent
-from skerry.log.loss import RESTORED
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -23,9 +22,11 @@ from skerry.protocol.messages import (
     LearnerPhase,
     MemberRecord,
     Pulse,
+    RefusalCause,
     Refused,
     RunRecord,
     RunState,
+    is_round,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 Message = Pulse | Commit | MemberRecord | CheckpointRecord | Evaluation | RunRecord
 
-GENESIS = "genesis"
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
 MOST_EVALUATIONS = 512
 """Above this many a view keeps every second one: old ones thin out, the curve keeps its shape."""
@@ -76,14 +76,6 @@ class Totals:
             self.f32_bytes_down + last.f32_bytes_down,
             self.contributions + last.contributions,
         )
-
-
-def is_round(commit: Commit) -> bool:
-    """Say whether learners answered for a commit: initial and restored parameters are no round.
-
-    Nobody waited for those: their times are when they were written, their reasons name a path.
-    """
-    return commit.reason != GENESIS and not commit.reason.startswith(RESTORED)
 
 
 def spent_in(pulse: Pulse) -> Spent:
@@ -154,7 +146,7 @@ class RunView:
     staleness: Mapping[str, int] = field(default_factory=dict[str, int])
     versions: Mapping[int, int] = field(default_factory=dict[int, int])
     counted: Mapping[int, int] = field(default_factory=dict[int, int])
-    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    refused: Mapping[RefusalCause, int] = field(default_factory=dict[RefusalCause, int])
     rounds: int = 0
     merged: int = 0
     staleness_sum: int = 0
@@ -420,7 +412,9 @@ def _accepted(accepted: Mapping[str, int], commit: Commit) -> Mapping[str, int]:
     return {**accepted, **new, **told} if told or new else accepted
 
 
-def _counted(counts: Mapping[str, int], refused: tuple[Refused, ...]) -> Mapping[str, int]:
+def _counted(
+    counts: Mapping[RefusalCause, int], refused: tuple[Refused, ...]
+) -> Mapping[RefusalCause, int]:
     """Count refusals by cause."""
     added = dict(counts)
     for entry in refused:

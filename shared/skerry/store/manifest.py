@@ -1,7 +1,8 @@
 """A checkpoint's ``manifest.json``: all that a run needs to go on, and a digest over every byte.
 
-Format 2 has one file of outer state per fragment, so that a fragment that was committed anew while
-the checkpoint was written is written anew alone; format 1, which is still read, had one for all.
+Formats 1 and 2 are those of Skerry 0.1 and are still read (``skerry.store.earlier``). There is one
+file of outer state per fragment, so that a fragment that is committed while the checkpoint is being
+written is written again alone.
 
 The file is JSON whose last line holds the SHA-256 of everything before it, so that one flipped bit
 anywhere in it, white space included, is found.
@@ -22,11 +23,13 @@ from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.protocol.messages import Commit
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import TOKEN
+from skerry.store import earlier
 from skerry.store.base import MOST_MANIFEST_BYTES, NAME, StoredFile
 from skerry.store.tensorfile import ITEM
 
-FORMAT = 2
-READABLE = (1, 2)
+FORMAT = 3
+"""Commits have an origin, and enums for reasons and causes."""
+READABLE = (*earlier.FORMATS, FORMAT)
 PARAMS_FILE = "params.safetensors"
 SHARED_OUTER_FILE = "outer.safetensors"
 MOST = 2**64
@@ -166,6 +169,8 @@ def load(data: bytes, path: str) -> Checkpoint:
         values = cast("dict[str, Any]", json.loads(data))
         if values.get("format") not in READABLE:
             raise _unknown_format(values, path)
+        if values["format"] in earlier.FORMATS:
+            values = earlier.upgraded(values)
         return _checked(TypeAdapter(Checkpoint).validate_python(values))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise _senseless(path) from error
@@ -215,7 +220,7 @@ def _senseless(path: str) -> CheckpointCorrupt:
 
 
 def _unknown_format(values: dict[str, Any], path: str) -> StoreError:
-    known = " and ".join(map(str, READABLE))
+    known = f"{', '.join(map(str, earlier.FORMATS))} and {FORMAT}"
     by = str(values.get("skerry_version"))
     msg = (
         f"{path} has checkpoint format {str(values.get('format'))[:8]!r}, this release reads"

@@ -29,7 +29,7 @@ from skerry.algorithm.fold import Contribution as Merged
 from skerry.algorithm.merge import largest, sound
 from skerry.algorithm.outer import make_outer, merge_and_apply
 from skerry.errors import ConfigError, Diverged
-from skerry.protocol.messages import ContributionKind
+from skerry.protocol.messages import ContributionKind, RefusalCause
 from skerry_tools.audit.payloads import key_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float32]
 
 NANOSECONDS = 1_000_000_000
-TOO_STALE = "too_stale"
 
 
 class Stored(NamedTuple):
@@ -173,7 +172,9 @@ class Branch:
     async def _stale(self, commit: Commit, source: Payloads) -> list[Arrived]:
         """Return what this commit refused as too stale: another bound may take it."""
         keys = [
-            (r.learner, r.incarnation, r.identity) for r in commit.refused if r.cause == TOO_STALE
+            (r.learner, r.incarnation, r.identity)
+            for r in commit.refused
+            if r.cause is RefusalCause.TOO_STALE
         ]
         found = [await source.fetch(key, commit.contrib_floor) for key in keys]
         return [item for item in found if item is not None]
@@ -327,4 +328,8 @@ def _refused_keys(commit: Commit | None) -> set[Key]:
     """Return what a commit refused for a reason that no policy changes."""
     if commit is None:
         return set()
-    return {(r.learner, r.incarnation, r.identity) for r in commit.refused if r.cause != TOO_STALE}
+    return {
+        (r.learner, r.incarnation, r.identity)
+        for r in commit.refused
+        if r.cause is not RefusalCause.TOO_STALE
+    }

@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import weights
-from skerry.log.loss import RESTORED, begun_by_restore
-from skerry.protocol.messages import Consumed, ContributionKind
+from skerry.protocol.messages import (
+    CommitOrigin,
+    Consumed,
+    ContributionKind,
+    begins_history,
+    is_from_checkpoint,
+    why,
+)
 from skerry_tools.audit.account import Account, named
 from skerry_tools.audit.offers import Waiting
 from skerry_tools.audit.starts import Starts
@@ -26,22 +32,16 @@ if TYPE_CHECKING:
     from skerry_tools.audit.account import Found
     from skerry_tools.audit.offers import Offer
 
-GENESIS = "genesis"
 WEIGHT_TOLERANCE = 1e-6
 
 
-def restored(commit: Commit) -> bool:
-    """Tell whether a commit says that a checkpoint wrote it: what came before is not needed."""
-    return commit.reason.startswith(RESTORED)
-
-
 def put_back(commit: Commit) -> bool:
-    """Tell whether a commit put a checkpoint back behind what the log already had.
+    """Return True if a commit put a checkpoint back over what the log already had.
 
     One that consumes anything did not, whatever it says: it is held to all that holds for others.
     """
     nothing = not commit.consumed and not commit.refused
-    return restored(commit) and not begun_by_restore(commit) and nothing
+    return commit.origin is CommitOrigin.REPLACED and nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Checks:
     def commit(self, commit: Commit, sequence: int, at_ns: int) -> list[Violation]:
         """Take a commit that the broker stored at ``at_ns``, and return what is wrong with it."""
         book = self.book(commit.fragment)
-        begins = not book.version and begun_by_restore(commit)
+        begins = not book.version and begins_history(commit)
         torn = not begins and commit.version != book.version + 1
         found = [*self._claims(book, commit, begins=begins)]
         found += [] if begins else self._sequel(book, commit)
@@ -178,15 +178,13 @@ class Checks:
         self, book: FragmentBook, commit: Commit, *, begins: bool
     ) -> Iterator[tuple[What, str, str]]:
         """Check what a commit says of itself that was written from a checkpoint."""
-        if not restored(commit):
+        if not is_from_checkpoint(commit):
             return
         if number := len(commit.consumed) + len(commit.refused):
-            text = (
-                f"was {commit.reason!r}, which resolves nothing, and names {number} contributions"
-            )
+            text = f"was {why(commit)!r}, which resolves nothing, and names {number} contributions"
             yield What.PROGRESS, "", text
-        if begun_by_restore(commit) and not begins and commit.version == book.version + 1:
-            text = f"was {commit.reason!r} as if nothing were before it, behind {book.version}"
+        if begins_history(commit) and not begins and commit.version == book.version + 1:
+            text = f"was {why(commit)!r} as if nothing were before it, behind {book.version}"
             yield What.VERSIONS, "", text
 
     def _sequel(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
@@ -250,7 +248,7 @@ class Checks:
 
     def _resolved(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
         """Take what a commit consumed and refused, in the order in which it was numbered."""
-        if commit.reason == GENESIS:
+        if commit.origin is CommitOrigin.GENESIS:
             for learner, starts in self.starts.items():
                 account = book.accounts.setdefault(learner, Account())
                 account.pardoned = max(0, starts.incarnation)
@@ -268,7 +266,7 @@ class Checks:
                 account.refuse(item, begun=begun)
 
     def _consume(self, account: Account, item: Consumed, commit: Commit) -> Iterator[Found]:
-        genesis = commit.reason == GENESIS
+        genesis = commit.origin is CommitOrigin.GENESIS
         begun = self._starts(item.learner).cursor_of(item.incarnation)
         yield from account.consume(item, genesis=genesis, begun=begun)
         mark = (item.incarnation, item.identity)

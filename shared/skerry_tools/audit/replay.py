@@ -22,9 +22,8 @@ from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
 from skerry.log.state import read_manifest
 from skerry.protocol.codec import vector_digest
-from skerry.protocol.messages import Commit
+from skerry.protocol.messages import Commit, is_from_checkpoint
 from skerry_tools.audit.branch import Branch, Policy, Stored
-from skerry_tools.audit.checks import restored
 from skerry_tools.audit.log import newest, read
 from skerry_tools.audit.payloads import payloads
 from skerry_tools.audit.replayed import (
@@ -246,7 +245,7 @@ class _Worker:
                     f" of version {commit.version} or newer with --from."
                 )
             inputs.append(found)
-        if commit.version == 1 and not restored(commit):
+        if commit.version == 1 and not is_from_checkpoint(commit):
             await asyncio.to_thread(_genesis, track, inputs[0])
             if branch is not None:
                 branch.begin(track.master, None, 1)

@@ -36,7 +36,7 @@ class Starts:
             self.shard = record.shard
         if not record.incarnation:
             return  # a place that a restored run keeps for a name
-        again = bool(record.inner)
+        again = record.inner is not None
         if record.shard != self.shard:
             yield self._violation(
                 What.MEMBER, f"changed from data shard {self.shard} to {record.shard}", sequence
@@ -49,9 +49,9 @@ class Starts:
                 sequence,
             )
         self.incarnation = max(self.incarnation, record.incarnation)
-        if not again:
+        if record.inner is None:
             return
-        self.inner[record.inner] = self.inner.get(record.inner, 0) + 1
+        self.inner[record.inner.value] = self.inner.get(record.inner.value, 0) + 1
         self.begun, self.cursor = record.incarnation, record.cursor
         if record.cursor < used:
             yield self._violation(

@@ -40,7 +40,7 @@ class Tally:
         """Count a commit's refusals."""
         for item in commit.refused:
             causes = self.refused.setdefault(item.learner, {})
-            causes[item.cause] = causes.get(item.cause, 0) + 1
+            causes[item.cause.value] = causes.get(item.cause.value, 0) + 1
 
     def learners(self, checks: Checks) -> tuple[LearnerReport, ...]:
         """Return a row for each learner that the ledger knows, by name."""

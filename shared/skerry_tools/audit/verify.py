@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from skerry.log import ledger
 from skerry.protocol.messages import Commit, MemberRecord
+from skerry_tools.audit.chain import Chain
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.global_state import Ends, check_parts
 from skerry_tools.audit.log import Log, newest, read
@@ -73,6 +74,7 @@ class _Walk:
     ends: Ends
     window: Window
     tally: Tally = field(default_factory=Tally)
+    chain: Chain = field(default_factory=Chain)
     reach: dict[int, Reach] = field(default_factory=dict[int, Reach])
     found: list[Violation] = field(default_factory=list[Violation])
     broken: int = 0
@@ -115,6 +117,7 @@ class _Walk:
         raw, index = entry.raw, commit.fragment
         self.commits += 1
         self.report(self.checks.commit(commit, raw.sequence, raw.time_ns))
+        self.report(self.chain.commit(commit, raw.payload, raw.sequence))
         self.tally.commit(commit)
         self.ends.commit(index, commit.version, raw.payload)
         self.reach.setdefault(index, Reach(self.window)).commit(commit, raw.time_ns)

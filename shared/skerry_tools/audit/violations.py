@@ -12,6 +12,7 @@ class What(StrEnum):
     UNREADABLE = "unreadable"
     MISSING = "missing"
     VERSIONS = "versions"
+    CHAIN = "chain"
     TWICE = "twice"
     ORDER = "order"
     UNRESOLVED = "unresolved"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry_tools.audit.checks import restored
+from skerry.protocol.messages import is_from_checkpoint
 
 if TYPE_CHECKING:
     from skerry.log.base import StreamInfo
@@ -65,7 +65,7 @@ class Reach:
         """Take the next commit, which the broker stored at ``at_ns``."""
         first = min((c.sequence_first for c in commit.consumed), default=0)
         gone = 0 < first < self.window.first_sequence
-        if restored(commit) or gone:
+        if is_from_checkpoint(commit) or gone:
             self.base, self.since_ns = commit.version, at_ns
             self.lost = first if gone and not self.lost else self.lost
         if not self.since_ns:

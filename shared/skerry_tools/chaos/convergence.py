@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from skerry.errors import WireError, first_cause
 from skerry.log import ledger, presence
-from skerry.protocol.messages import CheckpointRecord
+from skerry.protocol.messages import CheckpointRecord, is_leaving
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
@@ -164,7 +164,7 @@ class Convergence:
             async for pulse in pulses:
                 first = self._first.setdefault(pulse.syncer, pulse)
                 new = (first.instance, first.sent_ns) != (pulse.instance, pulse.sent_ns)
-                if new and not pulse.leaves:
+                if new and not is_leaving(pulse):
                     self._answered[pulse.syncer] = (
                         f"holds shards {', '.join(map(str, pulse.shards))}"
                         if pulse.shards

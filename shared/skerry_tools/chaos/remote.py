@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.errors import ConfigError
 from skerry.log import ledger, presence
-from skerry.protocol.messages import LearnerPhase
+from skerry.protocol.messages import LearnerPhase, is_leaving
 from skerry.tasks import TaskGroup
 from skerry_tools.chaos.ground import Absent
 from skerry_tools.chaos.messages import Messages
@@ -173,7 +173,7 @@ class RemoteGround:
         """Hear the syncers, for ever."""
         async for pulse in presence.follow_syncer_pulses(self.bus, self.run):
             interval_s = self.config.sync.lease_s
-            self._hear(pulse.syncer, "syncer", pulse.instance, interval_s, ended=pulse.leaves)
+            self._hear(pulse.syncer, "syncer", pulse.instance, interval_s, ended=is_leaving(pulse))
 
     def _resting(self, since_s: float) -> set[str]:
         """Return who is told of as alive for a word that is no newer than this."""

@@ -8,9 +8,8 @@ from contextlib import aclosing
 
 from skerry.log import ledger
 from skerry.log.base import Bus
-from skerry.protocol.messages import Commit
+from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.subjects import Subjects
-from skerry.status.view import GENESIS
 
 
 class Course:
@@ -67,7 +66,7 @@ class Course:
 
     def _saw(self, commit: Commit) -> None:
         self.commits += 1
-        self.refused += sum(refused.cause != GENESIS for refused in commit.refused)
+        self.refused += sum(refused.cause is not RefusalCause.GENESIS for refused in commit.refused)
         if commit.version > 1:
             self.merged += len(commit.consumed)
             self.late += sum(merged.staleness for merged in commit.consumed)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from skerry.models.base import path_name
+from skerry.protocol.messages import InnerState
 from skerry_learner.inner import recall
 from skerry_learner.inner.recall import Recalled
 from skerry_learner.sync.rules import Progress
@@ -43,4 +44,4 @@ class Shelf:
             return recall.without(incarnation, step, "it is too old")
         named = jax.tree_util.tree_flatten_with_path(moments)[0]
         tensors = {path_name(path): np.asarray(leaf) for path, leaf in named}
-        return Recalled("warm", "saved", age, tensors)
+        return Recalled(InnerState.WARM, "saved", age, tensors)

@@ -31,7 +31,8 @@ from skerry.log import ledger, state
 from skerry.log.streams import specs
 from skerry.tasks import TaskGroup
 from skerry_tools.virtual import OWNER, VirtualLoop
-from tests.support.puppet import Puppet, run_record
+from tests.support.builders import run_record
+from tests.support.puppet import Puppet
 from tests.support.simulation.network import SimulatedLink, SimulatedNetwork
 from tests.support.simulation.scenario import SENT_BLOCKS
 

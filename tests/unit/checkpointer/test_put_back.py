@@ -14,6 +14,7 @@ from skerry.errors import BrokerUnavailable, Fenced, RunMismatch
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
+from skerry.protocol.messages import why
 from skerry.protocol.subjects import Subjects
 from skerry.store.local import LocalStore
 from skerry_checkpointer.put_back import PutBack, put_back
@@ -77,7 +78,7 @@ class TestARolledBackStore:
         _, older, saved = scene
         await put_back(older, saved, "run")
         commit = (await ledger.last_commits(older, "run"))[1]
-        assert (commit.version, commit.reason) == (2, f"restored from {saved} at version 3")
+        assert (commit.version, why(commit)) == (2, f"restored from {saved} at version 3")
         assert commit.step == 3
         found = (await audit(older, "run")).violations  # the script invents what lies before
         assert [violation for violation in found if violation.version > 1] == []

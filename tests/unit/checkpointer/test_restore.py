@@ -14,7 +14,7 @@ from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.messages import LearnerProgress, Manifest, RunState
+from skerry.protocol.messages import LearnerProgress, Manifest, RunState, why
 from skerry.protocol.run import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
@@ -47,6 +47,16 @@ async def test_every_vector_and_version_is_in_the_new_log(saved: Path) -> None:
     after = await ledger.last_commits(bus, "again")
     for kept in read_manifest(of(saved), saved.name).state:
         assert after[kept.commit.fragment].version == kept.commit.version
+
+
+async def test_a_run_of_0_1_goes_on_from_its_checkpoint() -> None:
+    saved = Path(__file__).parents[2] / "golden" / "checkpoint-0.1" / "step-00000024"
+    bus = MemoryBroker().connect()
+    record = await restore(bus, saved, "again", sets=["train.steps=96"])
+    commits = await ledger.last_commits(bus, "again")
+    assert {why(commit) for commit in commits.values()} == {f"restored from {saved}"}
+    assert [commits[f].version for f in range(record.fragments)] == [2, 2, 2]
+    assert (await audit(bus, "again")).violations == ()
 
 
 @pytest.mark.parametrize("way", [restore, put_back])

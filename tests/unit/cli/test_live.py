@@ -12,64 +12,40 @@ from rich.console import Console
 from skerry.algorithm.liveness import Policy
 from skerry.cli import live
 from skerry.cli.live import Lines, Terminal, clock, line, picture, screen, size
-from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Pulse
+from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, Pulse
 from skerry.status.report import Report, report
 from skerry.status.view import Frame, RunView, fold
+from tests.support.builders import commit, evaluation, member, ns, pulse
 
 FRAME = Frame("t", 2, 1, 100, None, Policy(0.5, 3.0, 8.0))
 BEGAN = 1000.0
 
 
-def pulse(learner: str, step: int, loss: float = 2.5) -> Pulse:
-    return Pulse(
-        run="t",
-        learner=learner,
-        incarnation=1,
-        phase=LearnerPhase.TRAINING,
-        sent_ns=int((BEGAN + step) * 1e9),
-        step=step,
-        steps=step,
+def beat(learner: str, step: int, loss: float = 2.5) -> Pulse:
+    return pulse(
+        learner,
+        step,
+        sent_ns=ns(BEGAN + step),
         tokens=step * 1000,
-        cursor=step,
         loss=loss,
         step_time_s=0.5,
         busy_s=step * 0.5,
         alive_s=float(step),
         bytes_up=2_000_000,
         bytes_down=1_000_000,
-        contributions=1,
     )
 
 
 def genesis() -> Commit:
-    return Commit(
-        run="t",
-        plan_digest=0,
-        fragment=0,
-        version=1,
-        step=0,
-        reason="genesis",
-        syncer="s",
-        fence=1,
-        opened_ns=int(BEGAN * 1e9),
-        closed_ns=int(BEGAN * 1e9),
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=(),
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-    )
+    return commit(1, opened_ns=ns(BEGAN), closed_ns=ns(BEGAN))
 
 
 def at(step: int, now_s: float | None = None, frame: Frame = FRAME) -> Report:
     view = fold(RunView(frame), genesis(), BEGAN)
     for name in ("a[x]", "b"):
-        view = fold(view, MemberRecord("t", name, 1, "here", int(BEGAN * 1e9), 0), BEGAN)
+        view = fold(view, member(name, joined_ns=ns(BEGAN)), BEGAN)
     for name in ("a[x]", "b"):
-        view = fold(view, pulse(name, step), BEGAN + step)
+        view = fold(view, beat(name, step), BEGAN + step)
     return report(view, BEGAN + step if now_s is None else now_s)
 
 
@@ -80,14 +56,14 @@ def test_a_line_says_how_far_how_fast_and_how_much() -> None:
 
 
 def judged(loss: float, text: int = 7, by: str = "e") -> Evaluation:
-    return Evaluation("t", by, 8, 100, (1, 1), loss, 5.0, 2.4, 64, text, int(BEGAN * 1e9))
+    return evaluation(evaluator=by, loss=loss, bits_per_byte=2.4, text_digest=text)
 
 
 def shown(*evaluations: Evaluation) -> tuple[str, str]:
     """Return the line and the picture of a run that has been evaluated."""
     view = fold(RunView(FRAME), genesis(), BEGAN)
-    for evaluation in evaluations:
-        view = fold(view, evaluation, BEGAN)
+    for one in evaluations:
+        view = fold(view, one, BEGAN)
     out = io.StringIO()
     now = report(view, BEGAN + 10)
     Console(file=out, width=80, color_system=None).print(picture(now, 10))
@@ -138,7 +114,7 @@ def test_where_rounds_come_seldom_a_gap_is_no_trouble(rounds: int, late: bool) -
 
 
 def test_before_genesis_a_line_says_what_is_waited_for() -> None:
-    view = fold(RunView(FRAME), MemberRecord("t", "b", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
+    view = fold(RunView(FRAME), member("b", joined_ns=ns(BEGAN)), BEGAN)
     assert line(report(view, BEGAN), 0).endswith("no parameters yet: b starting")
 
 
@@ -207,8 +183,8 @@ def test_sizes(count: float, text: str) -> None:
 
 
 def test_a_learner_that_stopped_in_order_is_not_called_gone() -> None:
-    view = fold(RunView(FRAME), MemberRecord("t", "b", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
-    stopped = replace(pulse("b", 10), phase=LearnerPhase.STOPPED)
+    view = fold(RunView(FRAME), member("b", joined_ns=ns(BEGAN)), BEGAN)
+    stopped = replace(beat("b", 10), phase=LearnerPhase.STOPPED)
     out = io.StringIO()
     now = report(fold(view, stopped, BEGAN + 10), BEGAN + 10_000)
     Console(file=out, width=80, color_system=None).print(picture(now, 10))
@@ -218,7 +194,7 @@ def test_a_learner_that_stopped_in_order_is_not_called_gone() -> None:
 
 def test_a_log_without_pulses_claims_no_speeds() -> None:
     view = fold(RunView(FRAME), genesis(), BEGAN)
-    view = fold(view, MemberRecord("t", "a", 1, "here", int(BEGAN * 1e9), 0), BEGAN)
+    view = fold(view, member("a", joined_ns=ns(BEGAN)), BEGAN)
     console = Console(file=io.StringIO(), width=120)
     console.print(picture(report(view, BEGAN + 1), 1))
     assert isinstance(console.file, io.StringIO)

@@ -29,13 +29,11 @@ from skerry.log import ledger, presence
 from skerry.log.base import Room, Storage
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import (
-    CheckpointRecord,
     Commit,
-    Consumed,
-    Evaluation,
+    CommitOrigin,
     LearnerPhase,
     Pulse,
-    Refused,
+    RefusalCause,
 )
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
@@ -44,7 +42,16 @@ from skerry.settings.models import RunConfig
 from skerry.status.alerts import Alert, Severity
 from skerry.status.report import report
 from skerry.status.view import Frame, RunView, fold
-from tests.support.puppet import run_record
+from tests.support.builders import (
+    checkpoint_record,
+    commit,
+    consumed,
+    evaluation,
+    ns,
+    pulse,
+    refused,
+    run_record,
+)
 from tests.support.scripted_run import ScriptedRun
 
 if TYPE_CHECKING:
@@ -57,54 +64,28 @@ DEADLINE_S = 20.0
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def pulse(name: str, step: int = 40, at_s: float = NOW_S) -> Pulse:
-    return Pulse(
-        run="r",
-        learner=name,
-        incarnation=3,
-        phase=LearnerPhase.TRAINING,
-        sent_ns=round(at_s * 1e9),
-        step=step,
-        steps=step,
-        tokens=step * 1000,
-        cursor=step,
-        loss=2.345,
-        step_time_s=0.5,
-        busy_s=15.0,
-        alive_s=30.0,
-        bytes_up=2_000_000,
-        bytes_down=1_000_000,
-        contributions=4,
-        compile_s=6.0,
-        f32_bytes_up=18_000_000,
-        f32_bytes_down=3_000_000,
-    )
+def beat(name: str, step: int = 40, at_s: float = NOW_S, **changes: Any) -> Pulse:
+    base = {
+        "incarnation": 3,
+        "sent_ns": ns(at_s),
+        "tokens": step * 1000,
+        "loss": 2.345,
+        "step_time_s": 0.5,
+        "busy_s": 15.0,
+        "alive_s": 30.0,
+        "bytes_up": 2_000_000,
+        "bytes_down": 1_000_000,
+        "compile_s": 6.0,
+        "f32_bytes_up": 18_000_000,
+        "f32_bytes_down": 3_000_000,
+    }
+    return pulse(name, step, **(base | changes))
 
 
-def commit(
-    version: int, loss: float = 2.5, reason: str = "quorum", closed_s: float = NOW_S - 4
-) -> Commit:
-    return Commit(
-        run="r",
-        plan_digest=1,
-        fragment=0,
-        version=version,
-        step=8,
-        reason=reason,
-        syncer="s",
-        fence=1,
-        opened_ns=round((closed_s - 1) * 1e9),
-        closed_ns=round(closed_s * 1e9),
-        quorum_s=0.7,
-        grace_s=0.3,
-        consumed=(Consumed("a", 1, 1, 1, 1, 1, 0, 9, 9, 90, 0, 8, 1.0, loss),),
-        refused=(Refused("too_stale", "b"),),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-        trace_id=TRACE,
-    )
+def closed(version: int, loss: float = 2.5, closed_s: float = NOW_S - 4, **changes: Any) -> Commit:
+    times = {"opened_ns": ns(closed_s - 1), "closed_ns": ns(closed_s), "quorum_s": 0.7}
+    merged = {"consumed": (consumed(loss=loss),), "refused": (refused(learner="b"),)}
+    return commit(version, **({"step": 8, "trace_id": TRACE, **times, **merged} | changes))
 
 
 def scene(messages: Sequence[Message], *, later_s: float = 0.0) -> Scene:
@@ -132,14 +113,21 @@ def drawn(seen: Scene, width: int = 120, height: int | None = None) -> list[str]
     return file.getvalue().rstrip("\n").split("\n")
 
 
-EVALUATION = Evaluation("r", "e", 8, 90, (2, 2), 3.25, 25.0, 4.0, 64, 7, round(NOW_S * 1e9))
+EVALUATION = evaluation(
+    tokens=90,
+    versions=(2, 2),
+    loss=3.25,
+    perplexity=25.0,
+    bits_per_byte=4.0,
+    evaluated_ns=ns(NOW_S),
+)
 LIVE: list[Message] = [
-    commit(1, reason="genesis"),
-    *(commit(version, 3 - version / 100) for version in range(2, 40)),
-    pulse("a"),
-    pulse("b", 30),
+    closed(1),
+    *(closed(version, 3 - version / 100) for version in range(2, 40)),
+    beat("a"),
+    beat("b", 30),
     EVALUATION,
-    CheckpointRecord("r", "/c", "d", (2, 2), 8, 90, round((NOW_S - 9) * 1e9), 512),
+    checkpoint_record("/c", versions=(2, 2), tokens=90, written_ns=ns(NOW_S - 9)),
 ]
 
 
@@ -173,7 +161,7 @@ def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of() -> No
 
 def test_data_parallel_is_that_of_as_many_as_the_run_is_laid_out_for() -> None:
     """Names that replaced others were never in one ring; the page counts the same."""
-    seen = scene([*LIVE, pulse("replaces-a"), pulse("replaces-b")])
+    seen = scene([*LIVE, beat("replaces-a"), beat("replaces-b")])
     parallel = data_parallel_bytes(1_000_000, seen.past.steps_by_learner(), CONFIG.sync.learners)
     moved = seen.now.run.bytes_up + seen.now.run.bytes_down
     assert f"1/{parallel / moved:.0f} of data-parallel" in "\n".join(drawn(seen))
@@ -192,7 +180,17 @@ def test_every_learner_has_a_row() -> None:
 
 def test_a_round_comes_with_the_id_of_its_trace() -> None:
     lines = [line for line in drawn(scene(LIVE)) if TRACE in line]
-    assert lines[0].split()[:9] == ["0:v39", "0:04", "quorum", "1", "1", "0.70", "s", "0.30", "s"]
+    assert lines[0].split()[:9] == [
+        "0:v39",
+        "0:04",
+        "all",
+        "arrived",
+        "1",
+        "1",
+        "0.70",
+        "s",
+        "0.25",
+    ]
     assert len(lines) == 10
 
 
@@ -200,15 +198,15 @@ def test_a_round_comes_with_the_id_of_its_trace() -> None:
 @pytest.mark.parametrize("learners", [1, 12, 200])
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_it_fits_the_screen(width: int, learners: int, height: int) -> None:
-    seen = scene([*LIVE[:40], *(pulse(f"l{n:03}") for n in range(learners))])
+    seen = scene([*LIVE[:40], *(beat(f"l{n:03}") for n in range(learners))])
     lines = drawn(seen, width, height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
 
 
 def test_of_many_learners_those_in_trouble_come_first_and_the_rest_is_counted() -> None:
-    many = [pulse(f"l{n:03}") for n in range(199)]
-    seen = scene([*many, replace(pulse("zz"), phase=LearnerPhase.CATCHING_UP)])
+    many = [beat(f"l{n:03}") for n in range(199)]
+    seen = scene([*many, beat("zz", phase=LearnerPhase.CATCHING_UP)])
     rows = [line for line in drawn(seen, height=30) if "#3" in line or line.startswith("and ")]
     assert rows[0].split()[:3] == ["zz#3", "catching", "up"]
     assert rows[-1].rstrip() == f"and {201 - len(rows)} more"
@@ -225,10 +223,9 @@ def warned(seen: Scene) -> list[str]:
 
 
 def test_a_round_is_late_by_how_often_rounds_come() -> None:
-    rounds = [commit(n, closed_s=NOW_S + 30 * (n - 9)) for n in range(2, 10)]
+    rounds = [closed(n, closed_s=NOW_S + 30 * (n - 9)) for n in range(2, 10)]
     here = [
-        replace(pulse("a", 40 + later_s, NOW_S + later_s), alive_s=30.0 + later_s)
-        for later_s in range(302)
+        beat("a", 40 + later_s, NOW_S + later_s, alive_s=30.0 + later_s) for later_s in range(302)
     ]
     for later_s, late in ((60, False), (299, False), (301, True)):
         told = warned(scene([*rounds, *here[: later_s + 1]], later_s=later_s))
@@ -239,13 +236,13 @@ def test_a_round_is_late_by_how_often_rounds_come() -> None:
 
 def test_a_round_is_late_from_when_somebody_has_been_at_work() -> None:
     """What went into starting and catching up is no time in which a round was due."""
-    back = replace(pulse("a"), compile_s=6.0, recover_s=3.0, alive_s=30.0)
-    seen = scene([*(commit(n, closed_s=NOW_S - 43_200 + n) for n in range(2, 10)), back])
+    back = beat("a", compile_s=6.0, recover_s=3.0, alive_s=30.0)
+    seen = scene([*(closed(n, closed_s=NOW_S - 43_200 + n) for n in range(2, 10)), back])
     assert seen.now.learners[0].worked_s == 21.0
     for worked_s, late in ((19.0, False), (21.0, True)):
         ready = replace(back, alive_s=9.0 + worked_s)
         told = warned(
-            scene([*(commit(n, closed_s=NOW_S - 43_200 + n) for n in range(2, 10)), ready])
+            scene([*(closed(n, closed_s=NOW_S - 43_200 + n) for n in range(2, 10)), ready])
         )
         assert (
             any(line.startswith("! No round has been committed for 21 s") for line in told) is late
@@ -254,27 +251,26 @@ def test_a_round_is_late_from_when_somebody_has_been_at_work() -> None:
 
 def test_restored_fragments_are_no_rounds_and_none_is_late_by_them() -> None:
     restored = [
-        replace(commit(n, closed_s=NOW_S + n / 1000), reason="restored from /c/1")
-        for n in range(2, 10)
+        closed(n, closed_s=NOW_S + n / 1000, origin=CommitOrigin.RESTORED) for n in range(2, 10)
     ]
-    seen = scene([*restored, pulse("a", 41, NOW_S + 60)], later_s=60)
+    seen = scene([*restored, beat("a", 41, NOW_S + 60)], later_s=60)
     assert (len(seen.past.rounds), seen.past.interval_s()) == (0, None)
     assert not any("No round" in line for line in warned(seen))
 
 
 def test_a_refusal_is_a_warning_for_ten_minutes() -> None:
-    seen = [commit(2), commit(3)]
-    refused = "! Contributions were refused within 10 min: 2 too_stale."
-    assert any(line.startswith(refused) for line in warned(scene(seen, later_s=590)))
+    seen = [closed(2), closed(3)]
+    said = "! Contributions were refused within 10 min: 2 too_stale."
+    assert any(line.startswith(said) for line in warned(scene(seen, later_s=590)))
     assert not any("refused" in line for line in warned(scene(seen, later_s=610)))
-    offers = replace(commit(2), refused=(Refused("genesis", "b"),))
+    offers = closed(2, refused=(refused(RefusalCause.GENESIS),))
     assert not any("refused" in line for line in warned(scene([offers])))
 
 
 def test_low_goodput_of_late_is_a_warning_whatever_the_days_before_were_like() -> None:
     day_s = 86_400.0
     watched = [
-        replace(pulse("a", at_s=NOW_S - ago_s), busy_s=0.9 * day_s, alive_s=day_s - ago_s)
+        beat("a", at_s=NOW_S - ago_s, busy_s=0.9 * day_s, alive_s=day_s - ago_s)
         for ago_s in range(600, -1, -10)
     ]
     low = "! Goodput of the last 15 min is 0%."
@@ -283,8 +279,8 @@ def test_low_goodput_of_late_is_a_warning_whatever_the_days_before_were_like() -
 
 
 def test_a_loss_that_is_not_finite_is_a_warning() -> None:
-    sick = replace(pulse("b"), loss=float("nan"))
-    told = warned(scene([pulse("a"), sick]))
+    sick = beat("b", loss=float("nan"))
+    told = warned(scene([beat("a"), sick]))
     assert any(line.startswith("! The loss of b is not finite. Such steps") for line in told)
 
 
@@ -326,13 +322,13 @@ def test_what_the_model_wrote_last_is_one_harmless_line() -> None:
 def test_warnings_of_every_kind_at_once_leave_room_for_learners() -> None:
     sick = [
         replace(
-            pulse(f"l{n}", 900 - ago_s, NOW_S - ago_s), loss=float("nan"), alive_s=9000.0 - ago_s
+            beat(f"l{n}", 900 - ago_s, NOW_S - ago_s), loss=float("nan"), alive_s=9000.0 - ago_s
         )
         for n in range(9)
         for ago_s in range(600, -1, -10)
     ]
     texts = replace(EVALUATION, evaluator="f", text_digest=8, evaluated_ns=9)
-    seen = scene([*LIVE[:-1], texts, pulse("gone", at_s=NOW_S - 500), *sick])
+    seen = scene([*LIVE[:-1], texts, beat("gone", at_s=NOW_S - 500), *sick])
     late: dict[str, Any] = {"wall_s": 1e6, "checkpoint_s_ago": 1e6, "checkpoint_lacks_s": 1e6}
     now = replace(seen.now, run=replace(seen.now.run, **late))
     sync = CONFIG.sync.model_copy(update={"learners": len(now.learners)})
@@ -352,7 +348,7 @@ def test_a_run_without_anything_yet_is_drawn_too() -> None:
 
 
 def test_what_others_chose_as_their_name_cannot_move_the_cursor_or_the_markup() -> None:
-    seen = scene([replace(pulse("x"), learner="[red]\x1b[2J" + "y" * 100)])
+    seen = scene([beat("[red]\x1b[2J" + "y" * 100)])
     text = "\n".join(drawn(seen, 200))
     assert "\x1b" not in text
     assert "[red]\N{REPLACEMENT CHARACTER}[2Jyy" in text
@@ -376,7 +372,7 @@ def test_shares_fill_the_bar() -> None:
 def test_the_loss_curve_is_bounded_and_keeps_its_ends() -> None:
     past = Past()
     for version in range(2, 2 + 4 * MOST_LOSSES):
-        past.take(commit(version, loss=float(version)))
+        past.take(closed(version, loss=float(version)))
     assert len(past.losses) <= MOST_LOSSES
     assert past.losses[0] < 10
     assert past.losses[-1] > 4 * MOST_LOSSES - 10
@@ -385,9 +381,9 @@ def test_the_loss_curve_is_bounded_and_keeps_its_ends() -> None:
 
 def test_a_message_that_was_seen_changes_nothing() -> None:
     once, twice = Past(), Past()
-    once.take(commit(2))
+    once.take(closed(2))
     for _ in range(2):
-        twice.take(commit(2))
+        twice.take(closed(2))
     assert (list(once.rounds), once.losses) == (list(twice.rounds), twice.losses)
 
 
@@ -421,7 +417,7 @@ async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
         await scripted.commit_all(step=version)
         said = replace(EVALUATION, run="run", versions=(version,) * 3, loss=loss)
         await ledger.record_evaluation(scripted.bus, replace(said, evaluated_ns=version))
-    here = replace(pulse("a"), run="run", sent_ns=time.time_ns(), alive_s=9e5)
+    here = beat("a", sent_ns=time.time_ns(), alive_s=9e5)
     await presence.publish_pulse(scripted.bus, here)
 
     def stopping(most: int, follow: Callable[..., AsyncGenerator[Any]]) -> Any:
@@ -464,7 +460,7 @@ async def test_what_a_checkpoint_lacks_is_told_though_it_is_read_after_a_long_le
     scripted = await ScriptedRun.begin(broker.connect())
     await scripted.commit_all(step=1)
     written_ns = time.time_ns() - 3600 * 10**9
-    written = CheckpointRecord("run", "/c", "d", (1, 1, 1), 8, 90, written_ns, 512)
+    written = checkpoint_record("/c", versions=(1, 1, 1), written_ns=written_ns)
     await ledger.record_checkpoint(scripted.bus, written)
     ago_s[0] = 5.0
     await scripted.commit(0)
@@ -496,7 +492,7 @@ async def test_who_was_started_again_and_again_is_told_of_by_a_top_that_starts_l
         await ledger.join(scripted.bus, "run", "flaps", "host", time.time_ns() + off_ns)
         for _ in range(4)
     ]
-    here = replace(pulse("flaps"), run="run", incarnation=joined[-1].incarnation)
+    here = beat("flaps", incarnation=joined[-1].incarnation)
     await presence.publish_pulse(scripted.bus, here)
     known, once = Known(Past(), BrokerWatch()), Known(Past(), BrokerWatch())
     view = await snapshot(scripted.bus, "run", on_message=once.past.take)
@@ -535,7 +531,7 @@ async def test_a_round_that_comes_is_new_though_the_brokers_clock_is_an_hour_beh
         assert await ago_s(3) > 3500
         await scripted.commit_all()
         assert await ago_s(6) < 60
-        refusing = encode(replace(commit(3), run="run"))
+        refusing = encode(closed(3))
         await scripted.bus.publish(Subjects("run").commit(0), refusing)
         assert await ago_s(7) < 60
         assert past.lately.refused(time.time()) == {"too_stale": 1}
@@ -580,7 +576,7 @@ async def test_json_holds_the_state_and_the_newest_rounds() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     for step in range(3):
         await scripted.commit_all(step=step)
-    await presence.publish_pulse(scripted.bus, replace(pulse("a"), run="run"))
+    await presence.publish_pulse(scripted.bus, beat("a"))
     known = Known(Past(), BrokerWatch(), await scripted.bus.rooms())
     view = await snapshot(scripted.bus, "run", on_message=known.past.take)
     record = await ledger.read_run(scripted.bus, "run")
@@ -594,12 +590,10 @@ async def test_json_holds_the_state_and_the_newest_rounds() -> None:
 
 async def test_times_that_cannot_be_are_left_out() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    (first, second) = (await scripted.commit(0)).commit, replace(commit(2), run="run")
+    (first, second) = (await scripted.commit(0)).commit, closed(2)
     odd = encode(replace(second, grace_s=float("nan")))
     await scripted.bus.publish(Subjects("run").commit(0), odd)
-    await presence.publish_pulse(
-        scripted.bus, replace(pulse("a"), run="run", step_time_s=float("inf"))
-    )
+    await presence.publish_pulse(scripted.bus, beat("a", step_time_s=float("inf")))
     known = Known(Past(), BrokerWatch())
     view = await snapshot(scripted.bus, "run", on_message=known.past.take)
     told = json.dumps(top._json(view, scripted.record, known), allow_nan=False)

@@ -29,7 +29,7 @@ from skerry.log import ledger, state
 from skerry.log.memory import MemoryBus
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
-from skerry.protocol.messages import Commit, Evaluation, LearnerProgress, Manifest, RunRecord
+from skerry.protocol.messages import Commit, Evaluation, Manifest, RunRecord
 from skerry.service import turns
 from skerry.settings.models import EvalConfig, RunConfig
 from skerry.store.local import LocalStore
@@ -40,6 +40,7 @@ from skerry_evaluator.evaluate import evaluate
 from skerry_evaluator.restored import restore
 from skerry_evaluator.service import MOST_SHARE, Evaluator
 from skerry_learner.joining import Work, find_or_create
+from tests.support.builders import commit, evaluation, progress
 
 DEADLINE_S = 60.0
 
@@ -80,26 +81,10 @@ class Global:
             self.held[index] = await self.writer.commit(draft, parts, before)
 
     def _draft(self, fragment: int, version: int) -> Commit:
-        return Commit(
-            run="run",
-            plan_digest=self.work.plan.digest,
-            fragment=fragment,
-            version=version,
-            step=10 * version,
-            reason="script",
-            syncer="s",
-            fence=1,
-            opened_ns=0,
-            closed_ns=0,
-            quorum_s=0.0,
-            grace_s=0.0,
-            consumed=(),
-            refused=(),
-            contrib_floor=0,
-            progress=(LearnerProgress("a", 1, 1, 100 * version + fragment, 1),),
-            params_digest=0,
-            master_digest=0,
-        )
+        tokens = 100 * version + fragment
+        rows = (progress(tokens=tokens),)
+        digest = self.work.plan.digest
+        return commit(version, fragment, plan_digest=digest, step=10 * version, progress=rows)
 
     def evaluator(self, name: str = "e") -> Evaluator:
         return Evaluator.of(self.bus, self.record, name)
@@ -211,7 +196,7 @@ async def test_an_evaluator_with_another_text_is_noticed_once_and_hinders_nobody
 ) -> None:
     await run.commit(0)
     judging = run.evaluator()
-    stranger = Evaluation("run", "stranger", 10, 1, (1, 1), 1.0, 2.7, 1.4, 96, 5, 1)
+    stranger = evaluation(10, evaluator="stranger", versions=(1, 1), text_digest=5)
     await ledger.record_evaluation(run.bus, stranger)
     with capture_logs() as logs:
         assert await judging.evaluate() is not None

@@ -16,7 +16,6 @@ from skerry.errors import CheckpointCorrupt, ModelError
 from skerry.log.memory import MemoryBroker
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
-from skerry.protocol.messages import Commit
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig
 from skerry.store.base import MANIFEST
 from skerry.store.local import LocalStore
@@ -26,6 +25,7 @@ from skerry_evaluator.commands import print_sample, print_verdicts
 from skerry_evaluator.restored import Restored, restore
 from skerry_evaluator.sample import sample, to_text, to_tokens
 from skerry_learner.joining import find_or_create
+from tests.support.builders import commit
 from tests.support.s3_server import BUCKET, S3Server
 
 
@@ -52,34 +52,13 @@ async def folder(tmp_path: Path, config: RunConfig) -> Path:
         for fragment in work.plan.fragments:
             vector = gather(fragment, leaves)
             parts = [NewPart(PARAMS, "bf16", vector), NewPart(MASTER, "f32", vector)]
-            await writer.commit(commit_of(work.plan.digest, fragment.index), parts, None)
+            await writer.commit(
+                commit(1, fragment.index, plan_digest=work.plan.digest, step=3), parts, None
+            )
         store = LocalStore(tmp_path / "checkpoints")
         written = await Checkpointer.of(bus, record, store).save()
     assert written is not None
     return Path(store.where(written.name))
-
-
-def commit_of(digest: int, fragment: int) -> Commit:
-    return Commit(
-        run="run",
-        plan_digest=digest,
-        fragment=fragment,
-        version=1,
-        step=3,
-        reason="genesis",
-        syncer="s",
-        fence=1,
-        opened_ns=0,
-        closed_ns=0,
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=(),
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-    )
 
 
 def test_a_checkpoint_comes_back_with_its_parameters(folder: Path) -> None:

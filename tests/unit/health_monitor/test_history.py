@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from skerry.algorithm.liveness import Liveness
+from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import (
-    CheckpointRecord,
     Commit,
-    Consumed,
-    Evaluation,
+    CommitOrigin,
     LearnerPhase,
-    LearnerProgress,
-    MemberRecord,
     Pulse,
-    Refused,
+    RefusalCause,
 )
 from skerry.status.recent import RECENT_S
 from skerry.status.report import LearnerRow
@@ -27,35 +24,28 @@ from skerry_health_monitor.watching.history import (
     MOST_TURNS,
     History,
 )
+from tests.support.builders import (
+    checkpoint_record,
+    commit,
+    consumed,
+    evaluation,
+    member,
+    ns,
+    progress,
+    pulse,
+    refused,
+)
 
 
-def commit(version: int, closed_s: float = 100.0, **changes: object) -> Commit:
-    merged = Consumed("a", 1, version, 1, 2, version - 1, 0, 10, 5, 1000, 0, 5, 1.0, 2.0)
-    made = Commit(
-        *("run", 1, 0, version, 10 * version, "grace", "syncer", 1),
-        opened_ns=int((closed_s - 0.5) * 1e9),
-        closed_ns=int(closed_s * 1e9),
-        quorum_s=0.2,
-        grace_s=0.3,
-        consumed=(merged,),
-        refused=(),
-        contrib_floor=1,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+def closed(version: int, closed_s: float = 100.0, **changes: Any) -> Commit:
+    merged = consumed(base_version=version - 1, identity=version, cursor_to=5)
+    times = {"opened_ns": ns(closed_s - 0.5), "closed_ns": ns(closed_s)}
+    base = {"origin": CommitOrigin.ROUND, "consumed": (merged,), **times}
+    return commit(version, **(base | changes))
 
 
-def evaluation(number: int, sample: str) -> Evaluation:
-    return Evaluation("run", "e", number, number, (number,), 2.0, 7.0, 3.0, 8, 7, number, sample)
-
-
-def pulse(incarnation: int, steps: int) -> Pulse:
-    return Pulse(
-        *("run", "a", incarnation, LearnerPhase.TRAINING, 1, steps, steps, 1, 1, 2.0, 0.1, 1.0),
-        *(1.0, 0, 0, 0),
-    )
+def beat(incarnation: int, steps: int) -> Pulse:
+    return pulse(step=steps, incarnation=incarnation)
 
 
 def test_names_that_only_commits_know_do_not_fill_the_lanes(
@@ -64,14 +54,34 @@ def test_names_that_only_commits_know_do_not_fill_the_lanes(
     monkeypatch.setattr(watching_history, "MOST_LEARNERS", 2)
     history = History(1)
     for version, name in enumerate(("a", "b", "c"), 1):
-        merged = replace(commit(version).consumed[0], learner=name)
-        history.committed(commit(version, consumed=(merged,)), version, 100.0, 100.0)
+        merged = replace(closed(version).consumed[0], learner=name)
+        history.committed(closed(version, consumed=(merged,)), version, 100.0, 100.0)
     assert list(history.lanes) == ["a", "b"]
 
 
 def row(state: Liveness, phase: LearnerPhase = LearnerPhase.TRAINING) -> LearnerRow:
     return LearnerRow(
-        *("a", 1, state, "silent", phase, 5, 100, 2.0, 0.1, 50.0, 0.9, 1, 1, 1, 1, {}, 3, 0, 0),
+        *(
+            "a",
+            1,
+            state,
+            LivenessReason.SILENT,
+            phase,
+            5,
+            100,
+            2.0,
+            0.1,
+            50.0,
+            0.9,
+            1,
+            1,
+            1,
+            1,
+            {},
+            3,
+            0,
+            0,
+        ),
         0.2,
         heard=True,
     )
@@ -80,7 +90,7 @@ def row(state: Liveness, phase: LearnerPhase = LearnerPhase.TRAINING) -> Learner
 def test_a_commit_is_counted_once_whatever_is_read_again() -> None:
     history = History(fragments=4)
     for _ in range(2):
-        history.committed(commit(2), 7, 100.1, 100.1)
+        history.committed(closed(2), 7, 100.1, 100.1)
     (held,) = history.curves.run.bins.values()
     assert (held.tokens, held.loss, held.rounds) == (250.0, 2.0, 1)
     assert [mark.learner for mark in history.marks] == ["a"]
@@ -89,7 +99,7 @@ def test_a_commit_is_counted_once_whatever_is_read_again() -> None:
 
 def test_genesis_is_no_training() -> None:
     history = History(fragments=1)
-    history.committed(commit(1, reason="genesis"), 1, 1.0, 1.0)
+    history.committed(closed(1, origin=CommitOrigin.GENESIS), 1, 1.0, 1.0)
     assert not history.curves.run.bins
     assert (0, 1) in history.timeline.rounds
 
@@ -98,35 +108,35 @@ def test_a_restored_run_goes_on_with_the_tokens_that_it_comes_with() -> None:
     """Evaluations tell those of the whole run: both are drawn on one axis."""
     history = History(fragments=2)
     for fragment in range(2):
-        rows = (LearnerProgress("a", 0, 0, 5000, 9), LearnerProgress("b", 0, 0, 3000, 9))
-        restored = commit(40, reason="restored from /c/40", consumed=(), progress=rows)
+        rows = (progress("a", tokens=5000), progress("b", tokens=3000))
+        restored = closed(40, origin=CommitOrigin.RESTORED, consumed=(), progress=rows)
         history.committed(replace(restored, fragment=fragment), 1 + fragment, 99.0, 99.0)
     assert not history.curves.run.bins
-    history.committed(commit(41), 3, 100.0, 100.0)
+    history.committed(closed(41), 3, 100.0, 100.0)
     (held,) = history.curves.run.bins.values()
     assert (held.total, held.tokens) == (8500.0, 500.0)
 
 
 def test_refusals_are_troubles_for_a_while_and_counted_once() -> None:
     history = History(fragments=1)
-    refused = (Refused("too_stale", "b"), Refused("genesis", "c"))
-    history.committed(commit(2, refused=refused), 1, 100.0, 100.0)
-    history.committed(commit(2, refused=refused), 1, 100.0, 100.0)
+    refusals = (refused(learner="b"), refused(RefusalCause.GENESIS, "c"))
+    history.committed(closed(2, refused=refusals), 1, 100.0, 100.0)
+    history.committed(closed(2, refused=refusals), 1, 100.0, 100.0)
     assert history.lately.refused(101.0) == {"too_stale": 1}
     assert history.lately.refused(100.0 + 2 * RECENT_S) == {}
 
 
 def test_refusals_are_as_old_as_their_arrival_whatever_other_clocks_say() -> None:
     history = History(fragments=1)
-    refused = (Refused("too_stale", "b"),)
-    history.committed(commit(2, refused=refused), 1, 100.0, 9000.0)
+    refusals = (refused(learner="b"),)
+    history.committed(closed(2, refused=refusals), 1, 100.0, 9000.0)
     assert history.lately.refused(9000.0 + RECENT_S - 1) == {"too_stale": 1}
     assert history.lately.refused(9000.0 + RECENT_S + 1) == {}
 
 
 def test_steps_of_earlier_incarnations_count() -> None:
     history = History(fragments=1)
-    for told in (pulse(1, 10), pulse(1, 25), pulse(2, 3), pulse(1, 26)):
+    for told in (beat(1, 10), beat(1, 25), beat(2, 3), beat(1, 26)):
         history.take(told, 1.0)
     assert history.steps_by_learner() == {"a": 28}
 
@@ -134,7 +144,7 @@ def test_steps_of_earlier_incarnations_count() -> None:
 def test_a_first_start_is_no_trouble_and_a_second_one_is() -> None:
     history = History(fragments=1)
     for incarnation in (1, 1, 2):
-        history.joined(MemberRecord("run", "a", incarnation, "host", 5 * 10**9, 0), 5.0)
+        history.joined(member(incarnation=incarnation, joined_ns=ns(5)), 5.0)
     assert history.lately.starts(6.0) == {"a": 1}
     assert history.lately.starts(6.0 + RECENT_S) == {}
     assert history.lanes["a"].host == "host"
@@ -164,7 +174,10 @@ def test_silence_after_the_end_is_no_state_of_its_own(phase: LearnerPhase) -> No
 def test_samples_thin_out_from_the_oldest_on_and_the_newest_stays() -> None:
     history = History(fragments=1)
     for number in range(1, 5 * MOST_SAMPLES):
-        history.take(evaluation(number, f"text {number}"), 1.0)
+        history.take(
+            evaluation(number, versions=(number,), evaluated_ns=number, sample=f"text {number}"),
+            1.0,
+        )
     assert len(history.samples) <= MOST_SAMPLES
     assert history.samples[-1].sample == f"text {5 * MOST_SAMPLES - 1}"
     steps = [s.step for s in history.samples]
@@ -173,14 +186,14 @@ def test_samples_thin_out_from_the_oldest_on_and_the_newest_stays() -> None:
 
 def test_an_evaluation_without_a_sample_is_none() -> None:
     history = History(fragments=1)
-    history.take(evaluation(1, ""), 1.0)
+    history.take(evaluation(1, versions=(1,), sample=""), 1.0)
     assert history.samples == []
 
 
 def test_only_the_newest_checkpoints_are_kept() -> None:
     history = History(fragments=1)
     for number in range(2 * MOST_CHECKPOINTS):
-        record = CheckpointRecord("run", f"/{number}", "d", (1,), number, 1, number, 9)
+        record = checkpoint_record(f"/{number}", step=number, written_ns=number)
         history.take(record, 1.0)
     assert len(history.checkpoints) == MOST_CHECKPOINTS
     assert list(history.checkpoints)[-1] == f"/{2 * MOST_CHECKPOINTS - 1}"

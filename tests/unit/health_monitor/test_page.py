@@ -108,7 +108,7 @@ async def test_a_round_leads_to_its_ledger_record() -> None:
             while (answer := await client.get("/api/rounds/2/3")).status_code != 200:  # noqa: ASYNC110 - it reads the log
                 await asyncio.sleep(0)
         told = answer.json()
-        assert (told["fragment"], told["version"], told["reason"]) == (2, 3, "script")
+        assert (told["fragment"], told["version"], told["reason"]) == (2, 3, "all_arrived")
         assert told["plan_digest"] == f"{scripted.plan.digest:016x}"
         record = await scripted.bus.get("SKERRY_run_LEDGER", told["ledger_sequence"])
         assert record is not None

@@ -25,7 +25,6 @@ from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Evaluation,
-    LearnerPhase,
     Pulse,
     RunRecord,
 )
@@ -39,31 +38,14 @@ from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.watching.watch import Watch
 from skerry_health_monitor.web.server import application, listen
 from skerry_health_monitor.web.stream import event
-from tests.support.puppet import run_record
+from tests.support.builders import checkpoint_record, evaluation, pulse, run_record
 from tests.support.scripted_run import STARTS, ScriptedRun
 
 DEADLINE_S = 20.0
 
 
-def pulse(step: int) -> Pulse:
-    return Pulse(
-        run="run",
-        learner="a",
-        incarnation=1,
-        phase=LearnerPhase.TRAINING,
-        sent_ns=time.time_ns(),
-        step=step,
-        steps=step,
-        tokens=step * 10,
-        cursor=step,
-        loss=2.0,
-        step_time_s=0.1,
-        busy_s=step * 0.1,
-        alive_s=step * 0.2,
-        bytes_up=5,
-        bytes_down=6,
-        contributions=1,
-    )
+def beat(step: int, **changes: Any) -> Pulse:
+    return pulse(step=step, sent_ns=time.time_ns(), alive_s=step * 0.2, **changes)
 
 
 async def asked(monitor: Monitor, path: str) -> httpx.Response:
@@ -101,8 +83,8 @@ async def test_it_answers_before_there_is_a_run() -> None:
 async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all(step=4)
-    await presence.publish_pulse(scripted.bus, replace(pulse(5), incarnation=STARTS))
-    checkpoint = CheckpointRecord("run", "/there", "d", (1, 1, 1), 4, 40, 7, 100)
+    await presence.publish_pulse(scripted.bus, beat(5, incarnation=STARTS))
+    checkpoint = checkpoint_record("/there", versions=(1, 1, 1), step=4)
     await ledger.record_checkpoint(scripted.bus, checkpoint)
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     told = await seen(monitor, lambda answer: answer["run"]["checkpoint"] == "/there")
@@ -114,7 +96,7 @@ async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
 
 async def test_a_store_of_the_broker_that_fills_up_is_an_alert() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await presence.publish_pulse(scripted.bus, pulse(5))
+    await presence.publish_pulse(scripted.bus, beat(5))
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     monitor.brokers_stores = lambda: [Store(Room(Storage.FILE, 95, 100), "n1")]
     await seen(monitor, lambda _: "store-file-n1" in monitor.book.active and monitor.rooms != ())
@@ -171,11 +153,11 @@ async def test_a_long_history_raises_no_alert_of_what_is_only_not_read_yet(
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all()
     now_ns = time.time_ns()
-    checkpoint = CheckpointRecord("run", "/there", "d", (1, 1, 1), 4, 40, now_ns, 100)
+    checkpoint = checkpoint_record("/there", versions=(1, 1, 1), step=4, written_ns=now_ns)
     await ledger.record_checkpoint(scripted.bus, checkpoint)
     losses = (2.0, 5.0, 5.0, 5.0, 1.9)
     for version, loss in enumerate(losses, 1):
-        said = Evaluation("run", "e", version, 9, (version,) * 3, loss, 7.0, 8.0, 64, 7, now_ns)
+        said = evaluation(version, versions=(version,) * 3, loss=loss, evaluated_ns=now_ns)
         await ledger.record_evaluation(scripted.bus, said)
     began_ns = now_ns - 3600 * 10**9
     wait_run = ledger.wait_run
@@ -191,7 +173,7 @@ async def test_a_long_history_raises_no_alert_of_what_is_only_not_read_yet(
         for version, loss in enumerate(losses[:-1], 1):
             yield (
                 Record("", version, 0, b""),
-                Evaluation("run", "e", version, 9, (version,) * 3, loss, 7.0, 8.0, 64, 7, now_ns),
+                evaluation(version, versions=(version,) * 3, loss=loss, evaluated_ns=now_ns),
             )
         await asyncio.Event().wait()
 
@@ -225,7 +207,7 @@ async def test_times_that_cannot_be_end_neither_it_nor_its_answers() -> None:
     odd = replace(manifest.commit, version=2, merge_s=math.nan, quorum_s=math.inf)
     await scripted.bus.publish(Subjects("run").commit(0), encode(odd))
     for name, step_time_s in (("b", math.inf), ("c", 1e-300)):
-        sick = replace(pulse(5), learner=name, step_time_s=step_time_s)
+        sick = beat(5, learner=name, step_time_s=step_time_s)
         await presence.publish_pulse(scripted.bus, sick)
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     told = await seen(monitor, lambda _: monitor.tally.malformed == {"commit": 1, "pulse": 1})
@@ -237,7 +219,7 @@ async def test_a_monitor_that_is_started_again_knows_the_same() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     for step in range(3):
         await scripted.commit_all(step=step)
-    await presence.publish_pulse(scripted.bus, pulse(5))
+    await presence.publish_pulse(scripted.bus, beat(5))
 
     def whole(answer: dict[str, Any]) -> bool:
         return answer["run"]["versions"] == [3, 3, 3] and bool(answer["learners"])
@@ -255,7 +237,7 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
     first = await ScriptedRun.begin(broker.connect())
     for step in range(3):
         await first.commit_all(step=step)
-    await presence.publish_pulse(first.bus, replace(pulse(90), incarnation=7))
+    await presence.publish_pulse(first.bus, beat(90, incarnation=7))
     await first.finish()
     monitor = Monitor(broker.connect(), "run", until_finished=False)
     following = asyncio.create_task(monitor.follow())
@@ -277,7 +259,7 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
             stream.wake()
         second = await ScriptedRun.begin(broker.connect())
         await second.commit_all(step=5)
-        await presence.publish_pulse(second.bus, replace(pulse(6), incarnation=STARTS))
+        await presence.publish_pulse(second.bus, beat(6, incarnation=STARTS))
         told = await until(
             lambda answer: answer["run"]["versions"] == [1, 1, 1] and answer["run"]["rounds"] == 3
         )
@@ -331,7 +313,7 @@ async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
     try:
         with capture_logs() as logs:
             for step in range(100):
-                alive = replace(pulse(step), incarnation=STARTS, alive_s=float(step))
+                alive = replace(beat(step), incarnation=STARTS, alive_s=float(step))
                 await presence.publish_pulse(scripted.bus, alive)
                 await asyncio.sleep(0.02)
                 if step == 30:

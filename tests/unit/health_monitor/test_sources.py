@@ -11,25 +11,20 @@ import pytest
 
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, LearnerPhase, MemberRecord, Pulse, Round
+from skerry.protocol.messages import Pulse, Round
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry_health_monitor.watching import sources
 from skerry_health_monitor.watching.sources import Sources, Tally
+from tests.support.builders import commit, member, pulse, round_
 
 RUN = "run"
 P = 2
 NAMES = Subjects(RUN)
 STORED_S = 50.0
-PULSE = Pulse(
-    *(RUN, "a", 1, LearnerPhase.TRAINING, 1, 1, 1, 1, 1, 2.0, 0.1, 1.0, 1.0, 0, 0, 0),
-    versions=(1, 1),
-)
-ROUND = Round(RUN, 1, 0, 2, 5, 10**9, "syncer")
-COMMIT = Commit(
-    *(RUN, 1, 0, 1, 1, "grace", "syncer", 1, 10**9, 2 * 10**9, 0.2, 0.3),
-    *((), (), 1, (), 0, 0),
-)
+PULSE = pulse(steps=1, versions=(1, 1))
+ROUND = round_()
+COMMIT = commit(1)
 
 
 async def connected() -> MemoryBus:
@@ -42,8 +37,8 @@ async def pulses(bus: MemoryBus, tally: Tally, count: int) -> list[Pulse]:
     """Return the first pulses that are taken in."""
     taken: list[Pulse] = []
     async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).pulses()) as found:
-        async for _, pulse in found:
-            taken.append(pulse)
+        async for _, told in found:
+            taken.append(told)
             if len(taken) == count:
                 break
     return taken
@@ -52,8 +47,8 @@ async def pulses(bus: MemoryBus, tally: Tally, count: int) -> list[Pulse]:
 async def test_a_pulse_that_names_more_fragments_than_there_are_is_left_out() -> None:
     bus, tally = await connected(), Tally()
     huge = replace(PULSE, learner="huge", versions=(1,) * (P + 1))
-    for pulse in (huge, PULSE):
-        await bus.publish(NAMES.pulse(pulse.learner), encode(pulse))
+    for told in (huge, PULSE):
+        await bus.publish(NAMES.pulse(told.learner), encode(told))
     assert await pulses(bus, tally, 1) == [PULSE]
     assert tally.malformed == {"pulse": 1}
 
@@ -64,10 +59,10 @@ async def test_names_beyond_the_most_are_left_out_and_those_before_stay(
     monkeypatch.setattr(sources, "MOST_LEARNERS", 3)
     bus, tally = await connected(), Tally()
     for number in (1, 2, 3, 4, 5):
-        pulse = replace(PULSE, learner=f"l{number}")
-        await bus.publish(NAMES.pulse(pulse.learner), encode(pulse))
+        told = replace(PULSE, learner=f"l{number}")
+        await bus.publish(NAMES.pulse(told.learner), encode(told))
     assert [p.learner for p in await pulses(bus, tally, 3)] == ["l1", "l2", "l3"]
-    joined = MemberRecord(RUN, "late", 1, "h", 1, 0)
+    joined = member("late")
     assert tally.fits(joined, P), "names that only pulse keep out nobody who joins"
     await bus.publish(NAMES.pulse("l1"), encode(replace(PULSE, learner="l1", steps=9)))
     assert (await pulses(bus, tally, 3))[-1].steps == 9
@@ -102,11 +97,11 @@ async def test_a_commit_of_no_fragment_is_left_out() -> None:
 @pytest.mark.parametrize("odd", [nan, inf, -1.0])
 async def test_a_time_that_cannot_be_is_left_out_with_what_tells_it(odd: float) -> None:
     bus, tally = await connected(), Tally()
-    for pulse in (replace(PULSE, recover_s=odd), replace(PULSE, learner="b", loss=odd)):
-        await bus.publish(NAMES.pulse(pulse.learner), encode(pulse))
+    for told in (replace(PULSE, recover_s=odd), replace(PULSE, learner="b", loss=odd)):
+        await bus.publish(NAMES.pulse(told.learner), encode(told))
     assert [pulse.learner for pulse in await pulses(bus, tally, 1)] == ["b"]
-    for commit in (replace(COMMIT, merge_s=odd), replace(COMMIT, version=2)):
-        await bus.publish(NAMES.commit(0), encode(commit))
+    for done in (replace(COMMIT, merge_s=odd), replace(COMMIT, version=2)):
+        await bus.publish(NAMES.commit(0), encode(done))
     async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).commits()) as found:
         _, first = await anext(found)
     assert first.version == 2

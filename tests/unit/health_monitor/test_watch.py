@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,8 +12,8 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.protocol.messages import (
     Commit,
     LearnerPhase,
-    MemberRecord,
     Pulse,
+    RefusalCause,
     Refused,
     RunRecord,
     RunState,
@@ -21,7 +22,7 @@ from skerry.settings.models import RunConfig
 from skerry.status.report import report
 from skerry_health_monitor.watching.timeline import AHEAD_S, interval_s
 from skerry_health_monitor.watching.watch import Watch
-from tests.support.puppet import run_record
+from tests.support.builders import commit, member, ns, pulse, run_record
 
 PULSE_S = 0.5
 STARTED_S = 1_000_000.0
@@ -37,28 +38,12 @@ class Clock:
 
 def record() -> RunRecord:
     cut = plan((LeafSpec("w", (8, 8)),), 1)
-    return replace(run_record("run", cut, RunConfig().model_dump_json()), created_ns=1)
+    return run_record("run", cut, RunConfig().model_dump_json(), created_ns=1)
 
 
-def pulse(clock: Clock, step: int, phase: LearnerPhase = LearnerPhase.TRAINING) -> Pulse:
-    return Pulse(
-        run="run",
-        learner="a",
-        incarnation=1,
-        phase=phase,
-        sent_ns=int(clock.now_s * 1e9),
-        step=step,
-        steps=step,
-        tokens=step * 10,
-        cursor=step,
-        loss=2.0,
-        step_time_s=0.1,
-        busy_s=step * 0.1,
-        alive_s=clock.now_s - STARTED_S,
-        bytes_up=0,
-        bytes_down=0,
-        contributions=0,
-    )
+def beat(clock: Clock, step: int, phase: LearnerPhase = LearnerPhase.TRAINING) -> Pulse:
+    since_s = clock.now_s - STARTED_S
+    return pulse(step=step, phase=phase, sent_ns=ns(clock.now_s), alive_s=since_s)
 
 
 @pytest.fixture
@@ -72,7 +57,7 @@ def watch(clock: Clock) -> Watch:
     watch = Watch(record(), RunConfig(), clock)
     for step in range(20):
         clock.now_s += PULSE_S
-        watch.take(pulse(clock, step))
+        watch.take(beat(clock, step))
         assert watch.judge() == []
     return watch
 
@@ -93,7 +78,7 @@ def test_a_learner_that_falls_silent_is_suspect_first_then_gone(watch: Watch, cl
 
 def test_a_pulse_brings_a_suspect_learner_back(watch: Watch, clock: Clock) -> None:
     until_told(watch, clock)
-    watch.take(pulse(clock, 30))
+    watch.take(beat(clock, 30))
     assert watch.judge() == [("learner_back", "a")]
 
 
@@ -108,9 +93,9 @@ def test_each_change_is_logged_once_with_what_is_known(watch: Watch, clock: Cloc
 
 
 def test_a_learner_that_says_goodbye_is_no_warning(watch: Watch, clock: Clock) -> None:
-    watch.take(pulse(clock, 21, LearnerPhase.STOPPED))
+    watch.take(beat(clock, 21, LearnerPhase.STOPPED))
     clock.now_s += 0.001
-    watch.take(pulse(clock, 21, LearnerPhase.STOPPED))
+    watch.take(beat(clock, 21, LearnerPhase.STOPPED))
     with capture_logs() as logs:
         watch.judge()
     assert [(line["log_level"], line["reason"]) for line in logs] == [("info", "stopped")]
@@ -126,32 +111,29 @@ def test_a_start_that_comes_while_it_is_watched_is_new_though_the_brokers_clock_
 ) -> None:
     behind_ns = round((clock.now_s - 1800.0) * 1e9)
     watch.know_starts(5)
-    watch.joined(MemberRecord("run", "a", 1, "host", behind_ns, 0), 4, behind_ns)
-    watch.joined(MemberRecord("run", "a", 2, "host", behind_ns, 0), 5, behind_ns)
+    watch.joined(member(incarnation=1, joined_ns=behind_ns), 4, behind_ns)
+    watch.joined(member(incarnation=2, joined_ns=behind_ns), 5, behind_ns)
     assert watch.history.lately.starts(clock.now_s) == {}
-    watch.joined(MemberRecord("run", "a", 3, "host", behind_ns, 0), 6, behind_ns)
+    watch.joined(member(incarnation=3, joined_ns=behind_ns), 6, behind_ns)
     assert watch.history.lately.starts(clock.now_s) == {"a": 1}
 
 
 def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(
     watch: Watch, clock: Clock
 ) -> None:
-    watch.joined(MemberRecord("run", "restored", 0, "", 1, 3), 0, 1)
+    watch.joined(member("restored", 0, shard=3), 0, 1)
     assert watch.judge() == []
     assert [row.name for row in report(watch.view, clock.now_s).learners] == ["a"]
 
 
-def commit(version: int, closed_s: float, fragment: int = 0) -> Commit:
-    times = (round((closed_s - 1) * 1e9), round(closed_s * 1e9))
-    return Commit(
-        *("run", 1, fragment, version, version, "grace", "syncer", 1, *times, 0.2, 0.3),
-        *((), (), 1, (), 0, 0),
-    )
+def closed(version: int, closed_s: float, **changes: Any) -> Commit:
+    times = {"opened_ns": ns(closed_s - 1), "closed_ns": ns(closed_s)}
+    return commit(version, **times, **changes)
 
 
 def test_a_commit_of_the_far_future_is_not_the_newest_for_ever(watch: Watch, clock: Clock) -> None:
     """No round would be late for as long as such a clock is believed."""
-    stored_ns, odd = int(clock.now_s * 1e9), commit(1, 3 * clock.now_s)
+    stored_ns, odd = int(clock.now_s * 1e9), closed(1, 3 * clock.now_s)
     watch.know(odd, 1, stored_ns)
     watch.committed(odd, 1, stored_ns)
     clock.now_s += 120.0
@@ -168,7 +150,7 @@ def test_a_round_is_as_old_as_its_arrival_whatever_its_syncers_clock_says(
     for version in range(1, 20):
         clock.now_s += 2.0
         off = off_s if version > 10 else 0.0
-        watch.committed(commit(version, clock.now_s + off), version, int(clock.now_s * 1e9))
+        watch.committed(closed(version, clock.now_s + off), version, int(clock.now_s * 1e9))
         watch.judge()
         assert watch.told.run.last_round_s_ago == pytest.approx(0.0)
     assert watch.view.last_commit is not None
@@ -183,7 +165,9 @@ def test_a_round_is_as_old_as_its_arrival_whatever_its_syncers_clock_says(
 def test_a_refusal_is_as_old_as_its_arrival_whatever_the_brokers_clock_says(
     watch: Watch, clock: Clock, off_s: float
 ) -> None:
-    refused = replace(commit(2, clock.now_s + off_s), refused=(Refused("too_stale", "a"),))
+    refused = replace(
+        closed(2, clock.now_s + off_s), refused=(Refused(RefusalCause.TOO_STALE, "a"),)
+    )
     watch.committed(refused, 2, int((clock.now_s + off_s) * 1e9))
     assert watch.history.lately.refused(clock.now_s + 590) == {"too_stale": 1}
     assert watch.history.lately.refused(clock.now_s + 610) == {}
@@ -193,9 +177,9 @@ def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(
     watch: Watch, clock: Clock
 ) -> None:
     stored_s = clock.now_s - 100.0
-    watch.know(commit(7, stored_s - 3600.0), 9, int(stored_s * 1e9))
+    watch.know(closed(7, stored_s - 3600.0), 9, int(stored_s * 1e9))
     for version in range(1, 8):
         at_s = stored_s - 7 + version
-        watch.committed(commit(version, at_s), 2 + version, int(at_s * 1e9))
+        watch.committed(closed(version, at_s), 2 + version, int(at_s * 1e9))
     watch.judge()
     assert watch.told.run.last_round_s_ago == pytest.approx(100.0)

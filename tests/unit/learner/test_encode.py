@@ -9,29 +9,14 @@ import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import Diverged
-from skerry.protocol.messages import ContributionHeader, ContributionKind
 from skerry_learner.sync import encode
 from skerry_learner.sync.mailbox import Outgoing
+from tests.support.builders import header
 from tests.support.puppet import walk
 
 PLAN = plan([LeafSpec("w", (70, 100)), LeafSpec("b", (5,))], 1)
 FRAGMENT = PLAN.fragments[0]
-HEADER = ContributionHeader(
-    kind=ContributionKind.OUTER_GRADIENT,
-    learner="a",
-    incarnation=1,
-    identity=1,
-    fragment=0,
-    base_version=1,
-    round_version=2,
-    step=1,
-    steps=1,
-    tokens=1,
-    cursor_from=0,
-    cursor_to=1,
-    loss=1.0,
-    captured_ns=1,
-)
+HEADER = header()
 
 
 def outgoing(gradient: jax.Array, scheme: str) -> Outgoing:

@@ -6,7 +6,7 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from skerry_learner.inner import file, recall
 from skerry_learner.inner.file import Origin, Saved
 from skerry_learner.inner.keeper import Keeper, shapes_of
 from skerry_learner.sync.rules import Progress
+from tests.support.builders import wait_until
 
 ORIGIN = Origin("run", 123, 2**63 + 5, 6, "a")
 SAVED = Saved(ORIGIN, 3, 700, 40)
@@ -184,19 +185,9 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Give other threads time until something holds; fails after half a minute."""
-    tries = threading.Event()
-    for _ in range(3000):
-        if holds():
-            return
-        tries.wait(0.01)
-    pytest.fail("it never held")
-
-
 def kept(desk: Desk, keeper: Keeper, seed: int = 0) -> None:
     desk.clock.now_s += 30.0
-    until(keeper.due)
+    wait_until(keeper.due)
     keeper.keep(moments(seed), NOW)
 
 
@@ -229,7 +220,7 @@ def test_save_is_due_only_so_often_and_never_while_one_is_in_flight(desk: Desk) 
     kept(desk, keeper)
     assert not keeper.due(), "just begun"
     desk.clock.now_s += 30.0
-    until(keeper.due)
+    wait_until(keeper.due)
     with keeper._changed:
         keeper._busy = True
     assert not keeper.due()
@@ -260,7 +251,7 @@ def test_copy_outlives_the_state_it_was_made_of(
     keeper = desk.keeper()
     state = jax.tree.map(jnp.copy, moments(3))
     desk.clock.now_s += 30.0
-    until(keeper.due)
+    wait_until(keeper.due)
     keeper.keep(state, NOW)
     advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     after = advance(state)
@@ -293,7 +284,7 @@ def test_disk_that_refuses_is_said_once_and_stops_nothing(desk: Desk) -> None:
         keeper = desk.keeper()
         kept(desk, keeper)
         kept(desk, keeper)
-        until(lambda: not keeper._busy)
+        wait_until(lambda: not keeper._busy)
         desk.end(keeper)
     said = [line for line in lines if line["event"] == "inner_state_unsaved"]
     assert len(said) == 1
@@ -305,7 +296,7 @@ def test_draft_of_a_killed_incarnation_is_swept_away(desk: Desk) -> None:
     draft.parent.mkdir(parents=True)
     draft.write_bytes(b"half")
     keeper = desk.keeper()
-    until(lambda: keeper._copy is not None)
+    wait_until(lambda: keeper._copy is not None)
     desk.end(keeper)
     assert not draft.exists()
 

@@ -20,7 +20,7 @@ from skerry.algorithm import fragments, weights
 from skerry.data.prefetch import Prefetched
 from skerry.data.stream import Stream
 from skerry.models.base import specs_of
-from skerry.protocol.messages import Commit, Manifest, Pulse, Round
+from skerry.protocol.messages import Pulse
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.telemetry import metrics
 from skerry_learner.island import DIVERGED_IN_A_ROW, Island
@@ -30,6 +30,7 @@ from skerry_learner.sync.rules import Progress
 from skerry_learner.sync.session import Learner, Session
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
+from tests.support.builders import manifest, round_
 from tests.support.telemetry import Collected
 
 BATCH, SEQ = 2, 8
@@ -94,33 +95,14 @@ class Scene:
 
     def adopt(self, version: int) -> None:
         """Have the log announce a global state, and take it in."""
-        commit = Commit(
-            run="run",
-            plan_digest=self.plan.digest,
-            fragment=0,
-            version=version,
-            step=0,
-            reason="",
-            syncer="s",
-            fence=1,
-            opened_ns=0,
-            closed_ns=0,
-            quorum_s=0.0,
-            grace_s=0.0,
-            consumed=(),
-            refused=(),
-            contrib_floor=0,
-            progress=(),
-            params_digest=0,
-            master_digest=0,
-        )
+        held = manifest(version, plan_digest=self.plan.digest, step=0)
         vector = np.zeros(self.plan.fragments[0].padded_size, np.float32)
-        self.mailbox.post_fresh(Fresh(Manifest(commit, 0, ()), vector))
+        self.mailbox.post_fresh(Fresh(held, vector))
         self.session.boundary(self.island.now, math.nan, idle=True)
         assert self.session.versions == (version,)
 
     def open(self, version: int) -> None:
-        self.mailbox.post_round(Round("run", self.plan.digest, 0, version, 0, 0, "s"))
+        self.mailbox.post_round(round_(version, plan_digest=self.plan.digest, due_step=0))
 
     @contextmanager
     def feed(

@@ -23,7 +23,7 @@ from skerry.log import ledger, presence, recovery
 from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import LearnerPhase, Pulse
+from skerry.protocol.messages import InnerState
 from skerry.settings.loading import decided, run_config_from_json
 from skerry.settings.models import DataConfig, LogConfig, RunConfig, TrainConfig
 from skerry_learner import joining
@@ -35,6 +35,7 @@ from skerry_learner.joining import (
     prepare,
     take_place,
 )
+from tests.support.builders import pulse
 from tests.support.scripted_run import ScriptedRun
 
 
@@ -94,10 +95,7 @@ async def test_how_far_an_earlier_incarnation_had_read_is_known_from_its_last_pu
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
     first = await take_place(bus, record, work, "a", "host")
-    said = Pulse(
-        *("run", "a", 1, LearnerPhase.TRAINING, 0, 6, 6, 96, 48, 2.0, 0.1, 0.6, 1.0),
-        *(0, 0, 0),
-    )
+    said = pulse(step=6, tokens=96, cursor=48)
     await presence.publish_pulse(bus, said)
     second = await take_place(bus, record, work, "a", "host")
     assert (first.seen, second.seen, second.start.cursor) == (0, 48, 0)
@@ -118,9 +116,9 @@ async def test_settling_in_waits_for_a_broker_that_is_away(
 
     monkeypatch.setattr(places, "settle_in", flaky)
     monkeypatch.setattr(joining, "RETRY_S", 0.0)
-    await joining.settle(bus, place.member, Recalled("warm", "saved", 12))
+    await joining.settle(bus, place.member, Recalled(InnerState.WARM, "saved", 12))
     member = (await ledger.members(bus, "run"))["a"]
-    assert (member.inner, member.inner_age_steps) == ("warm", 12)
+    assert (member.inner, member.inner_age_steps) == (InnerState.WARM, 12)
 
 
 def test_a_corpus_or_model_that_does_not_work_is_found_before_the_run_exists(

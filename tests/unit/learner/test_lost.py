@@ -12,10 +12,11 @@ from skerry.log import contributions
 from skerry.log.memory import MemoryBroker, MemoryBus, MemoryStream
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
-from skerry.protocol.messages import Commit, ContributionHeader, ContributionKind, Manifest
+from skerry.protocol.messages import ContributionHeader
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry_learner.sync.lost import Doubt, is_lost
+from tests.support.builders import header, manifest
 from tests.support.puppet import walk
 
 RUN = "t"
@@ -26,16 +27,12 @@ DOUBT = Doubt("a", 1, 0, 1, 3)
 
 
 def told(identity: int = 1, learner: str = "a") -> ContributionHeader:
-    return ContributionHeader(
-        ContributionKind.OUTER_GRADIENT, learner, 1, identity, 0, 2, 3, 9, 2, 64, 0, 4, 1.5, 0
-    )
+    return header(identity, learner, base_version=2)
 
 
-async def commit(bus: MemoryBus, version: int, floor: int) -> None:
-    record = Commit(
-        RUN, PLAN.digest, 0, version, 0, "", "s", 1, 0, 0, 0.0, 0.0, (), (), floor, (), 0, 0
-    )
-    await bus.publish(NAMES.manifest(0), encode(Manifest(record, 0, ())))
+async def committed(bus: MemoryBus, version: int, floor: int) -> None:
+    record = manifest(version, run=RUN, plan_digest=PLAN.digest, contrib_floor=floor)
+    await bus.publish(NAMES.manifest(0), encode(record))
 
 
 async def send(bus: MemoryBus, header: ContributionHeader) -> None:
@@ -49,7 +46,7 @@ async def logged(window_bytes: int = 64 * 1024**2) -> tuple[MemoryBus, MemoryStr
     await bus.declare(specs(RUN, window_bytes=window_bytes))
     await send(bus, told(99))
     stream = bus.broker.streams[NAMES.stream("CONTRIB")]
-    await commit(bus, 2, stream.last_seq)
+    await committed(bus, 2, stream.last_seq)
     return bus, stream
 
 
@@ -92,12 +89,12 @@ async def test_contribution_of_which_a_chunk_is_gone_is_lost(
 
 async def test_contribution_to_a_round_that_has_closed_is_not_looked_for() -> None:
     bus, stream = await logged()
-    await commit(bus, 3, stream.last_seq)
+    await committed(bus, 3, stream.last_seq)
     assert not await is_lost(bus, RUN, PLAN, DOUBT)
 
 
 async def test_floor_of_another_stream_is_not_believed() -> None:
     bus, _ = await logged()
     await send(bus, told())
-    await commit(bus, 2, 1_000_000)
+    await committed(bus, 2, 1_000_000)
     assert not await is_lost(bus, RUN, PLAN, DOUBT)

@@ -38,7 +38,7 @@ from skerry.protocol.messages import (
     ContributionKind,
     LearnerPhase,
     Manifest,
-    Pulse,
+    RefusalCause,
     Refused,
 )
 from skerry.protocol.subjects import Subjects
@@ -53,14 +53,8 @@ from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.mailbox import Mailbox, Outgoing
 from skerry_learner.sync.network import Network
 from skerry_learner.sync.session import Learner
+from tests.support.builders import commit, header, manifest, pulse, until
 from tests.support.scripted_run import ScriptedRun
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Let other tasks run until something holds; the test fails after a minute."""
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110  the condition has no event of its own
-            await asyncio.sleep(0.005)
 
 
 class Wire:
@@ -95,10 +89,8 @@ async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
     wire = Wire(bus, work.plan)
     fragment = work.plan.fragments[1]
     gradient = jax.random.normal(jax.random.key(0), (fragment.padded_size,), jnp.float32)
-    header = ContributionHeader(
-        ContributionKind.OUTER_GRADIENT, "a", 1, 1, 1, 3, 4, 9, 2, 64, 0, 4, 1.5, 0
-    )
-    wire.mailbox.post_outgoing(Outgoing(header, gradient, "int4"))
+    offered = told(fragment=1)
+    wire.mailbox.post_outgoing(Outgoing(offered, gradient, "int4"))
     async with running(wire.network.dispatch, wire.network.send):
         await until(lambda: wire.mailbox.unsent() == 0)
     inbox = Inbox("run", work.plan)
@@ -108,7 +100,7 @@ async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
     planes = cpu().quantise("int4", np.array(gradient))
     np.testing.assert_array_equal(whole.planes.codes, planes.codes)
     assert whole.header.norms == slice_norms(fragment, cpu().dequantise("int4", planes))
-    assert replace(whole.header, norms=()) == header
+    assert replace(whole.header, norms=()) == offered
     traffic = wire.mailbox.traffic
     assert (traffic.contributions, traffic.f32_bytes_up) == (1, 4 * fragment.size)
     assert 0 < traffic.bytes_up < traffic.f32_bytes_up
@@ -124,10 +116,7 @@ async def test_a_gradient_that_is_not_finite_is_dropped(bus: MemoryBus, config: 
     _, work = await find_or_create(bus, "run", config)
     wire = Wire(bus, work.plan)
     gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
-    header = ContributionHeader(
-        ContributionKind.OUTER_GRADIENT, "a", 1, 1, 0, 3, 4, 9, 2, 64, 0, 4, 1.5, 0
-    )
-    wire.mailbox.post_outgoing(Outgoing(header, gradient, "int4"))
+    wire.mailbox.post_outgoing(Outgoing(told(), gradient, "int4"))
     async with running(wire.network.dispatch, wire.network.send):
         await until(lambda: wire.mailbox.unsent() == 0)
     assert not await contributed(bus)
@@ -209,31 +198,27 @@ async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
     assert whole == [1, 0]
 
 
-def told(identity: int) -> ContributionHeader:
-    kind = ContributionKind.OUTER_GRADIENT
-    return ContributionHeader(kind, "a", 1, identity, 0, 3, 4, 9, 2, 64, 0, 4, 1.5, 0)
+def told(identity: int = 1, fragment: int = 0) -> ContributionHeader:
+    return header(identity, fragment=fragment, base_version=3)
 
 
 def post_two(wire: Wire, work: Work) -> None:
     """Post a contribution to each of the first two fragments."""
     for fragment in (0, 1):
         size = work.plan.fragments[fragment].padded_size
-        header = replace(told(1), fragment=fragment)
+        header = told(fragment=fragment)
         wire.mailbox.post_outgoing(Outgoing(header, jnp.ones((size,), jnp.float32), "int4"))
 
 
 def announce(wire: Wire, work: Work, fragment: int, version: int) -> None:
     """Have a version of a fragment read, as a manifest of it would."""
-    commit = replace(refusing(work, Refused("diverged", "b", 1, 1)), fragment=fragment)
-    wire.network._wanted[fragment] = Manifest(replace(commit, version=version), 0, ())
+    named = manifest(version, fragment, plan_digest=work.plan.digest)
+    wire.network._wanted[fragment] = named
     wire.network._posted["wanted"].set()
 
 
-def refusing(work: Work, refused: Refused) -> Commit:
-    return Commit(
-        *("run", work.plan.digest, 0, 1, 0, "", "s", 1, 0, 0, 0.0, 0.0),
-        *((), (refused,), 0, (), 0, 0),
-    )
+def refusing(work: Work, *refused: Refused) -> Commit:
+    return commit(1, plan_digest=work.plan.digest, refused=refused)
 
 
 async def test_a_contribution_with_feedback_that_is_sent_again_has_the_same_bytes(
@@ -283,10 +268,10 @@ def posted(wire: Wire, gradient: jax.Array, identity: int) -> Outgoing:
 @pytest.mark.parametrize(
     ("refused", "forgotten"),
     [
-        (Refused("diverged", "a", 1, 1), True),
-        (Refused("diverged", "a", 1, 2), False),
-        (Refused("diverged", "a", 2, 1), False),
-        (Refused("diverged", "b", 1, 1), False),
+        (Refused(RefusalCause.DIVERGED, "a", 1, 1), True),
+        (Refused(RefusalCause.DIVERGED, "a", 1, 2), False),
+        (Refused(RefusalCause.DIVERGED, "a", 2, 1), False),
+        (Refused(RefusalCause.DIVERGED, "b", 1, 1), False),
     ],
     ids=["ours", "another one", "another incarnation", "another learner"],
 )
@@ -332,8 +317,8 @@ async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sen
     _, work = await find_or_create(bus, "run", config)
     wire = Wire(bus, work.plan)
     gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
-    header = ContributionHeader(ContributionKind.GENESIS, "a", 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0.0, 0)
-    wire.mailbox.post_outgoing(Outgoing(header, gradient, "f32"))
+    genesis = header(kind=ContributionKind.GENESIS, base_version=0)
+    wire.mailbox.post_outgoing(Outgoing(genesis, gradient, "f32"))
     async with asyncio.timeout(60):
         with pytest.raises(ModelError, match="initial parameters are not finite"):
             await wire.network.send()
@@ -348,10 +333,7 @@ async def test_a_global_fragment_that_cannot_be_read_is_asked_for_again(
     writer = await StateWriter.acquire(bus, "run", work.plan, holder="s", now_ns=1)
     vector = np.zeros(fragment.padded_size, np.float32)
     parts = [NewPart("params", "bf16", vector), NewPart("master", "f32", vector)]
-    commit = Commit(
-        "run", work.plan.digest, 0, 1, 0, "", "s", 1, 0, 0, 0.0, 0.0, (), (), 0, (), 0, 0
-    )
-    await writer.commit(commit, parts, None)
+    await writer.commit(commit(1, plan_digest=work.plan.digest), parts, None)
     failures = [WrongVersion("of a later release"), Truncated("cut short")]
     read = state.read_part
 
@@ -458,19 +440,9 @@ async def test_fragment_that_the_log_has_lost_is_said_once_per_version_and_asked
     monkeypatch.setattr(state, "read_part", gone)
     monkeypatch.setattr(network, "RETRY_S", 0.0)
 
-    def manifest(version: int) -> Manifest:
-        return Manifest(
-            Commit(
-                *("run", work.plan.digest, 0, version, 0, "", "s", 1, 0, 0),
-                *(0.0, 0.0, (), (), 0, (), 0, 0),
-            ),
-            0,
-            (),
-        )
-
     with structlog.testing.capture_logs() as lines:
         for version in (1, 1, 2):
-            await wire.network._read(manifest(version))
+            await wire.network._read(manifest(version, plan_digest=work.plan.digest))
     said = [line["version"] for line in lines if line["event"] == "fragment_lost"]
     assert (reads, said) == ([1, 1, 2], [1, 2])
     assert list(wire.network._wanted) == [0], "somebody may put the store back from a copy"
@@ -514,8 +486,8 @@ async def test_a_replica_that_tells_of_an_older_version_ends_nobody(
         return answer
 
     async def told(*_: object) -> AsyncGenerator[Manifest]:
-        for manifest in (newest, first):
-            yield manifest
+        for held in (newest, first):
+            yield held
 
     monkeypatch.setattr(recovery, "read_manifest", lagging)
     monkeypatch.setattr(state, "follow_manifests", told)
@@ -543,8 +515,7 @@ async def test_how_long_ago_the_run_began_is_what_the_brokers_clock_says(
     hour_ns, broker_ns = 3600 * 10**9, [10**18]
     bus = MemoryBroker(clock_ns=lambda: broker_ns[0]).connect()
     _, work = await find_or_create(bus, "run", config)
-    commit = replace(refusing(work, Refused("diverged", "b", 1, 1)), refused=())
-    await append_commit(bus, replace(commit, closed_ns=broker_ns[0] - hour_ns))
+    await append_commit(bus, replace(refusing(work), closed_ns=broker_ns[0] - hour_ns))
     broker_ns[0] += 40 * 10**9
     wire = Wire(bus, work.plan)
     wire.network._wall_ns = lambda: broker_ns[0] + 24 * hour_ns
@@ -565,12 +536,7 @@ async def test_how_long_ago_the_run_began_is_what_the_brokers_clock_says(
     async with running(wire.network.genesis):
         await asyncio.sleep(0.02)
         assert not known(), "there is no pulse yet"
-        wire.mailbox.post_pulse(
-            Pulse(
-                *("run", "a", 1, LearnerPhase.STARTING, 0, 0, 0, 0, 0, 0.0, 0.0),
-                *(0.0, 0.0, 0, 0, 0),
-            )
-        )
+        wire.mailbox.post_pulse(pulse(step=0, phase=LearnerPhase.STARTING))
         await until(known)
     assert wire.mailbox.began_s == 960.0
     assert not lost

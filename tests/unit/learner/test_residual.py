@@ -16,18 +16,16 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.errors import Diverged
-from skerry.protocol.messages import ContributionHeader, ContributionKind
 from skerry_learner.sync.encode import Encoded, encode
 from skerry_learner.sync.mailbox import Outgoing
 from skerry_learner.sync.residual import Residuals
+from tests.support.builders import header
 
 F32 = NDArray[np.float32]
 PLAN = plan([LeafSpec("w", (2, BLOCK)), LeafSpec("b", (5,))], 1)
 (FRAGMENT,) = PLAN.fragments
 SIZE = FRAGMENT.padded_size
-HEADER = ContributionHeader(
-    *(ContributionKind.OUTER_GRADIENT, "a", 1, 1, 0, 1, 2, 9, 2, 64, 0, 4, 1.5, 0)
-)
+HEADER = header()
 
 
 def outgoing(gradient: F32, identity: int, scheme: str = "int2") -> Outgoing:

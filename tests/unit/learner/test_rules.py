@@ -9,20 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.protocol.messages import Round
 from skerry.settings.models import SyncConfig
 from skerry_learner.sync import rules
 from skerry_learner.sync.rules import FragmentSync, Policy, Progress
+from tests.support.builders import round_
 
 Method = Literal["overwrite", "blend", "rebase"]
 
 
 def at(step: int) -> Progress:
     return Progress(step=step, steps=step, tokens=10 * step, cursor=2 * step)
-
-
-def opened(version: int, attempt: int = 0) -> Round:
-    return Round("run", 0, 0, version, 0, 0, "s", attempt=attempt)
 
 
 def policy(method: Method = "rebase", *, tau: int = 2) -> Policy:
@@ -68,7 +64,7 @@ def test_a_round_is_answered_once_and_from_its_own_base(
     state: FragmentSync, version: int, step: int, in_flight: int, reason: str
 ) -> None:
     answer = rules.may_answer(
-        state, opened(version), at(step), in_flight=in_flight, idle=False, policy=policy()
+        state, round_(version), at(step), in_flight=in_flight, idle=False, policy=policy()
     )
     assert answer == (reason == "open", reason)
 
@@ -84,7 +80,7 @@ def test_a_capture_made_since_one_that_could_not_leave_stays() -> None:
 
 
 def test_a_learner_that_has_ended_answers_without_steps() -> None:
-    answer, _ = rules.may_answer(IDLE, opened(4), at(0), in_flight=0, idle=True, policy=policy())
+    answer, _ = rules.may_answer(IDLE, round_(4), at(0), in_flight=0, idle=True, policy=policy())
     assert answer
 
 
@@ -150,13 +146,13 @@ def test_a_round_that_went_by_for_lack_of_room_is_told_apart() -> None:
 def test_round_asked_for_again_puts_what_was_captured_for_it_in_doubt_once(
     state: FragmentSync, version: int, attempt: int, *, doubt: bool
 ) -> None:
-    assert rules.in_doubt(state, opened(version, attempt)) is doubt
+    assert rules.in_doubt(state, round_(version, attempt=attempt)) is doubt
 
 
 def test_what_is_given_up_is_in_the_next_contribution() -> None:
     again = rules.given_up(FLYING)
     answer, _ = rules.may_answer(
-        again, opened(4, 1), at(9), in_flight=0, idle=False, policy=policy()
+        again, round_(4, attempt=1), at(9), in_flight=0, idle=False, policy=policy()
     )
     assert answer
     assert (again.origin, again.captured) == (IDLE.origin, None)
@@ -181,7 +177,7 @@ def test_under_rebase_every_step_is_contributed_once_and_in_order(events: list[s
         version += event == "commit"
         if rules.may_adopt(state, version, at(step), idle=False, policy=rule)[0]:
             state = rules.adopted(state, version, 0, at(step), rule)
-        call = opened(version + 1)
+        call = round_(version + 1)
         if (
             event == "round"
             and rules.may_answer(state, call, at(step), in_flight=0, idle=False, policy=rule)[0]

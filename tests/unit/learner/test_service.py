@@ -17,7 +17,7 @@ import pytest
 from skerry.errors import StateLost, first_cause
 from skerry.log import ledger, presence
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.protocol.messages import LearnerPhase, Pulse, RunState
+from skerry.protocol.messages import InnerState, LearnerPhase, Pulse, RunState
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
@@ -36,6 +36,7 @@ from skerry_learner.sync.network import Network
 from skerry_learner.sync.rules import Progress
 from skerry_learner.trainer.trainer import Trainer
 from skerry_syncer.service import session as syncer_session
+from tests.support.builders import pulse
 
 
 async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
@@ -100,9 +101,7 @@ async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnatio
     config: RunConfig,
 ) -> None:
     broker = MemoryBroker()
-    lost = Pulse(
-        *("run", "a", 0, LearnerPhase.TRAINING, 0, 10, 10, 320, 20, 2.0, 0.1, 1.0, 2.0, 0, 0, 0)
-    )
+    lost = pulse(step=10, incarnation=0, tokens=320, cursor=20)
     async with broker.connect() as syncing, broker.connect() as watching:
         await find_or_create(watching, "run", config)
         await presence.publish_pulse(watching, lost)
@@ -110,14 +109,14 @@ async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnatio
             conducting = group.create_task(syncer_session(syncing, "run", "s"))
             await _live(broker, config)
             await conducting
-        pulse = (await presence.last_pulses(watching, "run"))["a"]
-    assert pulse.steps == 40
-    parts = (pulse.busy_s, pulse.replay_s, pulse.compile_s, pulse.recover_s)
+        said = (await presence.last_pulses(watching, "run"))["a"]
+    assert said.steps == 40
+    parts = (said.busy_s, said.replay_s, said.compile_s, said.recover_s)
     assert all(seconds > 0 for seconds in parts)
-    assert sum(parts) < pulse.alive_s
-    assert pulse.wait_s == 0, "only blocking modes wait"
-    assert 0 < pulse.bytes_up < pulse.f32_bytes_up
-    assert 0 < pulse.bytes_down < pulse.f32_bytes_down
+    assert sum(parts) < said.alive_s
+    assert said.wait_s == 0, "only blocking modes wait"
+    assert 0 < said.bytes_up < said.f32_bytes_up
+    assert 0 < said.bytes_down < said.f32_bytes_down
 
 
 async def test_it_steps_back_once_when_it_is_ready_and_before_the_first_step(
@@ -230,9 +229,11 @@ def test_only_who_trains_on_a_cpu_steps_back(
     assert seen == asked
 
 
-@pytest.mark.parametrize(("inner", "shares"), [("cold", [0.5, 1.0, 1.0]), ("new", [1.0, 1.0, 1.0])])
+@pytest.mark.parametrize(
+    ("inner", "shares"), [(InnerState.COLD, [0.5, 1.0, 1.0]), (InnerState.NEW, [1.0, 1.0, 1.0])]
+)
 def test_cold_start_raises_the_rate_again_and_no_other_does(
-    inner: Any, shares: list[float]
+    inner: InnerState, shares: list[float]
 ) -> None:
     recalled = Future[Recalled]()
     recalled.set_result(Recalled(inner, ""))

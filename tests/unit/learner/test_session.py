@@ -12,13 +12,14 @@ from skerry.algorithm import adoption, fragments
 from skerry.algorithm.fragments import Plan
 from skerry.models.base import specs_of
 from skerry.models.factory import build_model
-from skerry.protocol.messages import Commit, ContributionKind, Manifest, Round
+from skerry.protocol.messages import ContributionKind
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.sync.lost import Doubt
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.rules import Progress
 from skerry_learner.sync.session import Learner, Session
 from skerry_learner.trainer.trainer import Trainer
+from tests.support.builders import manifest, round_
 
 FRAGMENTS = 3
 CONFIG = RunConfig(
@@ -63,32 +64,13 @@ class Scene:
 
     def publish(self, fragment: int, version: int) -> None:
         """Post a global fragment as the network does."""
-        commit = Commit(
-            run="run",
-            plan_digest=self.plan.digest,
-            fragment=fragment,
-            version=version,
-            step=100,
-            reason="",
-            syncer="s",
-            fence=1,
-            opened_ns=0,
-            closed_ns=0,
-            quorum_s=0.0,
-            grace_s=0.0,
-            consumed=(),
-            refused=(),
-            contrib_floor=0,
-            progress=(),
-            params_digest=0,
-            master_digest=0,
-        )
+        held = manifest(version, fragment, plan_digest=self.plan.digest, step=100)
         vector = self.vector(fragment, version)
-        self.mailbox.post_fresh(Fresh(Manifest(commit, 0, ()), vector))
+        self.mailbox.post_fresh(Fresh(held, vector))
 
     def open(self, fragment: int, version: int, *, final: bool = False, attempt: int = 0) -> None:
-        digest = self.plan.digest
-        record = Round("run", digest, fragment, version, 100, 0, "s", final, attempt=attempt)
+        options = {"due_step": 100, "final": final, "attempt": attempt}
+        record = round_(version, fragment, plan_digest=self.plan.digest, **options)
         self.mailbox.post_round(record)
 
     def boundary(self, *, steps: int = 0, idle: bool = False) -> None:

@@ -10,34 +10,32 @@ import pytest
 from structlog.testing import capture_logs
 
 from skerry.protocol.messages import (
-    Commit,
-    ContributionHeader,
-    ContributionKind,
-    LearnerPhase,
     Pulse,
 )
 from skerry.telemetry import ids, metrics, tracing
 from skerry.telemetry.spans import MESSAGING_MESSAGE_ID, Interval
 from skerry_learner.sync.session import Learner
 from skerry_learner.sync.telemetry import MOST_FAILURES, RoundTelemetry, Stopwatch, observe
+from tests.support.builders import commit, header, pulse
 from tests.support.telemetry import Collected
 
 ME = Learner("run", "a", 3, created_ns=7)
-HEADER = ContributionHeader(
-    ContributionKind.OUTER_GRADIENT, "a", 3, 8, 0, 4, 5, 9, 24, 512, 0, 5, 1.0, 0
-)
+HEADER = header(8, incarnation=3, base_version=4, steps=24, tokens=512)
 TOOK = Interval(1_000_000, 3_000_000)
-PULSE = Pulse(
-    *("run", "a", 3, LearnerPhase.TRAINING, 1, 40, 30, 960, 0, 2.5, 0.1, 6.0, 10.0, 100, 200, 4),
+PULSE = pulse(
+    step=40,
+    incarnation=3,
+    steps=30,
+    tokens=960,
+    loss=2.5,
+    busy_s=6.0,
+    alive_s=10.0,
+    bytes_up=100,
+    bytes_down=200,
+    contributions=4,
     max_staleness=2,
     compile_s=3.0,
 )
-
-
-def commit(version: int) -> Commit:
-    return Commit(
-        *("run", 0, 0, version, 9, "all_arrived", "s", 1, 0, 0, 0.0, 0.0, (), (), 0, (), 0, 0)
-    )
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from skerry.log.contributions import Contribution, Inbox, Refusal
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
-from skerry.protocol.messages import ContributionHeader, ContributionKind, Refused, Start
+from skerry.protocol.messages import ContributionHeader, RefusalCause, Refused, Start
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import ids, tracing
+from tests.support.builders import header
 from tests.support.puppet import walk
 from tests.support.telemetry import Collected
 
@@ -28,25 +30,10 @@ PLAN = plan([LeafSpec("w", (64, 256))], 2)
 FRAGMENT = PLAN.fragments[0]
 
 
-def header(identity: int = 1, **changes: object) -> ContributionHeader:
-    told: dict[str, object] = {
-        "kind": ContributionKind.OUTER_GRADIENT,
-        "learner": "a",
-        "incarnation": 1,
-        "identity": identity,
-        "fragment": 0,
-        "base_version": 3,
-        "round_version": 4,
-        "step": 10,
-        "steps": 10,
-        "tokens": 1000,
-        "cursor_from": 5,
-        "cursor_to": 15,
-        "loss": 2.0,
-        "captured_ns": 1,
-        "norms": slice_norms(FRAGMENT, walk(FRAGMENT, identity)),
-    }
-    return ContributionHeader(**{**told, **changes})  # type: ignore[arg-type]
+def offered(identity: int = 1, **changes: Any) -> ContributionHeader:
+    norms = slice_norms(FRAGMENT, walk(FRAGMENT, identity))
+    base = {"base_version": 3, "steps": 10, "cursor_from": 5, "cursor_to": 15, "norms": norms}
+    return header(identity, **(base | changes))
 
 
 async def sent(*headers: ContributionHeader, run: str = RUN) -> list[Record]:
@@ -62,26 +49,26 @@ async def sent(*headers: ContributionHeader, run: str = RUN) -> list[Record]:
 
 @pytest.mark.parametrize("order", [1, -1])
 async def test_chunks_make_a_contribution_in_whatever_order(order: int) -> None:
-    records = await sent(header())
+    records = await sent(offered())
     assert len(records) > 2
     inbox = Inbox(RUN, PLAN)
     results = [inbox.feed(record) for record in records[::order]]
     whole = results[-1]
     assert results[:-1] == [None] * (len(records) - 1)
     assert isinstance(whole, Contribution)
-    assert whole.header == header()
+    assert whole.header == offered()
     assert (whole.sequence_first, whole.sequence_last) == (1, len(records))
     want = cpu().quantise("int4", walk(FRAGMENT, 1))
     np.testing.assert_array_equal(whole.planes.codes, want.codes)
 
 
 async def test_sending_again_stores_nothing_new() -> None:
-    once = await sent(header())
-    assert len(await sent(header(), header())) == len(once)
+    once = await sent(offered())
+    assert len(await sent(offered(), offered())) == len(once)
 
 
 async def test_newer_contribution_replaces_an_unfinished_one() -> None:
-    records = await sent(header(1), header(2))
+    records = await sent(offered(1), offered(2))
     half = len(records) // 2
     inbox = Inbox(RUN, PLAN)
     results = [inbox.feed(r) for r in [*records[: half - 1], *records[half:], records[half - 1]]]
@@ -91,7 +78,7 @@ async def test_newer_contribution_replaces_an_unfinished_one() -> None:
 
 
 async def test_damaged_bytes_are_refused_and_named() -> None:
-    (first, *_) = await sent(header())
+    (first, *_) = await sent(offered())
     flipped = bytearray(first.payload)
     flipped[-1] ^= 1
     record = Record(first.subject, 1, 1, bytes(flipped))
@@ -101,14 +88,14 @@ async def test_damaged_bytes_are_refused_and_named() -> None:
 
 
 async def test_message_of_another_run_is_refused() -> None:
-    (first, *_) = await sent(header(), run="other")
+    (first, *_) = await sent(offered(), run="other")
     got = Inbox(RUN, PLAN).feed(first)
     assert isinstance(got, Refusal)
     assert got.cause == "wrong_run"
 
 
 async def test_contribution_on_somebody_elses_subject_is_refused() -> None:
-    (first, *_) = await sent(header())
+    (first, *_) = await sent(offered())
     moved = Record(Subjects(RUN).contribution(0, "b"), 1, 1, first.payload)
     got = Inbox(RUN, PLAN).feed(moved)
     assert isinstance(got, Refusal)
@@ -116,18 +103,18 @@ async def test_contribution_on_somebody_elses_subject_is_refused() -> None:
 
 
 async def test_cursor_that_runs_backwards_is_refused() -> None:
-    (first, *_) = await sent(header(cursor_from=9, cursor_to=8))
+    (first, *_) = await sent(offered(cursor_from=9, cursor_to=8))
     got = Inbox(RUN, PLAN).feed(first)
     assert isinstance(got, Refusal)
     assert got.cause == "corrupt"
 
 
 async def test_outdated_unfinished_contribution_is_given_up() -> None:
-    records = await sent(header())
+    records = await sent(offered())
     inbox = Inbox(RUN, PLAN)
     inbox.feed(records[0])
     assert inbox.expire(0, 3) == []
-    assert inbox.expire(0, 4) == [Refused("incomplete", "a", 1, 1, 1000, 5, 15)]
+    assert inbox.expire(0, 4) == [Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 5, 15)]
     assert inbox.unfinished_from(0) is None
 
 
@@ -137,18 +124,18 @@ def started(incarnation: int, sequence: int) -> Record:
 
 
 async def test_what_an_older_incarnation_completes_behind_a_start_is_superseded() -> None:
-    *chunks, last = await sent(header())
+    *chunks, last = await sent(offered())
     inbox = Inbox(RUN, PLAN)
     assert [inbox.feed(r) for r in [*chunks, started(2, last.sequence)]] == [None] * len(
         [*chunks, last]
     )
     got = inbox.feed(Record(last.subject, last.sequence + 1, 1, last.payload))
     assert isinstance(got, Refusal)
-    assert got.refused == Refused("superseded", "a", 1, 1, 1000, 5, 15)
+    assert got.refused == Refused(RefusalCause.SUPERSEDED, "a", 1, 1, 1000, 5, 15)
 
 
 async def test_what_was_whole_before_the_start_still_counts() -> None:
-    records = await sent(header())
+    records = await sent(offered())
     inbox = Inbox(RUN, PLAN)
     inbox.start("a", 2, records[-1].sequence + 1)  # known before it is passed
     *_, got = [inbox.feed(record) for record in records]
@@ -156,7 +143,7 @@ async def test_what_was_whole_before_the_start_still_counts() -> None:
 
 
 async def test_own_start_supersedes_nothing_of_its_incarnation() -> None:
-    records = await sent(header(incarnation=2))
+    records = await sent(offered(incarnation=2))
     inbox = Inbox(RUN, PLAN)
     inbox.feed(started(2, 0))
     *_, got = [inbox.feed(record) for record in records]
@@ -164,7 +151,7 @@ async def test_own_start_supersedes_nothing_of_its_incarnation() -> None:
 
 
 async def test_an_earlier_start_counts_although_a_later_one_is_known() -> None:
-    records = await sent(header())
+    records = await sent(offered())
     inbox = Inbox(RUN, PLAN)
     inbox.start("a", 3, 1000)
     inbox.feed(started(2, 0))
@@ -174,23 +161,23 @@ async def test_an_earlier_start_counts_although_a_later_one_is_known() -> None:
 
 
 async def test_replaced_unfinished_contribution_is_handed_on_with_its_numbers() -> None:
-    first, second = await sent(header(1)), await sent(header(2))
+    first, second = await sent(offered(1)), await sent(offered(2))
     inbox = Inbox(RUN, PLAN)
     for record in [*first[:-1], *second]:
         inbox.feed(record)
-    assert inbox.replaced == [(0, Refused("incomplete", "a", 1, 1, 1000, 5, 15))]
+    assert inbox.replaced == [(0, Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 5, 15))]
 
 
 async def test_unfinished_contribution_without_its_first_chunk_is_named_by_identity() -> None:
-    _, *rest = await sent(header(7))
+    _, *rest = await sent(offered(7))
     inbox = Inbox(RUN, PLAN)
     for record in rest:
         inbox.feed(record)
-    assert inbox.expire(0, 4) == [Refused("incomplete", "a", 1, 7)]
+    assert inbox.expire(0, 4) == [Refused(RefusalCause.INCOMPLETE, "a", 1, 7)]
 
 
 async def test_subject_that_no_learner_can_have_is_refused_and_ends_nobody() -> None:
-    (first, *_) = await sent(header())
+    (first, *_) = await sent(offered())
     got = Inbox(RUN, PLAN).feed(Record(f"skerry.{RUN}.contrib.0.a b*c", 1, 1, first.payload))
     assert isinstance(got, Refusal)
     assert got.cause == "corrupt"
@@ -201,7 +188,7 @@ async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_
 ) -> None:
     place = tracing.context(ids.trace_id(RUN, 0, 2), "publish")
     parent = tracing.trace_parent(place)
-    records = await sent(header(1, trace_parent=parent))
+    records = await sent(offered(1, trace_parent=parent))
     assert len(records) > 1
     carried = [record.headers.get("traceparent", "") for record in records]
     assert carried == [parent] + [""] * (len(records) - 1)
@@ -213,7 +200,7 @@ async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_
 
 async def test_a_sender_that_only_sets_the_header_is_linked_by_it() -> None:
     parent = f"00-{ids.trace_id(RUN, 0, 2)}-b7ad6b7169203331-01"
-    first, *rest = await sent(header(1))
+    first, *rest = await sent(offered(1))
     inbox = Inbox(RUN, PLAN)
     told = replace(first, headers={"TraceParent": parent})
     got = [inbox.feed(record) for record in (told, *rest)][-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Evaluation, RunState
 from skerry.protocol.subjects import Subjects
-from tests.support.puppet import run_record
+from tests.support.builders import evaluation, run_record
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
@@ -28,7 +29,7 @@ async def connected() -> MemoryBus:
 
 async def test_first_creator_wins_and_the_second_gets_its_record() -> None:
     bus = await connected()
-    first = run_record(RUN, PLAN, '{"a": 1}')
+    first = run_record(RUN, PLAN, config_json='{"a": 1}')
     assert await ledger.create_run(bus, first) == first
     second = dataclasses.replace(first, config_json="{}", created_ns=first.created_ns + 1)
     assert await ledger.create_run(bus, second) == first
@@ -42,14 +43,14 @@ async def test_unknown_run_is_named() -> None:
 async def test_waiting_for_a_run_ends_when_it_is_created() -> None:
     bus = await connected()
     waiting = asyncio.create_task(ledger.wait_run(bus, RUN))
-    record = run_record(RUN, PLAN, "{}")
+    record = run_record(RUN, PLAN, config_json="{}")
     await ledger.create_run(bus, record)
     assert await waiting == record
 
 
 async def test_finishing_twice_changes_the_record_once() -> None:
     bus = await connected()
-    record = run_record(RUN, PLAN, "{}")
+    record = run_record(RUN, PLAN, config_json="{}")
     await ledger.create_run(bus, record)
     await ledger.finish_run(bus, record)
     await ledger.finish_run(bus, record)
@@ -59,7 +60,7 @@ async def test_finishing_twice_changes_the_record_once() -> None:
 
 async def test_run_that_was_begun_anew_is_neither_awaited_nor_ended_by_the_one_before() -> None:
     bus = await connected()
-    before = run_record(RUN, PLAN, "{}")
+    before = run_record(RUN, PLAN, config_json="{}")
     anew = dataclasses.replace(before, created_ns=before.created_ns + 1)
     await ledger.create_run(bus, anew)
     with pytest.raises(StateLost, match="Run 't' was begun anew in this log"):
@@ -98,13 +99,13 @@ async def test_learners_that_join_at_once_get_different_shards() -> None:
     assert sorted(m.shard for m in joined) == list(range(8))
 
 
-def evaluation(version: int, *, by: str = "e", text: int = 7) -> Evaluation:
-    return Evaluation(RUN, by, 10, 100, (version, version), 2.0, 7.4, 2.9, 64, text, 5)
+def judged(version: int, **changes: Any) -> Evaluation:
+    return evaluation(run=RUN, versions=(version, version), **changes)
 
 
 async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it() -> None:
     bus = await connected()
-    said = [evaluation(1), evaluation(1, by="other"), evaluation(2), evaluation(2, text=8)]
+    said = [judged(1), judged(1, evaluator="other"), judged(2), judged(2, text_digest=8)]
     for record in said:
         await ledger.record_evaluation(bus, record)
     assert await ledger.evaluations(bus, RUN) == [said[0], said[2], said[3]]
@@ -116,7 +117,7 @@ async def test_an_evaluation_that_cannot_be_read_ends_no_reader() -> None:
     assert await ledger.evaluations(bus, RUN) == []
     await bus.publish(Subjects(RUN).evaluation(), b"no evaluation")
     assert await ledger.last_evaluation(bus, RUN) is None
-    await ledger.record_evaluation(bus, evaluation(1))
+    await ledger.record_evaluation(bus, judged(1))
     await bus.publish(Subjects(RUN).evaluation(), b"no evaluation either")
-    assert await ledger.evaluations(bus, RUN) == [evaluation(1)]
-    assert await anext(ledger.follow_evaluations(bus, RUN)) == evaluation(1)
+    assert await ledger.evaluations(bus, RUN) == [judged(1)]
+    assert await anext(ledger.follow_evaluations(bus, RUN)) == judged(1)

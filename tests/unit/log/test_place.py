@@ -23,14 +23,14 @@ from skerry.protocol.codec import Chunk, encode_vector
 from skerry.protocol.envelope import seal
 from skerry.protocol.messages import (
     ChunkHeader,
-    Commit,
     ContributionHeader,
     ContributionKind,
+    InnerState,
     LearnerProgress,
-    Manifest,
 )
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
+from tests.support.builders import manifest
 from tests.support.puppet import walk
 
 RUN = "t"
@@ -52,7 +52,7 @@ async def connected(*, window_bytes: int = 64 * 1024**2) -> MemoryBus:
 async def joined(bus: MemoryBus, learner: str = "a") -> Place:
     """Take a place and settle in: from here on the incarnation may send."""
     found = await joining(bus, learner)
-    await settle_in(bus, replace(found.member, inner="new"))
+    await settle_in(bus, replace(found.member, inner=InnerState.NEW))
     return found
 
 
@@ -111,7 +111,7 @@ async def send(bus: MemoryBus, header: ContributionHeader, chunks: int = COUNT) 
         await send_chunk(bus, header, index)
 
 
-async def commit(
+async def committed(
     bus: MemoryBus,
     fragment: int,
     version: int,
@@ -120,27 +120,16 @@ async def commit(
     rows: Sequence[LearnerProgress] = (),
 ) -> None:
     """Publish a manifest without payload: what it says of contributions is all that counts here."""
-    record = Commit(
+    record = manifest(
+        version,
+        fragment,
         run=RUN,
         plan_digest=PLAN.digest,
-        fragment=fragment,
-        version=version,
         step=10 * version,
-        reason="",
-        syncer="s",
-        fence=1,
-        opened_ns=0,
-        closed_ns=0,
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=(),
-        refused=(),
         contrib_floor=floor,
         progress=tuple(rows),
-        params_digest=0,
-        master_digest=0,
     )
-    await bus.publish(NAMES.manifest(fragment), encode(Manifest(record, 0, ())))
+    await bus.publish(NAMES.manifest(fragment), encode(record))
 
 
 async def test_first_start_begins_at_zero_and_says_so_in_the_stream() -> None:
@@ -196,7 +185,7 @@ async def test_zombie_that_came_too_late_once_comes_too_late_for_ever() -> None:
     await joined(bus)
     second = await joined(bus)
     await send(bus, told(1, 1, 0, 8))
-    await commit(bus, 0, 2, floor=second.member.contrib_sequence)
+    await committed(bus, 0, 2, floor=second.member.contrib_sequence)
     await joined(bus)
     assert (await joined(bus)).cursor == 0
 
@@ -222,8 +211,8 @@ async def test_commits_tell_what_is_no_longer_in_the_stream() -> None:
     bus = await connected()
     for learner in "ab":
         await joined(bus, learner)
-    await commit(bus, 0, 3, rows=[LearnerProgress("a", 1, 4, 100, 40)])
-    await commit(bus, 1, 5, rows=[LearnerProgress("b", 1, 4, 100, 90)])
+    await committed(bus, 0, 3, rows=[LearnerProgress("a", 1, 4, 100, 40)])
+    await committed(bus, 1, 5, rows=[LearnerProgress("b", 1, 4, 100, 90)])
     found = await joined(bus)
     assert (found.step, found.cursor) == (50, 40)
     assert (found.member.step, found.member.cursor) == (50, 40)
@@ -256,8 +245,8 @@ async def test_reading_begins_at_the_floor_of_what_waits() -> None:
         await send(bus, told(1, identity, 8 * identity - 8, 8 * identity))
         await send(bus, told(1, identity, 0, 1, fragment=1))
     floor = 1 + 4 * COUNT
-    await commit(bus, 0, 3, floor=floor, rows=[LearnerProgress("a", 1, 2, 0, 16)])
-    await commit(bus, 1, 3, floor=1 + 6 * COUNT)
+    await committed(bus, 0, 3, floor=floor, rows=[LearnerProgress("a", 1, 2, 0, 16)])
+    await committed(bus, 1, 3, floor=1 + 6 * COUNT)
     counted = await counting(bus)
     assert (await joined(counted)).cursor == 24
     assert counted.began == [floor]
@@ -268,7 +257,7 @@ async def test_nothing_is_read_where_all_is_resolved() -> None:
     bus = await connected()
     await joined(bus)
     await send(bus, told(1, 1, 0, 8))
-    await commit(bus, 0, 3, floor=1 + COUNT, rows=[LearnerProgress("a", 1, 1, 0, 8)])
+    await committed(bus, 0, 3, floor=1 + COUNT, rows=[LearnerProgress("a", 1, 1, 0, 8)])
     counted = await counting(bus)
     assert (await joined(counted)).cursor == 8
     assert counted.began == []
@@ -277,7 +266,7 @@ async def test_nothing_is_read_where_all_is_resolved() -> None:
 async def test_floors_of_another_stream_are_not_believed() -> None:
     bus = await connected()
     await joined(bus)
-    await commit(bus, 0, 3, floor=1000, rows=[LearnerProgress("a", 1, 1, 0, 8)])
+    await committed(bus, 0, 3, floor=1000, rows=[LearnerProgress("a", 1, 1, 0, 8)])
     await send(bus, told(1, 2, 8, 16))
     assert (await joined(bus)).cursor == 16
 
@@ -443,7 +432,7 @@ class Reference:
         unfinished = self.inbox.unfinished_from(fragment)
         rows = [LearnerProgress("a", 1, 1, 0, max(h.cursor_to for h in mine))] if mine else []
         floor = self.position if unfinished is None else unfinished - 1
-        await commit(self.bus, fragment, self.versions[fragment], floor=floor, rows=rows)
+        await committed(self.bus, fragment, self.versions[fragment], floor=floor, rows=rows)
 
 
 class Life:

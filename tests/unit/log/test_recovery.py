@@ -7,17 +7,19 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+import xxhash
 
 from skerry.errors import RunNotFound, StateLost
 from skerry.log import ledger, place, recovery
 from skerry.log.base import Record
-from skerry.log.loss import begun_by_restore, gaps
+from skerry.log.loss import gaps
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import find_run
 from skerry.log.state import read_manifests
-from skerry.protocol.messages import CheckpointRecord, Commit, LearnerProgress
-from skerry.protocol.records import encode
+from skerry.protocol.messages import CheckpointRecord, Commit, CommitOrigin, LearnerProgress
+from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
+from tests.support.builders import commit
 from tests.support.scripted_run import ScriptedRun
 
 RUN = "run"
@@ -53,10 +55,10 @@ def lose(run: ScriptedRun, prefix: str = "ledger.", last: int | None = None) -> 
         stream.newest[record.subject] = record.sequence
 
 
-async def reason_given(run: ScriptedRun, fragment: int, reason: str) -> None:
-    """Have a fragment's manifest say another reason."""
+async def origin_given(run: ScriptedRun, fragment: int, origin: CommitOrigin) -> None:
+    """Have a fragment's manifest say that it was restored."""
     held = run.manifests[fragment]
-    commit = dataclasses.replace(held.commit, reason=reason)
+    commit = dataclasses.replace(held.commit, origin=origin, reason=None, source="/saved/s-1")
     await run.bus.publish(
         SUBJECTS.manifest(fragment), encode(dataclasses.replace(held, commit=commit))
     )
@@ -117,14 +119,14 @@ class TestMend:
     async def test_restored_fragment_begins_its_ledger_at_any_version(self) -> None:
         run = await begun(4)
         lose(run, "ledger.commit.1")
-        await reason_given(run, 1, "restored from /saved/s-1")
+        await origin_given(run, 1, CommitOrigin.RESTORED)
         await run.writer.recover()
         assert (await ledger.last_commits(run.bus, RUN))[1].version == 4
 
     async def test_fragment_that_was_put_back_into_a_run_has_a_history(self) -> None:
         run = await begun(4)
         lose(run, "ledger.commit.1")
-        await reason_given(run, 1, "restored from /saved/s-1 at version 2")
+        await origin_given(run, 1, CommitOrigin.REPLACED)
         with pytest.raises(StateLost, match="fragment 1, every version before 4"):
             await run.writer.recover()
 
@@ -254,27 +256,16 @@ class TestCommit:
         assert (await ledger.last_commits(run.bus, RUN))[1].version == 4
 
 
-def commit(version: int, reason: str = "script") -> Commit:
-    return Commit(
-        run=RUN,
-        plan_digest=0,
-        fragment=0,
-        version=version,
-        step=0,
-        reason=reason,
-        syncer="s",
-        fence=0,
-        opened_ns=0,
-        closed_ns=0,
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=(),
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-    )
+async def test_each_commit_names_the_record_before_it_though_its_syncer_died() -> None:
+    run = await begun(2)
+    lose(run, "ledger.commit.1", last=1)
+    await run.writer.recover()
+    await run.commit(1)
+    stream = bus_of(run).broker.streams[SUBJECTS.stream("LEDGER")]
+    records = [r.payload for r in stream.records.values() if r.subject == SUBJECTS.commit(1)]
+    commits = [decode(Commit, payload, run=RUN) for payload in records]
+    digests = [xxhash.xxh3_64_intdigest(payload) for payload in records]
+    assert [commit.previous for commit in commits] == [0, *digests[:-1]]
 
 
 @pytest.mark.parametrize(
@@ -294,20 +285,6 @@ def test_gap_is_what_lies_between_ledger_and_manifest(
 ) -> None:
     commits = {} if held is None else {0: commit(held)}
     assert gaps({0: commit(newest)}, commits) == ({} if missing is None else {0: missing})
-
-
-@pytest.mark.parametrize(
-    ("reason", "begun_here"),
-    [
-        ("restored from s3://b/at version/step-1", True),
-        ("restored from /saved/step-1 at version 12", False),
-        ("all_arrived", False),
-    ],
-)
-def test_restored_commit_begins_a_history_unless_it_was_put_back(
-    reason: str, *, begun_here: bool
-) -> None:
-    assert begun_by_restore(commit(1, reason)) is begun_here
 
 
 class TestFindRun:
@@ -342,7 +319,7 @@ class TestFindRun:
     async def test_restore_under_way_is_waited_for_and_never_created_over(self) -> None:
         run = await begun(3)
         for fragment in range(3):
-            await reason_given(run, fragment, "restored from /saved/s-1")
+            await origin_given(run, fragment, CommitOrigin.RESTORED)
         lose(run, "ledger.run")
         assert await find_run(run.bus, RUN, waits=True) is None
         with pytest.raises(StateLost, match=f"checkpoints restore /saved/s-1 --run {RUN}`"):

@@ -17,16 +17,11 @@ from skerry.log.contributions import Sender
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.codec import Chunk, encode_vector
-from skerry.protocol.messages import ContributionHeader, ContributionKind
+from tests.support.builders import header
 from tests.support.puppet import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 2)
-
-
-def header(fragment: int) -> ContributionHeader:
-    kind = ContributionKind.OUTER_GRADIENT
-    return ContributionHeader(kind, "a", 1, 1, fragment, 3, 4, 9, 2, 64, 0, 4, 1.5, 0)
 
 
 def chunks(fragment: int) -> list[Chunk]:
@@ -78,7 +73,7 @@ async def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 @asynccontextmanager
 async def sending(sender: Sender, fragments: Sequence[int]) -> AsyncGenerator[asyncio.Future[Any]]:
-    tasks = [sender.send(header(f), chunks(f)) for f in fragments]
+    tasks = [sender.send(header(fragment=f), chunks(f)) for f in fragments]
     everything = asyncio.gather(*tasks, return_exceptions=True)
     try:
         yield everything
@@ -152,7 +147,7 @@ async def test_one_that_is_given_up_while_it_leaves_makes_way_for_the_next(
 ) -> None:
     monkeypatch.setattr(contributions, "SEND_WINDOW", 1)
     sender = Sender(held.bus, RUN, PLAN)
-    first = asyncio.ensure_future(sender.send(header(0), chunks(0)))
+    first = asyncio.ensure_future(sender.send(header(fragment=0), chunks(0)))
     await held.begins(1)
     async with sending(sender, [1]) as ended:
         first.cancel()

@@ -21,6 +21,7 @@ from skerry.log.streams import specs
 from skerry.protocol.messages import CheckpointRecord, Commit, Manifest
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
+from tests.support.builders import commit
 from tests.support.puppet import walk
 
 RUN = "t"
@@ -28,26 +29,7 @@ PLAN = plan([LeafSpec("w", (40, 100)), LeafSpec("b", (7,))], 2)
 
 
 def draft(fragment: int, version: int) -> Commit:
-    return Commit(
-        run=RUN,
-        plan_digest=PLAN.digest,
-        fragment=fragment,
-        version=version,
-        step=version * 10,
-        reason="test",
-        syncer="",
-        fence=0,
-        opened_ns=1,
-        closed_ns=2,
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=(),
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-    )
+    return commit(version, fragment, run=RUN, plan_digest=PLAN.digest, step=version * 10)
 
 
 async def connected() -> MemoryBus:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from skerry.algorithm.quantise import SCHEMES, dequantise
-from skerry.protocol import records
+from skerry.errors import WrongVersion
+from skerry.protocol import proto, records
 from skerry.protocol.codec import unpack, vector_digest
 from skerry.protocol.envelope import unseal
+from skerry.protocol.messages import ChunkHeader, RunRecord
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -54,22 +57,43 @@ def test_this_release_writes_the_golden_bytes(name: str) -> None:
 
 
 EARLIER = sorted((GOLDEN / "earlier").glob("chunk_*.bin"))
-"""What was written before: 1 by blosc2, 2 by zstd without a search for repetitions."""
+"""Written before, in frames of wire version 1: 1 by blosc2, 2 by zstd without a search."""
+FRAMED = struct.Struct("<4sBBHIIQ")
 
 
-@pytest.mark.parametrize(
-    ("scheme", "file"),
-    [
-        *((scheme, GOLDEN / f"chunk_{scheme}.bin") for scheme in SCHEMES),
-        *((file.name.split(".")[0].removeprefix("chunk_"), file) for file in EARLIER),
-    ],
-)
-def test_golden_bytes_decode(scheme: str, file: Path) -> None:
-    header, packed = unseal(file.read_bytes(), run=SAMPLES.RUN, plan=SAMPLES.PLAN)
-    vector = dequantise(scheme, unpack(header, packed))
+def parts(file: Path) -> tuple[bytes, bytes]:
+    """Return header and payload of a framed message, whatever its wire version."""
+    data = file.read_bytes()
+    *_, header_bytes, payload_bytes, _ = FRAMED.unpack_from(data)
+    assert len(data) == FRAMED.size + header_bytes + payload_bytes
+    return data[FRAMED.size : -payload_bytes], data[-payload_bytes:]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_golden_chunks_decode(scheme: str) -> None:
+    data = (GOLDEN / f"chunk_{scheme}.bin").read_bytes()
+    header, packed = unseal(data, run=SAMPLES.RUN, plan=SAMPLES.PLAN)
 
     assert header == SAMPLES.header(scheme)
-    assert vector_digest(vector) == DIGESTS[scheme]
+    assert vector_digest(dequantise(scheme, unpack(header, packed))) == DIGESTS[scheme]
+
+
+@pytest.mark.parametrize("file", EARLIER, ids=lambda file: file.stem)
+def test_earlier_payloads_decode(file: Path) -> None:
+    scheme = file.name.split(".")[0].removeprefix("chunk_")
+    head, packed = parts(file)
+    header = proto.decode(ChunkHeader, head)
+
+    assert header == SAMPLES.header(scheme)
+    assert vector_digest(dequantise(scheme, unpack(header, packed))) == DIGESTS[scheme]
+
+
+def test_a_log_of_0_1_is_refused_with_the_way_out() -> None:
+    data = (GOLDEN / "earlier" / "RunRecord.1.bin").read_bytes()
+    with pytest.raises(
+        WrongVersion, match=r"Skerry 0\.1 .*`skerry up --from CHECKPOINT --run NEW`"
+    ):
+        records.decode(RunRecord, data, run=SAMPLES.RUN)
 
 
 @pytest.mark.parametrize("record", SAMPLES.examples(), ids=lambda record: type(record).__name__)

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skerry.protocol.messages import CloseReason
 from skerry.protocol.rounds import (
     WITHOUT_QUORUM,
     Decision,
+    OpenReason,
     Policy,
     Timings,
     View,
@@ -66,53 +68,80 @@ def view(
 
 
 CASES = {
-    "nobody yet": (1.0, view({}), Decision.WAIT, "quorum"),
-    "below quorum": (1.0, view({"a": 0.5}), Decision.WAIT, "quorum"),
-    "quorum, in grace": (2.0, view({"a": 0.5, "b": 1.5}), Decision.WAIT, "grace"),
-    "quorum, grace over": (2.61, view({"a": 0.5, "b": 1.5}), Decision.CLOSE, "grace_over"),
-    "everyone": (0.6, view({"a": 0.5, "b": 0.5, "c": 0.6}), Decision.CLOSE, "all_arrived"),
+    "nobody yet": (1.0, view({}), Decision.WAIT, OpenReason.QUORUM),
+    "below quorum": (1.0, view({"a": 0.5}), Decision.WAIT, OpenReason.QUORUM),
+    "quorum, in grace": (2.0, view({"a": 0.5, "b": 1.5}), Decision.WAIT, OpenReason.GRACE),
+    "quorum, grace over": (
+        2.61,
+        view({"a": 0.5, "b": 1.5}),
+        Decision.CLOSE,
+        CloseReason.GRACE_OVER,
+    ),
+    "everyone": (
+        0.6,
+        view({"a": 0.5, "b": 0.5, "c": 0.6}),
+        Decision.CLOSE,
+        CloseReason.ALL_ARRIVED,
+    ),
     "everyone alive": (
         0.6,
         view({"a": 0.5, "b": 0.5}, frozenset("ab")),
         Decision.CLOSE,
-        "all_arrived",
+        CloseReason.ALL_ARRIVED,
     ),
     "one that died after it contributed": (
         0.6,
         view({"a": 0.5, "b": 0.5}, frozenset("a")),
         Decision.CLOSE,
-        "all_arrived",
+        CloseReason.ALL_ARRIVED,
     ),
-    "too few alive": (59.0, view({"a": 0.5}, frozenset("a"), 0.0), Decision.WAIT, "quorum"),
+    "too few alive": (
+        59.0,
+        view({"a": 0.5}, frozenset("a"), 0.0),
+        Decision.WAIT,
+        OpenReason.QUORUM,
+    ),
     "too few alive for long": (
         1.0,
         view({"a": 0.5}, frozenset("a"), -60.0),
         Decision.CLOSE,
-        "short_handed",
+        CloseReason.SHORT_HANDED,
     ),
     "too few alive for long, not all in": (
         1.0,
         view({"a": 0.5}, frozenset("ab"), -60.0),
         Decision.WAIT,
-        "quorum",
+        OpenReason.QUORUM,
     ),
-    "timeout with one": (60.0, view({"a": 0.5}), Decision.CLOSE, "timeout"),
-    "timeout with none": (60.0, view({}), Decision.REOPEN, "nobody_came"),
-    "final waits for all": (30.0, view({"a": 1, "b": 1}, final=True), Decision.WAIT, "final"),
-    "final with all": (1.0, view({"a": 1, "b": 1, "c": 1}, final=True), "close", "all_arrived"),
+    "timeout with one": (60.0, view({"a": 0.5}), Decision.CLOSE, CloseReason.TIMEOUT),
+    "timeout with none": (60.0, view({}), Decision.REOPEN, OpenReason.NOBODY_CAME),
+    "final waits for all": (
+        30.0,
+        view({"a": 1, "b": 1}, final=True),
+        Decision.WAIT,
+        OpenReason.FINAL,
+    ),
+    "final with all": (
+        1.0,
+        view({"a": 1, "b": 1, "c": 1}, final=True),
+        Decision.CLOSE,
+        CloseReason.ALL_ARRIVED,
+    ),
     "final with all one": (
         1.0,
         view({"a": 1}, frozenset("a"), final=True),
         Decision.CLOSE,
-        "short_handed",
+        CloseReason.SHORT_HANDED,
     ),
-    "final timeout": (60.0, view({"a": 1}, final=True), Decision.CLOSE, "timeout"),
-    "final with none": (60.0, view({}, final=True), Decision.CLOSE, "final_empty"),
+    "final timeout": (60.0, view({"a": 1}, final=True), Decision.CLOSE, CloseReason.TIMEOUT),
+    "final with none": (60.0, view({}, final=True), Decision.CLOSE, CloseReason.FINAL_EMPTY),
 }
 
 
 @pytest.mark.parametrize(("now", "seen", "decision", "reason"), CASES.values(), ids=CASES.keys())
-def test_decisions(now: float, seen: View, decision: Decision, reason: str) -> None:
+def test_decisions(
+    now: float, seen: View, decision: Decision, reason: CloseReason | OpenReason
+) -> None:
     assert decide(now, seen, POLICY, TIMINGS) == (decision, reason)
 
 
@@ -224,7 +253,7 @@ def test_only_an_empty_final_round_closes_without_a_contribution(
 ) -> None:
     decision, reason = decide(now, seen, policy, timings)
     if decision is Decision.CLOSE and not seen.arrived:
-        assert (seen.final, reason) == (True, "final_empty")
+        assert (seen.final, reason) == (True, CloseReason.FINAL_EMPTY)
 
 
 @quick

@@ -12,6 +12,7 @@ from skerry.protocol import succession
 from skerry.protocol.succession import (
     Moves,
     Policy,
+    SuccessionReason,
     View,
     decide,
     fenced,
@@ -123,7 +124,7 @@ class World:
 
 def test_lone_syncer_of_a_new_run_takes_everything_at_once() -> None:
     view = View("a", "a1")
-    assert decide(0.0, view, Policy(3, LEASE_S)) == (Moves(take=(0, 1, 2)), "free")
+    assert decide(0.0, view, Policy(3, LEASE_S)) == (Moves(take=(0, 1, 2)), SuccessionReason.FREE)
 
 
 def test_restarted_process_does_not_wait_for_its_own_old_pulse() -> None:
@@ -212,7 +213,7 @@ def test_claim_by_an_overtaken_fence_counts_for_nothing() -> None:
     policy = Policy(1, LEASE_S)
     view = fenced(View("b", "b1"), 0.0, 0, 9, "b")
     view = heard(replace(view, holds={0: 9}), 1.0, policy, "a zombie", "z1", {0: 3})
-    assert decide(1.0, view, policy) == (Moves(), "served")
+    assert decide(1.0, view, policy) == (Moves(), SuccessionReason.SERVED)
 
 
 def test_shard_whose_fence_the_log_has_lost_is_begun_again_by_whatever_fence_comes() -> None:
@@ -225,7 +226,7 @@ def test_shard_whose_fence_the_log_has_lost_is_begun_again_by_whatever_fence_com
     assert decide(0.1, view, policy)[0] == Moves(take=(0,))
     view = fenced(view, 0.2, 0, 2, "b")
     view = heard(view, 0.2, policy, "b", "b1", {0: 2})
-    assert decide(0.2, view, policy) == (Moves(), "served")
+    assert decide(0.2, view, policy) == (Moves(), SuccessionReason.SERVED)
 
 
 def test_newcomer_is_given_its_share_once_it_has_settled() -> None:

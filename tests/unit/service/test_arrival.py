@@ -13,7 +13,7 @@ from skerry.log import ledger, recovery
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.service.arrival import arrive
-from tests.support.puppet import run_record
+from tests.support.builders import run_record
 from tests.support.scripted_run import ScriptedRun
 
 RECORD = run_record("run", plan([LeafSpec("w", (4, 4))], 1), "{}")

@@ -8,9 +8,13 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.algorithm.liveness import Liveness
+from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.log.base import Room, Storage
-from skerry.protocol.messages import Commit, LearnerPhase, MemberRecord, Pulse, Refused
+from skerry.protocol.messages import (
+    Commit,
+    LearnerPhase,
+    RefusalCause,
+)
 from skerry.settings.models import RunConfig
 from skerry.status.alerts import Alert, Severity, Situation, Store, alerts, clip, duration
 from skerry.status.recent import WAITED_S
@@ -18,7 +22,7 @@ from skerry.status.report import EvaluationRow, LearnerRow, Report
 from skerry_health_monitor.watching.book import MOST_PAST, Book, Held
 from skerry_health_monitor.watching.timeline import Past, interval_s
 from skerry_health_monitor.watching.watch import Watch
-from tests.support.puppet import run_record
+from tests.support.builders import commit, member, ns, pulse, refused, run_record
 
 NOW_S = 1_000_000.0
 DAYS_S = 864_000.0
@@ -26,7 +30,22 @@ DAYS_S = 864_000.0
 
 def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> LearnerRow:
     row = LearnerRow(
-        *(name, 1, state, "pulsing", LearnerPhase.TRAINING, 5, 100, 2.0, 0.1, 50.0, 0.9, 1, 1, 1),
+        *(
+            name,
+            1,
+            state,
+            LivenessReason.PULSING,
+            LearnerPhase.TRAINING,
+            5,
+            100,
+            2.0,
+            0.1,
+            50.0,
+            0.9,
+            1,
+            1,
+            1,
+        ),
         *(1, {"train": 0.9}, 3, 0, 0, 0.2),
         heard=True,
         worked_s=DAYS_S,
@@ -38,21 +57,8 @@ def read(*losses: float | None, by: str = "e", text: str = "t") -> tuple[Evaluat
     return tuple(EvaluationRow(1, 1, loss, None, None, 1, text, by, 1.0) for loss in losses)
 
 
-def pulse(busy_s: float, alive_s: float) -> Pulse:
-    return Pulse(
-        *("run", "a", 1, LearnerPhase.TRAINING, 0, 5, 5, 100, 5, 2.0, 0.1),
-        *(busy_s, alive_s, 0, 0, 0),
-    )
-
-
-def member(incarnation: int, joined_s: float) -> MemberRecord:
-    return MemberRecord("run", "a", incarnation, "host", round(joined_s * 1e9), 0)
-
-
-def refusing(causes: tuple[str, ...]) -> Commit:
-    times = (round((NOW_S - 6) * 1e9), round((NOW_S - 5) * 1e9), 0.0, 0.0)
-    refused = tuple(Refused(cause, "a") for cause in causes)
-    return Commit("run", 1, 0, 2, 8, "quorum", "s", 1, *times, (), refused, 0, (), 0, 0)
+def refusing(causes: tuple[RefusalCause, ...]) -> Commit:
+    return commit(refused=tuple(refused(cause) for cause in causes))
 
 
 def round_at(closed_s: float) -> Past:
@@ -70,7 +76,7 @@ class Scene:
     run: dict[str, Any] = field(default_factory=dict[str, Any])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
     started_s: tuple[float, ...] = ()
-    refused: tuple[str, ...] = ()
+    refused: tuple[RefusalCause, ...] = ()
     rounds_every_s: float | None = None
     trained: float = 0.9
     watched_s: float = 1000.0
@@ -84,14 +90,14 @@ class Scene:
         watch = Watch(record, RunConfig(), lambda: NOW_S)
         lately = watch.history.lately
         for number, at_s in enumerate(self.started_s):
-            lately.joined(member(number + 2, at_s), at_s)
+            lately.joined(member("a", number + 2, joined_ns=ns(at_s)), at_s)
         lately.committed(refusing(self.refused), NOW_S - 5)
         for version in range(4) if self.rounds_every_s else ():
             closed_s = version * (self.rounds_every_s or 0.0)
             watch.history.timeline.rounds[0, version] = round_at(closed_s)
         for ago_s in range(int(self.watched_s), -1, -5):
             alive_s = DAYS_S - ago_s
-            lately.pulsed(pulse(self.trained * alive_s, alive_s), NOW_S - ago_s)
+            lately.pulsed(pulse(busy_s=self.trained * alive_s, alive_s=alive_s), NOW_S - ago_s)
         quiet = {
             "wall_s": 1000.0,
             "learners": len(self.learners),
@@ -129,7 +135,7 @@ def test_no_commit_for_long_is_told_only_while_somebody_trains_or_waits_for_the_
 def test_the_end_of_a_run_waits_for_whoever_is_not_done() -> None:
     """So does its syncer, and for as long as a round may take where one fell silent at work."""
     done = learner("a", phase=LearnerPhase.FINISHED)
-    silent = learner("b", Liveness.GONE, reason="silent")
+    silent = learner("b", Liveness.GONE, reason=LivenessReason.SILENT)
     for ago_s, more, told in (
         (30.0, {}, False),
         (119.0, {}, False),
@@ -156,7 +162,7 @@ def test_one_that_hangs_while_it_starts_does_not_keep_a_run_from_its_end_unseen(
     assert (found.key, found.severity) == ("no-commit", Severity.CRITICAL)
     assert found.text.endswith("and the run waits for b to start.")
     back = replace(done, worked_s=60.0)
-    left = replace(done, name="c", liveness=Liveness.GONE, reason="stopped")
+    left = replace(done, name="c", liveness=Liveness.GONE, reason=LivenessReason.STOPPED)
     assert Scene((back, hung, left), {"last_round_s_ago": 3600.0}).keys() == set()
     assert Scene((hung,), {"last_round_s_ago": 3600.0}).keys() == set()
 
@@ -212,7 +218,7 @@ def test_rounds_of_late_say_when_the_next_one_is_due() -> None:
 
 
 def test_the_loss_of_the_quorum_is_worse_than_that_of_one_learner() -> None:
-    gone = learner("b", Liveness.GONE, reason="silent")
+    gone = learner("b", Liveness.GONE, reason=LivenessReason.SILENT)
     (one,) = Scene((learner("a"), gone)).alerts()
     (all_,) = Scene((gone,)).alerts()
     assert (one.severity, all_.severity) == (Severity.WARNING, Severity.CRITICAL)
@@ -258,12 +264,12 @@ def test_one_whose_clock_is_a_day_behind_does_not_stand_in_for_itself() -> None:
 
 
 def test_a_learner_that_said_goodbye_is_not_missed() -> None:
-    gone = learner("b", Liveness.GONE, reason="stopped", phase=LearnerPhase.STOPPED)
+    gone = learner("b", Liveness.GONE, reason=LivenessReason.STOPPED, phase=LearnerPhase.STOPPED)
     assert Scene((learner("a"), gone)).keys() == set()
 
 
 def test_many_that_are_gone_are_named_in_one_sentence() -> None:
-    rows = tuple(learner(f"l{n}", Liveness.GONE, reason="silent") for n in range(40))
+    rows = tuple(learner(f"l{n}", Liveness.GONE, reason=LivenessReason.SILENT) for n in range(40))
     (alert,) = [a for a in Scene((learner("a"), *rows)).alerts() if a.key == "gone"]
     assert "l0, l1, l2, l3 and 36 more are gone" in alert.text
 
@@ -274,7 +280,9 @@ def test_three_starts_within_ten_minutes_are_flapping() -> None:
 
 
 def test_refusals_of_late_are_told_by_cause() -> None:
-    (alert,) = Scene(refused=("too_stale", "too_stale", "genesis")).alerts()
+    (alert,) = Scene(
+        refused=(RefusalCause.TOO_STALE, RefusalCause.TOO_STALE, RefusalCause.GENESIS)
+    ).alerts()
     assert (alert.key, "2 too_stale" in alert.text) == ("refused", True)
 
 
@@ -359,7 +367,7 @@ def test_what_the_monitor_itself_sees() -> None:
 
 
 def test_a_finished_run_misses_nobody() -> None:
-    gone = (learner("b", Liveness.GONE, reason="silent"),)
+    gone = (learner("b", Liveness.GONE, reason=LivenessReason.SILENT),)
     assert Scene(gone, run={"finished": True, "last_round_s_ago": 900.0}).keys() == set()
 
 

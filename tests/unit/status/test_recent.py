@@ -6,32 +6,16 @@ from math import inf, nan
 
 import pytest
 
-from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse
+from skerry.protocol.messages import MemberRecord, Pulse
 from skerry.status.recent import MARK_S, WATCHED_S, WINDOW_S, Recent, interval_s, late_after_s
+from tests.support.builders import member, ns, pulse
 
 DAY_S = 86_400.0
 NOW_S = 1_700_000_000.0
 
 
-def pulse(busy_s: float, alive_s: float, incarnation: int = 1, learner: str = "a") -> Pulse:
-    return Pulse(
-        run="r",
-        learner=learner,
-        incarnation=incarnation,
-        phase=LearnerPhase.TRAINING,
-        sent_ns=0,
-        step=1,
-        steps=1,
-        tokens=1,
-        cursor=1,
-        loss=1.0,
-        step_time_s=0.1,
-        busy_s=busy_s,
-        alive_s=alive_s,
-        bytes_up=0,
-        bytes_down=0,
-        contributions=0,
-    )
+def beat(busy_s: float, alive_s: float, incarnation: int = 1, learner: str = "a") -> Pulse:
+    return pulse(learner, 1, busy_s=busy_s, alive_s=alive_s, incarnation=incarnation)
 
 
 class Fleet:
@@ -40,14 +24,14 @@ class Fleet:
     def __init__(self) -> None:
         self.recent = Recent()
         self.now_s, self.busy_s, self.alive_s = NOW_S, 9 * DAY_S, 10 * DAY_S
-        self.recent.pulsed(pulse(self.busy_s, self.alive_s), self.now_s)
+        self.recent.pulsed(beat(self.busy_s, self.alive_s), self.now_s)
 
     def lives(self, seconds: float, share: float, *, every_s: float = 5.0) -> float | None:
         for _ in range(round(seconds / every_s)):
             self.now_s += every_s
             self.busy_s += share * every_s
             self.alive_s += every_s
-            self.recent.pulsed(pulse(self.busy_s, self.alive_s), self.now_s)
+            self.recent.pulsed(beat(self.busy_s, self.alive_s), self.now_s)
         return self.goodput()
 
     def goodput(self) -> float | None:
@@ -55,15 +39,15 @@ class Fleet:
 
 
 def test_starts_of_before_somebody_watched_count_whatever_is_read_first() -> None:
-    joined = [member("a", n, NOW_S - 60 + 10 * n) for n in (1, 2, 3, 4)]
+    starts = [joined("a", n, NOW_S - 60 + 10 * n) for n in (1, 2, 3, 4)]
     recent = Recent()
-    recent.joined(joined[-1], joined[-1].joined_ns / 1e9)
-    recent.pulsed(pulse(1.0, 2.0, incarnation=4), NOW_S)
-    for again in (*joined, *joined):
+    recent.joined(starts[-1], starts[-1].joined_ns / 1e9)
+    recent.pulsed(beat(1.0, 2.0, incarnation=4), NOW_S)
+    for again in (*starts, *starts):
         recent.joined(again, again.joined_ns / 1e9)
     assert recent.starts(NOW_S) == {"a": 3}
-    recent.pulsed(pulse(0.0, 0.1, incarnation=5), NOW_S + 1)
-    recent.joined(member("a", 5, NOW_S + 0.5), NOW_S + 0.5)
+    recent.pulsed(beat(0.0, 0.1, incarnation=5), NOW_S + 1)
+    recent.joined(joined("a", 5, NOW_S + 0.5), NOW_S + 0.5)
     assert recent.starts(NOW_S + 2) == {"a": 4}
 
 
@@ -98,17 +82,17 @@ def test_a_learner_that_is_started_again_counts_from_nothing() -> None:
     fleet = Fleet()
     fleet.lives(WINDOW_S, 0.9)
     fleet.now_s += 100
-    fleet.recent.pulsed(pulse(0.0, 90.0, incarnation=2), fleet.now_s)
-    fleet.recent.pulsed(pulse(1e6, 1e6), fleet.now_s)  # of the old one, late
+    fleet.recent.pulsed(beat(0.0, 90.0, incarnation=2), fleet.now_s)
+    fleet.recent.pulsed(beat(1e6, 1e6), fleet.now_s)  # of the old one, late
     assert fleet.goodput() == pytest.approx(0.9 * 800 / 890, abs=0.01)
 
 
 def test_after_an_outage_of_the_broker_no_more_is_recent_than_the_window_holds() -> None:
     fleet = Fleet()
-    fleet.recent.pulsed(pulse(0.0, 10.0, learner="b"), fleet.now_s)
+    fleet.recent.pulsed(beat(0.0, 10.0, learner="b"), fleet.now_s)
     fleet.now_s += DAY_S
-    fleet.recent.pulsed(pulse(fleet.busy_s + DAY_S, fleet.alive_s + DAY_S), fleet.now_s)
-    fleet.recent.pulsed(pulse(0.25 * DAY_S, DAY_S + 10.0, learner="b"), fleet.now_s)
+    fleet.recent.pulsed(beat(fleet.busy_s + DAY_S, fleet.alive_s + DAY_S), fleet.now_s)
+    fleet.recent.pulsed(beat(0.25 * DAY_S, DAY_S + 10.0, learner="b"), fleet.now_s)
     since = fleet.recent.marks[-1]
     assert fleet.recent.alive_s - since.alive_s == pytest.approx(WINDOW_S)
     assert fleet.recent.train_s - since.train_s == pytest.approx(0.25 * WINDOW_S)
@@ -117,8 +101,8 @@ def test_after_an_outage_of_the_broker_no_more_is_recent_than_the_window_holds()
 @pytest.mark.parametrize("lie", [inf, nan, -inf, 1e300, -1.0])
 def test_what_pulses_lie_about_is_bounded_by_the_time_that_has_passed(lie: float) -> None:
     fleet = Fleet()
-    fleet.recent.pulsed(pulse(0.0, 0.0, learner="liar"), fleet.now_s)
-    fleet.recent.pulsed(pulse(lie, lie, learner="liar"), fleet.now_s)
+    fleet.recent.pulsed(beat(0.0, 0.0, learner="liar"), fleet.now_s)
+    fleet.recent.pulsed(beat(lie, lie, learner="liar"), fleet.now_s)
     goodput = fleet.lives(WINDOW_S, 0.5)
     assert goodput == pytest.approx(0.5, abs=0.01)
 
@@ -161,29 +145,29 @@ def test_a_pause_between_two_bursts_of_commits_belongs_to_the_rhythm() -> None:
     assert interval_s([NOW_S, NOW_S, NOW_S]) == 0.0
 
 
-def member(learner: str, incarnation: int, joined_s: float) -> MemberRecord:
-    return MemberRecord("r", learner, incarnation, "host", round(joined_s * 1e9), 0)
+def joined(learner: str, incarnation: int, joined_s: float) -> MemberRecord:
+    return member(learner, incarnation, joined_ns=ns(joined_s))
 
 
 def test_the_first_start_is_none_and_a_name_kept_for_later_has_not_begun() -> None:
     recent = Recent()
-    for told in (member("a", 1, NOW_S), member("b", 0, NOW_S), member("b", 1, NOW_S)):
+    for told in (joined("a", 1, NOW_S), joined("b", 0, NOW_S), joined("b", 1, NOW_S)):
         recent.joined(told, NOW_S)
     assert recent.starts(NOW_S) == {}
-    recent.joined(member("c", 0, NOW_S), NOW_S)
-    recent.pulsed(pulse(1, 1, learner="c"), NOW_S)  # before its record
+    recent.joined(joined("c", 0, NOW_S), NOW_S)
+    recent.pulsed(beat(1, 1, learner="c"), NOW_S)  # before its record
     assert recent.starts(NOW_S) == {}
-    recent.pulsed(pulse(1, 1, incarnation=2, learner="c"), NOW_S)
+    recent.pulsed(beat(1, 1, incarnation=2, learner="c"), NOW_S)
     assert recent.starts(NOW_S) == {"c": 1}
-    recent.joined(member("a", 2, NOW_S), NOW_S)
-    recent.joined(member("a", 2, NOW_S), NOW_S)
+    recent.joined(joined("a", 2, NOW_S), NOW_S)
+    recent.joined(joined("a", 2, NOW_S), NOW_S)
     assert recent.starts(NOW_S) == {"a": 1, "c": 1}
 
 
 def test_a_pulse_tells_of_a_start_only_where_the_one_before_is_known() -> None:
     recent = Recent()
-    recent.pulsed(pulse(1.0, 1.0, 5), NOW_S)
+    recent.pulsed(beat(1.0, 1.0, 5), NOW_S)
     assert recent.starts(NOW_S) == {}, "whoever begins to watch has seen nothing start"
-    recent.pulsed(pulse(1.0, 1.0, 6), NOW_S)
-    recent.joined(member("a", 6, NOW_S), NOW_S)
+    recent.pulsed(beat(1.0, 1.0, 6), NOW_S)
+    recent.joined(joined("a", 6, NOW_S), NOW_S)
     assert recent.starts(NOW_S) == {"a": 1}

@@ -19,15 +19,17 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.fragments import gather
 from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.protocol.messages import CloseReason, CommitOrigin, RefusalCause, why
 from skerry.store import checkpoint as reading
 from skerry.store.base import MANIFEST
 from skerry.store.checkpoint import fragments, params, read_manifest, verify
 from skerry.store.listing import all_summaries, locate, summaries
 from skerry.store.local import LocalStore
-from skerry.store.manifest import PARAMS_FILE, dump, load, outer_file
+from skerry.store.manifest import PARAMS_FILE, _trailer, dump, load, outer_file
 from tests.support.checkpoints import begun, flip_bit, save
 
 FILES = (PARAMS_FILE, outer_file(0), MANIFEST)
+EARLIER = Path(__file__).parents[2] / "golden" / "checkpoint-0.1"
 
 Values = dict[str, Any]
 
@@ -262,3 +264,49 @@ def test_a_damaged_checkpoint_is_listed_with_what_is_wrong(saved: Path) -> None:
 def test_all_runs_below_a_path_are_listed(saved: Path, tmp_path: Path) -> None:
     assert [s.path for s in all_summaries(saved.parent.parent)] == [str(saved)]
     assert all_summaries(tmp_path / "nowhere") == []
+
+
+def test_a_checkpoint_of_0_1_is_read_with_its_reasons_as_enums() -> None:
+    checkpoint = verify(LocalStore(EARLIER), "step-00000024")
+    merged, restored, empty = (saved.commit for saved in checkpoint.state)
+
+    assert (checkpoint.format, checkpoint.skerry_version) == (2, "0.1.0")
+    assert (merged.origin, merged.reason) == (CommitOrigin.ROUND, CloseReason.GRACE_OVER)
+    assert merged.consumed[0].arrived_ns == 7
+    assert (restored.origin, restored.reason) == (CommitOrigin.RESTORED, None)
+    assert restored.source == "s3://bucket/old/step-00000012"
+    assert (empty.reason, empty.final) == (CloseReason.NOTHING_COUNTS, True)
+    causes = [RefusalCause.TOO_STALE, RefusalCause.GENESIS, RefusalCause.INCOMPLETE]
+    assert [refused.cause for refused in empty.refused] == causes
+
+
+@pytest.mark.parametrize(
+    ("reason", "origin", "shown"),
+    [
+        ("genesis", CommitOrigin.GENESIS, "genesis"),
+        ("all_arrived", CommitOrigin.ROUND, "all_arrived"),
+        ("a word of another release", CommitOrigin.ROUND, "round"),
+        ("restored from s3://b/at version/1", CommitOrigin.RESTORED, None),
+        ("restored from /c/step-1 at version 12", CommitOrigin.REPLACED, None),
+    ],
+)
+def test_reasons_of_0_1_become_an_origin(
+    reason: str, origin: CommitOrigin, shown: str | None
+) -> None:
+    values = json.loads((EARLIER / "step-00000024" / "manifest.json").read_bytes())
+    values["state"][0]["commit"]["reason"] = reason
+    values["state"][0]["commit"]["refused"] = [{"cause": "of another release", "learner": "a"}]
+    body = json.dumps({k: v for k, v in values.items() if k != "digest"}).removesuffix("}")
+    commit = load(signed(body.encode()), "there").state[0].commit
+
+    assert (commit.origin, why(commit), commit.refused) == (origin, shown or reason, ())
+
+
+def test_a_checkpoint_of_0_1_that_makes_no_sense_is_corrupt() -> None:
+    with pytest.raises(CheckpointCorrupt):
+        load(signed(b'{"format": 2, "state": [{"commit": {"reason": 5}}]'), "there")
+
+
+def signed(body: bytes) -> bytes:
+    """Return a manifest with its digest."""
+    return body + _trailer(hashlib.sha256(body).hexdigest())

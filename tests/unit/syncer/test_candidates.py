@@ -30,8 +30,9 @@ from skerry_syncer.committer import Committer
 from skerry_syncer.conductor import Conductor
 from skerry_syncer.service import candidate
 from skerry_tools.virtual import OWNER, VirtualLoop
+from tests.support.builders import run_record
 from tests.support.history import read_history
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 
 T = TypeVar("T")
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from skerry.algorithm.liveness import policy_from
-from skerry.protocol.messages import LearnerPhase, Pulse
+from skerry.protocol.messages import LearnerPhase
 from skerry.settings.models import LivenessConfig
 from skerry_syncer.fleet import Fleet
+from tests.support.builders import pulse
 
 PATIENCE_S = 60.0
-PULSE = Pulse("r", "fast", 1, LearnerPhase.FINISHED, 5, 100, 100, 0, 0, 1.5, 0.1, 2.0, 3.0, 0, 0, 0)
+PULSE = pulse("fast", 100, phase=LearnerPhase.FINISHED)
 
 
 def fleet_of(phase: LearnerPhase, silent_s: float) -> Fleet:

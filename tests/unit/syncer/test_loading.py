@@ -11,12 +11,13 @@ from skerry.errors import StateLost
 from skerry.log import state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
-from skerry.protocol.messages import Commit, MemberRecord, Refused, Start
+from skerry.protocol.messages import Commit, InnerState, RefusalCause, Refused, Start
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import SyncConfig
 from skerry_syncer import loading
 from skerry_syncer.shard import Shard
+from tests.support.builders import member
 from tests.support.scripted_run import ScriptedRun
 
 OUTER: Outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
@@ -59,8 +60,8 @@ async def test_start_that_retention_dropped_is_known_from_the_ledger() -> None:
     bus, run = await scripted()
     for _ in range(5):
         await bus.publish(Subjects("run").start("other"), encode(Start("run", "other", 1, 1)))
-    member = MemberRecord("run", "a", 4, "h", 1, 0, inner="new", contrib_sequence=3)
-    await bus.publish(Subjects("run").member("a"), encode(member))
+    started = member(incarnation=4, inner=InnerState.NEW, contrib_sequence=3)
+    await bus.publish(Subjects("run").member("a"), encode(started))
     shard = await loaded(bus, run)
     assert shard.inbox.superseded("a", 3, 4)
     assert not shard.inbox.superseded("a", 4, 4)
@@ -74,7 +75,7 @@ async def test_what_the_newest_commits_refused_is_settled(
 
     def refusing(self: ScriptedRun, index: int, version: int, step: int, tokens: int) -> Commit:
         told = draft(self, index, version, step, tokens)
-        return dataclasses.replace(told, refused=(Refused("stale", "a", 1, 9),))
+        return dataclasses.replace(told, refused=(Refused(RefusalCause.TOO_STALE, "a", 1, 9),))
 
     monkeypatch.setattr(ScriptedRun, "_draft", refusing)
     await run.commit(1)

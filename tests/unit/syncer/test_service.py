@@ -17,7 +17,7 @@ from skerry.settings.models import RunConfig, SyncConfig
 from skerry_syncer import tenure
 from skerry_syncer.conductor import Conductor
 from skerry_syncer.service import syncer
-from tests.support.puppet import run_record
+from tests.support.builders import run_record
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (20, 64))], 1)

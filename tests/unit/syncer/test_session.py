@@ -30,8 +30,9 @@ from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.service import session
 from skerry_syncer.shard import MOST_REFUSED
 from skerry_tools.virtual import VirtualLoop
+from tests.support.builders import run_record
 from tests.support.history import read_history
-from tests.support.puppet import Outgoing, Puppet, run_record, walk
+from tests.support.puppet import Outgoing, Puppet, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log import contributions
@@ -12,15 +13,15 @@ from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import (
-    Commit,
     ContributionHeader,
     ContributionKind,
-    Manifest,
+    RefusalCause,
     Refused,
 )
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import SyncConfig
 from skerry_syncer.shard import MOST_REFUSED, MOST_SETTLED, FragmentState, Refusals, Shard, judge
+from tests.support.builders import header, manifest
 from tests.support.puppet import walk
 
 RUN = "t"
@@ -30,49 +31,14 @@ VERSION = 3
 HOURS_NS = 3600 * 10**9
 
 
-def header(identity: int = 1, learner: str = "a", **changes: object) -> ContributionHeader:
-    told = ContributionHeader(
-        kind=ContributionKind.OUTER_GRADIENT,
-        learner=learner,
-        incarnation=1,
-        identity=identity,
-        fragment=0,
-        base_version=VERSION,
-        round_version=VERSION + 1,
-        step=10,
-        steps=10,
-        tokens=1000,
-        cursor_from=0,
-        cursor_to=10,
-        loss=2.0,
-        captured_ns=1,
-    )
-    return dataclasses.replace(told, **changes)  # type: ignore[arg-type]
+def offered(identity: int = 1, learner: str = "a", **changes: Any) -> ContributionHeader:
+    return header(identity, learner, **({"base_version": VERSION, "steps": 10} | changes))
 
 
 def shard() -> Shard:
     """A shard whose one fragment is at VERSION, with a floor of 2."""
-    commit = Commit(
-        run=RUN,
-        plan_digest=PLAN.digest,
-        fragment=0,
-        version=VERSION,
-        step=24,
-        reason="all_arrived",
-        syncer="s",
-        fence=1,
-        opened_ns=0,
-        closed_ns=0,
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=(),
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-    )
-    state = FragmentState(FRAGMENT, Manifest(commit, 0, ()))
+    held = manifest(VERSION, run=RUN, plan_digest=PLAN.digest)
+    state = FragmentState(FRAGMENT, held)
     return Shard(RUN, PLAN, SyncConfig(fragments=1), {0: state}, Inbox(RUN, PLAN))
 
 
@@ -91,7 +57,7 @@ async def stored(*headers: ContributionHeader, scheme: str = "int4") -> list[Rec
 
 
 async def test_contribution_sent_again_after_an_outage_waits_once() -> None:
-    records = await stored(header(), header())
+    records = await stored(offered(), offered())
     assert len(records) % 2 == 0
     held = shard()
     got = [held.take(record, 1.0) for record in records]
@@ -102,17 +68,19 @@ async def test_contribution_sent_again_after_an_outage_waits_once() -> None:
 
 async def test_different_contributions_of_one_learner_all_wait() -> None:
     held = shard()
-    for record in await stored(header(1), header(2), header(1, "b")):
+    for record in await stored(offered(1), offered(2), offered(1, "b")):
         held.take(record, 1.0)
     assert len(held.fragments[0].pending) == 3
 
 
 async def test_damaged_chunk_is_refused_and_named_to_the_next_commit() -> None:
-    record = (await stored(header()))[0]
+    record = (await stored(offered()))[0]
     held = shard()
     damaged = dataclasses.replace(record, payload=record.payload[:-1] + b"?")
     assert isinstance(held.take(damaged, 1.0), Refusal)
-    assert held.fragments[0].refused.named == (Refused("corrupt", "a", sequence=record.sequence),)
+    assert held.fragments[0].refused.named == (
+        Refused(RefusalCause.CORRUPT, "a", sequence=record.sequence),
+    )
 
 
 async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
@@ -128,7 +96,7 @@ async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
 
 
 async def test_flood_of_bad_bytes_hides_no_contribution_that_is_refused() -> None:
-    records = await stored(header(base_version=0))
+    records = await stored(offered(base_version=0))
     held = shard()
     held.config = held.config.model_copy(update={"max_staleness": 1})
     for sequence in range(MOST_REFUSED + 10):
@@ -136,16 +104,16 @@ async def test_flood_of_bad_bytes_hides_no_contribution_that_is_refused() -> Non
     for record in records:
         held.take(dataclasses.replace(record, sequence=record.sequence + 2 * MOST_REFUSED), 1.0)
     refused = held.fragments[0].refused.close()
-    assert refused.named[0] == Refused("too_stale", "a", 1, 1, 1000, 0, 10)
+    assert refused.named[0] == Refused(RefusalCause.TOO_STALE, "a", 1, 1, 1000, 0, 10)
     assert len(refused.named) == MOST_REFUSED
     assert refused.unnamed == {"corrupt": 11}
 
 
 async def test_flood_of_refused_contributions_is_bounded_and_counted_too() -> None:
     refused = Refusals()
-    refused.add(Refused("corrupt", "x"))
+    refused.add(Refused(RefusalCause.CORRUPT, "x"))
     for identity in range(1, MOST_REFUSED + 3):
-        refused.add(Refused("too_stale", "a", 1, identity))
+        refused.add(Refused(RefusalCause.TOO_STALE, "a", 1, identity))
     closed = refused.close()
     assert {r.cause for r in closed.named} == {"too_stale"}
     assert closed.unnamed == {"too_stale": 2, "corrupt": 1}
@@ -153,27 +121,29 @@ async def test_flood_of_refused_contributions_is_bounded_and_counted_too() -> No
 
 async def test_genesis_that_came_during_the_first_commit_is_not_merged_as_a_gradient() -> None:
     """A second learner's offer waits from before version 1; it must not be averaged in later."""
-    late = header(kind=ContributionKind.GENESIS, base_version=0)
+    late = offered(kind=ContributionKind.GENESIS, base_version=0)
     held = shard()
     state = held.fragments[0]
     *_, got = [held.inbox.feed(record) for record in await stored(late, scheme="f32")]
     assert isinstance(got, Contribution)
-    assert judge(got, 0, held.config) == (1.0, "genesis")
-    assert judge(got, state.version, held.config) == (None, "genesis")
+    assert judge(got, 0, held.config) == 1.0
+    assert judge(got, state.version, held.config) is RefusalCause.GENESIS
 
 
 async def test_refusal_is_counted_once_however_often_its_chunks_are_read() -> None:
-    stale = header(base_version=0)
+    stale = offered(base_version=0)
     records = await stored(stale, stale)
     held = shard()
     held.config = held.config.model_copy(update={"max_staleness": 1})
     for record in records:
         held.take(record, 1.0)
-    assert held.fragments[0].refused.named == (Refused("too_stale", "a", 1, 1, 1000, 0, 10),)
+    assert held.fragments[0].refused.named == (
+        Refused(RefusalCause.TOO_STALE, "a", 1, 1, 1000, 0, 10),
+    )
 
 
 async def test_refusal_names_the_round_that_it_was_made_for_where_its_bytes_say_so() -> None:
-    stale = header(base_version=0, round_version=1)
+    stale = offered(base_version=0, round_version=1)
     *_, last = records = await stored(stale)
     held = shard()
     held.config = held.config.model_copy(update={"max_staleness": 1})
@@ -186,7 +156,7 @@ async def test_refusal_names_the_round_that_it_was_made_for_where_its_bytes_say_
 
 
 async def test_late_chunk_of_a_contribution_that_waits_is_no_refusal() -> None:
-    first, second = await stored(header(1)), await stored(header(2))
+    first, second = await stored(offered(1)), await stored(offered(2))
     held = shard()
     for record in [*first, second[0], first[0]]:
         held.take(record, 1.0)
@@ -195,27 +165,31 @@ async def test_late_chunk_of_a_contribution_that_waits_is_no_refusal() -> None:
 
 
 async def test_unfinished_contribution_that_a_newer_one_replaces_is_refused() -> None:
-    first, second = await stored(header(1)), await stored(header(2))
+    first, second = await stored(offered(1)), await stored(offered(2))
     held = shard()
     for record in [*first[:-1], *second]:
         held.take(record, 1.0)
-    assert held.fragments[0].refused.named == (Refused("incomplete", "a", 1, 1, 1000, 0, 10),)
+    assert held.fragments[0].refused.named == (
+        Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 0, 10),
+    )
     assert [c.header.identity for c in held.fragments[0].pending] == [2]
 
 
 async def test_contribution_to_another_shard_is_left_to_its_owner() -> None:
     held = shard()
     held.fragments = {}
-    assert {held.take(record, 1.0) for record in await stored(header())} == {None}
+    assert {held.take(record, 1.0) for record in await stored(offered())} == {None}
 
 
 async def test_what_a_commit_has_settled_is_neither_merged_nor_refused_again() -> None:
-    records = await stored(header(base_version=0))
+    records = await stored(offered(base_version=0))
     held = shard()
     held.config = held.config.model_copy(update={"max_staleness": 1})
     manifest = held.fragments[0].manifest
     assert manifest is not None
-    told = dataclasses.replace(manifest.commit, refused=(Refused("stale", "a", 1, 1),))
+    told = dataclasses.replace(
+        manifest.commit, refused=(Refused(RefusalCause.TOO_STALE, "a", 1, 1),)
+    )
     held.fragments[0].settle_all(told)
     assert {held.take(record, 1.0) for record in records} == {None}
     assert held.fragments[0].refused.named == ()

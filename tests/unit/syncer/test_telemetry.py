@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import structlog
@@ -12,21 +13,23 @@ from opentelemetry.trace import SpanContext
 from skerry.algorithm.quantise import Planes
 from skerry.log.contributions import Contribution, Refusal
 from skerry.protocol.messages import (
+    CloseReason,
     Commit,
     Consumed,
     ContributionHeader,
     ContributionKind,
+    RefusalCause,
     Refused,
-    Round,
-    RunRecord,
 )
+from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.telemetry import ids, metrics, spans, tracing
 from skerry.telemetry.spans import Interval
 from skerry_syncer.telemetry import CommitTimes, RoundTelemetry
+from tests.support.builders import commit, consumed, round_, run_record
 from tests.support.telemetry import Collected
 
-RECORD = RunRecord("run", "{}", (), 1, 0, created_ns=7, skerry_version="0")
-OPENED = Round("run", 0, 0, 5, 1, 1_000, "s")
+RECORD = run_record(created_ns=7)
+OPENED = round_(5, opened_ns=1_000)
 S = 1_000_000_000
 TIMES = CommitTimes(2 * S, 2 * S + S // 2, 3 * S + S // 2)
 
@@ -39,16 +42,16 @@ def publishing(version: int, identity: int) -> SpanContext:
     return context(version, "publish", "a", 1, identity)
 
 
-def consumed(identity: int, staleness: int) -> Consumed:
-    return Consumed("a", 1, identity, 1, 2, 4 - staleness, staleness, 9, 3, 4, 0, 5, 0.5, 1.0)
+def merged(identity: int, staleness: int) -> Consumed:
+    base = {"base_version": 4 - staleness, "staleness": staleness, "steps": 3, "tokens": 4}
+    return consumed(identity=identity, weight=0.5, **base)
 
 
-def committed(*merged: Consumed, refused: tuple[Refused, ...] = ()) -> Commit:
-    return Commit(
-        *("run", 0, 0, 5, 9, "grace_over", "s", 1, S, 2 * S, 0.75, 0.25),
-        *(merged, refused, 0, (), 0, 0),
-        trace_id=ids.trace_id("run", 0, 5, 7),
-    )
+def committed(*taken: Consumed, **changes: Any) -> Commit:
+    times = {"opened_ns": S, "closed_ns": 2 * S, "quorum_s": 0.75}
+    trace = ids.trace_id("run", 0, 5, 7)
+    base = {"reason": CloseReason.GRACE_OVER, "trace_id": trace, **times}
+    return commit(5, consumed=taken, **(base | changes))
 
 
 @pytest.fixture
@@ -61,7 +64,7 @@ def test_a_late_contribution_is_linked_across_traces_with_its_staleness(
 ) -> None:
     fresh, late = publishing(5, 8), publishing(4, 7)
     origins = {("a", 1, 8): fresh, ("a", 1, 7): late}
-    telemetry.committed(committed(consumed(8, 0), consumed(7, 1)), OPENED, origins, TIMES)
+    telemetry.committed(committed(merged(8, 0), merged(7, 1)), OPENED, origins, TIMES)
     links = collected.named("process").links
     staleness = [(link.context, (link.attributes or {})[spans.STALENESS]) for link in links]
     assert staleness == [(fresh, 0), (late, 1)]
@@ -86,7 +89,7 @@ def test_the_root_lasts_as_long_as_the_round_and_merge_and_commit_what_they_took
 def test_only_a_span_about_several_messages_counts_them(
     telemetry: RoundTelemetry, collected: Collected, count: int, said: int | None
 ) -> None:
-    telemetry.committed(committed(*[consumed(8, 0)] * count), OPENED, {}, TIMES)
+    telemetry.committed(committed(*[merged(8, 0)] * count), OPENED, {}, TIMES)
     attributes = collected.named("process").all_attributes()
     assert attributes.get(spans.MESSAGING_BATCH_MESSAGE_COUNT) == said
 
@@ -94,8 +97,8 @@ def test_only_a_span_about_several_messages_counts_them(
 def test_a_round_is_counted_by_reason_and_its_contributions_by_outcome(
     telemetry: RoundTelemetry, collected: Collected
 ) -> None:
-    refused = (Refused("too_stale", "b"), Refused("genesis", "c"))
-    commit = committed(consumed(8, 0), consumed(7, 2), consumed(8, 0), refused=refused)
+    refused = (Refused(RefusalCause.TOO_STALE, "b"), Refused(RefusalCause.GENESIS, "c"))
+    commit = committed(merged(8, 0), merged(7, 2), merged(8, 0), refused=refused)
     telemetry.committed(commit, OPENED, {}, TIMES)
     found = collected.metrics()
     of = {"run": "run"}
@@ -107,11 +110,11 @@ def test_a_round_is_counted_by_reason_and_its_contributions_by_outcome(
     ]
 
 
-@pytest.mark.parametrize("reason", ["short_handed", "timeout", "final_empty"])
+@pytest.mark.parametrize("reason", sorted(WITHOUT_QUORUM))
 def test_a_round_that_never_had_its_quorum_reports_no_wait_for_it(
-    telemetry: RoundTelemetry, collected: Collected, reason: str
+    telemetry: RoundTelemetry, collected: Collected, reason: CloseReason
 ) -> None:
-    telemetry.committed(replace(committed(consumed(8, 0)), reason=reason), OPENED, {}, TIMES)
+    telemetry.committed(committed(merged(8, 0), reason=reason), OPENED, {}, TIMES)
     assert [event.name for event in collected.named(spans.ROUND).events] == ["closed"]
     names = collected.metrics().keys()
     assert not names & {metrics.QUORUM_WAIT.name, metrics.GRACE_WAIT.name}
@@ -119,7 +122,7 @@ def test_a_round_that_never_had_its_quorum_reports_no_wait_for_it(
 
 
 def test_genesis_counts_as_no_round(telemetry: RoundTelemetry, collected: Collected) -> None:
-    telemetry.committed(committed(consumed(8, 0)), None, {}, TIMES)
+    telemetry.committed(committed(merged(8, 0)), None, {}, TIMES)
     assert collected.metrics().keys() == {"skerry.commit.duration", "skerry.fragment.version"}
 
 
@@ -157,9 +160,11 @@ def test_the_line_of_a_round_names_its_trace_without_a_collector_too(
     assert (event["event"], place) == ("round_committed", context(5))
 
 
-@pytest.mark.parametrize(("cause", "version"), [("too_stale", 2), ("corrupt", 0)])
+@pytest.mark.parametrize(
+    ("cause", "version"), [(RefusalCause.TOO_STALE, 2), (RefusalCause.CORRUPT, 0)]
+)
 def test_a_refusal_is_logged_in_the_trace_of_the_round_that_it_was_made_for_if_any(
-    telemetry: RoundTelemetry, lines: Lines, cause: str, version: int
+    telemetry: RoundTelemetry, lines: Lines, cause: RefusalCause, version: int
 ) -> None:
     refused = Refused(cause, "a", 1, 8)
     telemetry.refused(Refusal(refused, "base 1", 9, "skerry.run.contrib.0.a", version))

@@ -13,10 +13,16 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.liveness import Liveness
-from skerry.log.loss import begun_by_restore
-from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, LearnerPhase, Pulse
+from skerry.protocol.messages import (
+    CheckpointRecord,
+    Commit,
+    Evaluation,
+    LearnerPhase,
+    Pulse,
+    begins_history,
+    is_round,
+)
 from skerry.status.recent import Recent
-from skerry.status.view import is_round
 from skerry_health_monitor.watching.curves import Bin, Curves
 from skerry_health_monitor.watching.sources import MOST_LEARNERS
 from skerry_health_monitor.watching.timeline import Past, Timeline, past
@@ -132,7 +138,7 @@ class History:
         self.timeline.committed(row)
         self.lately.committed(commit, at_s)
         if not is_round(commit):
-            if begun_by_restore(commit):
+            if begins_history(commit):
                 self.curves.begin(sum(p.tokens for p in commit.progress) / self.fragments)
             return
         self.curves.add(row.closed_s, self._bin(row))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from skerry.protocol.messages import CloseReason, RefusalCause, is_round
 from skerry.protocol.rounds import WITHOUT_QUORUM
-from skerry.status.view import GENESIS, is_round
 from skerry.telemetry import metrics
 from skerry.telemetry.points import Point, Spread
 
@@ -15,17 +15,10 @@ if TYPE_CHECKING:
     from skerry.protocol.messages import Commit
     from skerry.telemetry.points import Figure
 
-MOST_WORDS = 32
-"""Reasons and causes come from the log: beyond so many different ones, the rest is ``other``."""
-OTHER = "other"
 ACCEPTED, STALE, REFUSED = "accepted", "stale", "refused"
-CAUSES = (
-    *("too_stale", "base_in_future", "diverged", "incomplete", "superseded"),
-    *("truncated", "oversized", "corrupt", "wrong_version", "wrong_run", "wrong_plan"),
-    "unknown_scheme",
-)
-"""Told of from the beginning, as 0: a rate sees the first one only if something was there before.
-"""
+CAUSES = tuple(cause for cause in RefusalCause if cause is not RefusalCause.GENESIS)
+"""Exported from the beginning, as 0: a rate sees the first refusal only after some other figure. A
+second offer of initial parameters is no trouble, and not counted."""
 
 
 class Sums:
@@ -34,12 +27,12 @@ class Sums:
     def __init__(self, run: str) -> None:
         self._run = run
         self._counted: dict[int, int] = {}
-        self._rounds: dict[str, Spread] = {}
+        self._rounds: dict[CloseReason, Spread] = {}
         self._quorum = Spread(metrics.QUORUM_WAIT, (run,))
         self._grace = Spread(metrics.GRACE_WAIT, (run,))
         self._merge = Spread(metrics.MERGE_DURATION, (run,))
         self._staleness = Spread(metrics.STALENESS, (run,))
-        begun = [(ACCEPTED, ""), (STALE, ""), *((REFUSED, cause) for cause in CAUSES)]
+        begun = [(ACCEPTED, ""), (STALE, ""), *((REFUSED, cause.value) for cause in CAUSES)]
         self._outcomes = dict.fromkeys(begun, 0)
 
     def take(self, commit: Commit) -> None:
@@ -47,7 +40,7 @@ class Sums:
         if commit.version <= self._counted.get(commit.fragment, 0):
             return
         self._counted[commit.fragment] = commit.version
-        if not is_round(commit):
+        if not is_round(commit) or commit.reason is None:
             return
         at_s, trace_id = commit.closed_ns / 1e9, commit.trace_id
         duration_s = max(0.0, (commit.closed_ns - commit.opened_ns) / 1e9)
@@ -61,7 +54,8 @@ class Sums:
             self._staleness.add(consumed.staleness)
             self._outcomes[STALE if consumed.staleness else ACCEPTED, ""] += 1
         for refused in commit.refused:
-            self._refuse(refused.cause)
+            if refused.cause is not RefusalCause.GENESIS:
+                self._outcomes[REFUSED, refused.cause.value] += 1
 
     def figures(self) -> Iterator[Figure]:
         """Yield what has been counted."""
@@ -70,17 +64,6 @@ class Sums:
         for outcome, count in self._outcomes.items():
             yield Point(metrics.CONTRIBUTIONS, count, (self._run, *outcome))
 
-    def _round(self, reason: str) -> Spread:
-        if reason not in self._rounds and len(self._rounds) >= MOST_WORDS:
-            reason = OTHER
-        made = Spread(metrics.ROUND_DURATION, (self._run, reason))
+    def _round(self, reason: CloseReason) -> Spread:
+        made = Spread(metrics.ROUND_DURATION, (self._run, reason.value))
         return self._rounds.setdefault(reason, made)
-
-    def _refuse(self, cause: str) -> None:
-        """Count a refusal; that of a second offer of initial parameters is nobody's trouble."""
-        if cause == GENESIS:
-            return
-        key = REFUSED, cause
-        if key not in self._outcomes and len(self._outcomes) >= MOST_WORDS:
-            key = REFUSED, OTHER
-        self._outcomes[key] = self._outcomes.get(key, 0) + 1

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from skerry.protocol.messages import RefusalCause, is_round, why
 from skerry.status import recent
-from skerry.status.view import GENESIS, is_round
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ def past(commit: Commit, sequence: int, stored_s: float) -> Past:
         version=commit.version,
         sequence=sequence,
         step=commit.step,
-        reason=commit.reason,
+        reason=why(commit),
         syncer=commit.syncer,
         final=commit.final,
         opened_s=commit.opened_ns / 1e9,
@@ -109,7 +109,7 @@ def past(commit: Commit, sequence: int, stored_s: float) -> Past:
         stored_s=stored_s,
         learners=tuple(c.learner for c in commit.consumed),
         arrived_s=arrivals(commit),
-        refused=sum(refused.cause != GENESIS for refused in commit.refused),
+        refused=sum(refused.cause is not RefusalCause.GENESIS for refused in commit.refused),
         staleness=max((c.staleness for c in commit.consumed), default=0),
         tokens=sum(c.tokens for c in commit.consumed),
         loss=sum(loss * tokens for loss, tokens in told) / weight if weight else None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.algorithm.fragments import plan
-from skerry.algorithm.liveness import Liveness, policy_from
+from skerry.algorithm.liveness import Liveness, LivenessReason, policy_from
 from skerry.status.report import doubted, report
 from skerry.status.view import (
     Frame,
@@ -154,7 +154,7 @@ class Watch:
         return changed
 
     def _tell(self, row: LearnerRow) -> None:
-        expected = row.liveness is Liveness.ALIVE or row.reason == "stopped"
+        expected = row.liveness is Liveness.ALIVE or row.reason is LivenessReason.STOPPED
         (log.info if expected else log.warning)(
             EVENTS[row.liveness],
             run=self.view.frame.run,

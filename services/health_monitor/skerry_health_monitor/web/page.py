@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 
 from skerry.errors import BrokerUnavailable
 from skerry.log import ledger
+from skerry.protocol.messages import why
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -112,8 +113,8 @@ async def _look_up(
 
 def plain(commit: Commit) -> dict[str, Any]:
     """Return a commit for JSON: digests as hexadecimal, which JSON's numbers cannot hold."""
-    told = asdict(commit)
-    for name in ("plan_digest", "params_digest", "master_digest"):
+    told = asdict(commit) | {"reason": why(commit)}
+    for name in ("plan_digest", "params_digest", "master_digest", "previous"):
         told[name] = f"{told[name]:016x}"
     told = json.loads(json.dumps(told), parse_constant=lambda _: None)  # NaN is no JSON
     return dict(told)

@@ -170,7 +170,7 @@ def _run(scene: Scene) -> Section:
         "time": _time(run.time),
         "staleness_mean": round(run.staleness_mean, 3),
         "staleness_max": run.staleness_max,
-        "refused": {clip(cause): count for cause, count in run.refused.items()},
+        "refused": {cause.value: count for cause, count in run.refused.items()},
         "bytes_up": run.bytes_up,
         "bytes_down": run.bytes_down,
         "bytes_data_parallel": parallel,
@@ -201,7 +201,7 @@ def _learner(row: LearnerRow, number: int, history: History, now_s: float) -> li
     lane = history.lanes.get(row.name)
     return [
         *(number, clip(row.name), "" if lane is None else clip(lane.host), row.incarnation),
-        *(row.liveness.value, row.reason, row.phase.value, row.step, row.tokens),
+        *(row.liveness.value, row.reason.value, row.phase.value, row.step, row.tokens),
         *(_figures(row.loss), _figures(row.step_time_s), round(row.tokens_per_s, 1)),
         *(round(row.goodput, 3), row.bytes_up, row.bytes_down, row.contributions),
         *(row.staleness, row.syncs_skipped, round(now_s - row.seen_s_ago, 1), row.heard),

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import NDArray
 
+from skerry.protocol.messages import InnerState
 from skerry_learner.inner.file import Origin, Saved
-
-Condition = Literal["new", "warm", "cold"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
     """How the inner optimizer begins, and why; ``tensors`` by name if it begins warm.
 
-    new: this learner's first start, and the run's, so its own warm-up is all it needs. warm: as it
-    was ``age_steps`` ago. cold: its moments are gone, or begin in mid-schedule, as those of who
-    joins later or trains on in a restored run; so the learning rate rises again.
+    NEW: the learner's own warm-up is all it needs. WARM: as it was ``age_steps`` ago. COLD: its
+    moments are gone, or begin in mid-schedule, as in a learner that joins later or in a restored
+    run; so the learning rate rises again.
     """
 
-    inner: Condition
+    inner: InnerState
     reason: str
     age_steps: int = 0
     tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
@@ -30,7 +29,8 @@ class Recalled:
 
 def without(incarnation: int, step: int, reason: str) -> Recalled:
     """Return how a learner begins at ``step`` that has nothing to go on with."""
-    return Recalled("new" if incarnation <= 1 and not step else "cold", reason)
+    first = incarnation <= 1 and not step
+    return Recalled(InnerState.NEW if first else InnerState.COLD, reason)
 
 
 def judge(
@@ -48,7 +48,7 @@ def judge(
     age = max(0, step - saved.step)  # a learner may have been ahead of the newest commit
     if age > max_age_steps:
         return without(incarnation, step, f"it is {age} steps old, of {max_age_steps} allowed")
-    return Recalled("warm", "saved", age, tensors)
+    return Recalled(InnerState.WARM, "saved", age, tensors)
 
 
 def share(now_steps: int, rewarm_steps: int) -> float:

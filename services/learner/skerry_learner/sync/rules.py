@@ -20,6 +20,7 @@ has not moved since, so the next capture contains all of it and its data is coun
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Literal
 
 from skerry.algorithm import schedule
@@ -78,6 +79,32 @@ class FragmentSync:
     attempt: int = 0
 
 
+class AnswerReason(StrEnum):
+    """Why a learner answers an open round at a step boundary, or does not."""
+
+    OPEN = "open"
+    """Nothing speaks against it: it answers."""
+    ANSWERED = "answered"
+    CLOSED = "closed"
+    """The version that it makes is there already."""
+    BEHIND = "behind"
+    """The learner must first adopt the version before it."""
+    IN_FLIGHT = "in_flight"
+    NO_STEPS = "no_steps"
+    NO_ROOM = "no_room"
+    """As many fragments are in flight as may be."""
+
+
+class AdoptReason(StrEnum):
+    """Why a learner adopts a version at a step boundary, or does not."""
+
+    DUE = "due"
+    """Nothing speaks against it: it adopts."""
+    KNOWN = "known"
+    OVERLAP = "overlap"
+    """It goes on for tau steps after its capture."""
+
+
 def taken(origin: Progress, now: Progress) -> tuple[int, int]:
     """Return the steps between two moments that were not skipped, and their tokens.
 
@@ -94,39 +121,38 @@ def taken(origin: Progress, now: Progress) -> tuple[int, int]:
 
 def may_answer(
     state: FragmentSync, opened: Round, now: Progress, *, in_flight: int, idle: bool, policy: Policy
-) -> tuple[bool, str]:
-    """Decide whether to capture for this round at this boundary, and say why.
+) -> tuple[bool, AnswerReason]:
+    """Return whether to capture for this round at this boundary, and why.
 
     ``in_flight`` counts the other fragments in flight; ``idle`` says that training has ended, when
-    even a contribution of no steps is an answer. Reasons: ``answered``, ``closed``, ``behind``
-    (adopt first), ``in_flight``, ``no_steps``, ``no_room``, ``open``.
+    even a contribution of no steps is an answer.
     """
     obstacles = (
-        (opened.version <= state.answered, "answered"),
-        (opened.version <= state.version, "closed"),
-        (opened.version > state.version + 1, "behind"),
-        (state.captured is not None, "in_flight"),
-        (now.steps == state.origin.steps and not idle, "no_steps"),
-        (in_flight >= policy.room, "no_room"),
+        (opened.version <= state.answered, AnswerReason.ANSWERED),
+        (opened.version <= state.version, AnswerReason.CLOSED),
+        (opened.version > state.version + 1, AnswerReason.BEHIND),
+        (state.captured is not None, AnswerReason.IN_FLIGHT),
+        (now.steps == state.origin.steps and not idle, AnswerReason.NO_STEPS),
+        (in_flight >= policy.room, AnswerReason.NO_ROOM),
     )
-    reason = next((name for holds, name in obstacles if holds), "open")
-    return reason == "open", reason
+    reason = next((name for holds, name in obstacles if holds), AnswerReason.OPEN)
+    return reason is AnswerReason.OPEN, reason
 
 
 def may_adopt(
     state: FragmentSync, version: int, now: Progress, *, idle: bool, policy: Policy
-) -> tuple[bool, str]:
-    """Decide whether to adopt ``version`` at this boundary, and say why.
+) -> tuple[bool, AdoptReason]:
+    """Return whether to adopt ``version`` at this boundary, and why.
 
     A learner that contributed goes on for tau steps after its capture (Streaming DiLoCo, arXiv
     2501.18512, on overlapping communication); one that did not adopts at once.
     """
     if version <= state.version:
-        return False, "known"
+        return False, AdoptReason.KNOWN
     flying = None if idle else state.captured
     if flying is not None and now.step < flying.step + policy.overlap_steps:
-        return False, "overlap"
-    return True, "due"
+        return False, AdoptReason.OVERLAP
+    return True, AdoptReason.DUE
 
 
 def must_wait(state: FragmentSync, now: Progress, policy: Policy) -> bool:

@@ -160,7 +160,7 @@ class Session:
         commit = fresh.manifest.commit
         state = self._states[commit.fragment]
         due, reason = rules.may_adopt(state, commit.version, now, idle=idle, policy=self._policy)
-        if not due and reason != "known":
+        if not due and reason is not rules.AdoptReason.KNOWN:
             return
         self._mailbox.take_fresh(fresh)
         if not due:
@@ -206,7 +206,7 @@ class Session:
             policy=self._policy,
         )
         unsent = yes and self._mailbox.sending(opened.fragment)
-        if unsent or reason == "no_room":
+        if unsent or reason is rules.AnswerReason.NO_ROOM:
             self._states[opened.fragment] = replace(state, short=opened.version)
         if unsent or not yes:
             return

@@ -27,18 +27,23 @@ class _ContributionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cont
     DESCRIPTOR: _descriptor.EnumDescriptor
     CONTRIBUTION_KIND_UNSPECIFIED: _ContributionKind.ValueType  # 0
     CONTRIBUTION_KIND_OUTER_GRADIENT: _ContributionKind.ValueType  # 1
+    """What the learner changed since it adopted the fragment."""
     CONTRIBUTION_KIND_GENESIS: _ContributionKind.ValueType  # 2
+    """The fresh parameters, negated, as version 1 of a fragment."""
 
-class ContributionKind(_ContributionKind, metaclass=_ContributionKindEnumTypeWrapper): ...
+class ContributionKind(_ContributionKind, metaclass=_ContributionKindEnumTypeWrapper):
+    """What a contribution holds."""
 
 CONTRIBUTION_KIND_UNSPECIFIED: ContributionKind.ValueType  # 0
 CONTRIBUTION_KIND_OUTER_GRADIENT: ContributionKind.ValueType  # 1
+"""What the learner changed since it adopted the fragment."""
 CONTRIBUTION_KIND_GENESIS: ContributionKind.ValueType  # 2
+"""The fresh parameters, negated, as version 1 of a fragment."""
 Global___ContributionKind: _TypeAlias = ContributionKind  # noqa: Y015
 
 @_typing.final
 class ContributionHeader(_message.Message):
-    """What a learner says about its contribution; travels with chunk 0."""
+    """What a learner says about its contribution; travels with the first chunk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -56,25 +61,37 @@ class ContributionHeader(_message.Message):
     CURSOR_TO_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     CAPTURED_NS_FIELD_NUMBER: _builtins.int
-    NORMS_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
+    NORMS_FIELD_NUMBER: _builtins.int
     kind: Global___ContributionKind.ValueType
     learner: _builtins.str
     incarnation: _builtins.int
     identity: _builtins.int
+    """Counts a learner's contributions to one fragment from 1, within one incarnation."""
     fragment: _builtins.int
     base_version: _builtins.int
+    """The version that the outer gradient is relative to."""
     round_version: _builtins.int
+    """The version that the answered round makes."""
     step: _builtins.int
+    """The global clock at the capture."""
     steps: _builtins.int
+    """Steps that the gradient is made of. Steps whose loss or gradient was not finite changed nothing
+    and are left out here and in `tokens`.
+    """
     tokens: _builtins.int
     cursor_from: _builtins.int
+    """The data that it was made from is [cursor_from, cursor_to), in sequences of the learner's shard."""
     cursor_to: _builtins.int
     loss: _builtins.float
+    """NaN before the first measurement, and after a step that was skipped."""
     captured_ns: _builtins.int
     trace_parent: _builtins.str
+    """W3C trace context of the span that sends it; empty where the trace is not sampled."""
     @_builtins.property
-    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """L2 norms of the decoded outer gradient, one per slice of the fragment; none for genesis."""
+
     def __init__(
         self,
         *,
@@ -92,42 +109,24 @@ class ContributionHeader(_message.Message):
         cursor_to: _builtins.int = ...,
         loss: _builtins.float = ...,
         captured_ns: _builtins.int = ...,
+        trace_parent: _builtins.str | None = ...,
         norms: _abc.Iterable[_builtins.float] | None = ...,
-        trace_parent: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trace_parent", b"_trace_parent", "trace_parent", b"trace_parent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "captured_ns", b"captured_ns", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "fragment", b"fragment", "identity", b"identity", "incarnation", b"incarnation", "kind", b"kind", "learner", b"learner", "loss", b"loss", "norms", b"norms", "round_version", b"round_version", "step", b"step", "steps", b"steps", "tokens", b"tokens", "trace_parent", b"trace_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trace_parent", b"_trace_parent", "base_version", b"base_version", "captured_ns", b"captured_ns", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "fragment", b"fragment", "identity", b"identity", "incarnation", b"incarnation", "kind", b"kind", "learner", b"learner", "loss", b"loss", "norms", b"norms", "round_version", b"round_version", "step", b"step", "steps", b"steps", "tokens", b"tokens", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__trace_parent: _TypeAlias = _typing.Literal["trace_parent"]  # noqa: Y015
+    _WhichOneofArgType__trace_parent: _TypeAlias = _typing.Literal["_trace_parent", b"_trace_parent"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trace_parent) -> _WhichOneofReturnType__trace_parent | None: ...
 
 Global___ContributionHeader: _TypeAlias = ContributionHeader  # noqa: Y015
 
 @_typing.final
 class ChunkHeader(_message.Message):
-    """The envelope of one payload chunk; the blosc2 bytes follow it in the frame, not inside protobuf."""
+    """The envelope of one payload chunk; the packed bytes follow it in the frame, outside protobuf."""
 
     DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class ExtraEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     RUN_FIELD_NUMBER: _builtins.int
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
@@ -144,25 +143,31 @@ class ChunkHeader(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
-    EXTRA_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     plan_digest: _builtins.int
     fragment: _builtins.int
     version: _builtins.int
+    """The version that a chunk of global state belongs to, or a contribution's base version."""
     sender: _builtins.str
+    """The learner, or the syncer that holds the shard."""
     incarnation: _builtins.int
+    """The learner's incarnation, or the syncer's fence token."""
     index: _builtins.int
     count: _builtins.int
     scheme: _builtins.str
+    """Quantisation scheme by name."""
     first_block: _builtins.int
     blocks: _builtins.int
     raw_bytes: _builtins.int
+    """Size before compression."""
     part: _builtins.str
+    """Name of the part of the global state; empty for a contribution."""
     identity: _builtins.int
+    """Of the contribution; 0 for global state."""
     @_builtins.property
-    def contribution(self) -> Global___ContributionHeader: ...
-    @_builtins.property
-    def extra(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def contribution(self) -> Global___ContributionHeader:
+        """With the first chunk of a contribution only."""
+
     def __init__(
         self,
         *,
@@ -178,22 +183,37 @@ class ChunkHeader(_message.Message):
         first_block: _builtins.int = ...,
         blocks: _builtins.int = ...,
         raw_bytes: _builtins.int = ...,
-        part: _builtins.str = ...,
-        identity: _builtins.int = ...,
+        part: _builtins.str | None = ...,
+        identity: _builtins.int | None = ...,
         contribution: Global___ContributionHeader | None = ...,
-        extra: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contribution", b"contribution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_contribution", b"_contribution", "_identity", b"_identity", "_part", b"_part", "contribution", b"contribution", "identity", b"identity", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "contribution", b"contribution", "count", b"count", "extra", b"extra", "first_block", b"first_block", "fragment", b"fragment", "identity", b"identity", "incarnation", b"incarnation", "index", b"index", "part", b"part", "plan_digest", b"plan_digest", "raw_bytes", b"raw_bytes", "run", b"run", "scheme", b"scheme", "sender", b"sender", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_contribution", b"_contribution", "_identity", b"_identity", "_part", b"_part", "blocks", b"blocks", "contribution", b"contribution", "count", b"count", "first_block", b"first_block", "fragment", b"fragment", "identity", b"identity", "incarnation", b"incarnation", "index", b"index", "part", b"part", "plan_digest", b"plan_digest", "raw_bytes", b"raw_bytes", "run", b"run", "scheme", b"scheme", "sender", b"sender", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__contribution: _TypeAlias = _typing.Literal["contribution"]  # noqa: Y015
+    _WhichOneofArgType__contribution: _TypeAlias = _typing.Literal["_contribution", b"_contribution"]  # noqa: Y015
+    _WhichOneofReturnType__identity: _TypeAlias = _typing.Literal["identity"]  # noqa: Y015
+    _WhichOneofArgType__identity: _TypeAlias = _typing.Literal["_identity", b"_identity"]  # noqa: Y015
+    _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
+    _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__contribution) -> _WhichOneofReturnType__contribution | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__identity) -> _WhichOneofReturnType__identity | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__part) -> _WhichOneofReturnType__part | None: ...
 
 Global___ChunkHeader: _TypeAlias = ChunkHeader  # noqa: Y015
 
 @_typing.final
 class Start(_message.Message):
-    """contrib.start.<learner>: from here on, nothing of an older incarnation of this learner counts."""
+    """contrib.start.<learner>: no older incarnation's contribution counts that comes after this.
+
+    It lies in the stream of the contributions, so its place among them is the same for every reader:
+    a learner that comes back reads up to it, and then knows everything of its predecessors that can
+    still be merged.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

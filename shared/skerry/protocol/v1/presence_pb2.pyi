@@ -30,15 +30,18 @@ class _LearnerPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LearnerP
     LEARNER_PHASE_CATCHING_UP: _LearnerPhase.ValueType  # 2
     LEARNER_PHASE_TRAINING: _LearnerPhase.ValueType  # 3
     LEARNER_PHASE_FINISHED: _LearnerPhase.ValueType  # 4
+    """Takes no more steps, and still answers rounds."""
     LEARNER_PHASE_STOPPED: _LearnerPhase.ValueType  # 5
 
-class LearnerPhase(_LearnerPhase, metaclass=_LearnerPhaseEnumTypeWrapper): ...
+class LearnerPhase(_LearnerPhase, metaclass=_LearnerPhaseEnumTypeWrapper):
+    """What a learner is doing."""
 
 LEARNER_PHASE_UNSPECIFIED: LearnerPhase.ValueType  # 0
 LEARNER_PHASE_STARTING: LearnerPhase.ValueType  # 1
 LEARNER_PHASE_CATCHING_UP: LearnerPhase.ValueType  # 2
 LEARNER_PHASE_TRAINING: LearnerPhase.ValueType  # 3
 LEARNER_PHASE_FINISHED: LearnerPhase.ValueType  # 4
+"""Takes no more steps, and still answers rounds."""
 LEARNER_PHASE_STOPPED: LearnerPhase.ValueType  # 5
 Global___LearnerPhase: _TypeAlias = LearnerPhase  # noqa: Y015
 
@@ -63,12 +66,14 @@ class Round(_message.Message):
     fragment: _builtins.int
     version: _builtins.int
     due_step: _builtins.int
+    """The step of the global clock for which it was opened."""
     opened_ns: _builtins.int
     syncer: _builtins.str
     final: _builtins.bool
+    """A round after training has ended, which collects what is left."""
     trace_id: _builtins.str
     attempt: _builtins.int
-    """How often this round was opened before, for want of any contribution."""
+    """How often this round was opened before, because no contribution came."""
     def __init__(
         self,
         *,
@@ -79,21 +84,35 @@ class Round(_message.Message):
         due_step: _builtins.int = ...,
         opened_ns: _builtins.int = ...,
         syncer: _builtins.str = ...,
-        final: _builtins.bool = ...,
-        trace_id: _builtins.str = ...,
-        attempt: _builtins.int = ...,
+        final: _builtins.bool | None = ...,
+        trace_id: _builtins.str | None = ...,
+        attempt: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_final", b"_final", "_trace_id", b"_trace_id", "attempt", b"attempt", "final", b"final", "trace_id", b"trace_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "due_step", b"due_step", "final", b"final", "fragment", b"fragment", "opened_ns", b"opened_ns", "plan_digest", b"plan_digest", "run", b"run", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_final", b"_final", "_trace_id", b"_trace_id", "attempt", b"attempt", "due_step", b"due_step", "final", b"final", "fragment", b"fragment", "opened_ns", b"opened_ns", "plan_digest", b"plan_digest", "run", b"run", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
+    _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    _WhichOneofReturnType__final: _TypeAlias = _typing.Literal["final"]  # noqa: Y015
+    _WhichOneofArgType__final: _TypeAlias = _typing.Literal["_final", b"_final"]  # noqa: Y015
+    _WhichOneofReturnType__trace_id: _TypeAlias = _typing.Literal["trace_id"]  # noqa: Y015
+    _WhichOneofArgType__trace_id: _TypeAlias = _typing.Literal["_trace_id", b"_trace_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__final) -> _WhichOneofReturnType__final | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trace_id) -> _WhichOneofReturnType__trace_id | None: ...
 
 Global___Round: _TypeAlias = Round  # noqa: Y015
 
 @_typing.final
 class SyncerPulse(_message.Message):
-    """syncer.<name>: a syncer lives, and what it holds; silence beyond the lease frees its shards."""
+    """syncer.<name>: a syncer is alive, and holds these shards.
+
+    Silence for longer than the lease frees the shards. What makes a take-over safe is the fence alone.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -101,18 +120,22 @@ class SyncerPulse(_message.Message):
     SYNCER_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     SENT_NS_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
-    HOST_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     syncer: _builtins.str
     instance: _builtins.str
+    """Tells two processes of one name apart."""
     sent_ns: _builtins.int
     host: _builtins.str
+    """Empty only in the last pulse of a syncer that ends in order."""
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def fences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def fences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The fence token by which it holds each of `shards`, in the same order."""
+
     def __init__(
         self,
         *,
@@ -120,21 +143,26 @@ class SyncerPulse(_message.Message):
         syncer: _builtins.str = ...,
         instance: _builtins.str = ...,
         sent_ns: _builtins.int = ...,
+        host: _builtins.str | None = ...,
         shards: _abc.Iterable[_builtins.int] | None = ...,
         fences: _abc.Iterable[_builtins.int] | None = ...,
-        host: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host", b"_host", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences", "host", b"host", "instance", b"instance", "run", b"run", "sent_ns", b"sent_ns", "shards", b"shards", "syncer", b"syncer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host", b"_host", "fences", b"fences", "host", b"host", "instance", b"instance", "run", b"run", "sent_ns", b"sent_ns", "shards", b"shards", "syncer", b"syncer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__host: _TypeAlias = _typing.Literal["host"]  # noqa: Y015
+    _WhichOneofArgType__host: _TypeAlias = _typing.Literal["_host", b"_host"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host) -> _WhichOneofReturnType__host | None: ...
 
 Global___SyncerPulse: _TypeAlias = SyncerPulse  # noqa: Y015
 
 @_typing.final
 class Drill(_message.Message):
-    """pulse.drill.lease: who injects faults into the run; silence beyond the lease frees it."""
+    """pulse.drill.lease: the process that injects faults into the run.
+
+    Silence for longer than the lease frees it; compare-and-set makes taking it safe.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -144,7 +172,7 @@ class Drill(_message.Message):
     SENT_NS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     holder: _builtins.str
-    """Empty: nobody does."""
+    """Empty where the last holder has given it back."""
     began_ns: _builtins.int
     sent_ns: _builtins.int
     def __init__(
@@ -165,7 +193,7 @@ Global___Drill: _TypeAlias = Drill  # noqa: Y015
 
 @_typing.final
 class Pulse(_message.Message):
-    """pulse.<learner>: training progress."""
+    """pulse.<learner>: progress, so that a live network loop beside a dead trainer looks dead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,31 +230,47 @@ class Pulse(_message.Message):
     phase: Global___LearnerPhase.ValueType
     sent_ns: _builtins.int
     step: _builtins.int
+    """On the global clock: a learner that joins late starts at the run's step."""
     steps: _builtins.int
+    """Steps and tokens of this incarnation, with steps whose outcome was not finite and that changed
+    nothing.
+    """
     tokens: _builtins.int
     cursor: _builtins.int
+    """How far the learner's data shard has been read, in sequences."""
     loss: _builtins.float
+    """NaN after a step that was not finite."""
     step_time_s: _builtins.float
     busy_s: _builtins.float
+    """Time spent inside training steps."""
     alive_s: _builtins.float
+    """Time since the process started. What is in none of busy_s, compile_s, recover_s, wait_s and
+    replay_s was idle.
+    """
     bytes_up: _builtins.int
+    """Payloads of this incarnation."""
     bytes_down: _builtins.int
     contributions: _builtins.int
     max_staleness: _builtins.int
     syncs_skipped: _builtins.int
     compile_s: _builtins.float
-    """Seconds since the process started that went into anything but steps: the rest was idle."""
+    """To start and compile."""
     recover_s: _builtins.float
+    """To catch up with the log."""
     wait_s: _builtins.float
+    """For other learners, in a blocking mode."""
     replay_s: _builtins.float
+    """Steps on data that an earlier incarnation had used in vain; not in busy_s."""
     f32_bytes_up: _builtins.int
-    """What bytes_up and bytes_down are in float32."""
+    """What bytes_up and bytes_down would be in float32."""
     f32_bytes_down: _builtins.int
     encode_s: _builtins.float
-    """Seconds that encoding what was sent and decoding what was read took, beside the steps."""
+    """Time that encoding and decoding payloads took, beside the steps."""
     decode_s: _builtins.float
     @_builtins.property
-    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The version of each fragment that the learner has adopted."""
+
     def __init__(
         self,
         *,
@@ -247,21 +291,60 @@ class Pulse(_message.Message):
         bytes_down: _builtins.int = ...,
         contributions: _builtins.int = ...,
         versions: _abc.Iterable[_builtins.int] | None = ...,
-        max_staleness: _builtins.int = ...,
-        syncs_skipped: _builtins.int = ...,
-        compile_s: _builtins.float = ...,
-        recover_s: _builtins.float = ...,
-        wait_s: _builtins.float = ...,
-        replay_s: _builtins.float = ...,
-        f32_bytes_up: _builtins.int = ...,
-        f32_bytes_down: _builtins.int = ...,
-        encode_s: _builtins.float = ...,
-        decode_s: _builtins.float = ...,
+        max_staleness: _builtins.int | None = ...,
+        syncs_skipped: _builtins.int | None = ...,
+        compile_s: _builtins.float | None = ...,
+        recover_s: _builtins.float | None = ...,
+        wait_s: _builtins.float | None = ...,
+        replay_s: _builtins.float | None = ...,
+        f32_bytes_up: _builtins.int | None = ...,
+        f32_bytes_down: _builtins.int | None = ...,
+        encode_s: _builtins.float | None = ...,
+        decode_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "compile_s", b"compile_s", "decode_s", b"decode_s", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "max_staleness", b"max_staleness", "recover_s", b"recover_s", "replay_s", b"replay_s", "syncs_skipped", b"syncs_skipped", "wait_s", b"wait_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive_s", b"alive_s", "busy_s", b"busy_s", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compile_s", b"compile_s", "contributions", b"contributions", "cursor", b"cursor", "decode_s", b"decode_s", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "max_staleness", b"max_staleness", "phase", b"phase", "recover_s", b"recover_s", "replay_s", b"replay_s", "run", b"run", "sent_ns", b"sent_ns", "step", b"step", "step_time_s", b"step_time_s", "steps", b"steps", "syncs_skipped", b"syncs_skipped", "tokens", b"tokens", "versions", b"versions", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "alive_s", b"alive_s", "busy_s", b"busy_s", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compile_s", b"compile_s", "contributions", b"contributions", "cursor", b"cursor", "decode_s", b"decode_s", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "max_staleness", b"max_staleness", "phase", b"phase", "recover_s", b"recover_s", "replay_s", b"replay_s", "run", b"run", "sent_ns", b"sent_ns", "step", b"step", "step_time_s", b"step_time_s", "steps", b"steps", "syncs_skipped", b"syncs_skipped", "tokens", b"tokens", "versions", b"versions", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__compile_s: _TypeAlias = _typing.Literal["compile_s"]  # noqa: Y015
+    _WhichOneofArgType__compile_s: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s"]  # noqa: Y015
+    _WhichOneofReturnType__decode_s: _TypeAlias = _typing.Literal["decode_s"]  # noqa: Y015
+    _WhichOneofArgType__decode_s: _TypeAlias = _typing.Literal["_decode_s", b"_decode_s"]  # noqa: Y015
+    _WhichOneofReturnType__encode_s: _TypeAlias = _typing.Literal["encode_s"]  # noqa: Y015
+    _WhichOneofArgType__encode_s: _TypeAlias = _typing.Literal["_encode_s", b"_encode_s"]  # noqa: Y015
+    _WhichOneofReturnType__f32_bytes_down: _TypeAlias = _typing.Literal["f32_bytes_down"]  # noqa: Y015
+    _WhichOneofArgType__f32_bytes_down: _TypeAlias = _typing.Literal["_f32_bytes_down", b"_f32_bytes_down"]  # noqa: Y015
+    _WhichOneofReturnType__f32_bytes_up: _TypeAlias = _typing.Literal["f32_bytes_up"]  # noqa: Y015
+    _WhichOneofArgType__f32_bytes_up: _TypeAlias = _typing.Literal["_f32_bytes_up", b"_f32_bytes_up"]  # noqa: Y015
+    _WhichOneofReturnType__max_staleness: _TypeAlias = _typing.Literal["max_staleness"]  # noqa: Y015
+    _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
+    _WhichOneofReturnType__recover_s: _TypeAlias = _typing.Literal["recover_s"]  # noqa: Y015
+    _WhichOneofArgType__recover_s: _TypeAlias = _typing.Literal["_recover_s", b"_recover_s"]  # noqa: Y015
+    _WhichOneofReturnType__replay_s: _TypeAlias = _typing.Literal["replay_s"]  # noqa: Y015
+    _WhichOneofArgType__replay_s: _TypeAlias = _typing.Literal["_replay_s", b"_replay_s"]  # noqa: Y015
+    _WhichOneofReturnType__syncs_skipped: _TypeAlias = _typing.Literal["syncs_skipped"]  # noqa: Y015
+    _WhichOneofArgType__syncs_skipped: _TypeAlias = _typing.Literal["_syncs_skipped", b"_syncs_skipped"]  # noqa: Y015
+    _WhichOneofReturnType__wait_s: _TypeAlias = _typing.Literal["wait_s"]  # noqa: Y015
+    _WhichOneofArgType__wait_s: _TypeAlias = _typing.Literal["_wait_s", b"_wait_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__compile_s) -> _WhichOneofReturnType__compile_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_s) -> _WhichOneofReturnType__decode_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encode_s) -> _WhichOneofReturnType__encode_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__f32_bytes_down) -> _WhichOneofReturnType__f32_bytes_down | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__f32_bytes_up) -> _WhichOneofReturnType__f32_bytes_up | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__recover_s) -> _WhichOneofReturnType__recover_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replay_s) -> _WhichOneofReturnType__replay_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__syncs_skipped) -> _WhichOneofReturnType__syncs_skipped | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_s) -> _WhichOneofReturnType__wait_s | None: ...
 
 Global___Pulse: _TypeAlias = Pulse  # noqa: Y015

@@ -13,10 +13,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -30,12 +30,39 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_OPEN: _RunState.ValueType  # 1
     RUN_STATE_FINISHED: _RunState.ValueType  # 2
 
-class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper): ...
+class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
+    """A run is open until the syncer has committed every learner's last contribution."""
 
 RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
 RUN_STATE_OPEN: RunState.ValueType  # 1
 RUN_STATE_FINISHED: RunState.ValueType  # 2
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
+
+class _InnerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _InnerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_InnerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    INNER_STATE_UNSPECIFIED: _InnerState.ValueType  # 0
+    INNER_STATE_NEW: _InnerState.ValueType  # 1
+    """The learner's first start, at the run's first step: there is nothing to restore."""
+    INNER_STATE_WARM: _InnerState.ValueType  # 2
+    """Restored from its last checkpoint of it."""
+    INNER_STATE_COLD: _InnerState.ValueType  # 3
+    """Begun again, so the learning rate rises again."""
+
+class InnerState(_InnerState, metaclass=_InnerStateEnumTypeWrapper):
+    """With which state of the inner optimizer a learner begins."""
+
+INNER_STATE_UNSPECIFIED: InnerState.ValueType  # 0
+INNER_STATE_NEW: InnerState.ValueType  # 1
+"""The learner's first start, at the run's first step: there is nothing to restore."""
+INNER_STATE_WARM: InnerState.ValueType  # 2
+"""Restored from its last checkpoint of it."""
+INNER_STATE_COLD: InnerState.ValueType  # 3
+"""Begun again, so the learning rate rises again."""
+Global___InnerState: _TypeAlias = InnerState  # noqa: Y015
 
 @_typing.final
 class RunRecord(_message.Message):
@@ -54,12 +81,14 @@ class RunRecord(_message.Message):
     RESTORED_FROM_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     config_json: _builtins.str
+    """The resolved RunConfig: a service that joins takes it from here."""
     fragments: _builtins.int
     plan_digest: _builtins.int
     created_ns: _builtins.int
     skerry_version: _builtins.str
     state: Global___RunState.ValueType
     restored_from: _builtins.str
+    """The checkpoint that the run began from; empty where it began from fresh parameters."""
     @_builtins.property
     def leaves(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.LeafSpec]: ...
     def __init__(
@@ -73,19 +102,26 @@ class RunRecord(_message.Message):
         created_ns: _builtins.int = ...,
         skerry_version: _builtins.str = ...,
         state: Global___RunState.ValueType = ...,
-        restored_from: _builtins.str = ...,
+        restored_from: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_restored_from", b"_restored_from", "restored_from", b"restored_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "created_ns", b"created_ns", "fragments", b"fragments", "leaves", b"leaves", "plan_digest", b"plan_digest", "restored_from", b"restored_from", "run", b"run", "skerry_version", b"skerry_version", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restored_from", b"_restored_from", "config_json", b"config_json", "created_ns", b"created_ns", "fragments", b"fragments", "leaves", b"leaves", "plan_digest", b"plan_digest", "restored_from", b"restored_from", "run", b"run", "skerry_version", b"skerry_version", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__restored_from: _TypeAlias = _typing.Literal["restored_from"]  # noqa: Y015
+    _WhichOneofArgType__restored_from: _TypeAlias = _typing.Literal["_restored_from", b"_restored_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restored_from) -> _WhichOneofReturnType__restored_from | None: ...
 
 Global___RunRecord: _TypeAlias = RunRecord  # noqa: Y015
 
 @_typing.final
 class MemberRecord(_message.Message):
-    """ledger.member.<learner>: one start of a learner's process; said again once it knows where it goes on."""
+    """ledger.member.<learner>: one start of a learner's process.
+
+    Written once to join, and once more for the same incarnation when the learner knows where it goes
+    on: only that second record has `inner`, and the place where it starts. The data shard of a learner
+    is the rank of its name by first appearance in the ledger.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -103,15 +139,19 @@ class MemberRecord(_message.Message):
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
+    """Counts the starts of a name from 1; 0 in a restored run, where it keeps a data shard for a name."""
     host: _builtins.str
     joined_ns: _builtins.int
     shard: _builtins.int
     cursor: _builtins.int
+    """Where the learner starts in its data shard, in sequences."""
     step: _builtins.int
-    inner: _builtins.str
-    """"" before it knows, then "new", "warm" or "cold"."""
+    """Where the learner starts on the global clock."""
+    inner: Global___InnerState.ValueType
     inner_age_steps: _builtins.int
+    """How old the inner optimizer's state is, where it is warm."""
     contrib_sequence: _builtins.int
+    """Where its Start lies in CONTRIB."""
     def __init__(
         self,
         *,
@@ -121,23 +161,45 @@ class MemberRecord(_message.Message):
         host: _builtins.str = ...,
         joined_ns: _builtins.int = ...,
         shard: _builtins.int = ...,
-        cursor: _builtins.int = ...,
-        step: _builtins.int = ...,
-        inner: _builtins.str = ...,
-        inner_age_steps: _builtins.int = ...,
-        contrib_sequence: _builtins.int = ...,
+        cursor: _builtins.int | None = ...,
+        step: _builtins.int | None = ...,
+        inner: Global___InnerState.ValueType | None = ...,
+        inner_age_steps: _builtins.int | None = ...,
+        contrib_sequence: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence", "_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence", "_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__contrib_sequence: _TypeAlias = _typing.Literal["contrib_sequence"]  # noqa: Y015
+    _WhichOneofArgType__contrib_sequence: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence"]  # noqa: Y015
+    _WhichOneofReturnType__cursor: _TypeAlias = _typing.Literal["cursor"]  # noqa: Y015
+    _WhichOneofArgType__cursor: _TypeAlias = _typing.Literal["_cursor", b"_cursor"]  # noqa: Y015
+    _WhichOneofReturnType__inner: _TypeAlias = _typing.Literal["inner"]  # noqa: Y015
+    _WhichOneofArgType__inner: _TypeAlias = _typing.Literal["_inner", b"_inner"]  # noqa: Y015
+    _WhichOneofReturnType__inner_age_steps: _TypeAlias = _typing.Literal["inner_age_steps"]  # noqa: Y015
+    _WhichOneofArgType__inner_age_steps: _TypeAlias = _typing.Literal["_inner_age_steps", b"_inner_age_steps"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__contrib_sequence) -> _WhichOneofReturnType__contrib_sequence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cursor) -> _WhichOneofReturnType__cursor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__inner) -> _WhichOneofReturnType__inner | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__inner_age_steps) -> _WhichOneofReturnType__inner_age_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 
 Global___MemberRecord: _TypeAlias = MemberRecord  # noqa: Y015
 
 @_typing.final
 class CheckpointRecord(_message.Message):
-    """ledger.checkpoint: a checkpoint was written and read back."""
+    """ledger.checkpoint: a checkpoint was written and read back.
+
+    It is the global state after every commit up to `ledger_sequence`, and after no other.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,13 +215,16 @@ class CheckpointRecord(_message.Message):
     run: _builtins.str
     path: _builtins.str
     digest: _builtins.str
+    """SHA-256 of its manifest, as hexadecimal digits."""
     step: _builtins.int
     tokens: _builtins.int
     written_ns: _builtins.int
     size_bytes: _builtins.int
     ledger_sequence: _builtins.int
     @_builtins.property
-    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The version of each fragment, in order."""
+
     def __init__(
         self,
         *,
@@ -171,19 +236,21 @@ class CheckpointRecord(_message.Message):
         tokens: _builtins.int = ...,
         written_ns: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
-        ledger_sequence: _builtins.int = ...,
+        ledger_sequence: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_sequence", b"_ledger_sequence", "ledger_sequence", b"ledger_sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "ledger_sequence", b"ledger_sequence", "path", b"path", "run", b"run", "size_bytes", b"size_bytes", "step", b"step", "tokens", b"tokens", "versions", b"versions", "written_ns", b"written_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_sequence", b"_ledger_sequence", "digest", b"digest", "ledger_sequence", b"ledger_sequence", "path", b"path", "run", b"run", "size_bytes", b"size_bytes", "step", b"step", "tokens", b"tokens", "versions", b"versions", "written_ns", b"written_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__ledger_sequence: _TypeAlias = _typing.Literal["ledger_sequence"]  # noqa: Y015
+    _WhichOneofArgType__ledger_sequence: _TypeAlias = _typing.Literal["_ledger_sequence", b"_ledger_sequence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_sequence) -> _WhichOneofReturnType__ledger_sequence | None: ...
 
 Global___CheckpointRecord: _TypeAlias = CheckpointRecord  # noqa: Y015
 
 @_typing.final
 class Evaluation(_message.Message):
-    """ledger.eval: the global state of these versions was evaluated on held-out text."""
+    """ledger.eval: the global state of these versions, evaluated on held-out text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -203,17 +270,19 @@ class Evaluation(_message.Message):
     evaluator: _builtins.str
     step: _builtins.int
     tokens: _builtins.int
+    """Tokens that the state has been trained on."""
     loss: _builtins.float
-    """Nats per token."""
     perplexity: _builtins.float
     bits_per_byte: _builtins.float
     """NaN where a token is not a byte."""
     evaluated_tokens: _builtins.int
     text_digest: _builtins.int
-    """Of the text that it was evaluated on: two evaluators that differ here read different text."""
+    """Digest of the evaluated batches. Evaluators whose digests differ read different text, and their
+    losses must not be compared.
+    """
     evaluated_ns: _builtins.int
     sample: _builtins.str
-    """What this state writes, at most 512 bytes; empty where its model cannot be sampled."""
+    """Text that the state generates, at most 512 bytes of UTF-8; empty where its model cannot be sampled."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -230,12 +299,14 @@ class Evaluation(_message.Message):
         evaluated_tokens: _builtins.int = ...,
         text_digest: _builtins.int = ...,
         evaluated_ns: _builtins.int = ...,
-        sample: _builtins.str = ...,
+        sample: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sample", b"_sample", "sample", b"sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits_per_byte", b"bits_per_byte", "evaluated_ns", b"evaluated_ns", "evaluated_tokens", b"evaluated_tokens", "evaluator", b"evaluator", "loss", b"loss", "perplexity", b"perplexity", "run", b"run", "sample", b"sample", "step", b"step", "text_digest", b"text_digest", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sample", b"_sample", "bits_per_byte", b"bits_per_byte", "evaluated_ns", b"evaluated_ns", "evaluated_tokens", b"evaluated_tokens", "evaluator", b"evaluator", "loss", b"loss", "perplexity", b"perplexity", "run", b"run", "sample", b"sample", "step", b"step", "text_digest", b"text_digest", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__sample: _TypeAlias = _typing.Literal["sample"]  # noqa: Y015
+    _WhichOneofArgType__sample: _TypeAlias = _typing.Literal["_sample", b"_sample"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sample) -> _WhichOneofReturnType__sample | None: ...
 
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,9 +19,151 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _CommitOrigin:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CommitOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommitOrigin.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    COMMIT_ORIGIN_UNSPECIFIED: _CommitOrigin.ValueType  # 0
+    COMMIT_ORIGIN_GENESIS: _CommitOrigin.ValueType  # 1
+    """Fresh parameters, version 1."""
+    COMMIT_ORIGIN_ROUND: _CommitOrigin.ValueType  # 2
+    """A round that closed; Commit.reason says why."""
+    COMMIT_ORIGIN_RESTORED: _CommitOrigin.ValueType  # 3
+    """A checkpoint with which the fragment's history in this log begins, at any version."""
+    COMMIT_ORIGIN_REPLACED: _CommitOrigin.ValueType  # 4
+    """A checkpoint that was put back over the past that the fragment has in this log."""
+
+class CommitOrigin(_CommitOrigin, metaclass=_CommitOriginEnumTypeWrapper):
+    """What a commit comes from."""
+
+COMMIT_ORIGIN_UNSPECIFIED: CommitOrigin.ValueType  # 0
+COMMIT_ORIGIN_GENESIS: CommitOrigin.ValueType  # 1
+"""Fresh parameters, version 1."""
+COMMIT_ORIGIN_ROUND: CommitOrigin.ValueType  # 2
+"""A round that closed; Commit.reason says why."""
+COMMIT_ORIGIN_RESTORED: CommitOrigin.ValueType  # 3
+"""A checkpoint with which the fragment's history in this log begins, at any version."""
+COMMIT_ORIGIN_REPLACED: CommitOrigin.ValueType  # 4
+"""A checkpoint that was put back over the past that the fragment has in this log."""
+Global___CommitOrigin: _TypeAlias = CommitOrigin  # noqa: Y015
+
+class _CloseReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CloseReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CloseReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLOSE_REASON_UNSPECIFIED: _CloseReason.ValueType  # 0
+    CLOSE_REASON_ALL_ARRIVED: _CloseReason.ValueType  # 1
+    """At least K contributed, and so did every learner that was expected."""
+    CLOSE_REASON_GRACE_OVER: _CloseReason.ValueType  # 2
+    """K contributed, and the grace window after the K-th has passed."""
+    CLOSE_REASON_SHORT_HANDED: _CloseReason.ValueType  # 3
+    """Fewer than K learners are alive, and all of them contributed."""
+    CLOSE_REASON_TIMEOUT: _CloseReason.ValueType  # 4
+    """Open for the whole timeout, with at least one contribution."""
+    CLOSE_REASON_FINAL_EMPTY: _CloseReason.ValueType  # 5
+    """A final round without any contribution."""
+    CLOSE_REASON_NOTHING_COUNTS: _CloseReason.ValueType  # 6
+    """Every contribution was refused, so the new version equals the one before."""
+
+class CloseReason(_CloseReason, metaclass=_CloseReasonEnumTypeWrapper):
+    """Why a round closed."""
+
+CLOSE_REASON_UNSPECIFIED: CloseReason.ValueType  # 0
+CLOSE_REASON_ALL_ARRIVED: CloseReason.ValueType  # 1
+"""At least K contributed, and so did every learner that was expected."""
+CLOSE_REASON_GRACE_OVER: CloseReason.ValueType  # 2
+"""K contributed, and the grace window after the K-th has passed."""
+CLOSE_REASON_SHORT_HANDED: CloseReason.ValueType  # 3
+"""Fewer than K learners are alive, and all of them contributed."""
+CLOSE_REASON_TIMEOUT: CloseReason.ValueType  # 4
+"""Open for the whole timeout, with at least one contribution."""
+CLOSE_REASON_FINAL_EMPTY: CloseReason.ValueType  # 5
+"""A final round without any contribution."""
+CLOSE_REASON_NOTHING_COUNTS: CloseReason.ValueType  # 6
+"""Every contribution was refused, so the new version equals the one before."""
+Global___CloseReason: _TypeAlias = CloseReason  # noqa: Y015
+
+class _RefusalCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RefusalCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REFUSAL_CAUSE_UNSPECIFIED: _RefusalCause.ValueType  # 0
+    REFUSAL_CAUSE_TRUNCATED: _RefusalCause.ValueType  # 1
+    """Fewer bytes than the frame promises."""
+    REFUSAL_CAUSE_OVERSIZED: _RefusalCause.ValueType  # 2
+    """A size above what the fragment can have."""
+    REFUSAL_CAUSE_CORRUPT: _RefusalCause.ValueType  # 3
+    """A wrong checksum, or contents that contradict themselves."""
+    REFUSAL_CAUSE_WRONG_VERSION: _RefusalCause.ValueType  # 4
+    REFUSAL_CAUSE_WRONG_RUN: _RefusalCause.ValueType  # 5
+    REFUSAL_CAUSE_WRONG_PLAN: _RefusalCause.ValueType  # 6
+    REFUSAL_CAUSE_UNKNOWN_SCHEME: _RefusalCause.ValueType  # 7
+    REFUSAL_CAUSE_INCOMPLETE: _RefusalCause.ValueType  # 8
+    """Some chunks never came."""
+    REFUSAL_CAUSE_SUPERSEDED: _RefusalCause.ValueType  # 9
+    """A newer incarnation of the learner had started before it was whole."""
+    REFUSAL_CAUSE_TOO_STALE: _RefusalCause.ValueType  # 10
+    """Its base is older than sync.max_staleness allows."""
+    REFUSAL_CAUSE_BASE_IN_FUTURE: _RefusalCause.ValueType  # 11
+    """Its base is newer than the fragment."""
+    REFUSAL_CAUSE_DIVERGED: _RefusalCause.ValueType  # 12
+    """The merge would not be finite with it."""
+    REFUSAL_CAUSE_GENESIS: _RefusalCause.ValueType  # 13
+    """Initial parameters that the fragment no longer needs, or a gradient before it has any."""
+    REFUSAL_CAUSE_IMPLAUSIBLE: _RefusalCause.ValueType  # 14
+    """Numbers that no honest learner sends."""
+    REFUSAL_CAUSE_WRONG_SCHEME: _RefusalCause.ValueType  # 15
+    """A scheme that this run does not use."""
+    REFUSAL_CAUSE_UNKNOWN_BASE: _RefusalCause.ValueType  # 16
+    """A base that this fragment never had."""
+    REFUSAL_CAUSE_TOO_MANY: _RefusalCause.ValueType  # 17
+    """More contributions than may be pending at once."""
+
+class RefusalCause(_RefusalCause, metaclass=_RefusalCauseEnumTypeWrapper):
+    """Why a contribution, or a message that cannot be read, was refused."""
+
+REFUSAL_CAUSE_UNSPECIFIED: RefusalCause.ValueType  # 0
+REFUSAL_CAUSE_TRUNCATED: RefusalCause.ValueType  # 1
+"""Fewer bytes than the frame promises."""
+REFUSAL_CAUSE_OVERSIZED: RefusalCause.ValueType  # 2
+"""A size above what the fragment can have."""
+REFUSAL_CAUSE_CORRUPT: RefusalCause.ValueType  # 3
+"""A wrong checksum, or contents that contradict themselves."""
+REFUSAL_CAUSE_WRONG_VERSION: RefusalCause.ValueType  # 4
+REFUSAL_CAUSE_WRONG_RUN: RefusalCause.ValueType  # 5
+REFUSAL_CAUSE_WRONG_PLAN: RefusalCause.ValueType  # 6
+REFUSAL_CAUSE_UNKNOWN_SCHEME: RefusalCause.ValueType  # 7
+REFUSAL_CAUSE_INCOMPLETE: RefusalCause.ValueType  # 8
+"""Some chunks never came."""
+REFUSAL_CAUSE_SUPERSEDED: RefusalCause.ValueType  # 9
+"""A newer incarnation of the learner had started before it was whole."""
+REFUSAL_CAUSE_TOO_STALE: RefusalCause.ValueType  # 10
+"""Its base is older than sync.max_staleness allows."""
+REFUSAL_CAUSE_BASE_IN_FUTURE: RefusalCause.ValueType  # 11
+"""Its base is newer than the fragment."""
+REFUSAL_CAUSE_DIVERGED: RefusalCause.ValueType  # 12
+"""The merge would not be finite with it."""
+REFUSAL_CAUSE_GENESIS: RefusalCause.ValueType  # 13
+"""Initial parameters that the fragment no longer needs, or a gradient before it has any."""
+REFUSAL_CAUSE_IMPLAUSIBLE: RefusalCause.ValueType  # 14
+"""Numbers that no honest learner sends."""
+REFUSAL_CAUSE_WRONG_SCHEME: RefusalCause.ValueType  # 15
+"""A scheme that this run does not use."""
+REFUSAL_CAUSE_UNKNOWN_BASE: RefusalCause.ValueType  # 16
+"""A base that this fragment never had."""
+REFUSAL_CAUSE_TOO_MANY: RefusalCause.ValueType  # 17
+"""More contributions than may be pending at once."""
+Global___RefusalCause: _TypeAlias = RefusalCause  # noqa: Y015
+
 @_typing.final
 class ChunkRef(_message.Message):
-    """One stored chunk: where it is and what it must be."""
+    """One stored chunk: where it is, and what it must be."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -28,8 +171,10 @@ class ChunkRef(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
+    """Its sequence in the STATE stream."""
     size: _builtins.int
     checksum: _builtins.int
+    """Of the whole message."""
     def __init__(
         self,
         *,
@@ -47,8 +192,10 @@ Global___ChunkRef: _TypeAlias = ChunkRef  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
-    """One vector of a fragment's state; the digest is over the decoded f32 padded vector. Parts of one
-    manifest that are the same vector (parameters in f32 are the master) share their chunks.
+    """One vector of a fragment's state.
+
+    Parts of one manifest that are the same vector (parameters in f32 are the master) share their
+    chunks, which carry the name of the first of them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -59,8 +206,10 @@ class Part(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """`params` (what learners read), `master` or `outer.<name>`."""
     scheme: _builtins.str
     digest: _builtins.int
+    """Of the decoded, padded f32 vector, so that it also checks the decoder."""
     blocks: _builtins.int
     """Length of the vector in blocks of 256; an outer optimizer's state has its own."""
     @_builtins.property
@@ -110,15 +259,19 @@ class Consumed(_message.Message):
     sequence_last: _builtins.int
     base_version: _builtins.int
     staleness: _builtins.int
+    """How many versions behind the merge its base was."""
     step: _builtins.int
     steps: _builtins.int
     tokens: _builtins.int
     cursor_from: _builtins.int
     cursor_to: _builtins.int
     weight: _builtins.float
+    """Its share of the merge: the weights of a commit add up to 1."""
     loss: _builtins.float
     arrived_ns: _builtins.int
-    """By the syncer's clock, as opened_ns of the commit is; 0 for one that was made for another round."""
+    """When the syncer had it whole, by the clock of the commit's opened_ns; 0 for one that was made for
+    an earlier round and waited for this one.
+    """
     def __init__(
         self,
         *,
@@ -136,15 +289,86 @@ class Consumed(_message.Message):
         cursor_to: _builtins.int = ...,
         weight: _builtins.float = ...,
         loss: _builtins.float = ...,
-        arrived_ns: _builtins.int = ...,
+        arrived_ns: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrived_ns", b"_arrived_ns", "arrived_ns", b"arrived_ns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_ns", b"arrived_ns", "base_version", b"base_version", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "sequence_first", b"sequence_first", "sequence_last", b"sequence_last", "staleness", b"staleness", "step", b"step", "steps", b"steps", "tokens", b"tokens", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrived_ns", b"_arrived_ns", "arrived_ns", b"arrived_ns", "base_version", b"base_version", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "sequence_first", b"sequence_first", "sequence_last", b"sequence_last", "staleness", b"staleness", "step", b"step", "steps", b"steps", "tokens", b"tokens", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__arrived_ns: _TypeAlias = _typing.Literal["arrived_ns"]  # noqa: Y015
+    _WhichOneofArgType__arrived_ns: _TypeAlias = _typing.Literal["_arrived_ns", b"_arrived_ns"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__arrived_ns) -> _WhichOneofReturnType__arrived_ns | None: ...
 
 Global___Consumed: _TypeAlias = Consumed  # noqa: Y015
+
+@_typing.final
+class Refused(_message.Message):
+    """One contribution that will never be merged, and why.
+
+    Its numbers are 0 where its header never arrived. One without an identity is about bytes that
+    cannot be read, and `sequence` says where in CONTRIB they are.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CURSOR_FROM_FIELD_NUMBER: _builtins.int
+    CURSOR_TO_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    cause: Global___RefusalCause.ValueType
+    learner: _builtins.str
+    incarnation: _builtins.int
+    identity: _builtins.int
+    tokens: _builtins.int
+    cursor_from: _builtins.int
+    cursor_to: _builtins.int
+    sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        cause: Global___RefusalCause.ValueType = ...,
+        learner: _builtins.str = ...,
+        incarnation: _builtins.int | None = ...,
+        identity: _builtins.int | None = ...,
+        tokens: _builtins.int | None = ...,
+        cursor_from: _builtins.int | None = ...,
+        cursor_to: _builtins.int | None = ...,
+        sequence: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cursor_from", b"_cursor_from", "_cursor_to", b"_cursor_to", "_identity", b"_identity", "_incarnation", b"_incarnation", "_sequence", b"_sequence", "_tokens", b"_tokens", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "sequence", b"sequence", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cursor_from", b"_cursor_from", "_cursor_to", b"_cursor_to", "_identity", b"_identity", "_incarnation", b"_incarnation", "_sequence", b"_sequence", "_tokens", b"_tokens", "cause", b"cause", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "sequence", b"sequence", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cursor_from: _TypeAlias = _typing.Literal["cursor_from"]  # noqa: Y015
+    _WhichOneofArgType__cursor_from: _TypeAlias = _typing.Literal["_cursor_from", b"_cursor_from"]  # noqa: Y015
+    _WhichOneofReturnType__cursor_to: _TypeAlias = _typing.Literal["cursor_to"]  # noqa: Y015
+    _WhichOneofArgType__cursor_to: _TypeAlias = _typing.Literal["_cursor_to", b"_cursor_to"]  # noqa: Y015
+    _WhichOneofReturnType__identity: _TypeAlias = _typing.Literal["identity"]  # noqa: Y015
+    _WhichOneofArgType__identity: _TypeAlias = _typing.Literal["_identity", b"_identity"]  # noqa: Y015
+    _WhichOneofReturnType__incarnation: _TypeAlias = _typing.Literal["incarnation"]  # noqa: Y015
+    _WhichOneofArgType__incarnation: _TypeAlias = _typing.Literal["_incarnation", b"_incarnation"]  # noqa: Y015
+    _WhichOneofReturnType__sequence: _TypeAlias = _typing.Literal["sequence"]  # noqa: Y015
+    _WhichOneofArgType__sequence: _TypeAlias = _typing.Literal["_sequence", b"_sequence"]  # noqa: Y015
+    _WhichOneofReturnType__tokens: _TypeAlias = _typing.Literal["tokens"]  # noqa: Y015
+    _WhichOneofArgType__tokens: _TypeAlias = _typing.Literal["_tokens", b"_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cursor_from) -> _WhichOneofReturnType__cursor_from | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cursor_to) -> _WhichOneofReturnType__cursor_to | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__identity) -> _WhichOneofReturnType__identity | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__incarnation) -> _WhichOneofReturnType__incarnation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence) -> _WhichOneofReturnType__sequence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens) -> _WhichOneofReturnType__tokens | None: ...
+
+Global___Refused: _TypeAlias = Refused  # noqa: Y015
 
 @_typing.final
 class LearnerProgress(_message.Message):
@@ -159,9 +383,11 @@ class LearnerProgress(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     learner: _builtins.str
     incarnation: _builtins.int
+    """Incarnation and identity of the newest contribution that was merged."""
     identity: _builtins.int
     tokens: _builtins.int
     cursor: _builtins.int
+    """How far the learner's data counts as used."""
     def __init__(
         self,
         *,
@@ -180,52 +406,8 @@ class LearnerProgress(_message.Message):
 Global___LearnerProgress: _TypeAlias = LearnerProgress  # noqa: Y015
 
 @_typing.final
-class Refused(_message.Message):
-    """One contribution that will never be merged, and why; zeros where its header never arrived. What
-    tells of no contribution, being bytes that nobody can read, says where in CONTRIB these lie.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CAUSE_FIELD_NUMBER: _builtins.int
-    LEARNER_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    IDENTITY_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    CURSOR_FROM_FIELD_NUMBER: _builtins.int
-    CURSOR_TO_FIELD_NUMBER: _builtins.int
-    SEQUENCE_FIELD_NUMBER: _builtins.int
-    cause: _builtins.str
-    learner: _builtins.str
-    incarnation: _builtins.int
-    identity: _builtins.int
-    tokens: _builtins.int
-    cursor_from: _builtins.int
-    cursor_to: _builtins.int
-    sequence: _builtins.int
-    def __init__(
-        self,
-        *,
-        cause: _builtins.str = ...,
-        learner: _builtins.str = ...,
-        incarnation: _builtins.int = ...,
-        identity: _builtins.int = ...,
-        tokens: _builtins.int = ...,
-        cursor_from: _builtins.int = ...,
-        cursor_to: _builtins.int = ...,
-        sequence: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "sequence", b"sequence", "tokens", b"tokens"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Refused: _TypeAlias = Refused  # noqa: Y015
-
-@_typing.final
 class Commit(_message.Message):
-    """ledger.commit.<f>: fragment f went from version-1 to version, and why."""
+    """ledger.commit.<f>: fragment f went from version-1 to version, and why. Kept for ever."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -234,7 +416,7 @@ class Commit(_message.Message):
     FRAGMENT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     SYNCER_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
     OPENED_NS_FIELD_NUMBER: _builtins.int
@@ -250,25 +432,46 @@ class Commit(_message.Message):
     FINAL_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     MERGE_S_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    SOURCE_VERSION_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     plan_digest: _builtins.int
     fragment: _builtins.int
     version: _builtins.int
     step: _builtins.int
-    reason: _builtins.str
+    """The global clock when the round closed."""
+    origin: Global___CommitOrigin.ValueType
     syncer: _builtins.str
     fence: _builtins.int
+    """The token of the fence under which it was written."""
     opened_ns: _builtins.int
     closed_ns: _builtins.int
     quorum_s: _builtins.float
+    """From opening the round to its K-th contribution."""
     grace_s: _builtins.float
+    """From the K-th contribution to closing the round."""
     contrib_floor: _builtins.int
+    """Every contribution to this fragment at or below this sequence of CONTRIB is resolved; above it
+    those are that `progress` covers by identity.
+    """
     params_digest: _builtins.int
     master_digest: _builtins.int
     final: _builtins.bool
     trace_id: _builtins.str
     merge_s: _builtins.float
-    """The merge and the outer step."""
+    """Time that the merge and the outer step took."""
+    reason: Global___CloseReason.ValueType
+    """Why the round closed; None where `origin` is no round."""
+    source: _builtins.str
+    """The checkpoint that a restored or replaced state comes from."""
+    source_version: _builtins.int
+    """The fragment's version in `source`, where it was put back over a past and counts on from that."""
+    previous: _builtins.int
+    """Digest of the bytes of the fragment's commit record before this one in the ledger, 0 for the
+    first. The records of a fragment form a chain, in which a changed one is found.
+    """
     @_builtins.property
     def consumed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumed]: ...
     @_builtins.property
@@ -283,7 +486,7 @@ class Commit(_message.Message):
         fragment: _builtins.int = ...,
         version: _builtins.int = ...,
         step: _builtins.int = ...,
-        reason: _builtins.str = ...,
+        origin: Global___CommitOrigin.ValueType = ...,
         syncer: _builtins.str = ...,
         fence: _builtins.int = ...,
         opened_ns: _builtins.int = ...,
@@ -296,21 +499,52 @@ class Commit(_message.Message):
         progress: _abc.Iterable[Global___LearnerProgress] | None = ...,
         params_digest: _builtins.int = ...,
         master_digest: _builtins.int = ...,
-        final: _builtins.bool = ...,
-        trace_id: _builtins.str = ...,
-        merge_s: _builtins.float = ...,
+        final: _builtins.bool | None = ...,
+        trace_id: _builtins.str | None = ...,
+        merge_s: _builtins.float | None = ...,
+        reason: Global___CloseReason.ValueType | None = ...,
+        source: _builtins.str | None = ...,
+        source_version: _builtins.int | None = ...,
+        previous: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_merge_s", b"_merge_s", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "final", b"final", "merge_s", b"merge_s", "previous", b"previous", "reason", b"reason", "source", b"source", "source_version", b"source_version", "trace_id", b"trace_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_ns", b"closed_ns", "consumed", b"consumed", "contrib_floor", b"contrib_floor", "fence", b"fence", "final", b"final", "fragment", b"fragment", "grace_s", b"grace_s", "master_digest", b"master_digest", "merge_s", b"merge_s", "opened_ns", b"opened_ns", "params_digest", b"params_digest", "plan_digest", b"plan_digest", "progress", b"progress", "quorum_s", b"quorum_s", "reason", b"reason", "refused", b"refused", "run", b"run", "step", b"step", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_merge_s", b"_merge_s", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "closed_ns", b"closed_ns", "consumed", b"consumed", "contrib_floor", b"contrib_floor", "fence", b"fence", "final", b"final", "fragment", b"fragment", "grace_s", b"grace_s", "master_digest", b"master_digest", "merge_s", b"merge_s", "opened_ns", b"opened_ns", "origin", b"origin", "params_digest", b"params_digest", "plan_digest", b"plan_digest", "previous", b"previous", "progress", b"progress", "quorum_s", b"quorum_s", "reason", b"reason", "refused", b"refused", "run", b"run", "source", b"source", "source_version", b"source_version", "step", b"step", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__final: _TypeAlias = _typing.Literal["final"]  # noqa: Y015
+    _WhichOneofArgType__final: _TypeAlias = _typing.Literal["_final", b"_final"]  # noqa: Y015
+    _WhichOneofReturnType__merge_s: _TypeAlias = _typing.Literal["merge_s"]  # noqa: Y015
+    _WhichOneofArgType__merge_s: _TypeAlias = _typing.Literal["_merge_s", b"_merge_s"]  # noqa: Y015
+    _WhichOneofReturnType__previous: _TypeAlias = _typing.Literal["previous"]  # noqa: Y015
+    _WhichOneofArgType__previous: _TypeAlias = _typing.Literal["_previous", b"_previous"]  # noqa: Y015
+    _WhichOneofReturnType__reason: _TypeAlias = _typing.Literal["reason"]  # noqa: Y015
+    _WhichOneofArgType__reason: _TypeAlias = _typing.Literal["_reason", b"_reason"]  # noqa: Y015
+    _WhichOneofReturnType__source: _TypeAlias = _typing.Literal["source"]  # noqa: Y015
+    _WhichOneofArgType__source: _TypeAlias = _typing.Literal["_source", b"_source"]  # noqa: Y015
+    _WhichOneofReturnType__source_version: _TypeAlias = _typing.Literal["source_version"]  # noqa: Y015
+    _WhichOneofArgType__source_version: _TypeAlias = _typing.Literal["_source_version", b"_source_version"]  # noqa: Y015
+    _WhichOneofReturnType__trace_id: _TypeAlias = _typing.Literal["trace_id"]  # noqa: Y015
+    _WhichOneofArgType__trace_id: _TypeAlias = _typing.Literal["_trace_id", b"_trace_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__final) -> _WhichOneofReturnType__final | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__merge_s) -> _WhichOneofReturnType__merge_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous) -> _WhichOneofReturnType__previous | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reason) -> _WhichOneofReturnType__reason | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source) -> _WhichOneofReturnType__source | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source_version) -> _WhichOneofReturnType__source_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trace_id) -> _WhichOneofReturnType__trace_id | None: ...
 
 Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
 @_typing.final
 class Manifest(_message.Message):
-    """state.<f>.manifest: the commit point."""
+    """state.<f>.manifest: the commit point. The commit goes to the ledger as it stands here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -318,6 +552,7 @@ class Manifest(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
+    """Which of the two chunk buffers of the fragment holds this version."""
     @_builtins.property
     def commit(self) -> Global___Commit: ...
     @_builtins.property
@@ -339,7 +574,7 @@ Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
 
 @_typing.final
 class Fence(_message.Message):
-    """state.fence.<shard>: who may commit; the record's stream sequence is the fencing token."""
+    """state.fence.<shard>: who may commit; the stream sequence of the record is the fence token."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

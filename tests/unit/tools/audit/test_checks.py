@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 
 from skerry.protocol.messages import (
     Commit,
+    CommitOrigin,
     Consumed,
     ContributionHeader,
     ContributionKind,
+    InnerState,
     LearnerProgress,
-    MemberRecord,
+    RefusalCause,
     Refused,
 )
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.offers import Offer
 from skerry_tools.audit.violations import What
+from tests.support.builders import commit, consumed, member
 from tests.support.imagined import RULES, TOKENS, Record, history, tabled, violations
 
 SEEDS = st.integers(0, 10_000)
@@ -135,9 +138,9 @@ def test_steps_that_were_skipped_are_not_claimed_though_their_data_is_used(
     rules = replace(RULES, step_tokens=TOKENS)
     item = replace(_consumed(1, 0, 24), steps=steps, tokens=sequences * TOKENS)
     row = LearnerProgress("a", 1, 1, item.tokens, 24)
-    begun = replace(_commit(1, ()), reason="restored from /x")
+    begun = replace(_commit(1, ()), origin=CommitOrigin.RESTORED)
     merged = replace(_commit(2, (item,)), progress=(row,))
-    records: list[Record] = [begun, _member(), replace(_member(), inner="new"), merged]
+    records: list[Record] = [begun, member(), replace(member(), inner=InnerState.NEW), merged]
     assert [v.what for v in violations(records, rules)] == [What.TOKENS] * lies
 
 
@@ -161,14 +164,14 @@ def test_contribution_that_is_consumed_behind_its_successor_is_a_violation() -> 
     first, second = _consumed(1, 0, 4), _consumed(3, 8, 12)
     late = _consumed(2, 4, 8)
     commits = [_commit(1, (first,)), _commit(2, (second,)), _commit(3, (late,))]
-    found = violations(tabled([_member(), *commits]))
+    found = violations(tabled([member(), *commits]))
     assert What.ORDER in {v.what for v in found}
     assert What.TWICE not in {v.what for v in found}
 
 
 def test_contribution_that_was_left_out_is_a_violation_that_names_it() -> None:
     commits = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(3, 8, 12),))]
-    (found,) = violations(tabled([_member(), *commits]))
+    (found,) = violations(tabled([member(), *commits]))
     assert found.what is What.UNRESOLVED
     assert "contribution 2 of incarnation 1" in found.sentence
     assert found.learner == "a"
@@ -176,21 +179,21 @@ def test_contribution_that_was_left_out_is_a_violation_that_names_it() -> None:
 
 def test_contribution_that_its_learner_took_back_is_accounted_for() -> None:
     commits = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(3, 4, 12),))]
-    assert violations(tabled([_member(), *commits])) == []
+    assert violations(tabled([member(), *commits])) == []
 
 
 def test_contribution_that_was_refused_is_accounted_for() -> None:
-    refused = Refused("diverged", "a", 1, 2, 4 * TOKENS, 4, 8)
+    refused = Refused(RefusalCause.DIVERGED, "a", 1, 2, 4 * TOKENS, 4, 8)
     commits = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(3, 8, 12),), (refused,))]
-    assert violations(tabled([_member(), *commits])) == []
+    assert violations(tabled([member(), *commits])) == []
 
 
 def test_refusal_without_numbers_accounts_for_one_that_is_missing() -> None:
     commits = [
         _commit(1, (_consumed(1, 0, 4),)),
-        _commit(2, (_consumed(3, 8, 12),), (Refused("corrupt", "a"),)),
+        _commit(2, (_consumed(3, 8, 12),), (Refused(RefusalCause.CORRUPT, "a"),)),
     ]
-    assert violations(tabled([_member(), *commits])) == []
+    assert violations(tabled([member(), *commits])) == []
 
 
 @pytest.mark.parametrize(
@@ -205,14 +208,14 @@ def test_bytes_that_nobody_could_read_account_for_what_is_missing_where_they_lie
     places: tuple[int, ...], missing: int, told_at: int
 ) -> None:
     """Contributions 1 and 4 were consumed at 1 and 4 of CONTRIB; 2 and 3 never came."""
-    damaged = tuple(Refused("corrupt", "a", sequence=place) for place in places)
+    damaged = tuple(Refused(RefusalCause.CORRUPT, "a", sequence=place) for place in places)
     told = {2: ((), damaged), 3: (damaged, ())}[told_at]
     commits = [
         _commit(1, (_consumed(1, 0, 4),)),
         _commit(2, (_consumed(4, 12, 16),), told[1]),
         _commit(3, (), told[0]),
     ]
-    found = violations(tabled([_member(), *commits]))
+    found = violations(tabled([member(), *commits]))
     assert [v.what for v in found] == [What.UNRESOLVED] * min(1, missing)
     assert [("contribution 3" in v.sentence, "1 more" in v.sentence) for v in found] == [
         (missing == 1, missing == 2)
@@ -223,17 +226,17 @@ def test_bytes_that_nobody_could_read_account_for_one_that_is_missing_once() -> 
     """Contribution 2 lay at 2 and is damaged; 4 at 4 is nowhere."""
     commits = [
         _commit(1, (_consumed(1, 0, 4),)),
-        _commit(2, (_consumed(3, 8, 12),), (Refused("corrupt", "a", sequence=2),) * 3),
+        _commit(2, (_consumed(3, 8, 12),), (Refused(RefusalCause.CORRUPT, "a", sequence=2),) * 3),
         _commit(3, (_consumed(5, 16, 20),)),
     ]
-    (found,) = violations(tabled([_member(), *commits]))
+    (found,) = violations(tabled([member(), *commits]))
     assert found.what is What.UNRESOLVED
     assert "contribution 4" in found.sentence
 
 
 def test_offer_of_initial_parameters_that_lost_is_accounted_for() -> None:
-    genesis = replace(_commit(1, ()), reason="genesis")
-    assert violations(tabled([_member(), genesis, _commit(2, (_consumed(2, 0, 4),))])) == []
+    genesis = replace(_commit(1, ()), origin=CommitOrigin.GENESIS)
+    assert violations(tabled([member(), genesis, _commit(2, (_consumed(2, 0, 4),))])) == []
 
 
 def test_contribution_that_still_waits_is_no_violation() -> None:
@@ -241,79 +244,93 @@ def test_contribution_that_still_waits_is_no_violation() -> None:
         _commit(1, (_consumed(1, 0, 4),), floor=3),
         _commit(2, (_consumed(3, 8, 12),), floor=3),
     ]
-    assert violations(tabled([_member(), *commits]), offers=[_offer(2, last=9)]) == []
+    assert violations(tabled([member(), *commits]), offers=[_offer(2, last=9)]) == []
 
 
 def test_contribution_below_the_floor_that_is_unresolved_is_a_violation() -> None:
-    records = tabled([_member(), _commit(1, (_consumed(1, 0, 4),), floor=9)])
+    records = tabled([member(), _commit(1, (_consumed(1, 0, 4),), floor=9)])
     (found,) = violations(records, offers=[_offer(2, last=9)])
     assert (found.what, found.version, found.learner) == (What.UNRESOLVED, 1, "a")
 
 
 def test_floor_of_another_stream_says_nothing_about_what_came_later() -> None:
-    records = tabled([_member(), _commit(1, (_consumed(1, 0, 4),), floor=9)])
+    records = tabled([member(), _commit(1, (_consumed(1, 0, 4),), floor=9)])
     assert violations(records, offers=[_offer(2, last=9, at_ns=50)]) == []
 
 
 @pytest.mark.parametrize("start", [3, 0])
 def test_data_that_is_counted_twice_is_a_violation(start: int) -> None:
     commits = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(2, start, 8),))]
-    (found,) = violations(tabled([_member(), *commits]))
+    (found,) = violations(tabled([member(), *commits]))
     assert found.what is What.OVERLAP
     assert f"[{start}, 4)" in found.sentence
 
 
 def test_data_that_was_trained_on_and_not_offered_is_counted_as_discarded() -> None:
-    refused = Refused("diverged", "a", 1, 2, 2 * TOKENS, 4, 6)
+    refused = Refused(RefusalCause.DIVERGED, "a", 1, 2, 2 * TOKENS, 4, 6)
     commits = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(3, 9, 12),), (refused,))]
     checks = Checks(RULES)
-    for sequence, commit in enumerate(tabled(commits), 1):
-        assert isinstance(commit, Commit)
-        checks.commit(commit, sequence, sequence)
+    for sequence, record in enumerate(tabled(commits), 1):
+        assert isinstance(record, Commit)
+        checks.commit(record, sequence, sequence)
     assert checks.books[0].accounts["a"].discarded == 3
 
 
 def test_start_behind_data_that_nobody_offered_is_a_gap() -> None:
-    begun = replace(_member(2), cursor=7, inner="cold")
-    (found,) = violations(tabled([_member(), _commit(1, (_consumed(1, 0, 4),)), _member(2), begun]))
+    begun = replace(member(incarnation=2), cursor=7, inner=InnerState.COLD)
+    (found,) = violations(
+        tabled([member(), _commit(1, (_consumed(1, 0, 4),)), member(incarnation=2), begun])
+    )
     assert (found.what, found.learner) == (What.GAP, "a")
     assert "[4, 7)" in found.sentence
 
 
 def test_start_behind_data_that_is_refused_later_is_no_gap() -> None:
-    begun = replace(_member(2), cursor=7, inner="cold")
-    refused = Refused("superseded", "a", 1, 2, 3 * TOKENS, 4, 7)
-    records: list[Record] = [_member(), _commit(1, (_consumed(1, 0, 4),)), _member(2), begun]
+    begun = replace(member(incarnation=2), cursor=7, inner=InnerState.COLD)
+    refused = Refused(RefusalCause.SUPERSEDED, "a", 1, 2, 3 * TOKENS, 4, 7)
+    records: list[Record] = [
+        member(),
+        _commit(1, (_consumed(1, 0, 4),)),
+        member(incarnation=2),
+        begun,
+    ]
     assert violations(tabled([*records, _commit(2, (), (refused,))])) == []
 
 
 def test_start_in_data_that_was_counted_is_a_violation() -> None:
-    begun = replace(_member(2), cursor=3, inner="warm")
-    (found,) = violations(tabled([_member(), _commit(1, (_consumed(1, 0, 4),)), _member(2), begun]))
+    begun = replace(member(incarnation=2), cursor=3, inner=InnerState.WARM)
+    (found,) = violations(
+        tabled([member(), _commit(1, (_consumed(1, 0, 4),)), member(incarnation=2), begun])
+    )
     assert found.what is What.COUNTED_AGAIN
 
 
 def test_data_of_an_older_incarnation_behind_the_newer_ones_start_is_a_violation() -> None:
-    begun = replace(_member(2), cursor=4, inner="warm")
-    records: list[Record] = [_member(), _commit(1, (_consumed(1, 0, 4),)), _member(2), begun]
+    begun = replace(member(incarnation=2), cursor=4, inner=InnerState.WARM)
+    records: list[Record] = [
+        member(),
+        _commit(1, (_consumed(1, 0, 4),)),
+        member(incarnation=2),
+        begun,
+    ]
     (found,) = violations(tabled([*records, _commit(2, (_consumed(2, 4, 9),))]))
     assert found.what is What.COUNTED_AGAIN
 
 
 def test_contribution_of_an_incarnation_that_never_joined_is_a_violation() -> None:
     (found,) = violations(
-        tabled([_member(), _commit(1, (replace(_consumed(1, 0, 4), incarnation=2),))])
+        tabled([member(), _commit(1, (replace(_consumed(1, 0, 4), incarnation=2),))])
     )
     assert found.what is What.MEMBER
 
 
 def test_incarnation_that_goes_back_is_a_violation() -> None:
-    (found,) = violations([_member(2), _member(1)])
+    (found,) = violations([member(incarnation=2), member(incarnation=1)])
     assert found.what is What.MEMBER
 
 
 def test_learner_that_changes_its_data_is_a_violation() -> None:
-    (found,) = violations([_member(), replace(_member(2), shard=4)])
+    (found,) = violations([member(), replace(member(incarnation=2), shard=4)])
     assert found.what is What.MEMBER
 
 
@@ -362,18 +379,18 @@ def test_contribution_that_was_too_stale_to_be_merged_is_a_violation() -> None:
     rules = replace(RULES, max_staleness=0)
     late = replace(_consumed(2, 4, 8), base_version=1, staleness=1)
     first = _commit(1, (_consumed(1, 0, 4),))
-    records: list[Record] = [_member(), first, _commit(2, ()), _commit(3, (late,))]
+    records: list[Record] = [member(), first, _commit(2, ()), _commit(3, (late,))]
     (found,) = violations(tabled(records), rules)
     assert found.what is What.STALENESS
 
 
 def test_restored_run_begins_where_its_checkpoint_was() -> None:
     rows = (LearnerProgress("a", 0, 0, 4 * TOKENS, 4),)
-    base = replace(_commit(7, ()), reason="restored from /x", progress=rows)
+    base = replace(_commit(7, ()), origin=CommitOrigin.RESTORED, progress=rows)
     item = replace(_consumed(1, 4, 8), base_version=7)
     after = replace(_commit(8, (item,)), progress=(LearnerProgress("a", 1, 1, 8 * TOKENS, 8),))
-    begun = replace(_member(), cursor=4, inner="cold")
-    assert violations([base, replace(_member(), incarnation=0), _member(), begun, after]) == []
+    begun = replace(member(), cursor=4, inner=InnerState.COLD)
+    assert violations([base, replace(member(), incarnation=0), member(), begun, after]) == []
 
 
 class TestACheckpointThatWasPutBack:
@@ -382,13 +399,15 @@ class TestACheckpointThatWasPutBack:
     ROW = LearnerProgress("a", 1, 1, 4 * TOKENS, 4)
     AHEAD = LearnerProgress("a", 1, 3, 12 * TOKENS, 12)
 
-    def history(self, reason: str, row: LearnerProgress, **changes: object) -> list[Record]:
-        before = tabled([_member(), _commit(1, (_consumed(1, 0, 4),), floor=5)])
-        put = replace(_commit(2, (), floor=5), reason=reason, progress=(row,))
+    def history(
+        self, origin: CommitOrigin, row: LearnerProgress, **changes: object
+    ) -> list[Record]:
+        before = tabled([member(), _commit(1, (_consumed(1, 0, 4),), floor=5)])
+        put = replace(_commit(2, (), floor=5), origin=origin, progress=(row,))
         return [*before, replace(put, **changes)]  # type: ignore[arg-type]
 
     def put(self, row: LearnerProgress, **changes: object) -> list[What]:
-        records = self.history("restored from /x at version 9", row, **changes)
+        records = self.history(CommitOrigin.REPLACED, row, **changes)
         return [v.what for v in violations(records)]
 
     @pytest.mark.parametrize("row", [ROW, AHEAD], ids=["lost", "rolled_back"])
@@ -400,7 +419,7 @@ class TestACheckpointThatWasPutBack:
             _commit(3, (_consumed(4, 12, 16),), floor=6),
             progress=(LearnerProgress("a", 1, 4, 16 * TOKENS, 16),),
         )
-        records = self.history("restored from /x at version 9", self.AHEAD)
+        records = self.history(CommitOrigin.REPLACED, self.AHEAD)
         assert violations([*records, after]) == []
 
     def test_it_may_be_written_under_the_fence_of_a_state_that_was_begun_anew(self) -> None:
@@ -434,20 +453,20 @@ class TestACheckpointThatWasPutBack:
 
     def test_what_was_left_out_before_it_stays_left_out(self) -> None:
         left = [_commit(1, (_consumed(1, 0, 4),)), _commit(2, (_consumed(3, 8, 12),))]
-        before = tabled([_member(), *left])
+        before = tabled([member(), *left])
         row = LearnerProgress("a", 1, 3, 8 * TOKENS, 12)
-        put = replace(_commit(3, ()), reason="restored from /x at version 2", progress=(row,))
+        put = replace(_commit(3, ()), origin=CommitOrigin.REPLACED, progress=(row,))
         assert [v.what for v in violations([*before, put])] == [What.UNRESOLVED]
 
     @pytest.mark.parametrize("version", [1, 2, 40])
     def test_a_history_does_not_begin_in_its_middle(self, version: int) -> None:
-        records = self.history("restored from /x", self.ROW, version=version)
+        records = self.history(CommitOrigin.RESTORED, self.ROW, version=version)
         assert [v.what for v in violations(records)] == [What.VERSIONS]
 
     def test_an_empty_log_is_put_back_as_version_one(self) -> None:
-        put = replace(_commit(1, ()), reason="restored from /x at version 9", progress=(self.ROW,))
-        assert violations([_member(), put]) == []
-        assert [v.what for v in violations([_member(), replace(put, version=9)])] == [What.VERSIONS]
+        put = replace(_commit(1, ()), origin=CommitOrigin.REPLACED, progress=(self.ROW,))
+        assert violations([member(), put]) == []
+        assert [v.what for v in violations([member(), replace(put, version=9)])] == [What.VERSIONS]
 
 
 def test_rules_of_a_config_take_its_own_numbers() -> None:
@@ -459,27 +478,16 @@ def test_rules_of_a_config_take_its_own_numbers() -> None:
     assert rules.step_tokens == 64 * config.data.batch
 
 
-def _member(incarnation: int = 1) -> MemberRecord:
-    return MemberRecord("r", "a", incarnation, "host", 1, 0)
-
-
 def _consumed(identity: int, start: int, stop: int) -> Consumed:
-    tokens = (stop - start) * TOKENS
-    return Consumed(
-        "a",
-        1,
-        identity,
-        identity,
-        identity,
-        0,
-        0,
-        stop,
-        stop - start,
-        tokens,
-        start,
-        stop,
-        1.0,
-        1.0,
+    return consumed(
+        identity=identity,
+        sequence_first=identity,
+        sequence_last=identity,
+        base_version=0,
+        steps=stop - start,
+        tokens=(stop - start) * TOKENS,
+        cursor_from=start,
+        cursor_to=stop,
     )
 
 
@@ -493,26 +501,8 @@ def _commit(
     fitting = tuple(
         replace(c, base_version=c.base_version if c.staleness else version - 1) for c in consumed
     )
-    return Commit(
-        run="r",
-        plan_digest=1,
-        fragment=0,
-        version=version,
-        step=1,
-        reason="all_arrived",
-        syncer="s",
-        fence=1,
-        opened_ns=1,
-        closed_ns=2,
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=fitting,
-        refused=refused,
-        contrib_floor=floor,
-        progress=(),
-        params_digest=1,
-        master_digest=1,
-    )
+    merged = {"consumed": fitting, "refused": refused, "contrib_floor": floor}
+    return commit(version, origin=CommitOrigin.ROUND, **merged)
 
 
 def _offer(identity: int, *, last: int, at_ns: int = 0) -> Offer:

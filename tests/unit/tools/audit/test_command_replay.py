@@ -29,8 +29,9 @@ from skerry_checkpointer.service import Checkpointer
 from skerry_syncer.service import load_kernels, session
 from skerry_tools.audit.command_replay import policy_of
 from skerry_tools.audit.target import Target, parse
+from tests.support.builders import run_record
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 from tests.support.s3_server import BUCKET, S3Server
 
 WINDOW_BYTES = 16 * 1024**2

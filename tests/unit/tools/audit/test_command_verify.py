@@ -21,8 +21,9 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import DataConfig, LogConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.service import load_kernels, session
+from tests.support.builders import run_record
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet, run_record
+from tests.support.puppet import Puppet
 
 pytestmark = pytest.mark.nats
 

@@ -35,7 +35,7 @@ from skerry_tools.chaos.engine import Firing
 from skerry_tools.chaos.local import LocalGround
 from skerry_tools.chaos.meter import Meter
 from skerry_tools.chaos.remote import RemoteGround
-from tests.support.puppet import run_record
+from tests.support.builders import run_record
 
 NOBODY = "Nobody answers."
 FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is stopped")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,10 @@ from skerry.errors import StateLost
 from skerry.log import ledger, presence, recovery
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import CheckpointRecord, Commit, Consumed, SyncerPulse
+from skerry.protocol.messages import Commit
 from skerry_tools.chaos.convergence import Check, Convergence
 from skerry_tools.chaos.witness import Witness
-from tests.support.puppet import run_record
+from tests.support.builders import checkpoint_record, commit, consumed, run_record, syncer_pulse
 
 RUN = "r"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
@@ -32,34 +33,9 @@ async def connected() -> MemoryBus:
     return bus
 
 
-def commit(version: int, *learners: str, syncer: str = "s") -> Commit:
-    rows = tuple(
-        Consumed(name, 1, version, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1.0, 1.0) for name in learners
-    )
-    return Commit(
-        run=RUN,
-        plan_digest=PLAN.digest,
-        fragment=0,
-        version=version,
-        step=version,
-        reason="all_arrived",
-        syncer=syncer,
-        fence=1,
-        opened_ns=0,
-        closed_ns=0,
-        quorum_s=0.0,
-        grace_s=0.0,
-        consumed=rows,
-        refused=(),
-        contrib_floor=0,
-        progress=(),
-        params_digest=0,
-        master_digest=0,
-    )
-
-
-def checkpoint(path: str) -> CheckpointRecord:
-    return CheckpointRecord(RUN, path, path, (1,), 1, 1, 0, 1)
+def merged(version: int, *learners: str, **changes: Any) -> Commit:
+    rows = tuple(consumed(name, version) for name in learners)
+    return commit(version, run=RUN, plan_digest=PLAN.digest, consumed=rows, **changes)
 
 
 async def answering(bus: MemoryBus, *names: str) -> None:
@@ -67,7 +43,7 @@ async def answering(bus: MemoryBus, *names: str) -> None:
     for sent_ns in itertools.count(1):
         for name in names:
             shards = (0,) if name == "s" else ()
-            pulse = SyncerPulse(RUN, name, "i", sent_ns, shards, host="host")
+            pulse = syncer_pulse(name, run=RUN, sent_ns=sent_ns, shards=shards)
             await presence.publish_syncer_pulse(bus, pulse)
         await asyncio.sleep(0.01)
 
@@ -92,9 +68,9 @@ async def judged(
 
 async def test_a_cluster_in_which_everybody_works_has_converged() -> None:
     bus = await connected()
-    await recovery.append_commit(bus, commit(1, "a"))
-    await recovery.append_commit(bus, commit(2, "b"))
-    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    await recovery.append_commit(bus, merged(1, "a"))
+    await recovery.append_commit(bus, merged(2, "b"))
+    await ledger.record_checkpoint(bus, checkpoint_record("whole", run=RUN, versions=(1,)))
     told = await judged(bus, LONG_S)
     assert all(check.ok for check in told.values())
     assert told["a checkpoint verifies"].detail == "whole"
@@ -102,7 +78,7 @@ async def test_a_cluster_in_which_everybody_works_has_converged() -> None:
 
 async def test_a_learner_that_stays_silent_is_named() -> None:
     bus = await connected()
-    await recovery.append_commit(bus, commit(1, "a"))
+    await recovery.append_commit(bus, merged(1, "a"))
     told = await judged(bus, SHORT_S)
     assert told["a contributes"].ok
     assert not told["b contributes"].ok
@@ -111,10 +87,10 @@ async def test_a_learner_that_stays_silent_is_named() -> None:
 
 async def test_a_stand_by_has_to_answer_though_another_syncer_commits() -> None:
     bus = await connected()
-    await recovery.append_commit(bus, commit(1, "a", "b"))
-    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    await recovery.append_commit(bus, merged(1, "a", "b"))
+    await ledger.record_checkpoint(bus, checkpoint_record("whole", run=RUN, versions=(1,)))
     two = KINDS | {"t": "syncer"}
-    old = SyncerPulse(RUN, "t", "i", 1, (0,))
+    old = syncer_pulse("t", run=RUN, host="", shards=(0,))
     await presence.publish_syncer_pulse(bus, old)
     told = await judged(bus, SHORT_S, kinds=two)
     assert (told["s answers"].ok, told["s answers"].detail) == (True, "holds shards 0")
@@ -126,10 +102,10 @@ async def test_a_stand_by_has_to_answer_though_another_syncer_commits() -> None:
 async def test_a_syncer_that_only_says_goodbye_has_not_answered() -> None:
     bus = await connected()
     two = KINDS | {"t": "syncer"}
-    await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "t", "i", 1, (0,), host="host"))
+    await presence.publish_syncer_pulse(bus, syncer_pulse("t", run=RUN, shards=(0,)))
     waiting = asyncio.create_task(judged(bus, SHORT_S, kinds=two))
     await asyncio.sleep(SHORT_S / 2)
-    await presence.publish_syncer_pulse(bus, SyncerPulse(RUN, "t", "i", 2))
+    await presence.publish_syncer_pulse(bus, syncer_pulse("t", run=RUN, sent_ns=2, host=""))
     assert not (await waiting)["t answers"].ok
 
 
@@ -143,7 +119,7 @@ async def test_what_cannot_be_watched_is_a_failed_check_beside_the_others(
         raise StateLost(msg)
 
     bus = await connected()
-    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    await ledger.record_checkpoint(bus, checkpoint_record("whole", run=RUN, versions=(1,)))
     monkeypatch.setattr(ledger, "follow_commits", broken)
     monkeypatch.setattr(ledger, "wait_finished", lambda *_: anext(broken()))
     told = await judged(bus, SHORT_S)
@@ -154,17 +130,17 @@ async def test_what_cannot_be_watched_is_a_failed_check_beside_the_others(
 
 async def test_a_commit_by_a_syncer_that_is_gone_is_no_sign_of_life() -> None:
     bus = await connected()
-    await recovery.append_commit(bus, commit(1, "a", "b", syncer="dead"))
+    await recovery.append_commit(bus, merged(1, "a", "b", syncer="dead"))
     assert not (await judged(bus, SHORT_S))["a syncer that runs commits"].ok
 
 
 async def test_a_damaged_checkpoint_does_not_count_but_a_later_whole_one_does() -> None:
     bus = await connected()
-    await recovery.append_commit(bus, commit(1, "a", "b"))
-    await ledger.record_checkpoint(bus, checkpoint("broken"))
+    await recovery.append_commit(bus, merged(1, "a", "b"))
+    await ledger.record_checkpoint(bus, checkpoint_record("broken", run=RUN, versions=(1,)))
     told = await judged(bus, SHORT_S, frozenset({"broken"}))
     assert told["a checkpoint verifies"].detail.startswith("it is damaged")
-    await ledger.record_checkpoint(bus, checkpoint("whole"))
+    await ledger.record_checkpoint(bus, checkpoint_record("whole", run=RUN, versions=(1,)))
     assert (await judged(bus, LONG_S, frozenset({"broken"})))["a checkpoint verifies"].ok
 
 
@@ -178,8 +154,8 @@ async def test_a_witness_misses_what_is_gone_or_has_changed() -> None:
     bus = await connected()
     witness = Witness(bus, RUN)
     watching = asyncio.create_task(witness.watch(0))
-    await recovery.append_commit(bus, commit(1, "a"))
-    await recovery.append_commit(bus, commit(2, "a"))
+    await recovery.append_commit(bus, merged(1, "a"))
+    await recovery.append_commit(bus, merged(2, "a"))
     async with asyncio.timeout(LONG_S):
         while len(witness.seen) < 2:  # noqa: ASYNC110 - a follower sends no event
             await asyncio.sleep(0.001)

@@ -32,7 +32,7 @@ from skerry_tools.chaos.local import LocalGround
 from skerry_tools.chaos.meter import Meter
 from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
 from skerry_tools.chaos.survivors import Survivors
-from tests.support.puppet import run_record
+from tests.support.builders import run_record
 
 RUN = "r"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)

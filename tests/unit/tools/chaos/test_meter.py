@@ -5,61 +5,23 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from skerry.cli.cluster.processes import ProcessEntry, since_boot_s
-from skerry.protocol.messages import Commit, LearnerPhase, LearnerProgress, Pulse
+from skerry.protocol.messages import Commit, Pulse
 from skerry_tools.chaos.meter import Meter, Phase
-
-PULSE = Pulse(
-    run="r",
-    learner="a",
-    incarnation=1,
-    phase=LearnerPhase.TRAINING,
-    sent_ns=0,
-    step=0,
-    steps=1,
-    tokens=0,
-    cursor=0,
-    loss=2.0,
-    step_time_s=0.1,
-    busy_s=0.0,
-    alive_s=0.0,
-    bytes_up=0,
-    bytes_down=0,
-    contributions=0,
-)
-
-COMMIT = Commit(
-    run="r",
-    plan_digest=1,
-    fragment=0,
-    version=1,
-    step=1,
-    reason="all_arrived",
-    syncer="s",
-    fence=1,
-    opened_ns=0,
-    closed_ns=0,
-    quorum_s=0.0,
-    grace_s=0.0,
-    consumed=(),
-    refused=(),
-    contrib_floor=0,
-    progress=(),
-    params_digest=0,
-    master_digest=0,
-)
+from tests.support.builders import commit, progress, pulse
 
 
-def pulse(busy_s: float, incarnation: int = 1, loss: float = 2.0) -> Pulse:
-    return replace(PULSE, busy_s=busy_s, incarnation=incarnation, loss=loss)
+def beat(busy_s: float, **changes: Any) -> Pulse:
+    return pulse(step=1, busy_s=busy_s, **changes)
 
 
-def commit(fragment: int = 0, **tokens: int) -> Commit:
-    rows = tuple(LearnerProgress(name, 1, 1, count, 0) for name, count in tokens.items())
-    return replace(COMMIT, fragment=fragment, progress=rows)
+def merged(fragment: int = 0, **tokens: int) -> Commit:
+    rows = tuple(progress(name, tokens=count) for name, count in tokens.items())
+    return commit(fragment=fragment, progress=rows)
 
 
 def entry(name: str = "a", kind: str = "learner", *, alive: bool = True) -> ProcessEntry:
@@ -69,14 +31,14 @@ def entry(name: str = "a", kind: str = "learner", *, alive: bool = True) -> Proc
 
 def test_faults_that_cost_nothing_but_learners_leave_goodput_at_one() -> None:
     meter = Meter()
-    meter.observe(pulse(5.0))
+    meter.observe(beat(5.0))
     meter.enter(Phase.QUIET)
     meter.sample([entry("a"), entry("b")], 10.0)
-    meter.observe(pulse(13.0))
-    meter.observe(replace(pulse(8.0), learner="b"))
+    meter.observe(beat(13.0))
+    meter.observe(replace(beat(8.0), learner="b"))
     meter.enter(Phase.FAULTS)
     meter.sample([entry("a"), entry("b", alive=False)], 10.0)
-    meter.observe(pulse(21.0))
+    meter.observe(beat(21.0))
     now = meter.result()
     assert (now.share_quiet, now.share_faults) == pytest.approx((0.8, 0.8))
     assert now.goodput == pytest.approx(1.0)
@@ -86,8 +48,8 @@ def test_faults_that_cost_nothing_but_learners_leave_goodput_at_one() -> None:
 def test_steps_that_replay_what_a_kill_took_are_no_useful_time_a_second_time() -> None:
     meter = Meter(phase=Phase.FAULTS)
     meter.sample([entry()], 10.0)
-    meter.observe(replace(pulse(2.0), replay_s=3.0))
-    meter.observe(replace(pulse(4.0), replay_s=4.0))
+    meter.observe(replace(beat(2.0), replay_s=3.0))
+    meter.observe(replace(beat(4.0), replay_s=4.0))
     now = meter.result()
     assert now.share_faults == pytest.approx(0.4)
     assert now.replay_s == pytest.approx(4.0)
@@ -95,16 +57,16 @@ def test_steps_that_replay_what_a_kill_took_are_no_useful_time_a_second_time() -
 
 def test_tokens_are_those_that_commits_have_counted_over_all_fragments() -> None:
     meter = Meter()
-    meter.merged(commit(0, a=1000, b=500), 2)
-    meter.merged(commit(1, a=900), 2)
+    meter.merged(merged(0, a=1000, b=500), 2)
+    meter.merged(merged(1, a=900), 2)
     meter.enter(Phase.QUIET)
     meter.sample([entry("a"), entry("b")], 10.0)
-    meter.merged(commit(0, a=1400, b=900), 2)
-    meter.merged(commit(1, a=1300, b=400), 2)
+    meter.merged(merged(0, a=1400, b=900), 2)
+    meter.merged(merged(1, a=1300, b=400), 2)
     meter.enter(Phase.FAULTS)
     meter.sample([entry("a")], 10.0)
-    meter.merged(commit(0, a=1800, b=900), 2)
-    meter.merged(commit(1, a=1700, b=400), 2)
+    meter.merged(merged(0, a=1800, b=900), 2)
+    meter.merged(merged(1, a=1700, b=400), 2)
     now = meter.result()
     assert (now.rate_quiet, now.rate_faults) == pytest.approx((40.0, 40.0))
     assert now.rate_ratio == pytest.approx(1.0)
@@ -112,7 +74,7 @@ def test_tokens_are_those_that_commits_have_counted_over_all_fragments() -> None
 
 def test_what_was_merged_before_it_looked_is_not_counted() -> None:
     meter = Meter(phase=Phase.QUIET)
-    meter.merged(commit(0, a=1000), 1)
+    meter.merged(merged(0, a=1000), 1)
     assert meter.sums[Phase.QUIET].tokens == 0
 
 
@@ -120,10 +82,10 @@ def test_the_time_that_a_restart_takes_is_time_that_the_learner_had() -> None:
     meter = Meter()
     meter.enter(Phase.QUIET)
     meter.sample([entry()], 10.0)
-    meter.observe(pulse(10.0))
+    meter.observe(beat(10.0))
     meter.enter(Phase.FAULTS)
     meter.sample([entry()], 10.0)
-    meter.observe(pulse(5.0, incarnation=2))
+    meter.observe(beat(5.0, incarnation=2))
     assert meter.result().goodput == pytest.approx(0.5)
 
 
@@ -150,18 +112,18 @@ def test_a_paused_learner_has_no_time() -> None:
 
 def test_the_first_pulse_of_an_incarnation_counts_whole_and_a_repeated_one_not() -> None:
     meter = Meter(phase=Phase.FAULTS)
-    meter.observe(pulse(3.0))
-    meter.observe(pulse(3.0))
-    meter.observe(pulse(1.0, incarnation=2))
+    meter.observe(beat(3.0))
+    meter.observe(beat(3.0))
+    meter.observe(beat(1.0, incarnation=2))
     assert meter.sums[Phase.FAULTS].busy_s == pytest.approx(4.0)
 
 
 def test_losses_are_those_before_the_faults_and_at_the_end() -> None:
     meter = Meter()
-    meter.observe(pulse(1.0, loss=4.0))
+    meter.observe(beat(1.0, loss=4.0))
     meter.enter(Phase.FAULTS)
-    meter.observe(pulse(2.0, loss=1.0))
-    meter.observe(pulse(2.0, incarnation=2, loss=math.nan))
+    meter.observe(beat(2.0, loss=1.0))
+    meter.observe(beat(2.0, incarnation=2, loss=math.nan))
     now = meter.result()
     assert (now.loss_first, now.loss_last) == (4.0, 1.0)
 

@@ -23,21 +23,18 @@ from skerry_tools.chaos.messages import Messages
 from skerry_tools.chaos.plan import BROKER, BROKER_KINDS, Fault, FaultPlan, Kind
 from skerry_tools.chaos.remote import RemoteGround, remote
 from skerry_tools.chaos.survivors import Survivors
+from tests.support.builders import pulse, syncer_pulse
 
 RUN = "r"
 CONFIG = RunConfig(sync=SyncConfig(lease_s=0.2), liveness=LivenessConfig(pulse_s=0.05))
 
 
 def learner(name: str, sent: int, phase: LearnerPhase = LearnerPhase.TRAINING) -> Pulse:
-    spent = dict.fromkeys(("step_time_s", "busy_s", "alive_s"), 0.0)
-    counts = dict.fromkeys(
-        ("step", "steps", "tokens", "cursor", "bytes_up", "bytes_down", "contributions"), 1
-    )
-    return Pulse(RUN, name, 2, phase, sent_ns=sent, loss=1.0, **counts, **spent)
+    return pulse(name, 1, run=RUN, incarnation=2, phase=phase, sent_ns=sent, step_time_s=0.0)
 
 
 def syncer(name: str, instance: str, sent: int, host: str = "host") -> SyncerPulse:
-    return SyncerPulse(RUN, name, instance, sent, host=host)
+    return syncer_pulse(name, run=RUN, instance=instance, sent_ns=sent, host=host)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ const WHY = {
   nothing_counts: "nothing that arrived could be merged: the version equals the one before",
 };
 const SHORT = new Set(["short_handed", "timeout", "final_empty"]); // as skerry.protocol.rounds has them: never had their quorum
-const RESTORED = "restored from "; // as skerry.log.loss has it
+const RESTORED = new Set(["restored", "replaced"]); // origins of a commit: from a checkpoint
 let asked = 0;
 let air = null; // the round in the air that is shown
 
@@ -34,17 +34,17 @@ function copier(text) {
   return button;
 }
 
-function traceLine(trace, reason = "") {
+function traceLine(trace, origin = "") {
   const template = store.facts.trace_url;
   const open = template ? el("a", { href: template.replace("{trace_id}", encodeURIComponent(trace)), target: "_blank", rel: "noopener noreferrer", id: "trace-open" }, "open trace")
     : el("small", { id: "trace-hint" }, "set health.trace_url to open it from here");
-  return [el("dt", {}, "trace id"), el("dd", { class: "mono", id: "trace-id" }, trace || (reason.startsWith(RESTORED) ? "none: this version came from a checkpoint" : "none: the syncer is of an earlier release")),
+  return [el("dt", {}, "trace id"), el("dd", { class: "mono", id: "trace-id" }, trace || (RESTORED.has(origin) ? "none: this version came from a checkpoint" : "none: the syncer is of an earlier release")),
     el("span", { class: "do" }, ...(trace ? [copier(trace), open] : []))];
 }
 
 function traceBox(c) {
   const address = `/api/rounds/${c.fragment}/${c.version}`;
-  return el("dl", { class: "trace-box" }, ...traceLine(c.trace_id, c.reason),
+  return el("dl", { class: "trace-box" }, ...traceLine(c.trace_id, c.origin),
     el("dt", {}, "ledger record"), el("dd", { class: "mono", id: "ledger-sequence" }, `sequence ${c.ledger_sequence}`), el("span", { class: "do" }, el("a", { href: address, target: "_blank", rel: "noopener", id: "record-open" }, "as JSON")));
 }
 
