@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,7 @@ class RunningUp:
 
 
 @contextlib.contextmanager
-def cluster(cwd: Path, *arguments: str, run: str = "") -> Iterator[RunningUp]:
+def cluster(cwd: Path, *arguments: str, run: str = "") -> Generator[RunningUp]:
     run = run or f"t{uuid.uuid4().hex[:12]}"
     command = [sys.executable, "-m", "skerry.cli.main", "up", "--run", run, *arguments]
     command += ["--set", "health.port=0", "--set", "shutdown_s=5"]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import subprocess
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ async def server_of_version(version: str) -> AsyncGenerator[str]:
 
 
 @contextmanager
-def serving(folder: Path, *, settings: str = "", jetstream: bool = True) -> Iterator[NatsServer]:
+def serving(folder: Path, *, settings: str = "", jetstream: bool = True) -> Generator[NatsServer]:
     """Run a server with these settings."""
     server = NatsServer(folder, settings=settings, jetstream=jetstream)
     server.start()

@@ -135,7 +135,12 @@ def committed(version: int, offers: list[ContributionHeader]) -> Commit:
         )
         for sent in offers
     ]
-    times = {"opened_ns": NOW_NS, "closed_ns": NOW_NS + 10**8, "quorum_s": 0.05, "grace_s": 0.05}
+    times: dict[str, Any] = {
+        "opened_ns": NOW_NS,
+        "closed_ns": NOW_NS + 10**8,
+        "quorum_s": 0.05,
+        "grace_s": 0.05,
+    }
     trace = LEARNERS[0].trace(0, version)
     return commit(version, run=RUN, consumed=tuple(rows), trace_id=trace, **times)
 

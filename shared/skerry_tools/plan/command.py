@@ -89,7 +89,7 @@ def plan(  # noqa: PLR0913 - one option each
     report: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print whether a run works, how long it takes, what it costs. Exit code 4: it does not.
+    """Print whether a run works, its time and its cost. Exit code 4: it does not.
 
     In one line: skerry plan --params 12B --regions 4 --bandwidth '3 Gbit/s' --step-time '2 s'.
     Also: -H -P -K --tau --step-tokens, --rtt --chips of each site, --site --nats of --probe.

@@ -85,7 +85,8 @@ def beat(name: str, step: int = 40, at_s: float = NOW_S, **changes: Any) -> Puls
 def closed(version: int, loss: float = 2.5, closed_s: float = NOW_S - 4, **changes: Any) -> Commit:
     times = {"opened_ns": ns(closed_s - 1), "closed_ns": ns(closed_s), "quorum_s": 0.7}
     merged = {"consumed": (consumed(loss=loss),), "refused": (refused(learner="b"),)}
-    return commit(version, **({"step": 8, "trace_id": TRACE, **times, **merged} | changes))
+    base: dict[str, Any] = {"step": 8, "trace_id": TRACE, **times, **merged}
+    return commit(version, **(base | changes))
 
 
 def scene(messages: Sequence[Message], *, later_s: float = 0.0) -> Scene:

@@ -83,13 +83,20 @@ PULSE = pulse(
 def closed(version: int = 2, **changes: Any) -> Commit:
     merged = tuple(consumed(identity=n, staleness=n, steps=9, tokens=90) for n in range(3))
     times = {"opened_ns": ns(NOW_S - 5), "closed_ns": ns(NOW_S - 2), "quorum_s": 2.0}
-    base = {"consumed": merged, "grace_s": 0.75, "merge_s": 0.5, "trace_id": TRACE, **times}
+    base: dict[str, Any] = {
+        "consumed": merged,
+        "grace_s": 0.75,
+        "merge_s": 0.5,
+        "trace_id": TRACE,
+        **times,
+    }
     return commit(version, **(base | changes))
 
 
 def judged(**changes: Any) -> Evaluation:
     losses = {"loss": 3.25, "perplexity": 25.0, "bits_per_byte": 4.0}
-    return evaluation(**({"tokens": 90, "evaluated_ns": ns(NOW_S), **losses} | changes))
+    base: dict[str, Any] = {"tokens": 90, "evaluated_ns": ns(NOW_S), **losses}
+    return evaluation(**(base | changes))
 
 
 def view(*messages: Pulse | Commit | CheckpointRecord | Evaluation) -> RunView:

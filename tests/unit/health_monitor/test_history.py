@@ -40,7 +40,7 @@ from tests.support.builders import (
 def closed(version: int, closed_s: float = 100.0, **changes: Any) -> Commit:
     merged = consumed(base_version=version - 1, identity=version, cursor_to=5)
     times = {"opened_ns": ns(closed_s - 0.5), "closed_ns": ns(closed_s)}
-    base = {"origin": CommitOrigin.ROUND, "consumed": (merged,), **times}
+    base: dict[str, Any] = {"origin": CommitOrigin.ROUND, "consumed": (merged,), **times}
     return commit(version, **(base | changes))
 
 

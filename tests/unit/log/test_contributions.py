@@ -32,7 +32,13 @@ FRAGMENT = PLAN.fragments[0]
 
 def offered(identity: int = 1, **changes: Any) -> ContributionHeader:
     norms = slice_norms(FRAGMENT, walk(FRAGMENT, identity))
-    base = {"base_version": 3, "steps": 10, "cursor_from": 5, "cursor_to": 15, "norms": norms}
+    base: dict[str, Any] = {
+        "base_version": 3,
+        "steps": 10,
+        "cursor_from": 5,
+        "cursor_to": 15,
+        "norms": norms,
+    }
     return header(identity, **(base | changes))
 
 

@@ -43,14 +43,19 @@ def publishing(version: int, identity: int) -> SpanContext:
 
 
 def merged(identity: int, staleness: int) -> Consumed:
-    base = {"base_version": 4 - staleness, "staleness": staleness, "steps": 3, "tokens": 4}
+    base: dict[str, Any] = {
+        "base_version": 4 - staleness,
+        "staleness": staleness,
+        "steps": 3,
+        "tokens": 4,
+    }
     return consumed(identity=identity, weight=0.5, **base)
 
 
 def committed(*taken: Consumed, **changes: Any) -> Commit:
     times = {"opened_ns": S, "closed_ns": 2 * S, "quorum_s": 0.75}
     trace = ids.trace_id("run", 0, 5, 7)
-    base = {"reason": CloseReason.GRACE_OVER, "trace_id": trace, **times}
+    base: dict[str, Any] = {"reason": CloseReason.GRACE_OVER, "trace_id": trace, **times}
     return commit(5, consumed=taken, **(base | changes))
 
 

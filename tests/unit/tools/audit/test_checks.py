@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -501,7 +502,7 @@ def _commit(
     fitting = tuple(
         replace(c, base_version=c.base_version if c.staleness else version - 1) for c in consumed
     )
-    merged = {"consumed": fitting, "refused": refused, "contrib_floor": floor}
+    merged: dict[str, Any] = {"consumed": fitting, "refused": refused, "contrib_floor": floor}
     return commit(version, origin=CommitOrigin.ROUND, **merged)
 
 

@@ -213,7 +213,7 @@ async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None
 async def test_healing_tells_what_it_undid_and_nothing_where_there_is_nothing(
     tmp_path: Path,
 ) -> None:
-    hosts = dict.fromkeys(("learner-1", "learner-2"), "127.0.0.1")
+    hosts: dict[str, str] = dict.fromkeys(("learner-1", "learner-2"), "127.0.0.1")
     async with site(tmp_path) as held, held.proxy.serving(hosts):
         clock.move(tmp_path, "learner-1", 0.0)
         written_ns = clock.file_of(tmp_path, "learner-1").stat().st_mtime_ns
