@@ -170,8 +170,6 @@ def explain(error: ErrorDetails, origin: str) -> ConfigError:
     path = ".".join(keys)
     if error["type"] == "missing":
         return ConfigError(f"{path} is missing: give it a value.", path=path)
-    if error["type"] == "extra_forbidden":
-        return ConfigError(f"{_said(keys, origin)} is not a setting: leave it out.", path=path)
     given = _shown(error["input"])
     return ConfigError(f"{_said(keys, origin)} is {given}, but it {_wants(error)}.", path=path)
 
@@ -210,6 +208,8 @@ def _toml_value(value: object) -> str:
 
 
 def _wants(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        return "is not a setting: leave it out"
     context = error.get("ctx", {})
     bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     for key, words in bounds.items():
