@@ -36,7 +36,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--tokens", type=float, default=1.0, metavar="SHARE", help="of each run; to try things out"
     )
     made.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
-    made.add_argument("--results", type=Path, default=Path("docs/quality/runs"), metavar="DIR")
+    made.add_argument("--results", type=Path, default=Path(__file__).parent, metavar="DIR")
     made.add_argument("--report", type=Path, metavar="PAGE", help="also write docs/quality.md")
     made.add_argument("--plan", action="store_true", help="say what would be run, run nothing")
     made.add_argument("--no-run", action="store_true", help="only write the report")

@@ -124,9 +124,8 @@ def _head(found: Sequence[Findings]) -> Iterator[str]:
     yield "```"
     yield ""
     yield (
-        "It can be stopped at any time and started again; finished runs (one JSON file each in"
-        " `docs/quality/runs`,"
-        " trial runs among them) are not made again."
+        "It can be stopped at any time and started again; finished runs (a line each of"
+        " `tests/bench/quality/runs.jsonl.gz`, trial runs among them) are not made again."
     )
     yield ""
     yield from _limits(list(runs.values()), found)

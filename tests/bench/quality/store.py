@@ -1,11 +1,14 @@
-"""Results on the disk: one JSON file per lab run, found again by the scenario it holds."""
+"""Results on the disk: one line of JSON per lab run, found again by the scenario it holds."""
 
 from __future__ import annotations
 
+import fcntl
+import gzip
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +19,7 @@ from skerry_tools.lab.scenario import Scenario
 
 from .cells import CODE
 
+ARCHIVE = "runs.jsonl.gz"
 TEXTS = ("training_text", "held_out_text")
 """What results hold digests of; older ones of neither."""
 
@@ -61,9 +65,9 @@ class Found:
 
 
 class Store:
-    """A folder of results.
+    """All results in one compressed file of a folder, sorted by the digests they were stored under.
 
-    A file is valid for a scenario if the scenario it holds, read by today's settings, equals it:
+    A line is valid for a scenario if the scenario it holds, read by today's settings, equals it:
     a setting that is new and left at its default invalidates nothing, a default that has changed
     invalidates all runs that used it.
     """
@@ -74,7 +78,7 @@ class Store:
 
     @property
     def folder(self) -> Path:
-        """Where the files lie."""
+        """The folder with the archive."""
         return self._folder
 
     def all(self) -> dict[str, Found]:
@@ -82,29 +86,61 @@ class Store:
         return {found.scenario.digest: found for found in self._read()}
 
     def put(self, scenario: Scenario, result: dict[str, Any]) -> Path:
-        """Write a result, whole or not at all."""
+        """Add a result to the archive, whole or not at all; several processes may do so at once."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{scenario.digest}.json"
         record = {
+            "digest": scenario.digest,
             "code": self._code,
             "scenario": scenario.model_dump(mode="json"),
             "result": result,
         }
+        with _alone(self._folder):
+            kept = {_digest(line): line for line in self.lines()}
+            kept[scenario.digest] = json.dumps(record)
+            self._write("".join(f"{kept[digest]}\n" for digest in sorted(kept)))
+        return self._folder / ARCHIVE
+
+    def lines(self) -> list[str]:
+        """Return the archive's lines; none if there is no archive."""
+        path = self._folder / ARCHIVE
+        if not path.exists():
+            return []
+        return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+    def _write(self, text: str) -> None:
         handle, draft = tempfile.mkstemp(dir=self._folder, suffix=".draft")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(record, file)
+        with os.fdopen(handle, "wb") as file:
+            file.write(gzip.compress(text.encode(), mtime=0))
             file.flush()
             os.fsync(file.fileno())
-        Path(draft).replace(path)
-        return path
+        Path(draft).replace(self._folder / ARCHIVE)
 
     def _read(self) -> Iterator[Found]:
-        for path in sorted(self._folder.glob("*.json")):
+        for line in self.lines():
             try:
-                record = json.loads(path.read_text(encoding="utf-8"))
+                record = json.loads(line)
                 if record["code"] != self._code:
                     continue
                 scenario = Scenario.model_validate_json(json.dumps(record["scenario"]))
                 yield Found(scenario, cast("dict[str, Any]", record["result"]))
             except (ValueError, KeyError, TypeError, ValidationError):
                 continue  # of another release, or none of ours: the run is made again
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """Keep every other process and thread that would write into this folder waiting."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _digest(line: str) -> str:
+    """Return the digest that a line was stored under; a line without one counts as itself."""
+    try:
+        return str(json.loads(line)["digest"])
+    except (ValueError, KeyError, TypeError):
+        return line

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench.quality import pool
 from bench.quality.cells import Cell, Wanted
 from bench.quality.pool import Progress, clock, run_all
 from bench.quality.sources import PACKAGES, SourcesEdited, check_sources, sources
-from bench.quality.store import Store
+from bench.quality.store import ARCHIVE, Store
 from mortal import killed_once
 
 from skerry.errors import LabError
@@ -24,9 +26,15 @@ def wanted(*seeds: int) -> list[Wanted]:
     return [Wanted("test", cell, seed, cell.scenario(seed)) for seed in seeds]
 
 
-def record(path: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def rewrite(folder: Path, text: str) -> None:
+    (folder / ARCHIVE).write_bytes(gzip.compress(text.encode()))
+
+
+def stored(folder: Path, scenario: Scenario) -> dict[str, Any]:
+    """Return what the archive holds of a scenario that has just been put into it."""
+    Store(folder).put(scenario, {"loss": 1.5})
+    line: dict[str, Any] = json.loads(Store(folder).lines()[0])
+    return line
 
 
 class Pretended(ThreadPoolExecutor):
@@ -75,26 +83,44 @@ def test_results_of_other_code_are_not_found(tmp_path: Path) -> None:
 
 def test_a_setting_that_did_not_exist_yet_invalidates_nothing(tmp_path: Path) -> None:
     scenario = wanted(0)[0].scenario
-    path = Store(tmp_path).put(scenario, {"loss": 1.5})
-    old = json.loads(path.read_text(encoding="utf-8"))
+    old = stored(tmp_path, scenario)
     del old["scenario"]["run"]["data"]["partition"]
-    path.rename(tmp_path / "0123456789abcdef.json").write_text(json.dumps(old), encoding="utf-8")
+    rewrite(tmp_path, json.dumps({**old, "digest": "0123456789abcdef"}))
     assert scenario.digest in Store(tmp_path).all()
 
 
 def test_a_default_that_has_changed_invalidates_runs_that_used_it(tmp_path: Path) -> None:
     scenario = wanted(0)[0].scenario
-    path = Store(tmp_path).put(scenario, {"loss": 1.5})
-    old = json.loads(path.read_text(encoding="utf-8"))
+    old = stored(tmp_path, scenario)
     old["scenario"]["run"]["sync"]["grace_gamma"] = 0.123
-    path.write_text(json.dumps(old), encoding="utf-8")
+    rewrite(tmp_path, json.dumps(old))
     assert scenario.digest not in Store(tmp_path).all()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"code": 1, "scenario": {}}', '{"code": 1}'])
-def test_a_file_that_is_no_result_is_passed_over(tmp_path: Path, text: str) -> None:
-    (tmp_path / "broken.json").write_text(text, encoding="utf-8")
+def test_a_line_that_is_no_result_is_passed_over_and_kept(tmp_path: Path, text: str) -> None:
+    rewrite(tmp_path, text)
     assert not Store(tmp_path).all()
+    scenario = wanted(0)[0].scenario
+    Store(tmp_path).put(scenario, {"loss": 1.5})
+    assert Store(tmp_path).all().keys() == {scenario.digest}
+    assert set(text.splitlines()) <= set(Store(tmp_path).lines())
+
+
+def test_equal_results_are_equal_archives_in_any_order(tmp_path: Path) -> None:
+    runs = [run.scenario for run in wanted(0, 1, 2)]
+    for name, order in (("one", runs), ("other", runs[::-1])):
+        for scenario in order:
+            Store(tmp_path / name).put(scenario, {"loss": 1.5})
+    one, other = ((tmp_path / name / ARCHIVE).read_bytes() for name in ("one", "other"))
+    assert one == other
+
+
+def test_results_put_at_once_are_all_kept(tmp_path: Path) -> None:
+    runs = [run.scenario for run in wanted(*range(16))]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda scenario: Store(tmp_path).put(scenario, {"loss": 1.5}), runs))
+    assert len(Store(tmp_path).all()) == len(runs)
 
 
 def test_a_write_that_fails_leaves_what_was_there(
