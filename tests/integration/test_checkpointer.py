@@ -19,11 +19,11 @@ from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
-from skerry.store import s3
 from skerry.store.base import Store
 from skerry.store.checkpoint import verify
+from skerry.store.kinds import s3
+from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
-from skerry.store.s3 import S3Store
 from skerry_checkpointer.restore import restore
 from tests.support.checkpoints import (
     DEADLINE_S,

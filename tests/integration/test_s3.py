@@ -9,13 +9,13 @@ import obstore
 import pytest
 
 from skerry.errors import CheckpointCorrupt, ConfigError, StoreError
-from skerry.store import s3
 from skerry.store.base import MANIFEST
 from skerry.store.checkpoint import verify
+from skerry.store.kinds import s3
+from skerry.store.kinds.s3 import S3Store
 from skerry.store.listing import all_summaries, locate
 from skerry.store.local import LocalStore
 from skerry.store.manifest import PARAMS_FILE
-from skerry.store.s3 import S3Store
 from skerry.store.s3_client import listed
 from tests.support.checkpoints import (
     begun,
@@ -173,7 +173,7 @@ class TestSkerry01:
         obstore.put(store._client, f"parts/{'1' * 64}", bytes(9_000_000))  # larger than any part
         for file in (MANIFEST, "a"):
             with pytest.raises(CheckpointCorrupt, match="its entry cannot be read"):
-                store.open("first", file)
+                store.read("first", file, 1000)
 
 
 class TestRefusals:

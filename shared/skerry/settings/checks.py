@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from skerry import code
 from skerry.algorithm.presets import PRESETS
 from skerry.errors import ConfigError
-from skerry.settings.models import STORES
+from skerry.settings.models import store_kinds
 from skerry.settings.modes import clauses
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ def _of_nats(local: LocalSettings) -> Iterator[str]:
 
 
 def _of_store(store: StoreSettings) -> Iterator[str]:
-    parts = urlsplit(store.url)
-    if store.url and (parts.scheme not in STORES or not parts.netloc or "@" in parts.netloc):
-        ways = " or ".join(f"{scheme}://bucket/prefix" for scheme in STORES)
+    parts, kinds = urlsplit(store.url), store_kinds()
+    if store.url and (parts.scheme not in kinds or not parts.netloc or "@" in parts.netloc):
+        ways = " or ".join(f"{scheme}://bucket/prefix" for scheme in kinds)
         shown = masked_url(store.url)
         yield f'store.url is "{shown}", but it must look like {ways}, without keys.'
     if store.endpoint and urlsplit(store.endpoint).scheme not in {"http", "https"}:

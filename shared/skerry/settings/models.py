@@ -7,7 +7,9 @@ addresses, folders, ports.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -273,8 +275,13 @@ class NatsSettings(Table):
     """Publishes in flight at once."""
 
 
-STORES = {"s3": "skerry.store.s3"}
-"""The module of each URL scheme that ``store.url`` may have; the extra of pip has its name."""
+STORE_KINDS = "skerry.store.kinds"
+"""Holds a module for each URL scheme that ``store.url`` may have; the extra of pip has its name."""
+
+
+def store_kinds() -> tuple[str, ...]:
+    """Return the URL schemes of stores; finding them imports no adapter."""
+    return tuple(sorted(m.name for m in iter_modules(import_module(STORE_KINDS).__path__)))
 
 
 class StoreSettings(Table):

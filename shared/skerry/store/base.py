@@ -4,20 +4,22 @@ An *entry* is a named folder of files plus one manifest, which is written last: 
 and only if its manifest exists. The port asks for nothing that an object store cannot do, so one
 contract suite runs on every adapter (``tests/contract/test_store.py``).
 
-To add a store, write a module with ``open_store(url, access) -> Store``, name it in
-``skerry.settings.models.STORES``, and add it to the contract suite.
+To add a store, write ``kinds/<scheme>.py`` with ``open_store(url, access) -> Store``: settings,
+commands and messages then know the scheme. Add it to the contract suite.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from skerry.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    OnBytes = Callable[[int], None]
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -34,6 +36,15 @@ def checked_name(name: str) -> str:
         msg = f"{name!r} cannot name a checkpoint: use letters, digits, '_', '.' and '-'."
         raise StoreError(msg)
     return name
+
+
+def room_for(size: int, where: str) -> memoryview:
+    """Return memory for a file; StoreError if this machine has too little."""
+    try:
+        return memoryview(bytearray(size))
+    except (MemoryError, OverflowError) as error:
+        msg = f"{where} has {size} bytes, more than fit into this machine's memory."
+        raise StoreError(msg) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +98,12 @@ class Store(Protocol):
         """Begin an entry of that name; StoreError if the store cannot be written."""
         ...
 
-    def open(self, name: str, file: str) -> BinaryIO:
-        """Open one file of an entry for reading; StoreError if it is not there."""
+    def read(self, name: str, file: str, most: int, on_bytes: OnBytes | None = None) -> memoryview:
+        """Return one file of an entry, or its first ``most`` bytes where it has more.
+
+        ``on_bytes`` is called with the number of bytes that have just been read. Raises StoreError
+        if the file is not there, or does not fit into this machine's memory.
+        """
         ...
 
     def delete(self, name: str) -> bool:

@@ -6,7 +6,6 @@ log's own digest of every vector is checked after the files have been cut into f
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,17 +16,16 @@ from skerry.store.base import MANIFEST, MOST_MANIFEST_BYTES
 from skerry.store.manifest import PARAMS_FILE, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import numpy as np
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Plan
-    from skerry.store.base import Store
+    from skerry.store.base import OnBytes, Store
     from skerry.store.manifest import Checkpoint, SavedFragment
 
     Vector = NDArray[np.float32]
-    OnBytes = Callable[[int], None]
 
 MASTER = "master"
 OUTER = "outer."
@@ -45,8 +43,8 @@ def tensor_name(fragment: int, part: str) -> str:
 
 def read_manifest(store: Store, name: str) -> Checkpoint:
     """Return a checkpoint's manifest; CheckpointCorrupt if it is damaged or makes no sense."""
-    with closing(store.open(name, MANIFEST)) as file:
-        return load(file.read(MOST_MANIFEST_BYTES + 1), f"{store.where(name)}/{MANIFEST}")
+    data = bytes(store.read(name, MANIFEST, MOST_MANIFEST_BYTES + 1))
+    return load(data, f"{store.where(name)}/{MANIFEST}")
 
 
 def plan_of(checkpoint: Checkpoint, path: str) -> Plan:
@@ -78,8 +76,8 @@ class _Files:
         expected = {stored.name: stored for stored in self.checkpoint.files}.get(file)
         if expected is None:
             raise self.damaged(file)
-        with closing(self.store.open(self.name, file)) as handle:
-            return tensorfile.read(handle, self.path(file), expected, self.on_bytes)
+        data = self.store.read(self.name, file, expected.size + 1, self.on_bytes)
+        return tensorfile.read(data, self.path(file), expected)
 
     def params(self) -> dict[str, Vector]:
         tensors = self.tensors(PARAMS_FILE)

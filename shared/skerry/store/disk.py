@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.store.base import StoredFile
+from skerry.store.base import StoredFile, room_for
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from skerry.store.base import Buffer
+    from skerry.store.base import Buffer, OnBytes
+
+READ_BYTES = 32 * 1024**2
 
 
 def write_durably(path: Path, data: Sequence[Buffer]) -> StoredFile:
@@ -59,6 +61,18 @@ def open_inside(root: Path, path: Path) -> BinaryIO:
         os.close(handle)
         raise OSError(EINVAL, "it is not a regular file")
     return os.fdopen(handle, "rb")
+
+
+def read_inside(root: Path, path: Path, most: int, on_bytes: OnBytes | None) -> memoryview:
+    """Return the first ``most`` bytes of a file below ``root``; OSError as ``open_inside``."""
+    with open_inside(root, path) as file:
+        data = room_for(min(os.fstat(file.fileno()).st_size, most), str(path))
+        for start in range(0, len(data), READ_BYTES):
+            piece = data[start : start + READ_BYTES]
+            piece[:] = file.read(len(piece)).ljust(len(piece))  # what is missing breaks the digest
+            if on_bytes is not None:
+                on_bytes(len(piece))
+    return data
 
 
 def fsync_folder(path: Path) -> None:

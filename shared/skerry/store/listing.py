@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from skerry.store.base import Store
 
 
+FROM_MANIFEST = (
+    *("run", "index", "step", "tokens", "created_ns", "size_bytes", "versions"),
+    *("ledger_sequence", "run_created_ns"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One line of a list of checkpoints; ``error`` says why a manifest cannot be read."""
@@ -83,19 +89,8 @@ def _summary(store: Store, name: str, run: str) -> Summary:
         found = read_manifest(store, name)
     except StoreError as error:
         return Summary(name, store.where(name), run, error=str(error))
-    return Summary(
-        name=name,
-        path=store.where(name),
-        run=found.run,
-        index=found.index,
-        step=found.step,
-        tokens=found.tokens,
-        created_ns=found.created_ns,
-        size_bytes=found.size_bytes,
-        versions=found.versions,
-        ledger_sequence=found.ledger_sequence,
-        run_created_ns=found.run_created_ns,
-    )
+    facts = {key: getattr(found, key) for key in FROM_MANIFEST}
+    return Summary(name, store.where(name), **facts)
 
 
 def _age(summary: Summary) -> tuple[int, int, int, str]:

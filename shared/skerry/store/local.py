@@ -12,12 +12,13 @@ import shutil
 import uuid
 from errno import EEXIST, ENOTEMPTY
 from itertools import count
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
+from skerry.errors import StoreError
 from skerry.store.base import MANIFEST, NAME, checked_name
 from skerry.store.disk import (
     fsync_folder,
-    open_inside,
+    read_inside,
     refusals,
     refused,
     root_lock,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from skerry.store.base import Buffer, StoredFile
+    from skerry.store.base import Buffer, OnBytes, StoredFile
 
 PARTIAL = ".partial-"
 
@@ -62,10 +63,12 @@ class LocalStore:
     def draft(self, name: str) -> LocalDraft:
         return LocalDraft(self.root, checked_name(name))
 
-    def open(self, name: str, file: str) -> BinaryIO:
+    def read(self, name: str, file: str, most: int, on_bytes: OnBytes | None = None) -> memoryview:
         path = self.root / checked_name(name) / checked_name(file)
         try:
-            return open_inside(self.root, path)
+            return read_inside(self.root, path, most, on_bytes)
+        except StoreError:  # which is an OSError too
+            raise
         except OSError as error:
             raise unreadable(path, error) from error
 

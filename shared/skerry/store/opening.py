@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from skerry.errors import ConfigError
 from skerry.protocol.subjects import checked_token
-from skerry.settings.models import STORES, StoreSettings
+from skerry.settings.models import STORE_KINDS, StoreSettings, store_kinds
 from skerry.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FROM_ENVIRONMENT = StoreSettings()
 """What is not said about a remote store is taken from the environment."""
-URL = re.compile(rf"({'|'.join(STORES)}):/+(.*?)/*", re.DOTALL)
+URL = re.compile(r"([a-z][a-z0-9]*):/+(.*?)/*", re.DOTALL)
 
 
 class _Adapter(Protocol):
@@ -29,12 +29,12 @@ class _Adapter(Protocol):
 
 def is_url(where: str | Path) -> bool:
     """Return True for the URL of a store, even if it went through a ``Path``."""
-    return URL.fullmatch(str(where)) is not None
+    return _url(where) is not None
 
 
 def normal(where: str | Path) -> str:
     """Return an address as it was typed: a ``Path`` folds the two slashes of a URL into one."""
-    url = URL.fullmatch(str(where))
+    url = _url(where)
     return f"{url[1]}://{url[2]}" if url else str(where)
 
 
@@ -61,12 +61,12 @@ def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> S
 
     Nothing is read yet. Raises ConfigError for an address or credentials that cannot be used.
     """
-    url = URL.fullmatch(str(where))
+    url = _url(where)
     if url is None:
         return LocalStore(Path(where))
     scheme = url[1]
     try:
-        adapter = cast("_Adapter", import_module(STORES[scheme]))
+        adapter = cast("_Adapter", import_module(f"{STORE_KINDS}.{scheme}"))
     except ImportError as error:
         msg = (
             f"Checkpoints in {scheme.upper()} need {error.name}: "
@@ -74,6 +74,12 @@ def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> S
         )
         raise ConfigError(msg, path="store.url") from error
     return adapter.open_store(normal(where), access)
+
+
+def _url(where: str | Path) -> re.Match[str] | None:
+    """Match an address whose scheme is that of a store."""
+    found = URL.fullmatch(str(where))
+    return found if found is not None and found[1] in store_kinds() else None
 
 
 def root_of(settings: StoreSettings) -> str:

@@ -6,10 +6,9 @@ objects ``parts/<key>``.
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import obstore
 
@@ -34,8 +33,8 @@ def names(found: Sequence[ObjectMeta]) -> set[str]:
     return {entry[1] for meta in found if (entry := ENTRY.fullmatch(meta["path"]))}
 
 
-def open_file(client: Client, name: str, file: str, where: str) -> BinaryIO:
-    """Open a file of a checkpoint of 0.1; StoreError if it is not there."""
+def read(client: Client, name: str, file: str, where: str) -> memoryview:
+    """Return a file of a checkpoint of 0.1; StoreError if it is not there."""
     try:
         found = obstore.get(client, f"{ENTRIES}/{name}.json")
     except FileNotFoundError as error:
@@ -47,7 +46,7 @@ def open_file(client: Client, name: str, file: str, where: str) -> BinaryIO:
     try:
         entry = cast("dict[str, Any]", json.loads(bytes(found.bytes()) if fits else b""))
         if file == MANIFEST:
-            return io.BytesIO(entry["manifest"].encode("utf-8", "surrogateescape"))
+            return memoryview(entry["manifest"].encode("utf-8", "surrogateescape"))
         parts = [_part(client, part["key"]) for part in entry["files.v1"][file][:MOST_PARTS]]
     except (
         ValueError,
@@ -59,7 +58,7 @@ def open_file(client: Client, name: str, file: str, where: str) -> BinaryIO:
     ) as error:
         msg = f"{where} is damaged (its entry cannot be read): use another checkpoint."
         raise CheckpointCorrupt(msg, path=where) from error
-    return io.BytesIO(b"".join(parts))
+    return memoryview(bytearray().join(parts))
 
 
 def _part(client: Client, key: str) -> bytes:

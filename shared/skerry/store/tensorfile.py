@@ -10,27 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from io import SEEK_END
 from math import prod
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from skerry.store.base import StoredFile
 
     Vector = NDArray[np.float32]
-    OnBytes = Callable[[int], None]
 
 LENGTH = struct.Struct("<Q")
 ALIGN = 8
-READ_BYTES = 32 * 1024**2
 MOST_HEADER_BYTES = 32 * 1024**2
 MOST_DIMENSIONS = 32
 ITEM = 4
@@ -55,32 +52,14 @@ def raw(tensor: Vector) -> memoryview:
     return np.ascontiguousarray(tensor, "<f4").reshape(-1).view(np.uint8).data
 
 
-def read(
-    file: BinaryIO, path: str, expected: StoredFile, on_bytes: OnBytes | None = None
-) -> dict[str, Vector]:
-    """Return the tensors of a file that is, byte for byte, ``expected``.
+def read(data: memoryview, path: str, expected: StoredFile) -> dict[str, Vector]:
+    """Return the tensors of a file that is, byte for byte, ``expected``: views of ``data``.
 
-    CheckpointCorrupt naming ``path`` otherwise. Nothing is allocated before the sizes agree, and
-    nothing is parsed before the digests do. ``on_bytes`` is called with the number of bytes that
-    have just been read.
+    CheckpointCorrupt naming ``path`` otherwise. Nothing is parsed before the digests agree.
     """
-    if file.seek(0, SEEK_END) != expected.size:
-        raise _damaged(path)
-    file.seek(0)
-    try:
-        data = memoryview(bytearray(expected.size))
-    except (MemoryError, OverflowError) as error:
-        msg = f"{path} has {expected.size} bytes, more than fit into this machine's memory."
-        raise StoreError(msg) from error
-    digest = hashlib.sha256()
-    for start in range(0, expected.size, READ_BYTES):
-        piece = data[start : start + READ_BYTES]
-        piece[:] = file.read(len(piece)).ljust(len(piece))  # what is missing breaks the digest
-        digest.update(piece)
-        if on_bytes is not None:
-            on_bytes(len(piece))
-    if digest.hexdigest() != expected.sha256:
-        raise _damaged(path)
+    if len(data) != expected.size or hashlib.sha256(data).hexdigest() != expected.sha256:
+        msg = f"{path} is damaged (it is not what the manifest names): use another checkpoint."
+        raise CheckpointCorrupt(msg, path=path)
     try:
         return dict(_tensors(data))
     except (ValueError, struct.error, LookupError, TypeError, RecursionError) as error:
@@ -112,8 +91,3 @@ def _span(entry: dict[str, Any]) -> tuple[int, int]:
     if entry["dtype"] != "F32" or not sane or end - start != ITEM * prod(shape):
         raise ValueError(entry)
     return start, end
-
-
-def _damaged(path: str) -> CheckpointCorrupt:
-    msg = f"{path} is damaged (it is not what the manifest names): use another checkpoint."
-    return CheckpointCorrupt(msg, path=path)

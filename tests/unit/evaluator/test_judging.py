@@ -18,8 +18,8 @@ from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig
 from skerry.store.base import MANIFEST
+from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
-from skerry.store.s3 import S3Store
 from skerry_checkpointer.service import Checkpointer
 from skerry_evaluator.commands import print_sample, print_verdicts
 from skerry_evaluator.restored import Restored, restore

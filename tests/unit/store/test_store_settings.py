@@ -9,10 +9,22 @@ import pytest
 
 from skerry.errors import ConfigError
 from skerry.settings import loading
-from skerry.settings.models import STORES, StoreSettings
+from skerry.settings.models import STORE_KINDS, StoreSettings
+from skerry.store import kinds
+from skerry.store.base import MANIFEST
+from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
 from skerry.store.opening import is_url, normal, open_store, parent_of, root_of, store_of
-from skerry.store.s3 import S3Store
+
+SHELF = """
+from pathlib import Path
+from urllib.parse import urlsplit
+from skerry.store.local import LocalStore
+
+def open_store(url, access):
+    at = urlsplit(url)
+    return LocalStore(Path("/", at.netloc, at.path.lstrip("/")))
+"""
 
 
 def settings(assignment: str) -> StoreSettings:
@@ -68,7 +80,19 @@ def test_an_address_that_went_through_a_path_is_the_same(
 def test_a_store_whose_extra_is_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, STORES["s3"], raising=False)
+    monkeypatch.delitem(sys.modules, f"{STORE_KINDS}.s3", raising=False)
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"Checkpoints in S3 need obstore.*'skerry\[s3\]'"):
         open_store("s3://bucket/run")
+
+
+def test_a_new_kind_of_store_is_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shelf.py").write_text(SHELF)
+    monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path)])
+    store = settings(f"store.url=shelf:/{tmp_path}/books")
+    held = store_of(store, "run")
+    held.draft("step-1").commit(b"manifest")
+    assert [bytes(held.read(name, MANIFEST, 100)) for name in held.names()] == [b"manifest"]
+    assert is_url("shelf://books/step-1")
+    with pytest.raises(ConfigError, match=r"s3://bucket/prefix or shelf://bucket/prefix"):
+        settings("store.url=s4://bucket")

@@ -24,7 +24,7 @@ from skerry.protocol.codec import vector_digest
 from skerry.protocol.messages import Commit
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LogConfig, OuterConfig, RunConfig, SyncConfig
-from skerry.store.s3 import S3Store
+from skerry.store.kinds.s3 import S3Store
 from skerry_checkpointer.service import Checkpointer
 from skerry_syncer.service import load_kernels, session
 from skerry_tools.audit.command_replay import policy_of

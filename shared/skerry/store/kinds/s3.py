@@ -15,31 +15,29 @@ once it is a day older than the newest object in the store.
 from __future__ import annotations
 
 import hashlib
-import io
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.store import s3_earlier
-from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name
+from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name, room_for
 from skerry.store.s3_client import connect, folders, listed, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from _typeshed import WriteableBuffer
     from obstore import ObjectMeta
     from obstore.store import S3Store as Client
 
     from skerry.settings.models import StoreSettings
-    from skerry.store.base import Buffer
+    from skerry.store.base import Buffer, OnBytes
 
 WRITER = ".writer"
 DEAD_S = 24 * 3600.0
@@ -88,14 +86,29 @@ class S3Store:
         msg = f"{self.where(name)} and {MOST_NAMES} names like it are taken: clean up there."
         raise StoreError(msg)
 
-    def open(self, name: str, file: str) -> BinaryIO:
+    def read(self, name: str, file: str, most: int, on_bytes: OnBytes | None = None) -> memoryview:
+        """Read an object by ranges, several at a time."""
         path, where = f"{checked_name(name)}/{checked_name(file)}", f"{self.where(name)}/{file}"
-        with refusals(where):
+        with refusals(where), ThreadPoolExecutor(TRANSFERS, "s3-read") as threads:
             try:
                 size = obstore.head(self._client, path)["size"]
             except FileNotFoundError:
-                return s3_earlier.open_file(self._client, name, file, where)
-        return cast("BinaryIO", io.BufferedReader(_ObjectFile(self._client, path, size, where)))
+                return s3_earlier.read(self._client, name, file, where)[:most]
+            data = room_for(min(size, most), where)
+
+            def fetch(start: int) -> int:
+                piece = data[start : start + PART_BYTES]
+                got = obstore.get_range(self._client, path, start=start, length=len(piece))
+                if len(got) != len(piece):
+                    msg = f"{where} became shorter while it was read: use another checkpoint."
+                    raise CheckpointCorrupt(msg, path=where)
+                piece[:] = memoryview(got)
+                return len(piece)
+
+            for count in threads.map(fetch, range(0, len(data), PART_BYTES)):
+                if on_bytes is not None:
+                    on_bytes(count)
+        return data
 
     def delete(self, name: str) -> bool:
         with refusals(self.where(name)):
@@ -123,50 +136,6 @@ class S3Store:
             for name in dead:
                 _remove(self._client, drafts[name])
         return sorted(dead)
-
-
-class _ObjectFile(io.RawIOBase):
-    """An object that is read by ranges, several at a time."""
-
-    def __init__(self, client: Client, path: str, size: int, where: str) -> None:
-        super().__init__()
-        self._client = client
-        self._path = path
-        self._size = size
-        self._where = where
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readall(self) -> bytes:
-        data = bytearray(max(0, self._size - self._at))
-        self.readinto(data)
-        return bytes(data)
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        target = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
-        pieces = [target[at : at + PART_BYTES] for at in range(0, len(target), PART_BYTES)]
-        starts = range(self._at, self._at + len(target), PART_BYTES)
-        with refusals(self._where), ThreadPoolExecutor(TRANSFERS, "s3-read") as threads:
-            list(threads.map(self._fetch, starts, pieces))
-        self._at += len(target)
-        return len(target)
-
-    def _fetch(self, start: int, target: memoryview) -> None:
-        data = obstore.get_range(self._client, self._path, start=start, length=len(target))
-        if len(data) != len(target):
-            msg = f"{self._where} became shorter while it was read: use another checkpoint."
-            raise CheckpointCorrupt(msg, path=self._where)
-        target[:] = memoryview(data)
 
 
 class S3Draft:

@@ -1,0 +1,1 @@
+"""Stores for URLs: each module here is named like its scheme, and has ``open_store``."""
