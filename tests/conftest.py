@@ -6,13 +6,14 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import settings
 
+from skerry import code
 from tests.support.nats_server import NatsServer
 from tests.support.processes import Watched
 from tests.support.s3_server import S3Server
@@ -51,6 +52,13 @@ pulse_s = 0.1
 """
 
 WORDS = "the fragment travels and the learner goes on and nobody waits for the others "
+
+
+@pytest.fixture
+def allow_code(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Allow no code but what always is, until this test ends; returns what allows modules."""
+    monkeypatch.setattr(code, "_allowed", {*code.OWN})
+    return lambda *modules: code.allow(modules)
 
 
 @pytest.fixture

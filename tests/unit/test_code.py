@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -17,8 +18,8 @@ from skerry.settings.models import RunConfig
 
 
 @pytest.fixture(autouse=True)
-def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "_allowed", {*code.OWN})
+def nothing_allowed(allow_code: Callable[..., None]) -> None:
+    del allow_code
 
 
 @pytest.fixture
@@ -48,18 +49,20 @@ def test_code_from_elsewhere_is_refused_with_what_to_do_before_it_is_imported() 
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("sets", "environ"),
     [
-        {"sets": ["allow_code=mine"]},
-        {"sets": ["allow_code=other, mine.models"]},
-        {"sets": ['allow_code=["mine"]']},
-        {"environ": {"SKERRY_ALLOW_CODE": "mine"}},
-        {"sets": ["model.factory=mine.models:another"]},
-        {"sets": ["outer.preset=mine.models:make"]},
+        (["allow_code=mine"], {}),
+        (["allow_code=other, mine.models"], {}),
+        (['allow_code=["mine"]'], {}),
+        ([], {"SKERRY_ALLOW_CODE": "mine"}),
+        (["model.factory=mine.models:another"], {}),
+        (["outer.preset=mine.models:make"], {}),
     ],
 )
-def test_the_owner_of_a_machine_allows_a_module(mine: ModuleType, given: dict[str, Any]) -> None:
-    load(None, **{"environ": {}, **given})
+def test_the_owner_of_a_machine_allows_a_module(
+    mine: ModuleType, sets: Sequence[str], environ: dict[str, str]
+) -> None:
+    load(None, sets, environ)
     assert code.load("mine.models:build", "model.factory")() == "built"
     assert code.load("mine.models:partly", "model.factory")() == "built"
 
@@ -102,7 +105,7 @@ def test_our_own_rules_and_optaxs_documented_optimizers_are_allowed(
 
 
 def test_optax_has_every_optimizer_that_is_allowed() -> None:
-    import optax
+    import optax  # pyright: ignore[reportMissingTypeStubs]
 
     assert [name for name in code.OPTAX.split() if not hasattr(optax, name)] == []
 

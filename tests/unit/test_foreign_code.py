@@ -28,8 +28,8 @@ EVIL_MODULE = "import pathlib; pathlib.Path({!r}).touch()\ndef make(**_): ...\n"
 
 
 @pytest.fixture(autouse=True)
-def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "_allowed", {*code.OWN})
+def nothing_allowed(allow_code: Callable[..., None]) -> None:
+    del allow_code
 
 
 @pytest.fixture
@@ -58,8 +58,10 @@ async def replayed(run: ScriptedRun, _folder: Path) -> object:
 
 
 async def sample(run: ScriptedRun, folder: Path) -> object:
-    options = {"prompt": "", "count": 1, "temperature": 0.0, "seed": 0}
-    return await asyncio.to_thread(print_sample, await saved(run, folder), **options, as_json=True)
+    where = await saved(run, folder)
+    return await asyncio.to_thread(
+        print_sample, where, prompt="", count=1, temperature=0.0, seed=0, as_json=True
+    )
 
 
 async def evaluate(run: ScriptedRun, folder: Path) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -43,8 +44,9 @@ def adam(lr: float = 0.1) -> optax.GradientTransformation:
 
 
 @pytest.fixture
-def user_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A user's module that can be imported as ``my_outer``."""
+def user_module(monkeypatch: pytest.MonkeyPatch, allow_code: Callable[..., None]) -> ModuleType:
+    """A user's module that can be imported as ``my_outer``, and may be."""
+    allow_code("my_outer", __name__)
     module = ModuleType("my_outer")
     monkeypatch.setitem(sys.modules, "my_outer", module)
     return module
@@ -211,7 +213,10 @@ def test_a_factory_of_ones_own_is_loaded(user_module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("path", ["no_such_module:make", "my_outer:missing", "my_outer:nothing"])
-def test_a_factory_that_does_not_work_is_a_config_error(path: str, user_module: ModuleType) -> None:
+def test_a_factory_that_does_not_work_is_a_config_error(
+    path: str, user_module: ModuleType, allow_code: Callable[..., None]
+) -> None:
+    allow_code("no_such_module")
     user_module.__dict__["nothing"] = lambda: 3
     with pytest.raises(ConfigError, match=path):
         make_outer(path, lr=None, momentum=None, h_steps=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -131,7 +132,10 @@ def test_overrides_replace_their_part_of_the_preset() -> None:
         ModelConfig(factory="builtins:dict"),
     ],
 )
-def test_a_model_that_cannot_be_built_is_one_clear_error(config: ModelConfig) -> None:
+def test_a_model_that_cannot_be_built_is_one_clear_error(
+    config: ModelConfig, allow_code: Callable[..., None]
+) -> None:
+    allow_code("no_such_module", "json", "builtins")
     with pytest.raises(ModelError, match="model"):
         build_model(config, TrainConfig())
 
@@ -150,11 +154,9 @@ class Scalars:
         return jnp.mean(tokens) * params["a"]
 
 
-def test_a_factory_of_your_own_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    import math as somewhere
-
-    monkeypatch.setattr(somewhere, "make_model", Scalars, raising=False)
-    config = ModelConfig(factory="math:make_model", options={"start": 2.0})
+def test_a_factory_of_your_own_gets_its_options(allow_code: Callable[..., None]) -> None:
+    allow_code(__name__)
+    config = ModelConfig(factory=f"{__name__}:Scalars", options={"start": 2.0})
     model = build_model(config, TrainConfig())
     assert isinstance(model, Scalars)
     assert model.start == 2.0

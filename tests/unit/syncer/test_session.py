@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -303,10 +301,10 @@ def overflowing() -> optax.GradientTransformation:
 
 
 async def test_contribution_that_makes_the_step_infinite_is_refused_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    allow_code: Callable[..., None],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "my_outer", SimpleNamespace(make=overflowing))
-    outer = OuterConfig(preset="my_outer:make")
+    allow_code(__name__)
+    outer = OuterConfig(preset=f"{__name__}:overflowing")
     bus = await connected(CONFIG.model_copy(update={"outer": outer}))
     refused: set[str] = set()
     learners = [puppet(bus, name).train() for name in ("a", "b")]
