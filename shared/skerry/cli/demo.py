@@ -26,7 +26,7 @@ from skerry.cli.cluster.logs import last_event, size_of
 from skerry.cli.cluster.supervisor import Change
 from skerry.cli.cluster.team import Team
 from skerry.cli.follow import is_finished
-from skerry.cli.live import screen, size
+from skerry.cli.live import screen
 from skerry.cli.outage import Outage
 from skerry.cli.programs import argv_of
 from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink, parameters
@@ -36,6 +36,7 @@ from skerry.log import ledger
 from skerry.protocol.messages import Commit, CommitOrigin, Pulse
 from skerry.service.connect import bus_from
 from skerry.settings import loading
+from skerry.status.format import size
 from skerry.store.listing import summaries
 from skerry.tasks import TaskGroup
 
@@ -47,9 +48,10 @@ if TYPE_CHECKING:
     from skerry.cli.follow import Feed
     from skerry.cli.live import Screen
     from skerry.settings.models import Settings
+    from skerry.status.format import size
     from skerry.status.report import Report
     from skerry.status.view import Message
-    from skerry.store.listing import Summary
+from skerry.store.listing import Summary
 
 RUN = "demo"
 VICTIM = "learner-2"

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from skerry.algorithm.liveness import Liveness
 from skerry.protocol.messages import LearnerPhase, RefusalCause
+from skerry.status.format import clip, clock, printable, size
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -71,7 +72,7 @@ class Terminal:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        self._live.console.print(escape(text), highlight=False)
+        self._live.console.print(escape(printable(text)), highlight=False)
 
     def show(self, now: Report) -> None:
         self._live.update(picture(now, elapsed_s(now, self._began_s)), refresh=True)
@@ -97,7 +98,7 @@ class Lines:
         """Nothing is held."""
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
     def show(self, now: Report) -> None:
         run = now.run
@@ -133,7 +134,7 @@ def line(now: Report, seconds: float) -> str:
     """Return the run in one line of plain text, ``seconds`` after the beginning."""
     run = now.run
     if not any(run.versions):
-        phases = (f"{row.name} {row.phase.value.replace('_', ' ')}" for row in now.learners)
+        phases = (f"{clip(row.name)} {row.phase.value.replace('_', ' ')}" for row in now.learners)
         return f"{clock(seconds):>6}  no parameters yet: {', '.join(phases) or 'no learner yet'}"
     held_out = run.held_out.loss if run.held_out is not None else None
     parts = [
@@ -151,7 +152,7 @@ def line(now: Report, seconds: float) -> str:
         *_quiet(now),
     ]
     parts += [
-        f"{row.name} {row.liveness.value if row.phase not in AT_REST else row.phase.value}"
+        f"{clip(row.name)} {row.liveness.value if row.phase not in AT_REST else row.phase.value}"
         for row in now.learners
         if row.liveness is not Liveness.ALIVE
     ]
@@ -274,25 +275,6 @@ def _phases(now: Report) -> tuple[LearnerPhase, ...]:
     return tuple(row.phase for row in now.learners)
 
 
-def clock(seconds: float | None) -> str:
-    """Return seconds as 1:02 or 1:02:03."""
-    if seconds is None:
-        return "?"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def plain(text: str, most: int = 64) -> str:
     """Return text that others chose, bounded, without markup or what moves a cursor."""
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
-    return escape(shown + "…" * (len(text) > most))
-
-
-def size(count: float) -> str:
-    """Return bytes for people, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    return escape(clip(text, most))

@@ -13,10 +13,11 @@ from rich.text import Text
 from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.algorithm.liveness import Liveness
 from skerry.algorithm.traffic import data_parallel_bytes
-from skerry.cli.live import AT_REST, COLOURS, clock, plain, size
+from skerry.cli.live import AT_REST, COLOURS, plain
 from skerry.protocol.messages import LearnerPhase, why
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.status.alerts import Severity
+from skerry.status.format import clock, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

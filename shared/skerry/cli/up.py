@@ -36,10 +36,10 @@ from skerry.errors import ConfigError, RunNotFound
 from skerry.log import ledger
 from skerry.service.connect import bus_from
 from skerry.service.control import CONTROL, listening
-from skerry.service.entry import printable
 from skerry.settings import loading
 from skerry.settings.checks import masked_url, refuse_code
 from skerry.settings.models import RunConfig
+from skerry.status.format import printable
 from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from skerry.errors import SkerryError, first_cause
+from skerry.status.format import printable
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -30,11 +31,6 @@ def exit_on_error() -> Generator[None]:
             raise
         print(f"error: {printable(str(cause))}", file=sys.stderr)
         sys.exit(cause.exit_code)
-
-
-def printable(text: str) -> str:
-    """Return text that others chose without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def run_service(

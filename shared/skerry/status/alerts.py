@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm.liveness import Liveness
 from skerry.protocol.messages import LearnerPhase
+from skerry.status.format import clip, duration
 from skerry.status.recent import (
     FIRST_S,
     LEAST_GOODPUT,
@@ -300,19 +301,3 @@ def _names(rows: Sequence[LearnerRow]) -> str:
     shown = ", ".join(clip(row.name) for row in rows[:MOST_NAMES])
     more = len(rows) - MOST_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def clip(text: str, most: int = 64) -> str:
-    """Return text that others chose, bounded and without control characters."""
-    if len(text) <= most and text.isprintable():
-        return text
-    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
-    return plain + "…" * (len(text) > most)
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for people: 0.4 s, 12 s, 3 min, 5 h, 2 d."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"

@@ -11,6 +11,7 @@ from skerry.algorithm import liveness, schedule
 from skerry.algorithm.goodput import TRAIN, Spent, allocated_s, ratios, split
 from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import LearnerPhase, RefusalCause, activity, why
+from skerry.status.format import finite
 from skerry.status.view import ENDED, TEXTS_OF_LATE, held_in, spent_in
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def _learner_row(
         phase=phase,
         step=0 if pulse is None else pulse.step,
         tokens=max(sums.tokens, accepted),
-        loss=None if pulse is None or not pulse.steps else _finite(pulse.loss),
+        loss=None if pulse is None or not pulse.steps else finite(pulse.loss),
         step_time_s=0.0 if pulse is None else pulse.step_time_s,
         tokens_per_s=_speed(learner, now_s) if state is not Liveness.GONE else 0.0,
         goodput=time[TRAIN],
@@ -234,7 +235,7 @@ def _learner_row(
 
 def _worked_s(pulse: Pulse) -> float:
     """Return how long a process has been ready: steps and waits, those of now included."""
-    return max(0.0, _finite(pulse.alive_s - pulse.compile_s - pulse.recover_s) or 0.0)
+    return max(0.0, finite(pulse.alive_s - pulse.compile_s - pulse.recover_s) or 0.0)
 
 
 def _speed(learner: LearnerView, now_s: float) -> float:
@@ -250,7 +251,7 @@ def _speed(learner: LearnerView, now_s: float) -> float:
     usual_s = max(pulse.step_time_s, learner.heartbeat.mean_s)
     if progress is not None and now_s - progress.advanced_s > STILL * usual_s:
         return 0.0
-    return _finite(pulse.tokens / pulse.steps / pulse.step_time_s) or 0.0
+    return finite(pulse.tokens / pulse.steps / pulse.step_time_s) or 0.0
 
 
 def _split(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -> dict[str, float]:
@@ -271,9 +272,9 @@ def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
     return EvaluationRow(
         step=evaluation.step,
         tokens=evaluation.tokens,
-        loss=_finite(evaluation.loss),
-        perplexity=_finite(evaluation.perplexity),
-        bits_per_byte=_finite(evaluation.bits_per_byte),
+        loss=finite(evaluation.loss),
+        perplexity=finite(evaluation.perplexity),
+        bits_per_byte=finite(evaluation.bits_per_byte),
         evaluated_tokens=evaluation.evaluated_tokens,
         text=f"{evaluation.text_digest:016x}",
         evaluator=evaluation.evaluator,
@@ -306,7 +307,7 @@ def _run_row(
         steps=view.frame.steps,
         tokens=sum(row.tokens for row in rows),
         loss=_loss(rows),
-        tokens_per_s=_finite(sum(row.tokens_per_s for row in rows)) or 0.0,
+        tokens_per_s=finite(sum(row.tokens_per_s for row in rows)) or 0.0,
         learners=len(rows),
         alive=sum(row.liveness is Liveness.ALIVE for row in rows),
         rounds=view.rounds,
@@ -361,8 +362,8 @@ def _loss(rows: Sequence[LearnerRow]) -> float | None:
     told = [(r.loss, r.tokens_per_s) for r in rows if r.loss is not None]
     speed = sum(weight for _, weight in told)
     if speed > 0:
-        return _finite(sum(loss * weight for loss, weight in told) / speed)
-    return _finite(sum(loss for loss, _ in told) / len(told)) if told else None
+        return finite(sum(loss * weight for loss, weight in told) / speed)
+    return finite(sum(loss for loss, _ in told) / len(told)) if told else None
 
 
 def _left_s(
@@ -386,7 +387,3 @@ def _eta_s(
     ends = [steps_s, time_s if view.started_s is not None else None]
     known = [left for left in ends if left is not None and math.isfinite(left)]
     return max(0.0, min(known)) if known else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from skerry.algorithm.liveness import Policy
 from skerry.cli import live
-from skerry.cli.live import Lines, Terminal, clock, line, picture, screen, size
+from skerry.cli.live import Lines, Terminal, line, picture, screen
 from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, Pulse
 from skerry.status.report import Report, report
 from skerry.status.view import Frame, RunView, fold
@@ -167,21 +167,6 @@ def test_sentences_stay_above_the_table() -> None:
     assert "learner-2 [gone]" in out.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "?"), (0, "0:00"), (62.9, "1:02"), (3723, "1:02:03")]
-)
-def test_times(seconds: float | None, text: str) -> None:
-    assert clock(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")],
-)
-def test_sizes(count: float, text: str) -> None:
-    assert size(count) == text
-
-
 def test_a_learner_that_stopped_in_order_is_not_called_gone() -> None:
     view = fold(RunView(FRAME), member("b", joined_ns=ns(BEGAN)), BEGAN)
     stopped = replace(beat("b", 10), phase=LearnerPhase.STOPPED)
@@ -202,3 +187,13 @@ def test_a_log_without_pulses_claims_no_speeds() -> None:
     assert "no pulses in this log" in told
     assert "goodput 0%" not in told
     assert "tokens/s" not in told.splitlines()[0]
+
+
+def test_names_and_sentences_that_others_chose_move_no_cursor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    odd = member("\x1b[2Jb", joined_ns=ns(BEGAN))
+    lines = Lines()
+    lines.show(report(fold(RunView(FRAME), odd, BEGAN), BEGAN))
+    lines.say("Checkpoint: /c\x1b]0;pwn\x07")
+    assert "\x1b" not in capsys.readouterr().out

@@ -18,8 +18,8 @@ from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Change, ProcessEvent
 from skerry.cli.live import screen
 from skerry.cli.up import broker_watch, conclude, free_page_port, say_page
-from skerry.service.entry import printable
 from skerry.settings.models import HealthSettings
+from skerry.status.format import printable
 
 EVIL = "/x\x1b]0;pwn\x07\x1b[2J/step-1"
 

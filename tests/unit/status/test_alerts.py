@@ -16,7 +16,7 @@ from skerry.protocol.messages import (
     RefusalCause,
 )
 from skerry.settings.models import RunConfig
-from skerry.status.alerts import Alert, Severity, Situation, Store, alerts, clip, duration
+from skerry.status.alerts import Alert, Severity, Situation, Store, alerts
 from skerry.status.recent import WAITED_S
 from skerry.status.report import EvaluationRow, LearnerRow, Report
 from skerry_health_monitor.watching.book import MOST_PAST, Book, Held
@@ -374,16 +374,6 @@ def test_a_finished_run_misses_nobody() -> None:
 def test_the_worst_comes_first() -> None:
     scene = Scene(run={"last_round_s_ago": 130.0}, trained=0.3)
     assert [alert.key for alert in scene.alerts()] == ["no-commit", "goodput"]
-
-
-def test_text_of_others_is_bounded_and_printable() -> None:
-    assert clip("a\x1b[31mb" + "x" * 100, 8) == "a\N{REPLACEMENT CHARACTER}[31mbx…"
-
-
-def test_durations_for_people() -> None:
-    assert [duration(s) for s in (0.25, 12, 200, 8000, 200_000)] == [
-        *("0.2 s", "12 s", "3 min", "2 h", "2 d")
-    ]
 
 
 def alert(key: str, severity: Severity = Severity.WARNING) -> Alert:

@@ -7,13 +7,12 @@ Times are seconds since the epoch: ages grow in the browser without a word from 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from skerry.algorithm.traffic import data_parallel_bytes
-from skerry.status.alerts import clip
+from skerry.status.format import clip, rounded
 from skerry_health_monitor.watching.timeline import interval_s
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def _run(scene: Scene) -> Section:
         "steps": run.steps,
         "timed": run.timed,
         "tokens": run.tokens,
-        "loss": _figures(run.loss),
+        "loss": rounded(run.loss),
         "tokens_per_s": round(run.tokens_per_s, 1),
         "learners": run.learners,
         "alive": run.alive,
@@ -182,7 +181,7 @@ def _run(scene: Scene) -> Section:
         "wall_s": round(run.wall_s) if run.finished else None,
         "eta_s": None if run.eta_s is None else round(run.eta_s),
         "counting": run.counting,
-        "round_gap_s": _figures(gap_s),
+        "round_gap_s": rounded(gap_s),
         "away_since_s": scene.away_since_s,
         "widths_s": {name: c.width_s for name, c in history.curves.by_name().items()},
     }
@@ -191,9 +190,9 @@ def _run(scene: Scene) -> Section:
 def _held_out(run: RunRow) -> Section:
     judged = run.held_out
     return {
-        "held_out": None if judged is None else _figures(judged.loss),
+        "held_out": None if judged is None else rounded(judged.loss),
         "held_out_step": None if judged is None else judged.step,
-        "bits_per_byte": None if judged is None else _figures(judged.bits_per_byte),
+        "bits_per_byte": None if judged is None else rounded(judged.bits_per_byte),
     }
 
 
@@ -202,7 +201,7 @@ def _learner(row: LearnerRow, number: int, history: History, now_s: float) -> li
     return [
         *(number, clip(row.name), "" if lane is None else clip(lane.host), row.incarnation),
         *(row.liveness.value, row.reason.value, row.phase.value, row.step, row.tokens),
-        *(_figures(row.loss), _figures(row.step_time_s), round(row.tokens_per_s, 1)),
+        *(rounded(row.loss), rounded(row.step_time_s), round(row.tokens_per_s, 1)),
         *(round(row.goodput, 3), row.bytes_up, row.bytes_down, row.contributions),
         *(row.staleness, row.syncs_skipped, round(now_s - row.seen_s_ago, 1), row.heard),
         None if lane is None or lane.last is None else [*lane.last[:2], round(lane.last[2], 1)],
@@ -230,7 +229,7 @@ def _round(row: Past) -> list[object]:
         *(row.fragment, row.version, row.step, clip(row.reason), round(row.opened_s, 3)),
         *(round(row.quorum_s, 4), round(row.grace_s, 4), round(row.closed_s, 3)),
         *(round(row.stored_s, 3), len(row.learners), _thinned(row.arrived_s), row.refused),
-        *(row.staleness, row.tokens, _figures(row.loss), clip(row.trace_id), row.adopted),
+        *(row.staleness, row.tokens, rounded(row.loss), clip(row.trace_id), row.adopted),
         *(None if row.adopted_s is None else round(row.adopted_s, 2), row.final, row.sequence),
     ]
 
@@ -285,8 +284,8 @@ def _checkpoints(history: History) -> Section:
 def _evaluations(watch: Watch) -> Section:
     return {
         str(e.evaluated_ns): [
-            *(round(e.evaluated_ns / 1e9, 1), e.step, e.tokens, _figures(e.loss)),
-            *(_figures(e.bits_per_byte), _figures(e.perplexity), clip(e.evaluator)),
+            *(round(e.evaluated_ns / 1e9, 1), e.step, e.tokens, rounded(e.loss)),
+            *(rounded(e.bits_per_byte), rounded(e.perplexity), clip(e.evaluator)),
         ]
         for e in watch.view.evaluations
     }
@@ -297,7 +296,7 @@ def _samples(history: History) -> Section:
         str(e.evaluated_ns): [
             round(e.evaluated_ns / 1e9, 1),
             e.step,
-            _figures(e.loss),
+            rounded(e.loss),
             e.sample[:MOST_SAMPLE],
         ]
         for e in history.samples
@@ -317,15 +316,8 @@ def _alerts(book: Book) -> Section:
 def _curve(curve: Curve) -> Section:
     return {
         f"{curve.width_s:g}:{number}": [
-            *(number * curve.width_s, held.step, round(held.total), _figures(held.loss)),
+            *(number * curve.width_s, held.step, round(held.total), rounded(held.loss)),
             *(round(held.tokens, 1), held.rounds),
         ]
         for number, held in curve.bins.items()
     }
-
-
-def _figures(value: float | None) -> float | None:
-    """Return a number with six digits, which no screen shows more of; None for what is none."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")

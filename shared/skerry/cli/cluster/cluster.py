@@ -17,8 +17,8 @@ from skerry.cli.cluster.supervisor import Change, ProcessEvent, Supervisor, laun
 from skerry.cli.cluster.team import environment
 from skerry.cli.programs import require
 from skerry.errors import SkerryError
-from skerry.service.entry import printable
 from skerry.settings.loading import control_variable, to_toml
+from skerry.status.format import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
