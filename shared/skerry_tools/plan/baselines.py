@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from skerry_tools.plan.paper_table import PaperIsland, data_parallel_step_s
 from skerry_tools.plan.tables import FailureClock, ScenarioTables
 from skerry_tools.plan.traffic import Deployment
 
 GB = 1e9
+BACKWARD = 2 / 3
+"""Share of a step that is its backward pass: twice the forward pass's operations."""
 
 
 def halting(rate_s: float, pause_s: float, clock: FailureClock) -> float:
@@ -36,6 +37,20 @@ def halting(rate_s: float, pause_s: float, clock: FailureClock) -> float:
 def ring_bits(bits: float, params: float, learners: int) -> float:
     """Return what each learner sends per step in a ring all-reduce: ``2 (1 - 1/M) b N`` bits."""
     return 2.0 * (1.0 - 1.0 / learners) * bits * params
+
+
+def data_parallel_step_s(
+    step_s: float, layers: int, layer_s: float, latency_s: float = 0.0
+) -> float:
+    """Return how long a step takes whose gradients are reduced layer by layer during it.
+
+    A third of the step is forward, the rest backward; the last layer is sent first, each one takes
+    ``layer_s``, and the step ends when the first layer has been reduced too (Streaming DiLoCo,
+    arXiv 2501.18512, section 3.1).
+    """
+    backward = BACKWARD * step_s
+    reduced = max(backward + layer_s, backward / layers + layers * layer_s)
+    return step_s - backward + reduced + latency_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +130,7 @@ def _ring_step(at: Deployment) -> tuple[float, float]:
     bits = ring_bits(at.plan.gradient_bits, at.load.parameters, count)
     rate = min(min(site.up_bits_s, site.down_bits_s) / site.learners for site in sites)
     hops_s = 2 * (count - 1) * max(site.table.rtt for site in sites) / 2
-    island = PaperIsland(at.slowest_s, at.layers, bits / at.layers)
-    return data_parallel_step_s(island, rate, hops_s), bits
+    return data_parallel_step_s(at.slowest_s, at.layers, bits / at.layers / rate, hops_s), bits
 
 
 def _one_stops(at: Deployment) -> float:

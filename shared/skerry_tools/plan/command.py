@@ -58,8 +58,6 @@ Days = Annotated[float | None, _option("Of the run.", "D")]
 Seed = Annotated[Count, _option("", "N", least=0)]
 WithTable = Annotated[bool, typer.Option("--table", help="Also the scenario's table of goodputs.")]
 FaultPlanFile = Annotated[File, _option("A fault plan of skerry chaos, on top.", "FILE")]
-Calibrate = Annotated[Text, _option("Learn from this run, and predict it again.", "RUN")]
-Against = Annotated[Text, _option("", "RUN")]
 HiddenFile = Annotated[File, _option("", "FILE")]
 Folder = Annotated[File, _option("Write a page, figures and tables here.", "FOLDER")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -94,7 +92,7 @@ def plan(  # noqa: PLR0913 - one option each
     In one line: skerry plan --params 12B --regions 4 --bandwidth '3 Gbit/s' --step-time '2 s'.
     Also: -H -P -K --tau --step-tokens, --rtt --chips of each site, --site --nats of --probe.
     """
-    from skerry_tools.plan import link_probe, paper_table, plan_answer
+    from skerry_tools.plan import link_probe, plan_answer
     from skerry_tools.plan.plan import make
     from skerry_tools.plan.question import question, read, shipped
 
@@ -104,7 +102,7 @@ def plan(  # noqa: PLR0913 - one option each
     }  # fmt: skip
     each = {"up": bandwidth, "step_time": step_time, "rtt": rtt, "chips": chips}
     with exit_on_error():
-        known = shipped("plan", "bandwidths")
+        known = shipped("plan")
         if scenario == "list":
             print("\n".join(known))
             return
@@ -115,8 +113,6 @@ def plan(  # noqa: PLR0913 - one option each
         tree = read((config, sites), sets)
         if link and not tree.values:
             found = link_probe.answer(link, site or "here")
-        elif tree.values.get("kind") == "bandwidths":
-            found = paper_table.answer(tree)
         else:
             if link:
                 link_probe.use(tree, link, site)
@@ -140,54 +136,32 @@ def simulate(  # noqa: PLR0913 - one option each
     table: WithTable = False,
     faults: FaultPlanFile = None,
     save_faults: HiddenFile = None,
-    calibrate: Calibrate = None,
-    against: Against = None,
-    metrics: HiddenFile = None,
-    nats: Nats = None,
-    save_scenario: HiddenFile = None,
     report: Folder = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what failures cost: goodput, uptime(K), time to N tokens.
 
-    Also: --seed, --save-faults, --save-scenario; --against --metrics --nats of --calibrate.
+    Also: --seed, --save-faults.
     """
     from skerry_tools.plan import simulation_answer
     from skerry_tools.plan.simulation import simulate as simulated
 
-    asked = {
+    given = {
         "fleet.chips": chips, "fleet.layout": layout, "sync.learners": learners, "sync.quorum": k,
         "failures.chip_mtbi": mtbi, "simulation.days": days, "simulation.seed": seed,
     }  # fmt: skip
-    sets = [*(set_ or ()), *_sets(asked)]
+    sets = [*(set_ or ()), *_sets(given)]
     with exit_on_error():
         if scenario == "list":
             print("\n".join(simulation_answer.listed()))
             return
-        if calibrate is not None:
-            from skerry_tools.plan import calibration
-
-            prediction = calibration.predict_run(calibrate, against, faults, sets, nats, metrics)
-            kept, found = prediction.scenario, calibration.answer(prediction)
-        else:
-            kept = simulation_answer.setup_of(scenario, sets)
-            on_top = _faults(faults, kept)
-            outcome = simulated(kept, on_top)
-            _save_faults(outcome, save_faults)
-            sweep = table or report is not None
-            found = simulation_answer.answer(outcome, on_top, sweep=sweep)
-        if save_scenario is not None:
-            write_text(save_scenario, simulation_answer.as_toml(kept))
+        asked = simulation_answer.setup_of(scenario, sets)
+        on_top = _faults(faults, asked)
+        outcome = simulated(asked, on_top)
+        _save_faults(outcome, save_faults)
+        sweep = table or report is not None
+        found = simulation_answer.answer(outcome, on_top, sweep=sweep)
         _give(found, report, as_json=as_json)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file; ConfigError where that cannot be done."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"{path} cannot be written ({error.strerror}): name another file."
-        raise ConfigError(msg, path=str(path)) from error
 
 
 def _give(found: Answer, report: Path | None, *, as_json: bool) -> None:

@@ -44,7 +44,6 @@ class TimeUse(IntEnum):
     OUTAGE = 7  # the site is away, or the island was killed or stopped on purpose
     WAIT = 8  # standing still for others, in blocking modes
     PREEMPTED = 9  # not given to the run: no part of what goodput divides by
-    IDLE = 10  # alive, and at none of these: what a calibrated run loses between its steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +309,7 @@ class _IslandWalk:
             self._fail()
 
     def _start(self) -> None:
-        """Come back: the pause that it takes, and the work that is done again.
+        """Come back: the pause that it takes.
 
         An absence that begins meanwhile interrupts it; one that lost the state begins it again.
         """
@@ -323,8 +322,6 @@ class _IslandWalk:
             self._stand(TimeUse.UPSCALE, soon)
             self._stand(absence.use, absence.end_s)
         self._stand(TimeUse.UPSCALE, self.now + left)
-        if pauses.replay_s:
-            self._stand(TimeUse.ROLLBACK, self.now + pauses.replay_s)
 
     def _leave(self) -> None:
         """Be away for the absence that begins now; nothing fails meanwhile, by either clock."""

@@ -160,7 +160,7 @@ def with_tables(asked: Question, **tables: Any) -> Question:
 
 def simulate(asked: Setup, faults: Faults = NO_FAULTS, end_s: float | None = None) -> Outcome:
     """Return what becomes of a run; ``faults`` happen on top of what the scenario draws."""
-    tables, idle = asked.question.tables, asked.question.tables.timing.idle
+    tables = asked.question.tables
     end_s = tables.simulation.days * DAY_S if end_s is None else end_s
     timelines = tuple(_timelines(asked, faults, end_s))
     seen = SampledRounds()
@@ -173,8 +173,7 @@ def simulate(asked: Setup, faults: Faults = NO_FAULTS, end_s: float | None = Non
     shares = sums / sums.sum() if sums.sum() > 0 else sums
     split = {use: float(shares[use]) for use in TimeUse}
     split[TimeUse.WAIT] += seen.waited * split[TimeUse.TRAIN]
-    split[TimeUse.IDLE] += (1.0 - seen.waited) * idle * split[TimeUse.TRAIN]
-    kept = (1.0 - seen.waited) * (1.0 - idle)
+    kept = 1.0 - seen.waited
     split[TimeUse.TRAIN] *= kept
     trained = [one.spent()[TimeUse.TRAIN] / one.end_s * kept for one in timelines]
     paces = [(one.step_tokens, one.step_s) for one in asked.learners]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from skerry.settings.tree import toml_text
 from skerry_tools.plan import simulation
 from skerry_tools.plan.failures import IslandTimeline, TimeUse
 from skerry_tools.plan.figures import (
@@ -41,7 +39,6 @@ NAMES = {
     TimeUse.OUTAGE: "outages",
     TimeUse.WAIT: "waiting for other learners",
     TimeUse.PREEMPTED: "preempted",
-    TimeUse.IDLE: "between steps",
 }
 SHOWN_S, MOST_MARKS, MOST_LANES = 600.0, 400, 24
 
@@ -59,17 +56,6 @@ def setup_of(named: str | None, sets: Sequence[str]) -> Setup:
     if name not in known and not path.exists() and path.suffix != ".toml":
         refuse(name, f"is no scenario, neither shipped nor a file: there are {', '.join(known)}.")
     return simulation.setup(question(read([path], sets), path.stem))
-
-
-def as_toml(asked: Setup) -> str:
-    """Return a question as a file that asks it again; ConfigError for one about sites."""
-    tables = asked.question.tables
-    if tables.sites:
-        refuse("sites", "are in a file already: copy it.")
-    values = tables.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})
-    sync = asked.question.run.sync.model_dump(mode="json", exclude_defaults=True)
-    status = {json.dumps(path): text for path, text in values.pop("status", {}).items()}
-    return toml_text({"kind": "simulation", **values, "sync": sync, "status": status})
 
 
 def lead(found: Outcome) -> str:

@@ -127,7 +127,6 @@ class PauseTable(Table):
     upscale_s: Seconds = 18.0  # to take slices back; where nothing is elastic, to start again
     upscale: Upscale = Upscale.BATCH
     batch_s: Seconds = 180.0  # least time between two upscales, with batch
-    replay_s: Seconds = 0.0  # work done again after each start of a learner that is not elastic
 
 
 class SavingTable(Table):
@@ -145,7 +144,6 @@ class TimingTable(Table):
     spread: float = Field(default=0.0, ge=0, lt=1)  # steps lie evenly in 1 -+ spread times that
     upload_s: Seconds = 0.5  # from a learner's step boundary to the syncer
     commit_s: Seconds = 0.2  # from a round's close until learners can read what it made
-    idle: float = Field(default=0.0, ge=0, lt=1)  # share of the time that is inside no step
     tokens_per_step: Count | None = None  # of each learner
     tokens: Count | None = None  # how many to train on: gives the time that it takes
 

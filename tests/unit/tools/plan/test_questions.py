@@ -140,7 +140,7 @@ def test_the_model_gives_its_parameters_and_a_bare_count_even_fragments() -> Non
     assert load.fragment == 101
 
 
-@pytest.mark.parametrize(("name", "path"), shipped("plan", "bandwidths", "simulation").items())
+@pytest.mark.parametrize(("name", "path"), shipped("plan", "simulation").items())
 def test_every_scenario_gives_its_source_and_the_origin_of_its_values(
     name: str, path: Path
 ) -> None:
