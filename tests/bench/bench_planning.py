@@ -13,7 +13,7 @@ from pathlib import Path
 from harness import Goal, parser, write
 
 from skerry_tools.plan import report
-from skerry_tools.plan.simulation import NO_FAULTS, Setup, simulate
+from skerry_tools.plan.simulation import Setup, simulate
 from skerry_tools.plan.simulation_answer import answer, setup_of
 
 MONTH_GOAL_S = 1.0
@@ -32,7 +32,7 @@ def least_s(work: Callable[[], object]) -> float:
 
 
 def write_report(asked: Setup, folder: Path) -> None:
-    report.write(answer(simulate(asked), NO_FAULTS, sweep=True), folder)
+    report.write(answer(simulate(asked), sweep=True), folder)
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ Seed = Annotated[Count, _option("", "N", least=0)]
 WithTable = Annotated[bool, typer.Option("--table", help="Also the scenario's table of goodputs.")]
 FaultPlanFile = Annotated[File, _option("A fault plan of skerry chaos, on top.", "FILE")]
 HiddenFile = Annotated[File, _option("", "FILE")]
-Folder = Annotated[File, _option("Write a page, figures and tables here.", "FOLDER")]
+Folder = Annotated[File, _option("Write charts and tables here.", "FOLDER")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -160,7 +160,7 @@ def simulate(  # noqa: PLR0913 - one option each
         outcome = simulated(asked, on_top)
         _save_faults(outcome, save_faults)
         sweep = table or report is not None
-        found = simulation_answer.answer(outcome, on_top, sweep=sweep)
+        found = simulation_answer.answer(outcome, sweep=sweep)
         _give(found, report, as_json=as_json)
 
 
@@ -169,7 +169,7 @@ def _give(found: Answer, report: Path | None, *, as_json: bool) -> None:
     if report:
         from skerry_tools.plan.report import write
 
-        text.append(f"Figures and tables: {write(found, report)}")
+        text.append(f"Charts and tables: {write(found, report)}")
     print(json.dumps(found.json, indent=2, allow_nan=False) if as_json else "\n".join(text))
 
 

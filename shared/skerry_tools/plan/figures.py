@@ -129,27 +129,13 @@ class LineChart:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneChart:
-    """What each lane is used for from when to when, in seconds, and marks above them."""
-
-    name: str
-    title: str
-    lanes: Mapping[str, Sequence[tuple[float, float, str]]]
-    marks: Sequence[float] = ()
-
-
-Chart: TypeAlias = LineChart | LaneChart
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """An answer: its first line says it all. ``charts`` are only made for a report."""
 
-    title: str
     text: Sequence[str]
     json: Mapping[str, Json]
     tables: Sequence[FigureTable]
-    charts: Callable[[], Sequence[Chart]]
+    charts: Callable[[], Sequence[LineChart]]
     exit_code: int = 0
 
 

@@ -61,7 +61,7 @@ def answer(link: MeasuredLink, site: str) -> Answer:
     title = "Link, measured through the broker"
     table = FigureTable("probe", title, figures(rows, FigureKind.INPUT))
     text = [*table.lines(), "", "As a site:", "", f"[sites.{site}]", toml_text(link.settings())]
-    return Answer(title, text, {"probe": table.json()}, [table], list)
+    return Answer(text, {"probe": table.json()}, [table], list)
 
 
 def use(tree: Tree, link: MeasuredLink, name: str | None) -> None:

@@ -49,7 +49,6 @@ def answer(plan: RunPlan) -> Answer:
     text += ["", "Mind", *(f"  {note}" for note in mind)] if mind else []
     text += [line for part in tables for line in ("", *part.lines())]
     return Answer(
-        title="Plan",
         text=[*text, "", *sourced(asked.source, asked.status), LEGEND],
         json=json,
         tables=tables,

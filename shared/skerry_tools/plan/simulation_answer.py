@@ -6,16 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from skerry_tools.plan import simulation
-from skerry_tools.plan.failures import IslandTimeline, TimeUse
+from skerry_tools.plan.failures import TimeUse
 from skerry_tools.plan.figures import (
     LEGEND,
     Answer,
-    Chart,
     Figure,
     FigureKind,
     FigureTable,
     Json,
-    LaneChart,
     LineChart,
     Row,
     figures,
@@ -23,8 +21,7 @@ from skerry_tools.plan.figures import (
     sourced,
 )
 from skerry_tools.plan.question import question, read, refuse, shipped
-from skerry_tools.plan.sampled_rounds import Sample
-from skerry_tools.plan.simulation import DAY_S, Faults, Outcome, Setup, SweepCell
+from skerry_tools.plan.simulation import DAY_S, Outcome, Setup, SweepCell
 
 DEFAULT = "goodput-table"
 BY_CHIPS = "share of the chips' time given to the run"
@@ -40,7 +37,6 @@ NAMES = {
     TimeUse.WAIT: "waiting for other learners",
     TimeUse.PREEMPTED: "preempted",
 }
-SHOWN_S, MOST_MARKS, MOST_LANES = 600.0, 400, 24
 
 
 def listed() -> Iterator[str]:
@@ -85,7 +81,7 @@ def lead(found: Outcome) -> str:
     return f"{said}."
 
 
-def answer(found: Outcome, faults: Faults, *, sweep: bool = False) -> Answer:
+def answer(found: Outcome, *, sweep: bool = False) -> Answer:
     """Return an outcome as text, JSON and charts; ``sweep``: with the scenario's table."""
     asked = found.setup.question
     caveats, tables = list(simulation.caveats(found)), list(_tables(found))
@@ -105,8 +101,7 @@ def answer(found: Outcome, faults: Faults, *, sweep: bool = False) -> Answer:
     text = [lead(found), *(line for table in tables for line in ("", *table.lines()))]
     text += ["", "Mind", *(f"  {caveat}" for caveat in caveats)] if caveats else []
     text += ["", *sourced(asked.tables.source, asked.tables.status), LEGEND]
-    title = f"Simulation: {asked.name}"
-    return Answer(title, text, values, tables, lambda: list(_charts(found, faults, cells)))
+    return Answer(text, values, tables, lambda: list(_charts(found, cells)))
 
 
 def _tables(found: Outcome) -> Iterator[FigureTable]:
@@ -191,7 +186,7 @@ def _sweep_table(cells: Sequence[SweepCell]) -> FigureTable:
     return FigureTable("table", "Goodput by chips", rows, notes)
 
 
-def _charts(found: Outcome, faults: Faults, cells: Sequence[SweepCell]) -> Iterator[Chart]:
+def _charts(found: Outcome, cells: Sequence[SweepCell]) -> Iterator[LineChart]:
     if cells:
         names = dict.fromkeys(cell.row for cell in cells)
         goodputs = {n: [(c.chips, c.goodput) for c in cells if c.row == n] for n in names}
@@ -211,34 +206,3 @@ def _charts(found: Outcome, faults: Faults, cells: Sequence[SweepCell]) -> Itera
         }
         title = "Uptime(K): share of the time that at least K learners train"
         yield LineChart("uptime", title, "K", series, log=False)
-    yield _lanes(found, faults)
-
-
-def _lanes(found: Outcome, faults: Faults) -> LaneChart:
-    """Return ten minutes, from shortly before the first failure on."""
-    first = min((float(one.times[1]) for one in found.timelines if one.times.size > 1), default=0.0)
-    begin = max(0.0, min(first - 60.0, found.end_s - SHOWN_S))
-    within = (begin, min(begin + SHOWN_S, found.end_s))
-    marks: list[float] = []
-    if found.rounds.rounds:
-        tracks = simulation.round_tracks(found.setup, found.timelines, faults)
-        seen = Sample(simulation.round_rules(found.setup.question, faults), tracks, within[1])
-        seen.follow(within, MOST_MARKS)
-        marks = [one.closed_s for one in seen.rounds]
-    lanes = {
-        f"learner {n}": list(_spans(one, *within))
-        for n, one in enumerate(found.timelines[:MOST_LANES])
-    }
-    return LaneChart("learners", "Ten minutes; ticks on top: rounds that close", lanes, marks)
-
-
-def _spans(
-    timeline: IslandTimeline, begin: float, until: float
-) -> Iterator[tuple[float, float, str]]:
-    ends = timeline.times + timeline.lengths
-    for index in ((timeline.times < until) & (ends > begin)).nonzero()[0].tolist():
-        start, end = max(float(timeline.times[index]), begin), min(float(ends[index]), until)
-        if end > start:
-            trains = timeline.shares[index] > 0
-            use = TimeUse.TRAIN if trains else TimeUse(int(timeline.uses[index]))
-            yield start, end, NAMES[use]

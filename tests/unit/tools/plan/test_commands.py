@@ -115,8 +115,8 @@ def test_reports_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
     assert plan(*ONE_LINE, "--report", str(tmp_path / "plan"))[0] == 0
     simulate(*SMALL, "--report", str(tmp_path / "simulation"))
     names = {path.name for path in (tmp_path / "simulation").iterdir()}
-    assert {"report.html", "goodput-by-chips.svg", "uptime.csv", "learners.svg"} <= names
-    assert {"utilisation-against-bandwidth.svg", "compared.csv", "report.html"} <= {
+    assert {"answer.txt", "goodput-by-chips.svg", "uptime.csv", "uptime.svg"} <= names
+    assert {"utilisation-against-bandwidth.svg", "compared.csv", "answer.txt"} <= {
         path.name for path in (tmp_path / "plan").iterdir()
     }
 
