@@ -7,9 +7,10 @@ when it came in, which stream took it and what went out. The server needs no con
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
 
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.jetstream import nanoseconds
@@ -18,10 +19,6 @@ from skerry.telemetry import spans, tracing
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from opentelemetry.trace import SpanContext
-
     from skerry.log.base import Bus
 
 QUEUE = "skerry-hops"
@@ -29,6 +26,8 @@ QUEUE = "skerry-hops"
 SERVICE = "nats-server"
 MOST_BYTES = 64 * 1024
 MOST_TEXT = 256
+MOST = 2**63
+"""A number that does not fit where it goes would cost a whole batch of spans."""
 STEPS = {"in": "ingress", "js": "stored", "eg": "egress", "sm": "mapped", "se": "exported"}
 TEMPLATES = {
     "contrib": spans.CONTRIBUTION,
@@ -64,6 +63,37 @@ async def report_hops(bus: Bus, run: str) -> None:
     await asyncio.Event().wait()
 
 
+Text = Annotated[str, AfterValidator(lambda text: text[:MOST_TEXT])]
+Count = Annotated[int, Field(ge=0, lt=MOST)]
+
+
+class _Server(BaseModel):
+    name: Text
+    seq: Count
+    time: Text
+
+
+class _Request(BaseModel):
+    header: dict[str, list[str]]
+    msgsize: Count
+
+
+class _Step(BaseModel):
+    """Something that the server did; ``in`` is the first of them and names the subject."""
+
+    type: Text
+    ts: Text
+    subj: Text = ""
+    stream: Text = ""
+    error: Text = ""
+
+
+class _Report(BaseModel):
+    server: _Server
+    request: _Request
+    events: list[_Step]
+
+
 def hop(payload: bytes) -> FinishedSpan | None:
     """Return the span of one server's part in a message; None for anything that is no such report.
 
@@ -72,39 +102,38 @@ def hop(payload: bytes) -> FinishedSpan | None:
     if len(payload) > MOST_BYTES:
         return None
     try:
-        return _hop(_mapping(json.loads(payload)))
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
+        return _hop(_Report.model_validate_json(payload, strict=True))
+    except (ValueError, OverflowError):
         return None
 
 
-def _hop(report: Mapping[str, Any]) -> FinishedSpan | None:
-    server, request = _mapping(report["server"]), _mapping(report["request"])
-    origin = _origin(_mapping(request["header"]))
-    steps = [_mapping(step) for step in cast("list[object]", report["events"])]
-    if origin is None:
+def _hop(report: _Report) -> FinishedSpan | None:
+    server, steps = report.server, report.events
+    origin = tracing.extract({k: v[0] for k, v in report.request.header.items() if v})
+    subject = next((step.subj for step in steps if step.type == "in"), "")
+    if origin is None or not subject:
         return None
-    subject = _text(next((step["subj"] for step in steps if step.get("type") == "in"), None))
-    name = _text(server["name"])
-    events = tuple(_event(step) for step in steps)
-    times = [event.time_ns for event in events]
-    error = _first(steps, "error")
-    template = TEMPLATES.get((subject.split(".") + [""] * 3)[2], "")
+    events = tuple(SpanEvent(STEPS.get(s.type, s.type), nanoseconds(s.ts)) for s in steps)
+    times = [*(event.time_ns for event in events), nanoseconds(server.time)]
+    if min(times) < 0 or max(times) >= MOST:
+        return None
+    error = next((step.error for step in steps if step.error), "")
     return FinishedSpan(
         operation=spans.DELIVER,
-        context=tracing.child(origin, spans.DELIVER, name, _number(server["seq"])),
+        context=tracing.child(origin, spans.DELIVER, server.name, server.seq),
         parent=origin,
-        interval=Interval(min(times), max(*times, _ns(server["time"]))),
+        interval=Interval(min(times[:-1]), max(times)),
         attributes={
-            spans.MESSAGING_MESSAGE_BODY_SIZE: _number(request["msgsize"]),
-            spans.STREAM: _first(steps, "stream"),
-            spans.SERVER_NAME: name,
+            spans.MESSAGING_MESSAGE_BODY_SIZE: report.request.msgsize,
+            spans.STREAM: next((step.stream for step in steps if step.stream), ""),
+            spans.SERVER_NAME: server.name,
         },
-        messages=Messages(template, subject),
+        messages=Messages(TEMPLATES.get((subject.split(".") + [""] * 3)[2], ""), subject),
         events=events,
         error=_error_type(error),
         detail=error,
         service=SERVICE,
-        instance=name,
+        instance=server.name,
     )
 
 
@@ -112,42 +141,3 @@ def _error_type(error: str) -> str:
     if not error or DUPLICATE in error:
         return ""
     return next((name for part, name in ERRORS.items() if part in error), OTHER_ERROR)
-
-
-def _origin(header: Mapping[str, Any]) -> SpanContext | None:
-    for key, values in header.items():
-        if key.lower() == spans.TRACE_PARENT:
-            return tracing.parse(_text(values[0]))
-    return None
-
-
-def _event(step: Mapping[str, Any]) -> SpanEvent:
-    kind = _text(step["type"])
-    return SpanEvent(STEPS.get(kind, kind), _ns(step["ts"]))
-
-
-def _first(steps: list[Mapping[str, Any]], key: str) -> str:
-    return next((_text(step[key]) for step in steps if step.get(key)), "")
-
-
-def _ns(stamp: object) -> int:
-    return _number(nanoseconds(_text(stamp)))
-
-
-def _number(value: object) -> int:
-    """Return a count that fits where it goes: one that does not would cost a whole batch."""
-    if not isinstance(value, int) or not 0 <= value < 2**63:
-        raise TypeError
-    return value
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError
-    return cast("dict[str, Any]", value)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value[:MOST_TEXT]
