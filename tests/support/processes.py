@@ -16,6 +16,7 @@ import psutil
 from skerry.cli.cluster.supervisor import (
     Change,
     Command,
+    Need,
     ProcessEvent,
     RestartPolicy,
     Supervisor,
@@ -31,11 +32,11 @@ STUBBORN = (
 
 
 def command(
-    folder: Path, name: str, program: str = FOREVER, *, kind: str = "", essential: bool = True
+    folder: Path, name: str, program: str = FOREVER, *, kind: str = "", need: Need = Need.ALWAYS
 ) -> Command:
     """Return a command that runs a Python program."""
     argv = (sys.executable, "-I", "-S", "-c", program)
-    return Command(name, kind or name, argv, folder / f"{name}.log", dict(os.environ), essential)
+    return Command(name, kind or name, argv, folder / f"{name}.log", dict(os.environ), need)
 
 
 def is_running(pid: int) -> bool:

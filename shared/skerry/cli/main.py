@@ -106,7 +106,8 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
     nats: Nats = None,
 ) -> None:
     """Run a whole cluster on this machine to its end."""
-    from skerry.cli.up import Counts, run_up
+    from skerry.cli.cluster.team import Team
+    from skerry.cli.up import run_up
 
     with exit_on_error():
         run_up(
@@ -115,7 +116,7 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
             run=run,
             checkpoint=from_,
             fresh=fresh,
-            counts=Counts(learners, syncers, checkpointers, int(evaluator)),
+            team=Team(learners or 0, syncers, checkpointers, int(evaluator)),
             nats=nats,
         )
 
@@ -160,7 +161,7 @@ def doctor(
     json: AsJson = False,
 ) -> None:
     """Check this machine; each line comes with its fix."""
-    from skerry.cli.doctor_report import run_doctor
+    from skerry.cli.doctor import run_doctor
 
     with exit_on_error():
         run_doctor(config=config, sets=set_ or [], nats=nats, as_json=json)

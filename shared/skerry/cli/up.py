@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -58,16 +58,6 @@ LOOPBACK = "127.0.0.1"
 LOOK_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many of each service were asked for; None: as the run's config says."""
-
-    learners: int | None = None
-    syncers: int = 1
-    checkpointers: int = 1
-    evaluators: int = 1
-
-
 def run_up(
     *,
     config: Path | None,
@@ -75,11 +65,11 @@ def run_up(
     run: str,
     checkpoint: Path | None,
     fresh: bool,
-    counts: Counts,
+    team: Team,
     nats: str | None,
 ) -> None:
     """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
-    counted = [] if counts.learners is None else [f"sync.learners={counts.learners}"]
+    counted = [f"sync.learners={team.learners}"] if team.learners else []
     wanted = loading.load(config, [*sets, *counted])
     folder = RunFolder(run)
     with folder.held(), screen(began_s=time.time()) as on:
@@ -100,7 +90,7 @@ def run_up(
                     extends = [text for text in sets if text.startswith(EXTENDING)]
                     on.say(printable(await restore(cluster, checkpoint, extends)))
                     restored.append(checkpoint)
-                await _up(cluster, on, counts)
+                await _up(cluster, on, team)
 
         try:
             run_stoppable(main, on.say)
@@ -109,7 +99,7 @@ def run_up(
                 folder.clear()  # half a restored log is of no use
 
 
-async def _up(cluster: Cluster, on: Screen, counts: Counts) -> None:
+async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
     folder, url = cluster.folder, masked_url(cluster.nats.url)
     login = "" if cluster.broker.kept is None else f" (password in {folder.broker / 'password'})"
     on.say(f"Run {folder.run}: broker {url}{login}, logs in {folder.logs}")
@@ -122,11 +112,9 @@ async def _up(cluster: Cluster, on: Screen, counts: Counts) -> None:
     config = cluster.settings.run if record is None else config_of(record)
     refuse_code(config)
     chaos = config.chaos
-    team = Team(
-        counts.learners or config.sync.learners,
-        counts.syncers,
-        counts.checkpointers,
-        counts.evaluators,
+    team = replace(
+        team,
+        learners=team.learners or config.sync.learners,
         chaos=chaos.allow,
         clocks=chaos.allow and chaos.clocks,
         netns=chaos.allow and chaos.netns,

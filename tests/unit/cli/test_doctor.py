@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from skerry.cli import doctor
-from skerry.cli.doctor import Finding, Severity, as_json, examine
-from skerry.cli.doctor_report import run_doctor
+from skerry.cli.doctor import Finding, Severity, as_json, examine, run_doctor
 from skerry.settings.loading import load
 from skerry.settings.models import Settings
 
@@ -20,7 +19,7 @@ from skerry.settings.models import Settings
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
     """Leave out the check that starts JAX, and look for no broker on the usual port."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "jax_devices", lambda: Finding("jax devices", Severity.OK, "cpu"))
+    monkeypatch.setattr(doctor, "jax_devices", lambda: doctor.OK("cpu"))
     return load(None, ["nats.url=nats://127.0.0.1:1"], {})
 
 
@@ -42,9 +41,11 @@ def test_a_broker_that_was_named_must_answer(quick: Settings) -> None:
     assert by_name(quick, reach_broker=True)["broker"].verdict is Severity.FAIL
 
 
-def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_names_its_extra(
+    quick: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "" if name == "optax" else "1.0")
-    findings = {f.check: f for f in doctor.packages()}
+    findings = by_name(quick)
     assert findings["extra learner"].found == "without optax"
     assert findings["extra learner"].fix == "pip install 'skerry[learner]'"
     assert findings["extra checkpointer"].verdict is Severity.OK

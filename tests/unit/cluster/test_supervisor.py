@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.cli.cluster.supervisor import Change, RestartPolicy, ServiceError
+from skerry.cli.cluster.supervisor import Change, Need, RestartPolicy, ServiceError
 from skerry.errors import BrokerUnavailable, ConfigError
 from tests.support.processes import FAST, STUBBORN, Watched, command, full_disk, is_running, until
 
@@ -52,12 +52,13 @@ async def test_an_essential_process_that_keeps_crashing_ends_all_with_its_last_w
 
 
 @pytest.mark.parametrize(
-    ("kind", "essential"), [("learner", True), ("evaluator", False)], ids=["one of two", "onlooker"]
+    ("kind", "need"),
+    [("learner", Need.ALWAYS), ("checkpointer", Need.SETTINGS), ("evaluator", Need.NEVER)],
 )
 async def test_a_process_that_the_cluster_can_do_without_is_tried_ever_more_rarely(
-    tmp_path: Path, watched: Watched, kind: str, essential: bool
+    tmp_path: Path, watched: Watched, kind: str, need: Need
 ) -> None:
-    crashing = command(tmp_path, "a", "print(1); exit(9)", kind=kind, essential=essential)
+    crashing = command(tmp_path, "a", "print(1); exit(9)", kind=kind, need=need)
     async with watched.running([crashing], [command(tmp_path, "b", kind="learner")]):
         await until(lambda: watched.count(Change.STARTED) > FAST.attempts + 2)
     delays = [event.delay_s for event in watched.events if event.change is Change.CRASHED]
@@ -76,15 +77,18 @@ async def test_final_exit_codes_are_not_restarted(
     tmp_path: Path, watched: Watched, code: int
 ) -> None:
     program = f"raise SystemExit({code})"
-    await watched.supervise([command(tmp_path, "a", program, essential=False)]).run()
+    await watched.supervise([command(tmp_path, "a", program, need=Need.NEVER)]).run()
     assert watched.changes("a") == [Change.STARTED, Change.REFUSED]
 
 
+@pytest.mark.parametrize("need", [Need.ALWAYS, Need.SETTINGS])
 async def test_a_refused_setting_ends_everything_with_its_sentence(
-    tmp_path: Path, watched: Watched
+    tmp_path: Path, watched: Watched, need: Need
 ) -> None:
     bad = "import sys; print('error: x is 3.', file=sys.stderr); sys.exit(2)"
-    supervisor = watched.supervise([command(tmp_path, "a")], [command(tmp_path, "b", bad)])
+    supervisor = watched.supervise(
+        [command(tmp_path, "a")], [command(tmp_path, "b", bad, need=need)]
+    )
     with pytest.raises(ServiceError, match=r"b cannot run: x is 3\.") as caught:
         await supervisor.run()
     assert caught.value.exit_code == 2

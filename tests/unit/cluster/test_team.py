@@ -9,7 +9,7 @@ import pytest
 
 from skerry.cli.cluster import clock
 from skerry.cli.cluster.folder import RunFolder
-from skerry.cli.cluster.supervisor import Command
+from skerry.cli.cluster.supervisor import Command, Need
 from skerry.cli.cluster.team import BrokerAccess, Team, page_sets, stages
 
 
@@ -51,10 +51,15 @@ def test_only_a_run_that_asks_for_it_has_clocks_that_can_be_set(
     assert float(clock.file_of(folder.path, "learner-1").read_text()) == 0.0
 
 
-def test_onlookers_are_not_essential(folder: RunFolder) -> None:
+def test_only_a_syncer_and_a_learner_are_always_needed(folder: RunFolder) -> None:
     started = commands(folder, Team(1))
-    onlookers = {name for name, one in started.items() if not one.essential}
-    assert onlookers == {"evaluator", "health-monitor"}
+    assert {name: one.need for name, one in started.items()} == {
+        "learner-1": Need.ALWAYS,
+        "syncer": Need.ALWAYS,
+        "checkpointer": Need.SETTINGS,
+        "evaluator": Need.NEVER,
+        "health-monitor": Need.NEVER,
+    }
     assert started["evaluator"].argv[1:4] == ("-m", "skerry_evaluator", "--run")
 
 

@@ -16,16 +16,12 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING
 
 from skerry.cli.cluster.folder import write_private
 from skerry.cli.cluster.logs import size_of
 from skerry.cli.cluster.processes import BROKER
 from skerry.cli.cluster.supervisor import Command, RestartPolicy
 from skerry.errors import BrokerUnavailable, ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 USER = "skerry"
 FOREVER = RestartPolicy(first_s=0.1, most_s=1.0, attempts=float("inf"), final=frozenset())

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING
 
 from skerry import code
 from skerry.cli.cluster.broker import FOREVER, USER, LocalBroker, find_server
-from skerry.cli.cluster.folder import log_file, write_private
+from skerry.cli.cluster.folder import write_private
 from skerry.cli.cluster.logs import last_sentence, size_of
 from skerry.cli.cluster.processes import BROKER, ProcessTable
-from skerry.cli.cluster.supervisor import Change, ProcessEvent, Supervisor, launcher, send_signal
+from skerry.cli.cluster.supervisor import (
+    Change,
+    Command,
+    ProcessEvent,
+    Supervisor,
+    send_signal,
+    spawn,
+)
 from skerry.cli.cluster.team import environment
 from skerry.cli.programs import require
 from skerry.errors import SkerryError
@@ -197,20 +204,12 @@ async def call(folder: RunFolder, argv: Sequence[str], log_name: str) -> str:
 
     It is bound to this process like a service, and killed when the call is cancelled.
     """
-    log = folder.logs / f"{log_name}.log"
-    offset, env = size_of(log), environment(folder.cache)
+    log, env = folder.logs / f"{log_name}.log", environment(folder.cache)
+    offset = size_of(log)
     if allowed := ",".join(code.allowed()):
         env["SKERRY_ALLOW_CODE"] = allowed
-    with log_file(log) as errors:
-        process = await asyncio.create_subprocess_exec(
-            *launcher(),
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            env=env,
-            start_new_session=True,
-        )
+    command = Command(log_name, log_name, tuple(argv), log, env)
+    process = await spawn(command, stdout=asyncio.subprocess.PIPE)
     try:
         out, _ = await process.communicate()
     finally:

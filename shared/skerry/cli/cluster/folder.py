@@ -75,22 +75,26 @@ class RunInUse(ConfigError):
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Generator[str]:
-    """Lock a file and write our pid into it; yields the pid of the holder if there is another."""
+def _locked(path: Path, taken: str) -> Generator[None]:
+    """Lock a file and write our pid into it.
+
+    Raises RunInUse if another process holds it, with what is ``taken``, and ConfigError if the
+    folder cannot be written.
+    """
     with writing(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        holder = ""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
             holder = os.pread(handle, PID_BYTES, 0).decode("utf-8", "replace").strip() or "?"
-        else:
-            with writing(path):
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        yield holder
+            msg = f"Process {holder} {taken}"
+            raise RunInUse(msg, path="run") from error
+        with writing(path):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
     finally:
         os.close(handle)
 
@@ -160,35 +164,16 @@ class RunFolder:
         if checkpoints is not None:
             shutil.rmtree(checkpoints, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def held(self) -> Generator[None]:
-        """Hold this folder for one cluster.
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Hold this folder for one cluster; RunInUse if another process holds it."""
+        what = f"runs {self.run!r} in {self.path} already"
+        return _locked(self.path / "lock", f"{what}: stop it, or take another name with --run.")
 
-        Raises RunInUse if another process holds it, ConfigError if it cannot be written.
-        """
-        with _locked(self.path / "lock") as holder:
-            if holder:
-                msg = (
-                    f"Process {holder} runs {self.run!r} in {self.path} "
-                    "already: stop it, or take another name with --run."
-                )
-                raise RunInUse(msg, path="run")
-            yield
-
-    @contextlib.contextmanager
-    def drilled(self) -> Generator[None]:
-        """Hold this cluster's faults for one drill.
-
-        Raises RunInUse while another drill runs, ConfigError if the folder cannot be written.
-        """
-        with _locked(self.path / "drill.lock") as holder:
-            if holder:
-                msg = (
-                    f"Process {holder} drills {self.run!r} already, and two drills undo each "
-                    "other's faults: wait for its verdict, or end it, which heals what it did."
-                )
-                raise RunInUse(msg, path="run")
-            yield
+    def drilled(self) -> contextlib.AbstractContextManager[None]:
+        """Hold this cluster's faults for one drill; RunInUse while another drill runs."""
+        what = f"drills {self.run!r} already, and two drills undo each other's faults"
+        fix = "wait for its verdict, or end it, which heals what it did."
+        return _locked(self.path / "drill.lock", f"{what}: {fix}")
 
     @contextlib.contextmanager
     def announced(self, nats: NatsSettings, *, proxied: bool = False) -> Generator[None]:

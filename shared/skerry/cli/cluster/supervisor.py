@@ -37,14 +37,25 @@ class ServiceError(SkerryError):
         self.exit_code = exit_code
 
 
+class Need(StrEnum):
+    """When the end of a process ends the whole cluster.
+
+    ``ALWAYS``: when it is refused, for a wrong setting, and when all of its kind crash too often.
+    ``SETTINGS``: when it is refused; one that crashes is tried again for ever. ``NEVER``: not.
+    """
+
+    ALWAYS = "always"
+    SETTINGS = "settings"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One process to keep running.
 
-    ``essential``: the cluster makes no sense without a process of this kind. ``prepare`` is called
-    before each start. The process works once ``ready`` returns, given its pid; ``unwell`` returns
-    a sentence once it must be restarted although it runs. ``death_signal`` is what the kernel sends
-    it when this process dies.
+    ``prepare`` is called before each start. The process works once ``ready`` returns, given its
+    pid; ``unwell`` returns a sentence once it must be restarted although it runs. ``death_signal``
+    is what the kernel sends it when this process dies.
     """
 
     name: str
@@ -52,7 +63,7 @@ class Command:
     argv: tuple[str, ...]
     log: Path
     env: Mapping[str, str]
-    essential: bool = True
+    need: Need = Need.ALWAYS
     prepare: Callable[[], None] | None = None
     ready: Callable[[int], Awaitable[None]] | None = None
     unwell: Callable[[], Awaitable[str]] | None = None
@@ -141,8 +152,8 @@ class Supervisor:
     async def run(self) -> None:
         """Keep everything running until all have exited with 0 or a stop was asked for.
 
-        Raises ServiceError, once the others have been stopped, when an essential process is
-        refused, or when all of its kind have crashed too often in a row.
+        Raises ServiceError, once the others have been stopped, when a process is refused or keeps
+        crashing that the cluster needs.
         """
         async with TaskGroup() as group:
             keepers = [group.create_task(self._keep(slot)) for slot in self._slots.values()]
@@ -261,8 +272,9 @@ class Supervisor:
             return end.change, 0.0
         slot.crashes += 1
         command, refused = slot.command, end.code in self._policy.final
-        given_up = refused or not slot.worked.is_set() or self._hopeless(command.kind)
-        if given_up and command.essential and end.code != Superseded.exit_code:
+        hopeless = command.need is Need.ALWAYS and self._hopeless(command.kind)
+        given_up = refused or hopeless or not slot.worked.is_set()
+        if given_up and command.need is not Need.NEVER and end.code != Superseded.exit_code:
             why = end.sentence or f"It exited with {end.code}."
             msg = f"{command.name} cannot run: {why} (its log: {command.log})"
             self._fail(ServiceError(msg, name=command.name, exit_code=max(end.code, 1)))
@@ -295,14 +307,17 @@ class Supervisor:
         await exits
 
 
-async def spawn(command: Command) -> Process:
-    """Start a command, bound to the life of this process; ConfigError if its log cannot be made."""
+async def spawn(command: Command, *, stdout: int | None = None) -> Process:
+    """Start a command, bound to the life of this process; ConfigError if its log cannot be made.
+
+    ``stdout`` is where its output goes instead of its log.
+    """
     with log_file(command.log) as log:
         return await asyncio.create_subprocess_exec(
             *launcher(command.death_signal),
             *command.argv,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
+            stdout=log if stdout is None else stdout,
             stderr=log,
             env=dict(command.env),
             start_new_session=True,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skerry.cli.cluster import clock
+from skerry.cli.cluster.supervisor import Command, Need
 from skerry.cli.programs import SERVICES, argv, computing
 from skerry.settings.loading import child_environment
 
@@ -14,20 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.cli.cluster.folder import RunFolder
-    from skerry.cli.cluster.supervisor import Command
 
-ONLOOKERS = frozenset({"evaluator", "health-monitor"})
+NEEDS = {"evaluator": Need.NEVER, "health-monitor": Need.NEVER, "checkpointer": Need.SETTINGS}
 """Services that a run goes on without."""
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """How many of each service a cluster has; ``chaos``: faults may be injected into it.
+    """How many of each service a cluster has; ``learners`` 0: as many as its run's config says.
 
+    ``chaos``: faults may be injected into it.
     ``clocks``: its services' clocks can be moved; ``netns``: they have networks of their own.
     """
 
-    learners: int
+    learners: int = 0
     syncers: int = 1
     checkpointers: int = 1
     evaluators: int = 1
@@ -68,8 +70,6 @@ def stages(
     ``access`` is for those that reach the broker in another way than the settings file says;
     ``sets`` are further settings of a service.
     """
-    from skerry.cli.cluster import clock
-    from skerry.cli.cluster.supervisor import Command
 
     def command(service: str, name: str) -> Command:
         given = ["--run", folder.run, "--name", name, "--config", str(folder.settings)]
@@ -88,7 +88,7 @@ def stages(
             argv=(*entering, *argv(service, *given)),
             log=folder.logs / f"{name}.log",
             env=env,
-            essential=service not in ONLOOKERS,
+            need=NEEDS.get(service, Need.ALWAYS),
         )
 
     return [[command(service, name) for name in names] for service, names in team.names().items()]
