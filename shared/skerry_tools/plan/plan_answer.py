@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 from skerry_tools.plan import measured
 from skerry_tools.plan.figures import LEGEND, Answer, Json, several, shown, sourced
-from skerry_tools.plan.plan import RunPlan, constraints, least
+from skerry_tools.plan.plan import RunPlan
 from skerry_tools.plan.plan_tables import bandwidth_chart, plan_tables
-from skerry_tools.plan.traffic import Deployment, SyncLoad
+from skerry_tools.plan.traffic import Deployment
 
 TIMES = 10
 """Figures are extrapolated ten times beyond what Streaming DiLoCo's table was checked on."""
 CHECKED_LEARNERS, CHECKED_H = 16, 1000
 """Decoupled DiLoCo has M up to 16; H up to 500 is published in DiLoCo."""
-PAPER_H, MOST_H = 24, 4096
 MOST_LEARNERS, SMALL_SHARE = 8, 0.1
-"""Above 8 learners the paper's average score fell."""
+"""Above 8 learners the score of Decoupled DiLoCo (arXiv 2604.21428) fell."""
 
 
 def answer(plan: RunPlan) -> Answer:
     """Return a plan as text, JSON and pictures."""
-    caveats, notes, advice = list(_caveats(plan)), list(_notes(plan)), list(_advice(plan))
+    caveats, notes = list(_caveats(plan)), [*_notes(plan), *_notes_on_sites(plan)]
     extrapolated: list[Json] = [f"extrapolated: {why}" for _, why in caveats]
     tables = plan_tables(plan, {basis for basis, _ in caveats})
     asked = plan.question.tables
@@ -37,14 +35,12 @@ def answer(plan: RunPlan) -> Answer:
         "way_out": dict(plan.way_out),
         "constraints": judged,
         **{part.name: part.json() for part in tables},
-        "advice": [{"letter": letter, "say": say, "why": why} for letter, say, why in advice],
         "extrapolated_because": extrapolated,
-        "mind": list(notes),
+        "mind": list[Json](notes),
         "source": asked.source,
         "status": dict(asked.status),
     }
     text = [verdict(plan), "", "Judged: need over what there is", *_judged(plan)]
-    text += ["", "Advice", *(f"  {letter}: {say} ({why})" for letter, say, why in advice)]
     mind = [*extrapolated, *notes]
     text += ["", "Mind", *(f"  {note}" for note in mind)] if mind else []
     text += [line for part in tables for line in ("", *part.lines())]
@@ -181,56 +177,18 @@ def _notes(plan: RunPlan) -> Iterator[str]:
         )
 
 
-def _advice(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """Yield what to set M, H, K and P to, and why.
-
-    Quality is the paper's (Decoupled DiLoCo, arXiv 2604.21428: P = 24, H = 24, tau = 2, K = 1 with
-    grace; ablations of M and K); feasibility is the plan's own.
-    """
-    load, sites, count = plan.at.load, plan.at.sites.values(), plan.at.learners
-    why = "the paper's average score was 54.4, 55.0, 55.4, 53.4 for M = 2, 4, 8, 16"
-    if count > MOST_LEARNERS:
-        yield "M", f"join learners of a site until {MOST_LEARNERS} are left", f"{count} now; {why}"
-    elif count > 1:
-        yield "M", f"{count} is well", why
-    else:
-        yield "M", "1 learner", "there is nothing to synchronise: mode=single"
-    h, p, shards = load.sync.h_steps, load.sync.fragments, load.sync.shards
-    yield "H", *_advice_on("H", h, _least(plan, MOST_H, lambda n: load.changed(h_steps=n)))
-    if load.sync.overlap_steps:
-        why = "the paper's mixed speeds: K = M 84 % goodput, K = 1 + grace 100 %, equal quality"
-        yield "K", "1 with grace is well" if load.sync.quorum == 1 else "1 with grace", why
-        most = max(1, min(h, int(load.parameters)))
-        least_p = _least(plan, most, lambda n: load.changed(fragments=n, shards=min(n, shards)))
-        if p > h:
-            why = f"fragments beyond H = {h} fall due together and gain nothing"
-            yield "P", f"at most {h}", why
-        else:
-            yield "P", *_advice_on("P", p, least_p)
-    else:
-        yield "K", f"{load.sync.quorum}", "learners that stop for a round must all be waited for"
-        yield "P", f"{p}", "where learners stop, all is sent at once"
-    whole = sum(site.tokens_s for site in sites)
+def _notes_on_sites(plan: RunPlan) -> Iterator[str]:
+    """Yield which learners a plan would do better without, or with one of them."""
+    sites, whole = plan.at.sites.values(), sum(site.tokens_s for site in plan.at.sites.values())
+    if plan.at.learners > MOST_LEARNERS:
+        yield (
+            f"{plan.at.learners} learners: the paper's average score was 54.4, 55.0, 55.4, 53.4 for"
+            f" M = 2, 4, 8, 16; join learners of a site until {MOST_LEARNERS} are left"
+        )
+    if plan.at.learners == 1:
+        yield "1 learner: there is nothing to synchronise (mode=single)"
     for site in sites if len(sites) > 1 else ():
         binds = any(c.what.startswith(f"site {site.name} ") and not c.holds for c in plan.judged)
-        if binds and site.tokens_s / whole < SMALL_SHARE:
-            why = f"it binds and brings {site.tokens_s / whole:.1%} of the tokens"
-            yield "M", f"leave out site {site.name}", why
-
-
-def _least(plan: RunPlan, most: int, change: Callable[[int], SyncLoad]) -> int | None:
-    def works(count: int) -> bool:
-        return all(c.holds for c in constraints(replace(plan.at, load=change(count))))
-
-    return least(0, most, works)
-
-
-def _advice_on(letter: str, now: int, lowest: int | None) -> tuple[str, str]:
-    if lowest is None:
-        return f"no {letter} is enough", "something else binds: see the first line"
-    if now < lowest:
-        return f"{lowest}", "the least with which every constraint holds"
-    holds = f"everything holds from {letter} = {lowest} on"
-    if letter == "H" and lowest <= PAPER_H < now:
-        return f"{PAPER_H}", f"{holds}, and quality was published with {PAPER_H}"
-    return f"{now} is well", holds
+        share = site.tokens_s / whole
+        if binds and share < SMALL_SHARE:
+            yield f"site {site.name} binds and brings {share:.1%} of the tokens: leave it out"

@@ -22,6 +22,14 @@ from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound
 
 BANDWIDTHS = tuple(10 ** (7 + power / 8) for power in range(41))
 """From 10 Mbit/s to 1 Tbit/s."""
+SETTINGS = {
+    "H": ("h_steps", "steps between two rounds of a fragment"),
+    "P": ("fragments", "fragments"),
+    "tau": ("overlap_steps", "steps that a round is meant to take"),
+    "K": ("quorum", "contributions after which a round may close"),
+    "grace": ("grace_gamma", "share of a round's room for grace"),
+    "shards": ("shards", "syncers that share the fragments"),
+}
 
 
 def plan_tables(plan: RunPlan, far: set[str]) -> list[FigureTable]:
@@ -37,14 +45,12 @@ def plan_tables(plan: RunPlan, far: set[str]) -> list[FigureTable]:
     hub = {**figures(_hub_rates(at), links), **figures(_hub_times(at), cpu)}
     notes = [f"{way.name}: {way.convention}" for way in plan.methods]
     until, copies = shown(plan.tokens, "token"), several(run.log.replicas, "replica")
-    title = f"Until {until} are trained on"
+    of_sites = "Sites: bandwidth for full hiding, rounds, memory"
     return [
-        FigureTable("compared", title, _compared(plan, tokens), notes),
+        FigureTable("compared", f"Until {until} are trained on", _compared(plan, tokens), notes),
         FigureTable("settings", f"Settings (mode {run.mode})", _settings(plan)),
         FigureTable("rounds", "Rounds", figures(_rounds(at), links)),
-        FigureTable(
-            "links", "Sites: bandwidth for full hiding, rounds, memory", sites, (), join_alike=True
-        ),
+        FigureTable("links", of_sites, sites, (), join_alike=True),
         FigureTable("hub", "Hub: broker and syncers", hub),
         FigureTable("memory", "Memory", figures(_memory(at))),
         FigureTable("disk", f"Disk ({copies})", figures(_disk(plan))),
@@ -52,23 +58,14 @@ def plan_tables(plan: RunPlan, far: set[str]) -> list[FigureTable]:
 
 
 def _settings(plan: RunPlan) -> dict[str, Figure]:
-    load, grace = plan.at.load, plan.question.run.sync.grace_gamma
-    rows = (
-        ("H", "h_steps", load.sync.h_steps, "steps between two rounds of a fragment"),
-        ("P", "fragments", load.sync.fragments, "fragments"),
-        ("tau", "overlap_steps", load.sync.overlap_steps, "steps that a round is meant to take"),
-        ("K", "quorum", load.sync.quorum, "contributions after which a round may close"),
-        ("grace", "grace_gamma", grace, "share of a round's room for grace"),
-        ("shards", "shards", load.sync.shards, "syncers that share the fragments"),
-    )
     found: dict[str, Figure] = {}
-    for name, key, value, words in rows:
+    for name, (key, words) in SETTINGS.items():
         chosen = f"sync.{key}" in plan.chosen
         kind = FigureKind.DERIVED if chosen else FigureKind.INPUT
-        how = f"sync.{key}, which was open: chosen here" if chosen else f"sync.{key}"
-        found[name] = Figure(value, "1", f"{words}; {how}", kind)
+        how = f"{words}; sync.{key}{', which was open: chosen here' if chosen else ''}"
+        found[name] = Figure(getattr(plan.at.load.sync, key), "1", how, kind)
     words = "those that are synchronised"
-    return found | {"parameters": Figure(load.parameters, "param", words, FigureKind.INPUT)}
+    return found | {"parameters": Figure(plan.at.load.parameters, "param", words, FigureKind.INPUT)}
 
 
 def _rounds(at: Deployment) -> Iterator[Row]:
@@ -90,23 +87,15 @@ def _rounds(at: Deployment) -> Iterator[Row]:
 
 def _site(at: Deployment, site: PlannedSite, one: SiteRound) -> Iterator[Row]:
     yield "step", site.step_s, "s", "of each of its learners"
+    throughput = "all fragments pass once in H steps: m b N / (H t)"
+    deadlines = "a round ends in its room; none: no rate is enough"
+    factor = one.factor if at.load.sync.overlap_steps and not site.local else 0.0
     ways = (("up", site.up_bits_s, one.up_bits_s), ("down", site.down_bits_s, one.down_bits_s))
     for way, has, average in ways:
-        factor = one.factor if at.load.sync.overlap_steps and not site.local else 0.0
-        deadline = None if one.factor is None and factor is None else has * (factor or 0.0)
+        deadline = None if factor is None else has * factor
         needed = None if deadline is None else max(average, deadline)
-        yield (
-            f"{way}_throughput",
-            average,
-            "bit/s",
-            "all fragments pass once in H steps: m b N / (H t)",
-        )
-        yield (
-            f"{way}_deadline",
-            deadline,
-            "bit/s",
-            "a round ends in its room; none: no rate is enough",
-        )
+        yield f"{way}_throughput", average, "bit/s", throughput
+        yield f"{way}_deadline", deadline, "bit/s", deadlines
         yield f"{way}_needed", needed, "bit/s", "the larger, for full hiding"
     yield "round", one.round_s, "s", "stages one after another"
     yield "slack", one.slack_steps, "step", "the room less the round"
@@ -115,21 +104,13 @@ def _site(at: Deployment, site: PlannedSite, one: SiteRound) -> Iterator[Row]:
 
 
 def _hub_rates(at: Deployment) -> Iterator[Row]:
-    load, hub, each = at.load, at.hub_round, at.load.parameters / at.period_s
-    reads, writes = (
-        bits * each / load.sync.shards
-        for bits in (at.learners * load.up_bits, 8 * load.state_bytes)
-    )
+    load, hub, each = at.load, at.hub_round, at.load.parameters / at.period_s / at.load.sync.shards
+    reads, writes = at.learners * load.up_bits * each, 8 * load.state_bytes * each
     yield "ingress", hub.ingress_bits_s, "bit/s", "all contributions, on average"
     yield "egress", hub.egress_bits_s, "bit/s", "all global fragments, on average"
     yield "syncer_reads", reads, "bit/s", "contributions of a shard, from the broker"
     yield "syncer_writes", writes, "bit/s", "committed state of a shard, to the broker"
-    yield (
-        "broker_stores",
-        hub.broker_bytes_s,
-        "B/s",
-        "contributions and committed state, one replica",
-    )
+    yield "broker_stores", hub.broker_bytes_s, "B/s", "contributions and state, one replica"
 
 
 def _hub_times(at: Deployment) -> Iterator[Row]:
@@ -145,17 +126,11 @@ def _hub_times(at: Deployment) -> Iterator[Row]:
 def _memory(at: Deployment) -> Iterator[Row]:
     load, whole, vectors = at.load, 4 * at.load.parameters, at.load.outer_vectors
     held = "f32 parameters, anchors, 2 AdamW moments, 2 vectors of each fragment in flight"
-    yield "learner", load.learner_bytes, "B", f"{held}; no activations"
-    syncer = (
-        2 + vectors
-    ) * whole / load.sync.shards + at.learners * load.fragment * load.up_bits / 8
-    yield (
-        "syncer_of_a_shard",
-        syncer,
-        "B",
-        "f32 master, outer state, result, a round's contributions",
-    )
+    syncer = (2 + vectors) * whole / load.sync.shards
+    syncer += at.learners * load.fragment * load.up_bits / 8
     cut = whole + 4 * (1 + vectors) * load.fragment
+    yield "learner", load.learner_bytes, "B", f"{held}; no activations"
+    yield "syncer_of_a_shard", syncer, "B", "f32 master, outer state, result, contributions"
     yield "checkpointer", cut, "B", "f32 parameters and the fragment in hand"
     yield "evaluator", 2 * whole, "B", "f32 parameters and their copy on the device"
     yield "health_monitor", None, "B", "holds no parameters: a few hundred bytes for each round"
@@ -182,6 +157,7 @@ def _compared(plan: RunPlan, kind: FigureKind) -> dict[str, dict[str, Figure]]:
     currency, missing = plan.at.plan.currency, "no prices given: price_chip_hour, price_egress_gb"
     rows: dict[str, dict[str, Figure]] = {}
     for index, (way, bill) in enumerate(zip(plan.methods, plan.bills, strict=True)):
+        costs = {"chips_cost": bill.chips, "egress_cost": bill.egress, "cost": bill.total}
         listed: list[Row] = [
             ("tokens/s", way.tokens_s, "tokens/s", way.convention),
             ("utilisation", way.utilisation, "share", "time in compute"),
@@ -189,14 +165,9 @@ def _compared(plan: RunPlan, kind: FigureKind) -> dict[str, dict[str, Figure]]:
             ("time", bill.wall_s, "s", "until all tokens are trained on"),
             ("site_sends", way.bits, "bit", "the busiest site, in H steps"),
             ("speed_up_of_this_plan", plan.speed_up(index), "x", "tokens a second, with goodput"),
+            *((key, cost, currency, missing * (cost is None)) for key, cost in costs.items()),
         ]
         rows[way.name] = figures(listed, kind)
-        for key, cost in (
-            ("chips_cost", bill.chips),
-            ("egress_cost", bill.egress),
-            ("cost", bill.total),
-        ):
-            rows[way.name][key] = Figure(cost, currency, missing if cost is None else "", kind)
     return rows
 
 
@@ -204,14 +175,14 @@ def bandwidth_chart(plan: RunPlan) -> LineChart:
     """Return utilisation against the bandwidth of every site, for the plan and each baseline."""
     series: dict[str, list[tuple[float, float]]] = {}
     for rate in BANDWIDTHS:
-        sites = plan.at.sites.items()
         rates = {"up": rate, "down": rate, "derating": 1.0}
+        sites = plan.at.sites.items()
         even = {name: replace(one, table=one.table.model_copy(update=rates)) for name, one in sites}
         at = replace(plan.at, sites=even)
-        in_time = at.on_schedule_share
-        series.setdefault("this plan: rounds in time", []).append((rate, in_time))
-        for way in methods(at)[1:]:
-            series.setdefault(way.name, []).append((rate, way.utilisation))
+        shares = {"this plan: rounds in time": at.on_schedule_share}
+        shares |= {way.name: way.utilisation for way in methods(at)[1:]}
+        for name, share in shares.items():
+            series.setdefault(name, []).append((rate, share))
     title = "Utilisation against bandwidth; learners of this plan never wait"
     across = "bandwidth of every site, each way, bit/s"
     return LineChart("utilisation-against-bandwidth", title, across, series)

@@ -210,14 +210,13 @@ def test_learners_of_several_devices_are_said_not_to_run_yet() -> None:
     assert any("today's code runs one device per learner" in note for note in notes)
 
 
-def test_advice_is_given_on_each_letter_with_its_reason() -> None:
-    found = as_read(planned(9, sync=FIXED))["advice"]
-    assert [one["letter"] for one in found] == ["M", "H", "K", "P"]
-    assert all(one["say"] and one["why"] for one in found)
-    assert "join" in found[0]["say"]
+def test_learners_and_sites_that_a_plan_is_better_without_are_named() -> None:
+    assert any(note.startswith("9 learners: ") for note in as_read(planned(9, sync=FIXED))["mind"])
+    assert any("mode=single" in note for note in as_read(planned(1, sync=FIXED))["mind"])
     sites = {"big": site(), "tiny": site(up="0.1 Gbit/s", step_time="60 s")}
-    advice = [one["say"] for one in as_read(planned(sites, sync=FIXED))["advice"]]
-    assert "leave out site tiny" in advice
+    notes = as_read(planned(sites, sync=FIXED))["mind"]
+    assert next(note for note in notes if "leave it out" in note).startswith("site tiny binds")
+    assert not any("site big" in note for note in notes)
 
 
 def test_rounds_within_tau_steps_are_chosen_first_and_else_room_is_enough() -> None:
