@@ -23,7 +23,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # One more than there are cores: tests of real processes wait for them most of the time.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: help setup demo test lint types-mypy types-pyright format proto simulate bench secrets clean
+# What `make check` compares with, to know which packages you have touched.
+BASE ?= main
+
+.PHONY: help setup demo check test drill lint types-mypy types-pyright format proto simulate bench secrets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -33,8 +36,18 @@ setup: .venv/.ready ## install everything that development and tests need
 demo: .venv/.runtime ## train a model on this machine, kill a learner, watch it come back (ARGS=...)
 	$(BIN)/skerry demo $(ARGS)
 
-test: lint ## lint, then every test, the built wheel included (ARGS=...)
+check: .venv/.ready ## an answer within a minute: style, imports, mypy, tests of what you touched
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/python .ci/touched.py $(BASE) | xargs -r $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
+
+test: .venv/.ready ## every test but the drills, five minutes on two cores (ARGS=...)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+drill: .venv/.ready ## the long tests: real processes killed and stopped, images, the wheel (ARGS=...)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "drill and not soak" $(ARGS)
 
 lint: .venv/.ready ## style, types, import contracts, generated code
 	$(BIN)/ruff format --check
@@ -56,7 +69,7 @@ format: .venv/.ready ## rewrite the sources in the house style
 proto: .venv/.ready ## regenerate shared/skerry/protocol/v1 from proto/
 	$(BIN)/python proto/generate.py
 
-simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 500
+simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 100
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "soak or not soak" tests/simulation/test_schedules.py $(ARGS)
 
 bench: .venv/.ready ## measure what the README quotes (ARGS="codec --json out.json")

@@ -18,38 +18,10 @@ from tests.support.nats_server import NatsServer
 from tests.support.processes import Watched
 from tests.support.s3_server import S3Server
 from tests.support.telemetry import Collected
+from tests.support.tiny import TWO, tiny
 
 settings.register_profile("skerry", deadline=None)  # machines are busy; no test is about time
 settings.load_profile("skerry")
-
-TINY = """
-[model]
-layers = 1
-d_model = 32
-heads = 2
-kv_heads = 1
-d_ff = 64
-[data]
-source = "text"
-paths = ["{text}"]
-seq_len = 64
-batch = 8
-streams = 4
-[train]
-steps = {steps}
-lr = 3e-3
-[sync]
-fragments = 2
-h_steps = 10
-learners = 2
-chunk_bytes = 65536
-[log]
-window_bytes = 268435456
-[checkpoint]
-every_s = 2.0
-[liveness]
-pulse_s = 0.1
-"""
 
 WORDS = "the fragment travels and the learner goes on and nobody waits for the others "
 
@@ -166,7 +138,7 @@ def silent() -> Iterator[None]:
 def tiny_config(tmp_path: Path, corpus: Path) -> Path:
     """A config file for a run that would go on for very long."""
     path = tmp_path / "run.toml"
-    path.write_text(TINY.format(text=corpus, steps=1_000_000))
+    path.write_text(tiny(corpus, 1_000_000, *TWO))
     return path
 
 
@@ -174,7 +146,7 @@ def tiny_config(tmp_path: Path, corpus: Path) -> Path:
 def short_config(tmp_path: Path, corpus: Path) -> Path:
     """A config file for a run that ends by itself."""
     path = tmp_path / "short.toml"
-    path.write_text(TINY.format(text=corpus, steps=400))
+    path.write_text(tiny(corpus, 400, *TWO))
     return path
 
 

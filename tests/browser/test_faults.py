@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from browser.conftest import Show
     from playwright.sync_api import Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.drill]
 
 TOKEN = "not-easily-guessed-token"  # noqa: S105 - of a test
 ALLOWED = {"chaos": {"allow": True}}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RESTORED: Final[dict[str, Any]] = {"origin": CommitOrigin.RESTORED, "reason": None}
 """What a commit says of itself that a checkpoint wrote."""
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.drill]
 
 QUICK = {"liveness": {"pulse_s": 0.25}}
 TRACES = HealthSettings(trace_url="http://traces.example/trace/{trace_id}")
@@ -40,54 +40,6 @@ def test_it_waits_for_a_run_and_shows_it_once_there_is_one(show: Show, page: Pag
     theatre.run(theatre.stage.past(20, 1))
     page.wait_for_selector("#status:has-text('training')")
     assert page.inner_text("#run-name") == RUN
-
-
-def test_a_commit_appears_without_a_reload(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
-    page.wait_for_selector("#round-rows button")
-    version = theatre.stage.versions[5] + 1
-    assert page.locator(f"[data-round='5.{version}']").count() == 0
-    theatre.run(theatre.stage.commit(5))
-    page.wait_for_selector(f"[data-round='5.{version}']")
-
-
-def test_the_run_shows_at_a_glance(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=3))
-    theatre.run(theatre.stage.past(300, 1))
-    page.goto(theatre.url)
-    page.wait_for_selector("#loss-chart canvas")
-    page.wait_for_selector("#speed-chart canvas")
-    told = {
-        name: page.inner_text(f"#tile-{name} dd >> nth=0")
-        for name in ("loss", "held", "goodput", "alive", "sent")
-    }
-    assert re.fullmatch(r"\d\.\d{3} nats", told["loss"])
-    assert re.fullmatch(r"\d\.\d{3} nats", told["held"])
-    assert told["goodput"] == "86 %"
-    assert told["alive"] == "3 of 3"
-    assert "below data-parallel" in page.inner_text("#tile-sent .more")
-    assert "left" in page.inner_text("#times")
-    assert "training 86" in str(page.get_attribute("#split", "aria-label"))
-
-
-def test_a_learner_that_dies_is_shown_gone_and_alerted(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=3, config=QUICK))
-    theatre.run(theatre.stage.past(30, 1))
-    theatre.play()
-    page.goto(theatre.url)
-    page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
-    told = page.locator("#alerts-told")
-    theatre.stage.actors["learner-2"].silent = True
-    page.wait_for_selector("#lanes [data-state='gone']:has-text('learner-2')")
-    page.wait_for_selector("#alerts-now li:has-text('learner-2 is gone')")
-    expect(told).to_contain_text("learner-2 is gone")
-    assert page.title().startswith("(1) ")
-    theatre.stage.actors["learner-2"].silent = False
-    page.wait_for_selector("#alerts-past summary:has-text('1 earlier alert')")
-    expect(page.locator("#alerts-now li")).to_have_count(0)
-    expect(told).to_have_text(re.compile("over: .*learner-2 is gone"))
 
 
 def test_what_reads_alerts_aloud_is_there_before_the_first_one(show: Show, page: Page) -> None:

@@ -32,7 +32,7 @@ from tests.support.history import settle
 from tests.support.nats_cluster import NatsCluster
 from tests.support.puppet import Puppet
 
-pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(240)]
 
 PLAN = plan([LeafSpec("embed", (300, 256), embedding=True), LeafSpec("w", (200, 256))], 2)
 CONFIG = RunConfig(

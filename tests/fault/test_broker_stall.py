@@ -20,7 +20,7 @@ from tests.support.cluster import Cluster, Service, until_commit, until_pulse
 from tests.support.history import settle
 from tests.support.nats_server import NatsServer
 
-pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(240)]
 
 LEARNERS = ("a", "b")
 KINDS = {"s": "syncer", "c": "checkpointer", "a": "learner", "b": "learner"}

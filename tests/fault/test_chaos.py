@@ -18,7 +18,7 @@ from skerry.cli.cluster.processes import read
 from skerry_tools.chaos.healing import BACK_S
 from tests.support.local_cluster import SKERRY, chaos, cluster, pids
 
-pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(1200)]
 
 PLANS = Path(__file__).parents[2] / "infra" / "chaos"
 PLAN = PLANS / "short.json"

@@ -21,7 +21,7 @@ from skerry.protocol.subjects import Subjects
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
 
-pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(600)]
 
 RUN = "far"
 SERVICES = {"s-1": "syncer", "s-2": "syncer", "a": "learner", "b": "learner"}

@@ -147,6 +147,7 @@ async def test_stand_by_takes_over_from_a_killed_syncer(
         assert not any(events(s, "stepped_down") for s in under_way.syncers.values())
 
 
+@pytest.mark.drill
 async def test_hung_syncer_is_succeeded_and_stands_by_when_it_wakes(
     shared_nats: NatsServer, run_id: str, tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ async def test_hung_syncer_is_succeeded_and_stands_by_when_it_wakes(
         await under_way.taken_from(0, commit.syncer)  # by the one that had been late
 
 
+@pytest.mark.drill
 async def test_shards_of_a_killed_syncer_move_to_the_other(
     shared_nats: NatsServer, run_id: str, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ async def test_shards_of_a_killed_syncer_move_to_the_other(
         assert [await under_way.owner(shard) for shard in (0, 1)] == ["b", "b"]
 
 
+@pytest.mark.drill
 async def test_syncer_that_is_told_to_stop_leaves_nobody_waiting(
     shared_nats: NatsServer, run_id: str, tmp_path: Path
 ) -> None:
@@ -195,6 +198,7 @@ async def test_syncer_that_is_told_to_stop_leaves_nobody_waiting(
         print(f"take-over after SIGTERM: first commit {time.monotonic() - ended_s:.2f} s later")
 
 
+@pytest.mark.drill
 async def test_syncers_of_a_run_that_ends_all_end(
     shared_nats: NatsServer, run_id: str, tmp_path: Path
 ) -> None:

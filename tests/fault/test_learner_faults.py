@@ -21,7 +21,7 @@ from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import History, Key, settle
 from tests.support.nats_server import NatsServer
 
-pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(180)]
 
 FREEZING = Path(__file__).parent / "freezing_learner.py"
 FREEZES_AT = 12

@@ -115,6 +115,7 @@ async def test_a_learner_that_the_page_cut_off_is_back_once_healed_or_after_its_
             assert not _is_cut(held["learner-1"])
 
 
+@pytest.mark.drill
 @pytest.mark.nats
 @pytest.mark.timeout(600)
 def test_a_cluster_in_namespaces_survives_lost_packets(

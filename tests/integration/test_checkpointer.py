@@ -123,6 +123,7 @@ async def test_it_writes_while_the_run_goes_on_and_ends_with_it(
     assert verify(place.store, "step-00000002").versions == (1, 2, 1)
 
 
+@pytest.mark.drill
 @pytest.mark.fault
 async def test_killed_half_way_it_harms_nothing_and_what_it_left_is_cleaned_up(
     nats_server: NatsServer, place: Place, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +152,7 @@ async def test_killed_half_way_it_harms_nothing_and_what_it_left_is_cleaned_up(
         assert len(store.names()) == 2
 
 
+@pytest.mark.drill
 @pytest.mark.fault
 async def test_it_outlives_a_broker_restart(nats_server: NatsServer, tmp_path: Path) -> None:
     place = Place(LocalStore(tmp_path / RUN), [f"store.path={tmp_path}"])
@@ -162,6 +164,7 @@ async def test_it_outlives_a_broker_restart(nats_server: NatsServer, tmp_path: P
         await checkpoint_at(run.bus, 2)
 
 
+@pytest.mark.drill
 @pytest.mark.fault
 async def test_two_on_one_run_do_not_harm_each_other(nats_server: NatsServer, place: Place) -> None:
     """Both write and both thin out; what is left is whole, and the last state is part of it."""

@@ -19,34 +19,9 @@ from skerry_tools.audit.log import Log
 from skerry_tools.audit.replay import replay
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
+from tests.support.tiny import BATCH, SEQUENCE, tiny
 
 pytestmark = pytest.mark.nats
-
-TINY = """
-mode = "{mode}"
-[model]
-layers = 1
-d_model = 32
-heads = 2
-kv_heads = 1
-d_ff = 64
-[data]
-source = "text"
-paths = ["{text}"]
-seq_len = 64
-batch = 8
-streams = 4
-[train]
-steps = {steps}
-lr = 3e-3
-[sync]
-chunk_bytes = 65536
-{sync}
-[log]
-window_bytes = 268435456
-[liveness]
-pulse_s = 0.1
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +37,7 @@ class Site:
         self, server: NatsServer, run: str, mode: str, steps: int, *sync: str
     ) -> AsyncGenerator[tuple[Cluster, NatsBus]]:
         config = self.folder / "run.toml"
-        lines = "\n".join(sync)
-        config.write_text(TINY.format(mode=mode, text=self.text, steps=steps, sync=lines))
+        config.write_text(tiny(self.text, steps, *sync, mode=mode))
         async with (
             Cluster(server.url, run, self.folder, config, self.cache) as cluster,
             NatsBus(server.url, name="test") as bus,
@@ -84,13 +58,14 @@ class Ended:
     config: RunConfig
     commits: list[Commit]
 
-    def losses(self) -> list[float]:
-        told = [c.loss for commit in self.commits for c in commit.consumed]
-        return [loss for loss in told if math.isfinite(loss)]
-
     def learns(self) -> bool:
-        seen = self.losses()
-        return sum(seen[-4:]) / 4 < 0.8 * sum(seen[:4]) / 4
+        """Return True if the newest loss is far below that of a model that knows nothing.
+
+        How many rounds a run has depends on how busy the machine is, so no round is compared with
+        an earlier one.
+        """
+        reported = [c.loss for commit in self.commits for c in commit.consumed]
+        return [loss for loss in reported if math.isfinite(loss)][-1] < 0.6 * math.log(256)
 
 
 async def to_the_end(cluster: Cluster, bus: NatsBus, *learners: str) -> Ended:
@@ -123,6 +98,7 @@ def of(commit: Commit) -> set[str]:
     return {c.learner for c in commit.consumed}
 
 
+@pytest.mark.drill
 async def test_streaming_meets_in_fragments_and_always_all(
     shared_nats: NatsServer, run_id: str, site: Site
 ) -> None:
@@ -136,6 +112,7 @@ async def test_streaming_meets_in_fragments_and_always_all(
     assert run.learns()
 
 
+@pytest.mark.drill
 async def test_diloco_meets_whole_every_h_steps(
     shared_nats: NatsServer, run_id: str, site: Site
 ) -> None:
@@ -150,6 +127,7 @@ async def test_diloco_meets_whole_every_h_steps(
     assert run.learns()
 
 
+@pytest.mark.drill
 async def test_data_parallel_commits_every_step_once(
     shared_nats: NatsServer, run_id: str, site: Site
 ) -> None:
@@ -165,6 +143,7 @@ async def test_data_parallel_commits_every_step_once(
     assert run.learns()
 
 
+@pytest.mark.drill
 async def test_data_parallel_outlives_its_syncer(
     shared_nats: NatsServer, run_id: str, site: Site
 ) -> None:
@@ -192,5 +171,5 @@ async def test_a_single_learner_counts_each_of_its_tokens_once(
     newest = {commit.fragment: commit for commit in run.commits}
     for commit in newest.values():
         (row,) = commit.progress
-        assert row.tokens == 160 * 8 * 64
+        assert row.tokens == 160 * BATCH * SEQUENCE
     assert run.learns()

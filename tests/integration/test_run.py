@@ -46,8 +46,8 @@ def site(tmp_path: Path, jax_cache: Path) -> Site:
 
 
 def losses(commits: list[Commit]) -> list[float]:
-    told = [c.loss for commit in commits if commit.version > 1 for c in commit.consumed]
-    return [loss for loss in told if math.isfinite(loss)]
+    reported = [c.loss for commit in commits if commit.version > 1 for c in commit.consumed]
+    return [loss for loss in reported if math.isfinite(loss)]
 
 
 async def test_two_learners_train_one_model_to_its_end(
@@ -64,8 +64,7 @@ async def test_two_learners_train_one_model_to_its_end(
         record = await ledger.read_run(bus, run_id)
     assert codes == [0, 0, 0], [s.said[-2000:] for s in services]
     assert record.state is RunState.FINISHED
-    seen = losses(commits)
-    assert sum(seen[-4:]) / 4 < 0.7 * sum(seen[:4]) / 4
+    assert losses(commits)[-1] < 0.6 * math.log(256), "no better than knowing nothing"
     assert {c.learner for commit in commits for c in commit.consumed} == {"a", "b"}
 
 
@@ -97,6 +96,7 @@ async def test_killed_learner_comes_back_with_the_latest_state(
     assert first.step > 0
 
 
+@pytest.mark.drill
 async def test_who_trains_lets_others_on_its_machine_have_the_cpu_first(
     shared_nats: NatsServer, run_id: str, site: Site, tiny_config: Path
 ) -> None:
@@ -110,6 +110,7 @@ async def test_who_trains_lets_others_on_its_machine_have_the_cpu_first(
     assert trains == min(19, merges + NICENESS)
 
 
+@pytest.mark.drill
 async def test_newer_incarnation_makes_the_older_stop(
     shared_nats: NatsServer, run_id: str, site: Site, tiny_config: Path
 ) -> None:
@@ -127,6 +128,7 @@ async def test_newer_incarnation_makes_the_older_stop(
     assert "'a'" in sentence
 
 
+@pytest.mark.drill
 async def test_broker_restart_is_survived_by_all(
     nats_server: NatsServer, run_id: str, site: Site, tiny_config: Path
 ) -> None:
@@ -148,6 +150,7 @@ async def test_broker_restart_is_survived_by_all(
     assert {c.learner for c in commits[-1].consumed} <= {"a", "b"}
 
 
+@pytest.mark.drill
 async def test_resume_from_a_checkpoint_into_an_empty_broker(
     shared_nats: NatsServer,
     nats_server: NatsServer,

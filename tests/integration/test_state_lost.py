@@ -85,6 +85,7 @@ async def test_purged_state_is_named_and_never_begun_anew(
         assert await bus.last_each(Subjects(run_id).manifests()) == []
 
 
+@pytest.mark.drill
 async def test_state_that_is_purged_under_a_running_syncer_is_named_all_the_same(
     shared_nats: NatsServer, run_id: str
 ) -> None:
@@ -129,6 +130,7 @@ async def test_deleted_chunk_of_the_master_is_named_with_its_place(
     assert f"fragment 2 at version 2: the chunk of its 'master' at sequence {sequence}" in said
 
 
+@pytest.mark.drill
 async def test_older_copy_of_the_store_ends_a_learner_that_has_seen_newer(
     nats_server: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ async def lose_ledger(bus: NatsBus, run: str, *, emptied: bool) -> None:
         await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("emptied", [True, False], ids=["purged", "deleted"])
 async def test_lost_ledger_is_named_by_every_service_and_never_begun_anew(
     shared_nats: NatsServer, run_id: str, tmp_path: Path, *, emptied: bool

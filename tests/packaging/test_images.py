@@ -21,6 +21,8 @@ import pytest
 
 from tests.support.nats_server import NatsServer
 
+pytestmark = pytest.mark.drill
+
 SERVICES = ("learner", "syncer", "checkpointer", "evaluator", "health_monitor")
 LIGHT = ("checkpointer", "health_monitor")
 MOVED = ("/opt/skerry", "/var/lib/skerry", "/tmp/numba")  # noqa: S108 - names inside an image

@@ -6,13 +6,19 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-TARGETS = ("help", "setup", "demo", "test", "lint", "format", "proto", "bench", "secrets", "clean")
+TARGETS = (
+    *("help", "setup", "demo", "check", "test", "drill", "lint"),
+    *("format", "proto", "bench", "secrets", "clean"),
+)
 SERVICES = ("learner", "syncer", "checkpointer", "health_monitor")
+GOOD = "..\n\x1b[32m==== 40 passed, 2 skipped, 9 deselected in 61.50s (0:01:01) ====\x1b[0m\n"
+BAD = "= short test summary info =\n= 1 failed, 7 passed, 1 error in 3.25s =\nmake: Error 1\n"
 
 # Assembled, so that this file does not find itself.
 MACHINE_PATHS = re.compile("|".join(f"/{name}/" for name in ("work", "farm", "root")))
@@ -28,15 +34,81 @@ def test_make_knows_its_targets(root: Path, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_help_names_its_targets(root: Path, target: str) -> None:
-    told = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True)
-    assert f"make {target} " in told.stdout
+    helped = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True)
+    assert f"make {target} " in helped.stdout
 
 
-def test_the_ci_entry_runs_make_test(root: Path) -> None:
+def test_the_ci_entry_runs_lint_tests_and_drills(root: Path) -> None:
     entry = root / ".ci" / "run"
     assert os.access(entry, os.X_OK)
-    assert "\nmake test" in entry.read_text()
+    said = entry.read_text()
+    assert re.findall(r"^stage make (\w+)$", said, re.MULTILINE) == ["lint", "test", "drill"]
     subprocess.run(["bash", "-n", str(entry)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("stages", "line", "code"),
+    [
+        ([("checked\n", 0), (GOOD, 0)], "40 passed, 2 skipped in 61.50s", 0),
+        ([(GOOD, 0), (GOOD, 0)], "80 passed, 4 skipped in 123.00s", 0),
+        ([(GOOD, 0), (BAD, 2)], "47 passed, 1 failed, 1 errors, 2 skipped in 64.75s", 1),
+        ([("style\n", 2), (GOOD, 0)], "40 passed, 1 failed, 2 skipped in 61.50s", 1),
+        ([(GOOD, 2), (GOOD, 0)], "80 passed, 1 failed, 4 skipped in 123.00s", 1),
+        ([], "0 passed, 1 failed in 0.00s", 1),
+    ],
+)
+def test_ci_sums_up_its_stages_in_the_form_of_pytest(
+    root: Path, tmp_path: Path, stages: list[tuple[str, int]], line: str, code: int
+) -> None:
+    for number, (said, status) in enumerate(stages):
+        (tmp_path / f"{number}.log").write_text(said)
+        (tmp_path / f"{number}.status").write_text(f"{status}\n")
+    done = subprocess.run(
+        [sys.executable, root / ".ci" / "total.py", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == (line, code)
+
+
+def test_what_a_contributor_touched_names_its_tests(tmp_path: Path, root: Path) -> None:
+    """Committed on a branch, changed and new; tests that start processes are left out."""
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    for folder in ("tests/unit/syncer", "tests/unit/tools/lab", "tests/unit/log", "tests/fault"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "tests/unit/test_tasks.py").touch()
+    git = ("git", "-c", "user.name=x", "-c", "user.email=x@y.z")
+
+    def commit(*paths: str) -> None:
+        write(*paths)
+        subprocess.run([*git, "add", "."], cwd=tmp_path, check=True)
+        subprocess.run([*git, "commit", "-qm", "work"], cwd=tmp_path, check=True)
+
+    def write(*paths: str) -> None:
+        for path in paths:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text("x")
+
+    subprocess.run([*git, "init", "-qb", "main"], cwd=tmp_path, check=True)
+    commit("shared/skerry/log/base.py", "infra/a.yml")
+    subprocess.run([*git, "checkout", "-qb", "mine"], cwd=tmp_path, check=True)
+    commit("services/syncer/skerry_syncer/work.py")
+    write("shared/skerry_tools/lab/clock.py", "shared/skerry/tasks.py")
+    write("tests/unit/syncer/test_work.py", "tests/fault/test_a.py", "infra/a.yml")
+    done = subprocess.run(
+        [sys.executable, root / ".ci" / "touched.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [
+        "tests/unit/syncer",
+        "tests/unit/test_tasks.py",
+        "tests/unit/tools/lab",
+    ]
 
 
 def test_the_lock_matches_the_project(root: Path, uv: str, plain_environ: dict[str, str]) -> None:

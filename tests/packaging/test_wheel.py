@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.drill
+
 PACKAGES = {
     "skerry": "shared",
     "skerry_learner": "services/learner",
