@@ -189,7 +189,7 @@ class CheckpointCorrupt(StoreError):
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error to tell about: inside a group, a SkerryError before anything else."""
+    """Return the error to report: inside a group, a SkerryError before anything else."""
     while isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         inner = [first_cause(e) for e in group.exceptions]

@@ -7,8 +7,8 @@ Two things end a service there that should live, or keep one alive that should e
 - A group whose task fails while its end waits for it leaves a cancellation counted in the waiting
   task. On Python 3.11.2, Debian's, every later ``asyncio.timeout`` of that task then comes out as
   a cancellation, which no ``except TimeoutError`` catches.
-- A cancellation from outside that meets a task's error is dropped in favour of the error: whoever
-  handles that runs on as if nobody had asked it to end.
+- A cancellation from outside that meets a task's error is dropped in favour of the error: what
+  handles that runs on as if it had not been asked to end.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used
             raise
 
     def _asked(self) -> bool:
-        """Tell whether the group has cancelled its own waiting task."""
+        """Return True if the group has cancelled its own waiting task."""
         return bool(getattr(self, "_parent_cancel_requested", False))
 
 

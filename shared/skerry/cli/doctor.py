@@ -43,7 +43,7 @@ MOST_CLOCK_SKEW_S = 3600.0
 JAX_SECONDS = 60.0
 
 
-class Severity(StrEnum):
+class CheckLevel(StrEnum):
     """``fail`` stops a run, ``warn`` makes it slower or harder to read."""
 
     OK = "ok"
@@ -52,21 +52,21 @@ class Severity(StrEnum):
 
 
 MARKS = {
-    Severity.OK: "[green]ok  [/]",
-    Severity.WARN: "[yellow]warn[/]",
-    Severity.FAIL: "[red]FAIL[/]",
+    CheckLevel.OK: "[green]ok  [/]",
+    CheckLevel.WARN: "[yellow]warn[/]",
+    CheckLevel.FAIL: "[red]FAIL[/]",
 }
 
 
 class CheckResult(NamedTuple):
     """What a check found; ``fix`` says what to do about it."""
 
-    verdict: Severity
+    verdict: CheckLevel
     found: str
     fix: str = ""
 
 
-OK, WARN, FAIL = (partial(CheckResult, severity) for severity in Severity)
+OK, WARN, FAIL = (partial(CheckResult, severity) for severity in CheckLevel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Finding:
     """One line of the report."""
 
     check: str
-    verdict: Severity
+    verdict: CheckLevel
     found: str
     fix: str = ""
 
@@ -245,7 +245,7 @@ def clock() -> CheckResult:
 
 def as_json(findings: list[Finding]) -> dict[str, object]:
     """Return the report as plain types."""
-    failed = any(f.verdict is Severity.FAIL for f in findings)
+    failed = any(f.verdict is CheckLevel.FAIL for f in findings)
     return {"ok": not failed, "checks": [asdict(f) for f in findings]}
 
 
@@ -259,7 +259,7 @@ def _print_lines(findings: Iterable[Finding]) -> bool:
     """Print each finding as soon as it is known, and return True if one failed."""
     console, failed = Console(highlight=False), False
     for finding in findings:
-        failed |= finding.verdict is Severity.FAIL
+        failed |= finding.verdict is CheckLevel.FAIL
         console.print(
             f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}", soft_wrap=True
         )

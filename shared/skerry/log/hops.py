@@ -67,7 +67,7 @@ Text = Annotated[str, AfterValidator(lambda text: text[:MOST_TEXT])]
 Count = Annotated[int, Field(ge=0, lt=MOST)]
 
 
-class _Server(BaseModel):
+class _ReportServer(BaseModel):
     name: Text
     seq: Count
     time: Text
@@ -89,7 +89,7 @@ class _Step(BaseModel):
 
 
 class _Report(BaseModel):
-    server: _Server
+    server: _ReportServer
     request: _Request
     events: list[_Step]
 

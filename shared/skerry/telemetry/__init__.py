@@ -1,1 +1,1 @@
-"""What Skerry tells of itself: metrics, spans, and where they go."""
+"""Metrics, spans, and where they go."""

@@ -6,9 +6,9 @@ collection, in a thread of its own, and costs the code that changes the value no
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
@@ -21,13 +21,9 @@ OFF = NoOpMeter("skerry")
 
 @dataclass(slots=True)
 class _Instruments:
-    """The meter of this process, and what records each metric."""
+    """The meter of this process."""
 
     meter: Meter = OFF
-    recorders: dict[str, Callable[..., None]] = field(
-        default_factory=dict[str, Callable[..., None]]
-    )
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 _instruments = _Instruments()
@@ -35,8 +31,8 @@ _instruments = _Instruments()
 
 def install(meter: Meter) -> None:
     """Record metrics with ``meter`` from now on; ``OFF`` drops them."""
-    with _instruments.lock:
-        _instruments.meter, _instruments.recorders = meter, {}
+    _recorder.cache_clear()
+    _instruments.meter = meter
 
 
 def on() -> bool:
@@ -49,10 +45,8 @@ def record(metric: Metric, value: float, attributes: Attributes) -> None:
 
     Inside ``tracing.within`` the span is the value's exemplar.
     """
-    if not on():
-        return
-    recorder = _instruments.recorders.get(metric.name) or _recorder(metric)
-    recorder(value, attributes)
+    if on():
+        _recorder(_instruments.meter, metric)(value, attributes)
 
 
 def observe(metric: Metric, observer: Observer) -> None:
@@ -63,16 +57,9 @@ def observe(metric: Metric, observer: Observer) -> None:
     create(metric.name, [observer], metric.unit, metric.description)
 
 
-def _recorder(metric: Metric) -> Callable[..., None]:
+@cache
+def _recorder(meter: Meter, metric: Metric) -> Callable[..., None]:
     """Return what records a metric, made when that is first used."""
-    with _instruments.lock:
-        recorders = _instruments.recorders
-        if metric.name not in recorders:
-            recorders[metric.name] = _create(_instruments.meter, metric)
-        return recorders[metric.name]
-
-
-def _create(meter: Meter, metric: Metric) -> Callable[..., None]:
     described = metric.name, metric.unit, metric.description
     match metric.kind:
         case MetricKind.COUNTER:

@@ -30,11 +30,11 @@ class MetricKind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric; ``unit`` in UCUM, ``source`` are the services that emit it.
+    """One metric, made once and its own key; ``source`` are the services that emit it.
 
-    ``attributes`` are the keys of every data point; ``buckets`` the upper bounds of a histogram,
+    ``unit`` is in UCUM; ``attributes`` are the keys of every data point; ``buckets`` the upper bounds of a histogram,
     in ``unit``, without the last, infinite one.
     """
 

@@ -70,7 +70,7 @@ Figure = Point | Spread
 def flat(figures: Iterable[Figure]) -> dict[str, float]:
     """Return each number by ``name{key=value,...}``, a histogram by its count and its sum.
 
-    The run is left out: whoever writes this down says once which run it is about.
+    The run is left out: what these are written to names it once.
     """
     return dict(_named(figures))
 
@@ -79,8 +79,8 @@ def _named(figures: Iterable[Figure]) -> Iterator[tuple[str, float]]:
     for figure in figures:
         metric = figure.metric
         pairs = zip(metric.attributes, figure.labels, strict=True)
-        told = ",".join(f"{key}={value}" for key, value in pairs if key != RUN)
-        name = f"{metric.name}{{{told}}}" if told else metric.name
+        labels = ",".join(f"{key}={value}" for key, value in pairs if key != RUN)
+        name = f"{metric.name}{{{labels}}}" if labels else metric.name
         if isinstance(figure, Point):
             yield name, figure.value
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skerry.cli import doctor
-from skerry.cli.doctor import Finding, Severity, as_json, examine, run_doctor
+from skerry.cli.doctor import CheckLevel, Finding, as_json, examine, run_doctor
 from skerry.settings.loading import load
 from skerry.settings.models import Settings
 
@@ -29,16 +29,16 @@ def by_name(settings: Settings, *, reach_broker: bool = False) -> dict[str, Find
 
 def test_every_finding_that_is_not_ok_has_a_fix(quick: Settings) -> None:
     found = by_name(quick, reach_broker=True)
-    assert all(f.fix for f in found.values() if f.verdict is not Severity.OK)
+    assert all(f.fix for f in found.values() if f.verdict is not CheckLevel.OK)
     assert {"python", "nats-server", "broker", "disk", "numba cache", "clock"} <= set(found)
 
 
 def test_a_broker_that_was_not_asked_for_may_be_missing(quick: Settings) -> None:
-    assert by_name(quick)["broker"].verdict is Severity.OK
+    assert by_name(quick)["broker"].verdict is CheckLevel.OK
 
 
 def test_a_broker_that_was_named_must_answer(quick: Settings) -> None:
-    assert by_name(quick, reach_broker=True)["broker"].verdict is Severity.FAIL
+    assert by_name(quick, reach_broker=True)["broker"].verdict is CheckLevel.FAIL
 
 
 def test_a_missing_package_names_its_extra(
@@ -48,7 +48,7 @@ def test_a_missing_package_names_its_extra(
     findings = by_name(quick)
     assert findings["extra learner"].found == "without optax"
     assert findings["extra learner"].fix == "pip install 'skerry[learner]'"
-    assert findings["extra checkpointer"].verdict is Severity.OK
+    assert findings["extra checkpointer"].verdict is CheckLevel.OK
 
 
 def test_an_old_nats_server_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -57,33 +57,33 @@ def test_an_old_nats_server_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     old.chmod(0o755)
     monkeypatch.setenv("SKERRY_NATS_SERVER", str(old))
     finding = doctor.nats_server()
-    assert finding.verdict is Severity.FAIL
+    assert finding.verdict is CheckLevel.FAIL
     assert finding.found.startswith("2.9.10")
 
 
 def test_a_server_that_is_not_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKERRY_NATS_SERVER", "/nowhere/nats-server")
     finding = doctor.nats_server()
-    assert finding.verdict is Severity.WARN
+    assert finding.verdict is CheckLevel.WARN
     assert "/nowhere/nats-server" in finding.fix
 
 
 def test_a_full_disk_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "LEAST_DISK_BYTES", 1 << 62)
-    assert doctor.disk(tmp_path / "not" / "yet").verdict is Severity.FAIL
+    assert doctor.disk(tmp_path / "not" / "yet").verdict is CheckLevel.FAIL
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder_fails(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert doctor.disk(tmp_path).verdict is Severity.FAIL
+    assert doctor.disk(tmp_path).verdict is CheckLevel.FAIL
     tmp_path.chmod(0o700)
 
 
 def test_a_taken_port_is_a_warning() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         finding = doctor.port("127.0.0.1", server.getsockname()[1])
-    assert finding.verdict is Severity.WARN
+    assert finding.verdict is CheckLevel.WARN
 
 
 def test_a_check_that_breaks_is_a_finding(quick: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +93,14 @@ def test_a_check_that_breaks_is_a_finding(quick: Settings, monkeypatch: pytest.M
 
     monkeypatch.setattr(doctor, "python", broken)
     finding = by_name(quick)["python"]
-    assert finding.verdict is Severity.FAIL
+    assert finding.verdict is CheckLevel.FAIL
     assert "gone" in finding.found
 
 
 def test_report_is_ok_unless_something_failed() -> None:
-    warned = [Finding("a", Severity.WARN, "x", "y")]
+    warned = [Finding("a", CheckLevel.WARN, "x", "y")]
     assert as_json(warned)["ok"] is True
-    assert as_json([*warned, Finding("b", Severity.FAIL, "x", "y")])["ok"] is False
+    assert as_json([*warned, Finding("b", CheckLevel.FAIL, "x", "y")])["ok"] is False
 
 
 @pytest.mark.usefixtures("quick")

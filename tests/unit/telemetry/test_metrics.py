@@ -9,7 +9,7 @@ import pytest
 
 from skerry.telemetry.metrics import ALL, RUN, SERVER, Metric, MetricKind, of, prometheus_name
 from skerry.telemetry.points import Point, Spread, flat
-from skerry.telemetry.table import markdown
+from tests.support.metrics_page import markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 SERVICES = {"learner", "syncer", "checkpointer", "evaluator", "health-monitor"}
@@ -18,7 +18,7 @@ UNITS = re.compile(r"s|By|1|\{[a-z]+\}")
 
 def test_the_page_is_the_table() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), (
-        "run python -m skerry.telemetry.table > docs/metrics.md"
+        "run python -m tests.support.metrics_page > docs/metrics.md"
     )
 
 

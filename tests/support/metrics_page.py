@@ -1,4 +1,4 @@
-"""The table of metrics as a page: ``python -m skerry.telemetry.table > docs/metrics.md``."""
+"""The table of metrics as a page: ``python -m tests.support.metrics_page > docs/metrics.md``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from skerry.telemetry.metrics import ALL, Metric, MetricKind, prometheus_name
 HEAD = """\
 # Metrics
 
-Made out of `shared/skerry/telemetry/metrics.py` by `python -m skerry.telemetry.table >
+Made out of `shared/skerry/telemetry/metrics.py` by `python -m tests.support.metrics_page >
 docs/metrics.md`; a test keeps it so.
 
 Names and units are OpenTelemetry's (UCUM; a unit in braces only says what is counted). Services
