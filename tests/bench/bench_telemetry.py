@@ -50,8 +50,8 @@ from skerry.service.telemetry import STOP_S
 from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.spans import Interval
-from skerry_learner.sync.session import Learner
-from skerry_learner.sync.telemetry import RoundTelemetry as LearnerTelemetry
+from skerry_learner.sync.identity import LearnerIdentity
+from skerry_learner.sync.telemetry import LearnerTelemetry
 from skerry_syncer.telemetry import CommitTimes
 from skerry_syncer.telemetry import RoundTelemetry as SyncerTelemetry
 from tests.support.builders import commit, consumed, header, run_record
@@ -66,7 +66,7 @@ FLEETS = (2, 8, 64)
 STEPS = 3
 """Steps from one round to the next, of whichever fragment: H = 24 over P = 8."""
 RECORD = run_record("bench", created_ns=1)
-ME = Learner("bench", "a", 1, 1)
+ME = LearnerIdentity("bench", "a", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +113,16 @@ def merged(version: int, learners: Sequence[str]) -> Commit:
 
 
 def learner_round() -> Callable[[int], None]:
-    telemetry, took = LearnerTelemetry(), Interval(1_000, 2_000)
+    telemetry, took = LearnerTelemetry(ME), Interval(1_000, 2_000)
 
     def report(version: int) -> None:
         sent, of = offered(version), {metrics.RUN: "bench", metrics.LEARNER_NAME: "a"}
-        telemetry.captured(ME, sent, took)
+        telemetry.captured(sent, took)
         telemetry.begins(0, 1_000)
-        telemetry.quantised(ME, sent, "int4", took)
-        telemetry.published(ME, sent, 1000, 2_000)
-        telemetry.received(ME, merged(version, ["a"]), 1000, took)
-        telemetry.adopted(ME, merged(version, ["a"]), version - 1, "rebase", took)
+        telemetry.quantised(sent, "int4", took)
+        telemetry.published(sent, 1000, 2_000)
+        telemetry.received(merged(version, ["a"]), 1000, took)
+        telemetry.adopted(merged(version, ["a"]), version - 1, "rebase", took)
         for operation in ("encode", "decode"):
             coded = {metrics.RUN: "bench", metrics.OPERATION: operation}
             instruments.record(metrics.CODEC_DURATION, 0.1, coded)

@@ -18,19 +18,21 @@ import structlog
 
 from skerry.data.stream import Stream
 from skerry.log.nats.bus import NatsBus
+from skerry.protocol.learner import LearnerPolicy, TrainingProgress
 from skerry.service.entry import run_service
 from skerry.service.logs import configure
 from skerry.service.telemetry import telemetry
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
-from skerry_learner.island import Island, Pause
 from skerry_learner.joining import prepare
 from skerry_learner.service import learner
+from skerry_learner.sync.identity import LearnerIdentity, Traffic
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
-from skerry_learner.sync.rules import Policy, Progress
-from skerry_learner.sync.session import Learner, Session
+from skerry_learner.sync.session import Session
+from skerry_learner.sync.telemetry import LearnerTelemetry
 from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.training import Pause, TrainingLoop
 
 Times = list[tuple[float, float, float]]
 """When it ended (monotonic: all processes of a machine share it), seconds it took, CPU seconds
@@ -41,20 +43,20 @@ def record() -> tuple[Times, Times]:
     """Have every step and every boundary of this process noted."""
     steps: Times = []
     boundaries: Times = []
-    stepped, boundary = Meter.stepped, Island._boundary
+    stepped, boundary = Meter.stepped, TrainingLoop._boundary
 
     def noting_stepped(self: Meter, whole_s: float) -> None:
         steps.append((time.monotonic(), whole_s, time.process_time()))
         stepped(self, whole_s)
 
-    def noting_boundary(self: Island) -> Iterator[Pause]:
+    def noting_boundary(self: TrainingLoop) -> Iterator[Pause]:
         began = time.monotonic()
         yield from boundary(self)
         now = time.monotonic()
         boundaries.append((now, now - began, time.process_time()))
 
     Meter.stepped = noting_stepped  # type: ignore[method-assign]
-    Island._boundary = noting_boundary  # type: ignore[method-assign]
+    TrainingLoop._boundary = noting_boundary  # type: ignore[method-assign]
     return steps, boundaries
 
 
@@ -62,16 +64,19 @@ def alone(config: RunConfig) -> None:
     """Train without a log until SIGTERM."""
     work = prepare(config)
     trainer = Trainer(work.model, config, work.plan)
-    start = Progress(0, 0, 0, 0)
-    mailbox = Mailbox(Policy.of(config.sync).room, lambda: None)
+    start = TrainingProgress(0, 0, 0, 0)
+    mailbox = Mailbox(LearnerPolicy.of(config.sync).room, lambda: None)
     signal.signal(signal.SIGTERM, lambda *_: mailbox.stop())
-    me = Learner("none", "alone", 1)
-    island = Island(
+    me = LearnerIdentity("none", "alone", 1)
+    loop = TrainingLoop(
         learner=me,
         config=config,
         trainer=trainer,
-        session=Session(me, work.plan, config.sync, trainer, mailbox, start=start),
+        session=Session(
+            LearnerTelemetry(me), work.plan, config.sync, trainer, mailbox, start=start
+        ),
         mailbox=mailbox,
+        traffic=Traffic(),
         meter=Meter(time.monotonic()),
         stream=Stream(work.corpus, 0),
         vocab=getattr(work.model, "vocab", None),
@@ -80,7 +85,7 @@ def alone(config: RunConfig) -> None:
     )
     trainer.warm(lambda: None)
     structlog.get_logger().info("phase", phase="training")
-    for _ in island._train():
+    for _ in loop._train():
         pass  # no mode of the benchmark blocks
 
 

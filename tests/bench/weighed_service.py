@@ -34,10 +34,10 @@ def weigh_learner(samples: Samples) -> None:
     """
     import jax
 
-    from skerry_learner.island import Island, Pause
     from skerry_learner.trainer.trainer import Trainer
+    from skerry_learner.training import Pause, TrainingLoop
 
-    boundary, warm, adopt = Island._boundary, Trainer.warm, Trainer.adopt
+    boundary, warm, adopt = TrainingLoop._boundary, Trainer.warm, Trainer.adopt
     shared: dict[int, int] = {}
     first: set[int] = set()
 
@@ -52,7 +52,7 @@ def weigh_learner(samples: Samples) -> None:
         same = np.may_share_memory(np.asarray(self._anchors[fragment]), vector)
         shared[fragment] = vector.nbytes if same else 0
 
-    def weighed_boundary(self: Island) -> Iterator[Pause]:
+    def weighed_boundary(self: TrainingLoop) -> Iterator[Pause]:
         yield from boundary(self)
         host, peak = (size - sum(shared.values()) for size in tracemalloc.get_traced_memory())
         tracemalloc.reset_peak()
@@ -64,7 +64,7 @@ def weigh_learner(samples: Samples) -> None:
         tracemalloc.start()
 
     Trainer.adopt = weighed_adopt  # type: ignore[method-assign]
-    Island._boundary = weighed_boundary  # type: ignore[method-assign]
+    TrainingLoop._boundary = weighed_boundary  # type: ignore[method-assign]
     Trainer.warm = weighed_warm  # type: ignore[method-assign]
 
 

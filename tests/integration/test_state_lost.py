@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,12 @@ from skerry.log import ledger, recovery
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import Manifest
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
-from skerry_learner.sync.mailbox import Mailbox
-from skerry_learner.sync.network import Network
-from skerry_learner.sync.session import Learner
+from skerry_learner.sync.identity import LearnerIdentity
+from skerry_learner.sync.network import open_sync
 from tests.support.builders import checkpoint_record, run_record
 from tests.support.nats_server import NatsServer
 from tests.support.puppet import Puppet
@@ -143,13 +144,14 @@ async def test_older_copy_of_the_store_ends_a_learner_that_has_seen_newer(
         shutil.copytree(store, copy)
         nats_server.start()
         await scripted.commit_all(step=30)
-        learner = Learner(run_id, "a", 1)
-        mailbox = Mailbox(3, lambda: None)
-        network = Network(
-            *(bus, learner, scripted.plan, mailbox, asyncio.Event()), chunk_bytes=4096, pulse_s=0.1
-        )
-        following = asyncio.ensure_future(network.manifests())
-        while len(network._wanted) < len(scripted.plan.fragments):  # noqa: ASYNC110  no event
+        learner = LearnerIdentity(run_id, "a", 1)
+        parameters: Any = None
+        start = TrainingProgress(0, 0, 0, 0)
+        _, network = open_sync(bus, learner, scripted.plan, RunConfig(), parameters, start)
+        receiver = network.receiver
+        proving = asyncio.ensure_future(receiver.prove())
+        following = asyncio.ensure_future(receiver.manifests())
+        while len(receiver.wanted) < len(scripted.plan.fragments):  # noqa: ASYNC110  no event
             await asyncio.sleep(0.05)
         nats_server.kill9()
         shutil.rmtree(store)
@@ -159,6 +161,7 @@ async def test_older_copy_of_the_store_ends_a_learner_that_has_seen_newer(
             StateLost, match=r"fragment \d was at version 3 and is at 2, so an older"
         ):
             await asyncio.wait_for(following, 60)
+        proving.cancel()
 
 
 async def ledger_messages(bus: NatsBus, run: str) -> int:

@@ -32,7 +32,7 @@ from skerry.telemetry.export import Identity
 from skerry.telemetry.metrics import MetricKind, prometheus_name
 from skerry.telemetry.spans import Interval
 from skerry_learner.sync import telemetry as learner_telemetry
-from skerry_learner.sync.session import Learner
+from skerry_learner.sync.identity import LearnerIdentity
 from skerry_syncer import telemetry as syncer_telemetry
 from tests.support.builders import commit, consumed, header, pulse, round_, run_record
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.soak
 DEADLINE_S = 300.0
 RUN = "backends"
 NOW_NS = time.time_ns()
-LEARNERS = tuple(Learner(RUN, name, 1, NOW_NS) for name in "ab")
+LEARNERS = tuple(LearnerIdentity(RUN, name, 1, NOW_NS) for name in "ab")
 RECORD = run_record(RUN, created_ns=NOW_NS)
 READ_MLFLOW = """
 import json, sys, mlflow
@@ -116,7 +116,7 @@ def clean(**more: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("SKERRY_", "OTEL_"))} | more
 
 
-def offered(learner: Learner, version: int) -> ContributionHeader:
+def offered(learner: LearnerIdentity, version: int) -> ContributionHeader:
     place = learner.publishing(0, version, version)
     trace = {"trace_parent": tracing.trace_parent(place), "captured_ns": NOW_NS}
     return header(version, learner.name, base_version=version - 1, steps=24, tokens=512, **trace)
@@ -163,15 +163,15 @@ def report(settings: TelemetrySettings) -> list[Commit]:
     commits = [committed(version, merged) for version, merged in rounds.items()]
     for learner in LEARNERS:
         with sending("learner", learner.name, settings):
-            telemetry = learner_telemetry.RoundTelemetry()
+            telemetry = learner_telemetry.LearnerTelemetry(learner)
             learner_telemetry.observe(learner, lambda: beat(learner.name))  # noqa: B023 - read before it changes
             for done in commits:
                 sent = offered(learner, done.version)
-                telemetry.captured(learner, sent, took)
-                telemetry.quantised(learner, sent, "int4", took)
-                telemetry.published(learner, sent, 1000, took.end_ns)
-                telemetry.received(learner, done, 1000, took)
-                telemetry.adopted(learner, done, done.version - 1, "rebase", took)
+                telemetry.captured(sent, took)
+                telemetry.quantised(sent, "int4", took)
+                telemetry.published(sent, 1000, took.end_ns)
+                telemetry.received(done, 1000, took)
+                telemetry.adopted(done, done.version - 1, "rebase", took)
                 of = {metrics.RUN: RUN, metrics.LEARNER_NAME: learner.name}
                 instruments.record(metrics.STEP_DURATION, 0.1, of)
                 of = {metrics.RUN: RUN, metrics.OPERATION: "encode"}

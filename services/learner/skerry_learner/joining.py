@@ -26,13 +26,13 @@ from skerry.log.recovery import find_run
 from skerry.log.streams import specs
 from skerry.models.base import Model, specs_of
 from skerry.models.factory import build_model
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, RunRecord, RunState
 from skerry.settings import loading
 from skerry.settings.models import LogConfig, RunConfig
 from skerry_learner.inner.file import Origin
-from skerry_learner.inner.recall import Recalled
-from skerry_learner.sync.rules import Progress
-from skerry_learner.sync.session import Learner
+from skerry_learner.inner.restore import RestoredState
+from skerry_learner.sync.identity import LearnerIdentity
 
 log = structlog.get_logger()
 
@@ -59,9 +59,9 @@ class Place:
     ``seen`` is how far an earlier incarnation had read the same data, as its last pulse says.
     """
 
-    learner: Learner
+    learner: LearnerIdentity
     member: MemberRecord
-    start: Progress
+    start: TrainingProgress
     missing: tuple[int, ...]
     seen: int = 0
 
@@ -220,20 +220,20 @@ async def take_place(
         cursor=found.cursor,
     )
     return Place(
-        learner=Learner(run, name, member.incarnation, record.created_ns),
+        learner=LearnerIdentity(run, name, member.incarnation, record.created_ns),
         member=member,
-        start=Progress(step=found.step, steps=0, tokens=0, cursor=found.cursor),
+        start=TrainingProgress(step=found.step, steps=0, tokens=0, cursor=found.cursor),
         missing=tuple(f.index for f in work.plan.fragments if f.index not in manifests),
         seen=last.cursor if last is not None else 0,
     )
 
 
-async def settle(bus: Bus, member: MemberRecord, recalled: Recalled) -> None:
+async def settle(bus: Bus, member: MemberRecord, restored: RestoredState) -> None:
     """Put on record where this incarnation goes on, waiting for a broker that is away.
 
     Raises Superseded when a newer incarnation has joined meanwhile.
     """
-    settled = replace(member, inner=recalled.inner, inner_age_steps=recalled.age_steps)
+    settled = replace(member, inner=restored.inner, inner_age_steps=restored.age_steps)
     while True:
         try:
             await place.settle_in(bus, settled)
@@ -244,9 +244,9 @@ async def settle(bus: Bus, member: MemberRecord, recalled: Recalled) -> None:
         break
     log.info(
         "settled",
-        inner=recalled.inner,
-        reason=recalled.reason,
-        inner_age_steps=recalled.age_steps,
+        inner=restored.inner,
+        reason=restored.reason,
+        inner_age_steps=restored.age_steps,
         step=settled.step,
         cursor=settled.cursor,
     )

@@ -20,10 +20,9 @@ from skerry.protocol.messages import LearnerPhase, RunRecord
 from skerry.service.priority import yield_to_others
 from skerry.service.shell import serve
 from skerry.settings.models import LearnerSettings, RunConfig
-from skerry_learner.inner import recall
-from skerry_learner.inner.keeper import Keeper
-from skerry_learner.inner.recall import Recalled
-from skerry_learner.island import Island
+from skerry_learner.inner import restore
+from skerry_learner.inner.restore import RestoredState
+from skerry_learner.inner.saver import InnerStateSaver
 from skerry_learner.joining import (
     Place,
     Work,
@@ -34,17 +33,16 @@ from skerry_learner.joining import (
     take_place,
 )
 from skerry_learner.sync.encode import load_kernels
-from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
-from skerry_learner.sync.network import Network
-from skerry_learner.sync.rules import Policy
+from skerry_learner.sync.network import Network, open_sync
 from skerry_learner.sync.session import Session
 from skerry_learner.sync.telemetry import observe
 from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.training import TrainingLoop
 
 log = structlog.get_logger()
 
-RECALL_S = 60.0
+RESTORE_S = 60.0
 NICENESS = 5
 """Of training on a CPU. Who joins, merges or commits beside it (not in another container) goes
 first: others wait for that, and nobody waits for a step."""
@@ -75,20 +73,20 @@ async def learner(
         place = await take_place(bus, record, work, name, socket.gethostname())
         blank = not place.missing  # everything comes from the log
         trainer = await asyncio.to_thread(Trainer, work.model, work.config, work.plan, blank=blank)
-        keeper = _keeper(local, record, place, trainer)
-        service = _Service(bus, work, place, trainer, keeper, started_s, settled)
+        saver = _saver(local, record, place, trainer)
+        service = _Service(bus, work, place, trainer, saver, started_s, settled)
         await service.run(shutdown_s)
 
 
-def _keeper(
+def _saver(
     local: LearnerSettings | None, record: RunRecord, place: Place, trainer: Trainer
-) -> Keeper | None:
-    """Return who keeps the inner optimizer's state, or None where nobody shall."""
+) -> InnerStateSaver | None:
+    """Return the saver of the inner optimizer's state, or None where it is not to be saved."""
     if local is None or not local.save_every_s:
         return None
     learner = place.learner
     origin = origin_of(record, learner.name)
-    return Keeper(local, origin, learner.incarnation, trainer.moments_like())
+    return InnerStateSaver(local, origin, learner.incarnation, trainer.moments_like())
 
 
 @dataclass(slots=True)
@@ -99,103 +97,83 @@ class _Service:
     work: Work
     place: Place
     trainer: Trainer
-    keeper: Keeper | None
+    saver: InnerStateSaver | None
     started_s: float
     settled: Callable[[], None] | None = None
     over: bool = False
-    mailbox: Mailbox = field(init=False)
-    island: Island = field(init=False)
+    training: TrainingLoop = field(init=False)
     network: Network = field(init=False)
     thread: threading.Thread = field(init=False)
     ended: asyncio.Future[None] = field(init=False)
-    recalled: Future[Recalled] = field(init=False)
+    restored: Future[RestoredState] = field(init=False)
     kept: asyncio.Event = field(init=False)
 
     def __post_init__(self) -> None:
-        loop, wake = asyncio.get_running_loop(), asyncio.Event()
-        config, plan = self.work.config, self.work.plan
-        room = Policy.of(config.sync).room
-        self.mailbox = Mailbox(room, lambda: _call(loop, wake.set))
-        self.network = Network(
+        loop = asyncio.get_running_loop()
+        session, self.network = open_sync(
             self.bus,
             self.place.learner,
-            plan,
-            self.mailbox,
-            wake,
-            chunk_bytes=config.sync.chunk_bytes,
-            pulse_s=config.liveness.pulse_s,
+            self.work.plan,
+            self.work.config,
+            self.trainer,
+            self.place.start,
+            notify=lambda wake: _call(loop, wake.set),
         )
-        self.recalled, self.kept = Future[Recalled](), asyncio.Event()
-        if self.keeper is not None:
-            self.keeper.start(
+        self.restored, self.kept = Future[RestoredState](), asyncio.Event()
+        if self.saver is not None:
+            self.saver.start(
                 self.place.start.step,
-                config.train.inner_max_age_steps,
+                self.work.config.train.inner_max_age_steps,
                 lambda: _call(loop, self.kept.set),
             )
-        self.island = self._island()
+        self.training = self._loop(session)
         self.ended = loop.create_future()
         context = copy_context()  # so that the thread's log lines say whose they are
         self.thread = threading.Thread(
             target=context.run, args=(self._train, loop), name="train", daemon=True
         )
 
-    def _island(self) -> Island:
-        config, learner = self.work.config, self.place.learner
-        session = Session(
-            learner,
-            self.work.plan,
-            config.sync,
-            self.trainer,
-            self.mailbox,
-            start=self.place.start,
-        )
-        return Island(
-            learner=learner,
-            config=config,
+    def _loop(self, session: Session) -> TrainingLoop:
+        return TrainingLoop(
+            learner=self.place.learner,
+            config=self.work.config,
             trainer=self.trainer,
             session=session,
-            mailbox=self.mailbox,
+            mailbox=self.network.link.mailbox,
+            traffic=self.network.link.traffic,
             meter=Meter(self.started_s),
             stream=Stream(self.work.corpus, self.place.member.shard),
             vocab=getattr(self.work.model, "vocab", None),
             missing=self.place.missing,
             now=self.place.start,
-            recalled=self.recalled,
-            keeper=self.keeper,
+            restored=self.restored,
+            saver=self.saver,
             seen=self.place.seen,
             settled=self.settled,
         )
 
     async def run(self, shutdown_s: float) -> None:
         """Serve until the run is over; the trainer thread never outlives this call for long."""
-        observe(self.place.learner, self.mailbox.newest_pulse)
-        self.island.pulse()
+        observe(self.place.learner, self.network.newest_pulse)
+        self.training.pulse()
         self.thread.start()
         loops = {
             "train": self._watch_trainer,
             "finished": self._finished,
-            "dispatch": self.network.dispatch,
-            "rounds": self.network.rounds,
-            "manifests": self.network.manifests,
-            "genesis": self.network.genesis,
-            "fetch": self.network.fetch,
-            "send": self.network.send,
-            "doubts": self.network.doubts,
-            "pulses": self.network.pulses,
-            "watch_name": self.network.watch_name,
+            "network": self.network.run,
             "settle": self._settle,
             "kernels": self._kernels,
         }
         try:
             await serve(loops, drain=self._drain, shutdown_s=shutdown_s)
         finally:
-            self.mailbox.stop()
+            self.network.link.mailbox.stop()
             await asyncio.to_thread(self.thread.join, shutdown_s)
 
     def _train(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the island and hand its end, or its error, to the event loop."""
+        """Run the training loop and hand its end, or its error, to the event loop."""
         try:
-            self.island.run()
+            self.training.run()
         except Exception as error:  # noqa: BLE001  handed over, and raised there
             _call(loop, self.ended.set_exception, error)
         else:
@@ -211,50 +189,50 @@ class _Service:
 
     async def _settle(self) -> None:
         """Say how this incarnation goes on, then be idle for ever."""
-        recalled = await self._recall()
-        self.recalled.set_result(recalled)
-        await settle(self.bus, self.place.member, recalled)
+        restored = await self._restored()
+        self.restored.set_result(restored)
+        await settle(self.bus, self.place.member, restored)
         await asyncio.Event().wait()
 
-    async def _recall(self) -> Recalled:
+    async def _restored(self) -> RestoredState:
         """Return the saved inner state, read meanwhile; a disk that hangs holds nobody up."""
         start = self.place.learner.incarnation, self.place.start.step
-        if self.keeper is None:
-            return recall.without(*start, "nothing is kept on this machine")
+        if self.saver is None:
+            return restore.fresh(*start, "nothing is kept on this machine")
         try:
-            async with asyncio.timeout(RECALL_S):
-                return await asyncio.wrap_future(self.keeper.recalled)
+            async with asyncio.timeout(RESTORE_S):
+                return await asyncio.wrap_future(self.saver.restored)
         except TimeoutError:
-            return recall.without(*start, f"the disk gave nothing for {RECALL_S:g} s")
+            return restore.fresh(*start, f"the disk gave nothing for {RESTORE_S:g} s")
 
     async def _finished(self) -> None:
         await self.network.finished()
         self.over = True
-        await self.network.answered()
+        await self.network.sender.answered()
 
     async def _drain(self) -> None:
         """Stop at the next step boundary, send what was captured, say goodbye."""
-        self.mailbox.stop()
+        self.network.link.mailbox.stop()
         # Not the thread's join: in a pool thread it would outlive the deadline and delay the exit.
         await asyncio.wait({self.ended})
-        self._keep()
+        self._save()
         if not self.over:
-            await self.network.flush()
-        self.island.phase = LearnerPhase.FINISHED if self.over else LearnerPhase.STOPPED
-        self.island.pulse()
+            await self.network.sender.flush()
+        self.training.phase = LearnerPhase.FINISHED if self.over else LearnerPhase.STOPPED
+        self.training.pulse()
         await self.network.pulse()
-        if self.keeper is not None:
+        if self.saver is not None:
             await self.kept.wait()
-        log.info("stopped", phase=self.island.phase.value, step=self.island.now.step)
+        log.info("stopped", phase=self.training.phase.value, step=self.training.now.step)
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         """Have the inner state saved as it is now, unless it is no better than what is saved."""
-        if self.keeper is None:
+        if self.saver is None:
             return
-        if self.over or not self.island.now.steps:
-            self.keeper.close()
+        if self.over or not self.training.now.steps:
+            self.saver.close()
         else:
-            self.keeper.close(self.trainer.state.optimizer, self.island.now)
+            self.saver.close(self.trainer.state.optimizer, self.training.now)
 
 
 def step_back() -> None:

@@ -19,16 +19,14 @@ from skerry.data.stream import Stream
 from skerry.log.base import Bus
 from skerry.protocol.messages import LearnerPhase, RunRecord
 from skerry.tasks import TaskGroup
-from skerry_learner.inner import recall
-from skerry_learner.inner.recall import Recalled
-from skerry_learner.island import Island
+from skerry_learner.inner import restore
+from skerry_learner.inner.restore import RestoredState
 from skerry_learner.joining import Place, Work, settle, take_place
-from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
-from skerry_learner.sync.network import Network
-from skerry_learner.sync.rules import Policy
+from skerry_learner.sync.network import Network, open_sync
 from skerry_learner.sync.session import Session
 from skerry_learner.trainer.trainer import Programs, Trainer
+from skerry_learner.training import TrainingLoop
 from skerry_tools.lab import scenario
 from skerry_tools.lab.moments import Shelf
 
@@ -127,95 +125,80 @@ class Learner:
 
     async def live(self) -> None:
         """Join, train, and leave when the run is finished."""
-        ground, config, plan = self.ground, self.ground.work.config, self.ground.work.plan
+        ground, work = self.ground, self.ground.work
         bus = ground.connect()
         place = await take_place(
-            bus, ground.record, ground.work, self.hardware.name, "lab", ground.wall_ns
+            bus, ground.record, work, self.hardware.name, "lab", ground.wall_ns
         )
-        signal, wake = Signal(), asyncio.Event()
-        mailbox = Mailbox(Policy.of(config.sync).room, wake.set, signal)
-        network = Network(
+        trainer = Trainer(work.model, work.config, work.plan, ground.programs)
+        signal = Signal()
+        session, network = open_sync(
             bus,
             place.learner,
-            plan,
-            mailbox,
-            wake,
-            chunk_bytes=config.sync.chunk_bytes,
-            pulse_s=config.liveness.pulse_s,
+            work.plan,
+            work.config,
+            trainer,
+            place.start,
+            changed=signal,
             wall_ns=ground.wall_ns,
             clock=ground.clock,
         )
-        recalled = self._recalled(place)
-        island = self._island(place, mailbox, recalled)
-        island.pulse()
-        await settle(bus, place.member, recalled)
+        restored = self._restored(place)
+        training = self._training(place, trainer, session, network, restored)
+        training.pulse()
+        await settle(bus, place.member, restored)
         async with TaskGroup() as group:
-            loops = [
-                group.create_task(loop())
-                for loop in (
-                    network.dispatch,
-                    network.rounds,
-                    network.manifests,
-                    network.genesis,
-                    network.fetch,
-                    network.send,
-                    network.doubts,
-                    network.pulses,
-                )
-            ]
-            training = group.create_task(self._train(island, signal))
+            transfer = group.create_task(network.run())
+            trained = group.create_task(self._train(training, signal))
             await network.finished()
-            mailbox.stop()
-            await training
-            for task in loops:
-                task.cancel()
-        island.phase = LearnerPhase.FINISHED
-        island.pulse()
+            network.link.mailbox.stop()
+            await trained
+            transfer.cancel()
+        training.phase = LearnerPhase.FINISHED
+        training.pulse()
         await network.pulse()
 
-    def _recalled(self, place: Place) -> Recalled:
+    def _restored(self, place: Place) -> RestoredState:
         if self.shelf is None:
-            return recall.without(place.learner.incarnation, place.start.step, "nothing is kept")
+            return restore.fresh(place.learner.incarnation, place.start.step, "nothing is kept")
         aged = self.ground.work.config.train.inner_max_age_steps
-        return self.shelf.recall(place.learner.incarnation, place.start.step, aged)
+        return self.shelf.restore(place.learner.incarnation, place.start.step, aged)
 
-    def _island(self, place: Place, mailbox: Mailbox, recalled: Recalled) -> Island:
+    def _training(
+        self,
+        place: Place,
+        trainer: Trainer,
+        session: Session,
+        network: Network,
+        restored: RestoredState,
+    ) -> TrainingLoop:
         ground, work = self.ground, self.ground.work
-        trainer = Trainer(work.model, work.config, work.plan, ground.programs)
-        session = Session(
-            place.learner,
-            work.plan,
-            work.config.sync,
-            trainer,
-            mailbox,
-            start=place.start,
-            wall_ns=ground.wall_ns,
-        )
-        known = Future[Recalled]()
-        known.set_result(recalled)
-        return Island(
+        known = Future[RestoredState]()
+        known.set_result(restored)
+        return TrainingLoop(
             learner=place.learner,
             config=work.config,
             trainer=trainer,
             session=session,
-            mailbox=mailbox,
+            mailbox=network.link.mailbox,
+            traffic=network.link.traffic,
             meter=Meter(ground.clock(), ground.clock),
             stream=Stream(work.corpus, place.member.shard),
             vocab=getattr(work.model, "vocab", None),
             missing=place.missing,
             now=place.start,
             wall_ns=ground.wall_ns,
-            recalled=known,
-            keeper=self.shelf,
+            restored=known,
+            saver=self.shelf,
             feed=Feed,
         )
 
-    async def _train(self, island: Island, signal: Signal) -> None:
+    async def _train(self, training: TrainingLoop, signal: Signal) -> None:
         """Run the trainer's life, each step as long as this island's hardware takes."""
-        key = f"{self.ground.seed}/{self.hardware.name}/{island.learner.incarnation}"
+        key = f"{self.ground.seed}/{self.hardware.name}/{training.learner.incarnation}"
         draw = random.Random(key).gauss  # noqa: S311 - a schedule, no secret
         mean_s, jitter = self.hardware.step_s, self.hardware.jitter
-        life = island.life()
+        life = training.life()
         try:
             for pause in life:
                 if pause.wait_s is not None:

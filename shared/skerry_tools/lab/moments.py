@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from skerry.models.base import path_name
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState
-from skerry_learner.inner import recall
-from skerry_learner.inner.recall import Recalled
-from skerry_learner.sync.rules import Progress
+from skerry_learner.inner import restore
+from skerry_learner.inner.restore import RestoredState
 
 
 class Shelf:
@@ -26,22 +26,22 @@ class Shelf:
         self._saved: tuple[Any, int] | None = None
 
     def due(self) -> bool:
-        """Tell whether a save is due."""
+        """Return True if a save is due."""
         return self._clock() >= self._due_s
 
-    def keep(self, moments: Any, now: Progress) -> None:
+    def save(self, moments: Any, now: TrainingProgress) -> None:
         """Copy the state; the next save is due in a while."""
         self._due_s = self._clock() + self._every_s
         self._saved = jax.tree.map(jnp.copy, moments), now.step
 
-    def recall(self, incarnation: int, step: int, max_age_steps: int) -> Recalled:
-        """Say how the next incarnation begins, at ``step`` of the global clock."""
+    def restore(self, incarnation: int, step: int, max_age_steps: int) -> RestoredState:
+        """Return how the next incarnation begins, at ``step`` of the global clock."""
         if self._saved is None:
-            return recall.without(incarnation, step, "nothing is saved")
+            return restore.fresh(incarnation, step, "nothing is saved")
         moments, saved = self._saved
         age = max(0, step - saved)
         if age > max_age_steps:
-            return recall.without(incarnation, step, "it is too old")
+            return restore.fresh(incarnation, step, "it is too old")
         named = jax.tree_util.tree_flatten_with_path(moments)[0]
         tensors = {path_name(path): np.asarray(leaf) for path, leaf in named}
-        return Recalled(InnerState.WARM, "saved", age, tensors)
+        return RestoredState(InnerState.WARM, "saved", age, tensors)

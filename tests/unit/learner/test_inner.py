@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from skerry.errors import CheckpointCorrupt
+from skerry.protocol.learner import TrainingProgress
 from skerry.settings.models import LearnerSettings
-from skerry_learner.inner import file, recall
+from skerry_learner.inner import file, restore
 from skerry_learner.inner.file import Origin, Saved
-from skerry_learner.inner.keeper import Keeper, shapes_of
-from skerry_learner.sync.rules import Progress
+from skerry_learner.inner.saver import InnerStateSaver, shapes_of
 from tests.support.builders import wait_until
 
 ORIGIN = Origin("run", 123, 2**63 + 5, 6, "a")
 SAVED = Saved(ORIGIN, 3, 700, 40)
-NOW = Progress(step=700, steps=40, tokens=0, cursor=0)
+NOW = TrainingProgress(step=700, steps=40, tokens=0, cursor=0)
 
 
 def moments(seed: int = 0) -> Any:
@@ -139,15 +139,15 @@ def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 def test_saved_state_is_used_if_it_is_the_learners_own_and_young_enough(
     saved: Saved, step: int, incarnation: int, expected: tuple[str, int]
 ) -> None:
-    got = recall.judge(
+    got = restore.decide(
         saved, {}, origin=ORIGIN, incarnation=incarnation, step=step, max_age_steps=100
     )
     assert (got.inner, got.age_steps) == expected
 
 
 def test_rate_rises_to_its_full_height_over_the_steps_asked_for() -> None:
-    assert [recall.share(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert recall.share(0, 0) == 1.0
+    assert [restore.rewarm_share(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert restore.rewarm_share(0, 0) == 1.0
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Desk:
-    """A keeper, its clock, and a way to wait for its end."""
+    """A saver, its clock, and a way to wait for its end."""
 
     folder: Path
     incarnation: int = 4
@@ -168,15 +168,15 @@ class Desk:
     clock: Clock = field(default_factory=Clock)
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def keeper(self, step: int = 700) -> Keeper:
+    def saver(self, step: int = 700) -> InnerStateSaver:
         like = jax.eval_shape(moments)
         local = LearnerSettings(path=self.folder, save_every_s=30.0)
-        made = Keeper(local, self.origin, self.incarnation, like, clock=self.clock)
+        made = InnerStateSaver(local, self.origin, self.incarnation, like, clock=self.clock)
         made.start(step, 100, self.ended.set)
         return made
 
-    def end(self, keeper: Keeper) -> None:
-        keeper.close()
+    def end(self, saver: InnerStateSaver) -> None:
+        saver.close()
         assert self.ended.wait(30)
 
 
@@ -185,22 +185,22 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def kept(desk: Desk, keeper: Keeper, seed: int = 0) -> None:
+def kept(desk: Desk, saver: InnerStateSaver, seed: int = 0) -> None:
     desk.clock.now_s += 30.0
-    wait_until(keeper.due)
-    keeper.keep(moments(seed), NOW)
+    wait_until(saver.due)
+    saver.save(moments(seed), NOW)
 
 
 def test_kept_state_is_what_the_next_start_begins_with(desk: Desk) -> None:
-    first = desk.keeper()
-    assert first.recalled.result(30).inner == "cold"
+    first = desk.saver()
+    assert first.restored.result(30).inner == "cold"
     kept(desk, first, seed=5)
     desk.end(first)
     again = Desk(desk.folder, incarnation=5)
-    second = again.keeper(step=720)
-    recalled = second.recalled.result(30)
-    assert (recalled.inner, recalled.age_steps) == ("warm", 20)
-    np.testing.assert_array_equal(recalled.tensors["nu/w"], tensors(5)["nu/w"])
+    second = again.saver(step=720)
+    restored = second.restored.result(30)
+    assert (restored.inner, restored.age_steps) == ("warm", 20)
+    np.testing.assert_array_equal(restored.tensors["nu/w"], tensors(5)["nu/w"])
     again.end(second)
 
 
@@ -209,30 +209,30 @@ def test_first_start_of_a_learner_is_new_where_the_run_is(
     desk: Desk, step: int, inner: str
 ) -> None:
     desk.incarnation = 1
-    keeper = desk.keeper(step)
-    assert keeper.recalled.result(30).inner == inner
-    desk.end(keeper)
+    saver = desk.saver(step)
+    assert saver.restored.result(30).inner == inner
+    desk.end(saver)
 
 
 def test_save_is_due_only_so_often_and_never_while_one_is_in_flight(desk: Desk) -> None:
-    keeper = desk.keeper()
-    assert not keeper.due()
-    kept(desk, keeper)
-    assert not keeper.due(), "just begun"
+    saver = desk.saver()
+    assert not saver.due()
+    kept(desk, saver)
+    assert not saver.due(), "just begun"
     desk.clock.now_s += 30.0
-    wait_until(keeper.due)
-    with keeper._changed:
-        keeper._busy = True
-    assert not keeper.due()
-    desk.end(keeper)
+    wait_until(saver.due)
+    with saver._changed:
+        saver._busy = True
+    assert not saver.due()
+    desk.end(saver)
 
 
 def test_state_saved_at_the_end_is_the_last_one(desk: Desk) -> None:
-    keeper = desk.keeper()
-    kept(desk, keeper, seed=1)
-    keeper.close(moments(2), replace(NOW, step=750))
+    saver = desk.saver()
+    kept(desk, saver, seed=1)
+    saver.close(moments(2), replace(NOW, step=750))
     assert desk.ended.wait(30)
-    saved, found = file.read(keeper.path, SHAPES)
+    saved, found = file.read(saver.path, SHAPES)
     assert saved.step == 750
     np.testing.assert_array_equal(found["mu/w"], tensors(2)["mu/w"])
 
@@ -248,29 +248,29 @@ def test_copy_outlives_the_state_it_was_made_of(
         write(*args)
 
     monkeypatch.setattr(file, "write", slow_disk)
-    keeper = desk.keeper()
+    saver = desk.saver()
     state = jax.tree.map(jnp.copy, moments(3))
     desk.clock.now_s += 30.0
-    wait_until(keeper.due)
-    keeper.keep(state, NOW)
+    wait_until(saver.due)
+    saver.save(state, NOW)
     advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     after = advance(state)
     assert state["mu"]["w"].is_deleted(), "the copy must not keep the step from reusing memory"
     jax.block_until_ready(after)
     stepped.set()
-    desk.end(keeper)
-    np.testing.assert_array_equal(file.read(keeper.path, SHAPES)[1]["mu/w"], tensors(3)["mu/w"])
+    desk.end(saver)
+    np.testing.assert_array_equal(file.read(saver.path, SHAPES)[1]["mu/w"], tensors(3)["mu/w"])
 
 
 def test_damaged_file_is_said_once_begins_cold_and_is_replaced(desk: Desk) -> None:
-    keeper = desk.keeper()
-    kept(desk, keeper)
-    desk.end(keeper)
-    keeper.path.write_bytes(flipped(keeper.path.read_bytes(), -1 % keeper.path.stat().st_size))
+    saver = desk.saver()
+    kept(desk, saver)
+    desk.end(saver)
+    saver.path.write_bytes(flipped(saver.path.read_bytes(), -1 % saver.path.stat().st_size))
     again = Desk(desk.folder, incarnation=5)
     with structlog.testing.capture_logs() as lines:
-        second = again.keeper()
-        assert second.recalled.result(30).inner == "cold"
+        second = again.saver()
+        assert second.restored.result(30).inner == "cold"
         kept(again, second)
         again.end(second)
     said = [line for line in lines if line["event"] == "inner_state_unreadable"]
@@ -281,11 +281,11 @@ def test_damaged_file_is_said_once_begins_cold_and_is_replaced(desk: Desk) -> No
 def test_disk_that_refuses_is_said_once_and_stops_nothing(desk: Desk) -> None:
     (desk.folder / "run").write_text("a file where a folder should be")
     with structlog.testing.capture_logs() as lines:
-        keeper = desk.keeper()
-        kept(desk, keeper)
-        kept(desk, keeper)
-        wait_until(lambda: not keeper._busy)
-        desk.end(keeper)
+        saver = desk.saver()
+        kept(desk, saver)
+        kept(desk, saver)
+        wait_until(lambda: not saver._busy)
+        desk.end(saver)
     said = [line for line in lines if line["event"] == "inner_state_unsaved"]
     assert len(said) == 1
     assert "learner.path" in said[0]["error"]
@@ -295,9 +295,9 @@ def test_draft_of_a_killed_incarnation_is_swept_away(desk: Desk) -> None:
     draft = desk.folder / "run" / "a" / "inner-3.draft"
     draft.parent.mkdir(parents=True)
     draft.write_bytes(b"half")
-    keeper = desk.keeper()
-    wait_until(lambda: keeper._copy is not None)
-    desk.end(keeper)
+    saver = desk.saver()
+    wait_until(lambda: saver._copy is not None)
+    desk.end(saver)
     assert not draft.exists()
 
 

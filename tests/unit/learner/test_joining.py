@@ -27,7 +27,7 @@ from skerry.protocol.messages import InnerState
 from skerry.settings.loading import decided, run_config_from_json
 from skerry.settings.models import DataConfig, LogConfig, RunConfig, TrainConfig
 from skerry_learner import joining
-from skerry_learner.inner.recall import Recalled
+from skerry_learner.inner.restore import RestoredState
 from skerry_learner.joining import (
     check_payload,
     check_window,
@@ -116,7 +116,7 @@ async def test_settling_in_waits_for_a_broker_that_is_away(
 
     monkeypatch.setattr(places, "settle_in", flaky)
     monkeypatch.setattr(joining, "RETRY_S", 0.0)
-    await joining.settle(bus, place.member, Recalled(InnerState.WARM, "saved", 12))
+    await joining.settle(bus, place.member, RestoredState(InnerState.WARM, "saved", 12))
     member = (await ledger.members(bus, "run"))["a"]
     assert (member.inner, member.inner_age_steps) == (InnerState.WARM, 12)
 

@@ -27,7 +27,7 @@ class Counting(threading.Condition):
 def test_what_came_between_a_look_and_the_wait_ends_the_wait() -> None:
     box = mailbox()
     assert box.rounds() == ()
-    box.post_round(round_(2))
+    box.post_rounds((round_(2),))
     box.wait(NEVER_S)
     assert [r.version for r in box.rounds()] == [2]
 
@@ -35,7 +35,7 @@ def test_what_came_between_a_look_and_the_wait_ends_the_wait() -> None:
 def test_a_wait_that_was_ended_does_not_end_the_next() -> None:
     changed = Counting()
     box = Mailbox(2, lambda: None, changed)
-    box.post_round(round_(2))
+    box.post_rounds((round_(2),))
     box.wait(NEVER_S)
     assert changed.waits == 0
     box.wait(0.0)
@@ -44,7 +44,7 @@ def test_a_wait_that_was_ended_does_not_end_the_next() -> None:
 
 def test_a_post_wakes_whoever_waits() -> None:
     box = mailbox()
-    poster = threading.Timer(0.01, box.post_round, (round_(2),))
+    poster = threading.Timer(0.01, box.post_rounds, ((round_(2),),))
     poster.start()
     box.wait(NEVER_S)
     poster.join()

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.goodput import Cause, split
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, Pulse
 from skerry.status.view import spent_in
-from skerry_learner.sync.mailbox import Traffic
+from skerry_learner.sync.identity import LearnerIdentity, Traffic
 from skerry_learner.sync.meter import Meter
-from skerry_learner.sync.rules import Progress
-from skerry_learner.sync.session import Learner
 
 
 @dataclass
@@ -37,8 +36,8 @@ class Nowhere:
 
 def pulse(meter: Meter, phase: LearnerPhase, traffic: Traffic | None = None) -> Pulse:
     session: Any = Nowhere()
-    now = Progress(0, 0, 0, 0)
-    return meter.pulse(Learner("r", "a", 1), phase, now, session, traffic or Traffic(), 0)
+    now = TrainingProgress(0, 0, 0, 0)
+    return meter.pulse(LearnerIdentity("r", "a", 1), phase, now, session, traffic or Traffic(), 0)
 
 
 def test_starting_and_catching_up_are_told_while_they_last_and_after() -> None:

@@ -32,6 +32,7 @@ from skerry.log.contributions import Contribution, Inbox
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
 from skerry.log.state_writer import NewPart, StateWriter
+from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import (
     Commit,
     ContributionHeader,
@@ -42,17 +43,16 @@ from skerry.protocol.messages import (
     Refused,
 )
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import RunConfig
+from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
 from skerry_learner.joining import (
     Work,
     find_or_create,
     take_place,
 )
-from skerry_learner.sync import network
-from skerry_learner.sync.lost import Doubt
-from skerry_learner.sync.mailbox import Mailbox, Outgoing
-from skerry_learner.sync.network import Network
-from skerry_learner.sync.session import Learner
+from skerry_learner.sync import connection, sending
+from skerry_learner.sync.identity import LearnerIdentity
+from skerry_learner.sync.mailbox import Outgoing
+from skerry_learner.sync.network import open_sync
 from tests.support.builders import commit, header, manifest, pulse, until
 from tests.support.scripted_run import ScriptedRun
 
@@ -60,17 +60,16 @@ from tests.support.scripted_run import ScriptedRun
 class Wire:
     """A network without a trainer: the test is the trainer."""
 
-    def __init__(self, bus: Bus, plan: Plan) -> None:
-        loop, wake = asyncio.get_running_loop(), asyncio.Event()
-
-        def notify() -> None:
-            loop.call_soon_threadsafe(wake.set)
-
-        self.mailbox = Mailbox(2, notify)
-        self.who = Learner("run", "a", 1)
-        self.network = Network(
-            bus, self.who, plan, self.mailbox, wake, chunk_bytes=4096, pulse_s=0.1
-        )
+    def __init__(self, bus: Bus, plan: Plan, chunk_bytes: int = 4096) -> None:
+        self.identity = LearnerIdentity("run", "a", 1)
+        sync = SyncConfig(fragments=len(plan.fragments), chunk_bytes=chunk_bytes)
+        config = RunConfig(sync=sync, liveness=LivenessConfig(pulse_s=0.1))
+        parameters: Any = None
+        start = TrainingProgress(0, 0, 0, 0)
+        _, self.network = open_sync(bus, self.identity, plan, config, parameters, start)
+        self.link = self.network.link
+        self.mailbox = self.link.mailbox
+        self.mailbox._room = 2
 
 
 @asynccontextmanager
@@ -91,7 +90,7 @@ async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
     gradient = jax.random.normal(jax.random.key(0), (fragment.padded_size,), jnp.float32)
     offered = told(fragment=1)
     wire.mailbox.post_outgoing(Outgoing(offered, gradient, "int4"))
-    async with running(wire.network.dispatch, wire.network.send):
+    async with running(wire.network.transfer):
         await until(lambda: wire.mailbox.unsent() == 0)
     inbox = Inbox("run", work.plan)
     got = [inbox.feed(r) for r in await contributed(bus)]
@@ -101,7 +100,7 @@ async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
     np.testing.assert_array_equal(whole.planes.codes, planes.codes)
     assert whole.header.norms == slice_norms(fragment, cpu().dequantise("int4", planes))
     assert replace(whole.header, norms=()) == offered
-    traffic = wire.mailbox.traffic
+    traffic = wire.link.traffic
     assert (traffic.contributions, traffic.f32_bytes_up) == (1, 4 * fragment.size)
     assert 0 < traffic.bytes_up < traffic.f32_bytes_up
 
@@ -117,7 +116,7 @@ async def test_a_gradient_that_is_not_finite_is_dropped(bus: MemoryBus, config: 
     wire = Wire(bus, work.plan)
     gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
     wire.mailbox.post_outgoing(Outgoing(told(), gradient, "int4"))
-    async with running(wire.network.dispatch, wire.network.send):
+    async with running(wire.network.transfer):
         await until(lambda: wire.mailbox.unsent() == 0)
     assert not await contributed(bus)
     assert list(wire.mailbox.take_diverged()) == [0]
@@ -138,12 +137,12 @@ async def test_a_contribution_does_not_wait_until_the_log_has_those_before_it(
 
     monkeypatch.setattr(bus, "publish", slow)
     post_two(wire, work)
-    async with running(wire.network.dispatch, wire.network.send):
+    async with running(wire.network.transfer):
         await until(lambda: not wire.mailbox.sending(1))
         assert wire.mailbox.sending(0)
         far.set()
         await until(lambda: wire.mailbox.unsent() == 0)
-    assert wire.mailbox.traffic.contributions == 2
+    assert wire.link.traffic.contributions == 2
 
 
 async def test_the_end_waits_for_answers_to_what_is_on_its_way_but_not_for_ever(
@@ -162,14 +161,14 @@ async def test_the_end_waits_for_answers_to_what_is_on_its_way_but_not_for_ever(
 
     monkeypatch.setattr(bus, "publish", slow)
     post_two(wire, work)
-    async with running(wire.network.dispatch, wire.network.send):
+    async with running(wire.network.transfer):
         await until(lambda: len(arrived) == 2)
-        await wire.network.answered(0.01)
-        assert wire.mailbox.traffic.contributions == 0
+        await wire.network.sender.answered(0.01)
+        assert wire.link.traffic.contributions == 0
         far.set()
-        await wire.network.answered(60)
-        assert wire.mailbox.traffic.contributions == 2
-        await wire.network.answered(60)
+        await wire.network.sender.answered(60)
+        assert wire.link.traffic.contributions == 2
+        await wire.network.sender.answered(60)
 
 
 async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
@@ -188,9 +187,9 @@ async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
         return await publish(subject, payload, **options)
 
     monkeypatch.setattr(bus, "publish", flaky)
-    monkeypatch.setattr(network, "RETRY_S", 0.01)
+    monkeypatch.setattr(connection, "RETRY_S", 0.01)
     post_two(wire, work)
-    async with running(wire.network.dispatch, wire.network.send):
+    async with running(wire.network.transfer):
         await until(lambda: wire.mailbox.unsent() == 0)
     inbox = Inbox("run", work.plan)
     got = [inbox.feed(record) for record in await contributed(bus)]
@@ -213,8 +212,8 @@ def post_two(wire: Wire, work: Work) -> None:
 def announce(wire: Wire, work: Work, fragment: int, version: int) -> None:
     """Have a version of a fragment read, as a manifest of it would."""
     named = manifest(version, fragment, plan_digest=work.plan.digest)
-    wire.network._wanted[fragment] = named
-    wire.network._posted["wanted"].set()
+    wire.network.receiver.wanted[fragment] = named
+    wire.link.wake.set()
 
 
 def refusing(work: Work, *refused: Refused) -> Commit:
@@ -226,10 +225,10 @@ async def test_a_contribution_with_feedback_that_is_sent_again_has_the_same_byte
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
     wire = Wire(bus, work.plan)
-    wire.network._chunk_bytes = 400
+    wire.link.config = RunConfig.model_construct(sync=SyncConfig.model_construct(chunk_bytes=400))
     size = work.plan.fragments[0].padded_size
     first, second = jax.random.normal(jax.random.key(0), (2, size), jnp.float32)
-    await wire.network._send(posted(wire, first, 1))
+    await wire.network.sender.send(posted(wire, first, 1))
     before = len(await contributed(bus))
     assert before > 1, "the fault needs a second chunk"
     publish, sent = bus.publish, list[tuple[str, bytes]]()
@@ -242,11 +241,11 @@ async def test_a_contribution_with_feedback_that_is_sent_again_has_the_same_byte
         return await publish(subject, payload, **options)
 
     monkeypatch.setattr(bus, "publish", flaky)
-    monkeypatch.setattr(network, "RETRY_S", 0.0)
+    monkeypatch.setattr(connection, "RETRY_S", 0.0)
     outgoing = posted(wire, second, 2)
-    await wire.network._send(outgoing)
+    await wire.network.sender.send(outgoing)
     assert wire.mailbox.unsent() == 1, "the fault did not fire"
-    await wire.network._send(outgoing)
+    await wire.network.sender.send(outgoing)
     assert len(sent) > len({name for name, _ in sent}), "nothing was sent again"
     assert len(set(sent)) == before
 
@@ -281,14 +280,14 @@ async def test_what_a_commit_refuses_does_not_come_back_with_the_next_contributi
     _, work = await find_or_create(bus, "run", config)
     wire = Wire(bus, work.plan)
     gradient = jax.random.normal(jax.random.key(0), (work.plan.fragments[0].padded_size,))
-    await wire.network._send(posted(wire, gradient, 1))
+    await wire.network.sender.send(posted(wire, gradient, 1))
     writer = await StateWriter.acquire(bus, "run", work.plan, holder="s", now_ns=1)
     vector = np.zeros(work.plan.fragments[0].padded_size, np.float32)
     parts = [NewPart("params", "bf16", vector), NewPart("master", "f32", vector)]
     await writer.commit(refusing(work, refused), parts, None)
-    async with running(wire.network.manifests):
-        await until(lambda: bool(wire.network._wanted))
-    assert (wire.network._residuals.owed(0, 2) is None) is forgotten
+    async with running(wire.network.receiver.manifests):
+        await until(lambda: bool(wire.network.receiver.wanted))
+    assert (wire.link.residuals.owed(0, 2) is None) is forgotten
 
 
 async def test_what_the_log_has_lost_does_not_come_back_twice(
@@ -297,18 +296,18 @@ async def test_what_the_log_has_lost_does_not_come_back_twice(
     _, work = await find_or_create(bus, "run", config)
     wire = Wire(bus, work.plan)
     gradient = jax.random.normal(jax.random.key(0), (work.plan.fragments[0].padded_size,))
-    await wire.network._send(posted(wire, gradient, 1))
-    assert wire.network._residuals.owed(0, 2) is not None
+    await wire.network.sender.send(posted(wire, gradient, 1))
+    assert wire.link.residuals.owed(0, 2) is not None
 
     async def yes(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(network, "is_lost", yes)
-    wire.mailbox.post_doubt(Doubt("a", 1, 0, 1, 4))
-    lost = set[Doubt]()
-    async with running(wire.network.dispatch, wire.network.doubts):
+    monkeypatch.setattr(sending, "is_lost", yes)
+    wire.mailbox.post_check(MissingCheck("a", 1, 0, 1, 4))
+    lost = set[MissingCheck]()
+    async with running(wire.network.transfer):
         await until(lambda: bool(lost.update(wire.mailbox.take_lost()) or lost))
-    assert wire.network._residuals.owed(0, 2) is None
+    assert wire.link.residuals.owed(0, 2) is None
 
 
 async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sentence(
@@ -321,7 +320,7 @@ async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sen
     wire.mailbox.post_outgoing(Outgoing(genesis, gradient, "f32"))
     async with asyncio.timeout(60):
         with pytest.raises(ModelError, match="initial parameters are not finite"):
-            await wire.network.send()
+            await wire.network.transfer()
 
 
 async def test_a_global_fragment_that_cannot_be_read_is_asked_for_again(
@@ -343,8 +342,8 @@ async def test_a_global_fragment_that_cannot_be_read_is_asked_for_again(
         return await read(*args, **options)
 
     monkeypatch.setattr(state, "read_part", flaky)
-    monkeypatch.setattr(network, "RETRY_S", 0.0)
-    async with running(wire.network.manifests, wire.network.fetch):
+    monkeypatch.setattr(connection, "RETRY_S", 0.0)
+    async with running(wire.network.receiver.manifests, wire.network.transfer):
         await until(lambda: bool(wire.mailbox.fresh()))
     assert not failures
 
@@ -367,7 +366,7 @@ async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(
     monkeypatch.setattr(state, "read_part", slow)
     announce(wire, work, 0, 5)
     announce(wire, work, 1, 6)
-    async with running(wire.network.dispatch, wire.network.fetch):
+    async with running(wire.network.transfer):
         await until(lambda: bool(wire.mailbox.fresh()))
         assert [f.manifest.commit.fragment for f in wire.mailbox.fresh()] == [1]
         announce(wire, work, 0, 7)
@@ -392,7 +391,7 @@ async def test_no_more_fragments_are_read_than_there_is_room_for(
     monkeypatch.setattr(state, "read_part", slow)
     for fragment in range(4):
         announce(wire, work, fragment, 5)
-    async with running(wire.network.dispatch, wire.network.fetch):
+    async with running(wire.network.transfer):
         await until(lambda: len(reading) == 2)
         far.set()
         await until(lambda: len(wire.mailbox.fresh()) == 2)
@@ -408,7 +407,7 @@ async def test_contribution_that_the_log_has_lost_is_told_to_the_trainer(
 ) -> None:
     _, work = await find_or_create(bus, "run", config)
     wire = Wire(bus, work.plan)
-    doubts = [Doubt("a", 1, 0, identity, 3) for identity in (1, 2, 3)]
+    checks = [MissingCheck("a", 1, 0, identity, 3) for identity in (1, 2, 3)]
     answers: list[bool | BrokerUnavailable] = [False, BrokerUnavailable("away"), True]
 
     async def looked_for(*_: object) -> bool:
@@ -417,12 +416,12 @@ async def test_contribution_that_the_log_has_lost_is_told_to_the_trainer(
             raise answer
         return answer
 
-    monkeypatch.setattr(network, "is_lost", looked_for)
-    for doubt in doubts:
-        wire.mailbox.post_doubt(doubt)
-    async with running(wire.network.dispatch, wire.network.doubts):
+    monkeypatch.setattr(sending, "is_lost", looked_for)
+    for check in checks:
+        wire.mailbox.post_check(check)
+    async with running(wire.network.transfer):
         await until(lambda: not answers)
-    assert wire.mailbox.take_lost() == {doubts[2]}
+    assert wire.mailbox.take_lost() == {checks[2]}
 
 
 async def test_fragment_that_the_log_has_lost_is_said_once_per_version_and_asked_for_again(
@@ -438,14 +437,14 @@ async def test_fragment_that_the_log_has_lost_is_said_once_per_version_and_asked
         raise StateLost(msg)
 
     monkeypatch.setattr(state, "read_part", gone)
-    monkeypatch.setattr(network, "RETRY_S", 0.0)
+    monkeypatch.setattr(connection, "RETRY_S", 0.0)
 
     with structlog.testing.capture_logs() as lines:
         for version in (1, 1, 2):
-            await wire.network._read(manifest(version, plan_digest=work.plan.digest))
+            await wire.network.receiver.fetch(manifest(version, plan_digest=work.plan.digest))
     said = [line["version"] for line in lines if line["event"] == "fragment_lost"]
     assert (reads, said) == ([1, 1, 2], [1, 2])
-    assert list(wire.network._wanted) == [0], "somebody may put the store back from a copy"
+    assert list(wire.network.receiver.wanted) == [0], "somebody may put the store back from a copy"
     assert not wire.mailbox.fresh()
 
 
@@ -461,8 +460,9 @@ async def test_a_log_that_has_gone_back_for_good_ends_the_learner(
     copy = replace(held, records=dict(held.records), newest=dict(held.newest), waiting=[])
     await scripted.commit(1)
     wire = Wire(broker.connect(), scripted.plan)
-    following = asyncio.ensure_future(wire.network.manifests())
-    await until(lambda: len(wire.network._wanted) == len(scripted.plan.fragments))
+    following = asyncio.ensure_future(wire.network.receiver.manifests())
+    async with running(wire.network.receiver.prove):
+        await until(lambda: len(wire.network.receiver.wanted) == len(scripted.plan.fragments))
     broker.streams[name], held.lost = copy, True
     held.wake()
     async with asyncio.timeout(60):
@@ -486,14 +486,14 @@ async def test_a_replica_that_tells_of_an_older_version_ends_nobody(
         return answer
 
     async def told(*_: object) -> AsyncGenerator[Manifest]:
-        for held in (newest, first):
+        for held in (first, newest, first):
             yield held
 
     monkeypatch.setattr(recovery, "read_manifest", lagging)
     monkeypatch.setattr(state, "follow_manifests", told)
     wire = Wire(scripted.bus, scripted.plan)
-    await wire.network.manifests()
-    assert (answers, wire.network._wanted) == ([], {0: newest})
+    await wire.network.receiver.manifests()
+    assert (answers, wire.network.receiver.wanted) == ([], {0: newest})
 
 
 async def test_a_newer_incarnation_ends_the_older(bus: MemoryBus, config: RunConfig) -> None:
@@ -518,8 +518,8 @@ async def test_how_long_ago_the_run_began_is_what_the_brokers_clock_says(
     await append_commit(bus, replace(refusing(work), closed_ns=broker_ns[0] - hour_ns))
     broker_ns[0] += 40 * 10**9
     wire = Wire(bus, work.plan)
-    wire.network._wall_ns = lambda: broker_ns[0] + 24 * hour_ns
-    wire.network._clock = lambda: 1000.0
+    wire.link.wall_ns = lambda: broker_ns[0] + 24 * hour_ns
+    wire.link.clock = lambda: 1000.0
     lost = ["pulse"] if away else []
     publish = bus.publish
 

@@ -17,14 +17,14 @@ import pytest
 from skerry.errors import StateLost, first_cause
 from skerry.log import ledger, presence
 from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, LearnerPhase, Pulse, RunState
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.inner import file as inner_file
-from skerry_learner.inner.keeper import shapes_of
-from skerry_learner.inner.recall import Recalled
-from skerry_learner.island import Island
+from skerry_learner.inner.restore import RestoredState
+from skerry_learner.inner.saver import shapes_of
 from skerry_learner.joining import (
     find_or_create,
     origin_of,
@@ -32,9 +32,9 @@ from skerry_learner.joining import (
 )
 from skerry_learner.service import NICENESS, learner, step_back
 from skerry_learner.sync.mailbox import Mailbox
-from skerry_learner.sync.network import Network
-from skerry_learner.sync.rules import Progress
+from skerry_learner.sync.sending import ContributionSender
 from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.training import TrainingLoop
 from skerry_syncer.service import session as syncer_session
 from tests.support.builders import pulse
 
@@ -83,12 +83,12 @@ async def test_a_signal_while_the_last_answers_are_waited_for_ends_it_as_finishe
     loop = asyncio.get_running_loop()
     handlers, signalled = list[Callable[[], None]](), list[str]()
 
-    async def interrupted(_: Network) -> None:
+    async def interrupted(_: ContributionSender) -> None:
         handlers[-1]()
         signalled.append("SIGTERM")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Network, "answered", interrupted)
+    monkeypatch.setattr(ContributionSender, "answered", interrupted)
     # The syncer beside it would take the handlers of this process away when it ends.
     monkeypatch.setattr(loop, "add_signal_handler", lambda _, call: handlers.append(call))
     monkeypatch.setattr(loop, "remove_signal_handler", lambda _: True)
@@ -235,25 +235,26 @@ def test_only_who_trains_on_a_cpu_steps_back(
 def test_cold_start_raises_the_rate_again_and_no_other_does(
     inner: InnerState, shares: list[float]
 ) -> None:
-    recalled = Future[Recalled]()
-    recalled.set_result(Recalled(inner, ""))
+    restored = Future[RestoredState]()
+    restored.set_result(RestoredState(inner, ""))
     nothing: Any = None
-    island = Island(
+    loop = TrainingLoop(
         learner=nothing,
         config=RunConfig(train=TrainConfig(rewarm_steps=2)),
         trainer=nothing,
         session=nothing,
         mailbox=Mailbox(2, lambda: None),
+        traffic=nothing,
         meter=nothing,
         stream=nothing,
         vocab=None,
         missing=(),
-        now=Progress(500, 0, 0, 0),
-        recalled=recalled,
+        now=TrainingProgress(500, 0, 0, 0),
+        restored=restored,
     )
-    assert list(island._recall()) == [], "what was saved has been read already"
+    assert list(loop._restore()) == [], "what was saved has been read already"
     got: list[float] = []
     for steps in range(3):
-        island.now = Progress(500 + steps, steps, 0, 0)
-        got.append(island._share())
+        loop.now = TrainingProgress(500 + steps, steps, 0, 0)
+        got.append(loop._share())
     assert got == shares

@@ -12,12 +12,13 @@ from skerry.algorithm import adoption, fragments
 from skerry.algorithm.fragments import Plan
 from skerry.models.base import specs_of
 from skerry.models.factory import build_model
-from skerry.protocol.messages import ContributionKind
+from skerry.protocol.learner import MissingCheck, TrainingProgress
+from skerry.protocol.messages import ContributionKind, Round
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_learner.sync.lost import Doubt
+from skerry_learner.sync.identity import LearnerIdentity
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
-from skerry_learner.sync.rules import Progress
-from skerry_learner.sync.session import Learner, Session
+from skerry_learner.sync.session import Session
+from skerry_learner.sync.telemetry import LearnerTelemetry
 from skerry_learner.trainer.trainer import Trainer
 from tests.support.builders import manifest, round_
 
@@ -38,10 +39,11 @@ class Scene:
         self.plan: Plan = fragments.plan(specs_of(model), FRAGMENTS)
         self.trainer = Trainer(model, CONFIG, self.plan)
         self.wakes = 0
+        self.rounds = dict[int, Round]()
         self.mailbox = Mailbox(2, self._wake)
         self.step = 0
         self.session = Session(
-            Learner("run", "a", 7),
+            LearnerTelemetry(LearnerIdentity("run", "a", 7)),
             self.plan,
             CONFIG.sync,
             self.trainer,
@@ -54,8 +56,8 @@ class Scene:
         self.wakes += 1
 
     @property
-    def now(self) -> Progress:
-        return Progress(100 + self.step, self.step, 16 * self.step, 2 * self.step)
+    def now(self) -> TrainingProgress:
+        return TrainingProgress(100 + self.step, self.step, 16 * self.step, 2 * self.step)
 
     def vector(self, fragment: int, seed: int) -> NDArray[np.float32]:
         draw = np.random.default_rng(seed)
@@ -71,7 +73,8 @@ class Scene:
     def open(self, fragment: int, version: int, *, final: bool = False, attempt: int = 0) -> None:
         options = {"due_step": 100, "final": final, "attempt": attempt}
         record = round_(version, fragment, plan_digest=self.plan.digest, **options)
-        self.mailbox.post_round(record)
+        self.rounds[fragment] = record
+        self.mailbox.post_rounds(tuple(self.rounds[f] for f in sorted(self.rounds)))
 
     def boundary(self, *, steps: int = 0, idle: bool = False) -> None:
         for _ in range(steps):
@@ -241,13 +244,13 @@ def test_round_that_is_opened_again_has_its_answer_looked_for_once_per_attempt(
     scene: Scene,
 ) -> None:
     outgoing = sent(scene, 1)
-    asked: list[Doubt | None] = []
+    asked: list[list[MissingCheck]] = []
     for attempt in (0, 1, 1, 2):
         scene.open(1, 2, attempt=attempt)
         scene.boundary(steps=1)
-        asked.append(scene.mailbox.take_doubt())
-    doubt = Doubt("a", 7, 1, outgoing.header.identity, 2)
-    assert asked == [None, doubt, None, doubt]
+        asked.append(scene.mailbox.take_checks())
+    check = MissingCheck("a", 7, 1, outgoing.header.identity, 2)
+    assert asked == [[], [check], [], [check]]
 
 
 def test_answer_that_waits_to_be_sent_is_not_looked_for(scene: Scene) -> None:
@@ -255,17 +258,17 @@ def test_answer_that_waits_to_be_sent_is_not_looked_for(scene: Scene) -> None:
     scene.boundary(steps=1)
     scene.open(1, 2, attempt=1)
     scene.boundary(steps=1)
-    assert scene.mailbox.take_doubt() is None
+    assert scene.mailbox.take_checks() == []
     waiting = scene.mailbox.next_outgoing()
     assert waiting is not None
     scene.mailbox.sent(waiting)
     scene.boundary(steps=1)
-    assert scene.mailbox.take_doubt() is not None
+    assert scene.mailbox.take_checks()
 
 
 def test_contribution_that_left_the_log_is_in_the_next_one_bit_by_bit(scene: Scene) -> None:
     lost = sent(scene, 1)
-    scene.mailbox.post_lost(Doubt("a", 7, 1, lost.header.identity, 2))
+    scene.mailbox.post_lost(MissingCheck("a", 7, 1, lost.header.identity, 2))
     scene.open(1, 2, attempt=1)
     scene.boundary(steps=2)
     again = scene.mailbox.next_outgoing()
@@ -282,7 +285,7 @@ def test_progress_taken_back_outlives_an_adoption_before_the_next_capture(scene:
     lost = sent(scene, 1)
     leaves = [np.array(leaf) for leaf in jax.tree.leaves(scene.trainer.state.params)]
     local, anchor = fragments.gather(scene.plan.fragments[1], leaves), scene.trainer.anchor(1)
-    scene.mailbox.post_lost(Doubt("a", 7, 1, lost.header.identity, 2))
+    scene.mailbox.post_lost(MissingCheck("a", 7, 1, lost.header.identity, 2))
     scene.publish(1, 2)
     scene.boundary()
     leaves = [np.array(leaf) for leaf in jax.tree.leaves(scene.trainer.state.params)]
@@ -295,7 +298,7 @@ def test_loss_that_is_heard_of_after_the_adoption_changes_nothing(scene: Scene) 
     scene.publish(1, 2)
     scene.boundary(steps=2)
     assert scene.session.versions[1] == 2
-    scene.mailbox.post_lost(Doubt("a", 7, 1, lost.header.identity, 2))
+    scene.mailbox.post_lost(MissingCheck("a", 7, 1, lost.header.identity, 2))
     scene.open(1, 3)
     scene.boundary(steps=1)
     following = scene.mailbox.next_outgoing()

@@ -14,12 +14,12 @@ from skerry.protocol.messages import (
 )
 from skerry.telemetry import ids, metrics, tracing
 from skerry.telemetry.spans import MESSAGING_MESSAGE_ID, Interval
-from skerry_learner.sync.session import Learner
-from skerry_learner.sync.telemetry import MOST_FAILURES, RoundTelemetry, Stopwatch, observe
+from skerry_learner.sync.identity import LearnerIdentity
+from skerry_learner.sync.telemetry import MOST_FAILURES, LearnerTelemetry, Stopwatch, observe
 from tests.support.builders import commit, header, pulse
 from tests.support.telemetry import Collected
 
-ME = Learner("run", "a", 3, created_ns=7)
+ME = LearnerIdentity("run", "a", 3, created_ns=7)
 HEADER = header(8, incarnation=3, base_version=4, steps=24, tokens=512)
 TOOK = Interval(1_000_000, 3_000_000)
 PULSE = pulse(
@@ -39,29 +39,29 @@ PULSE = pulse(
 
 
 @pytest.fixture
-def telemetry() -> RoundTelemetry:
-    return RoundTelemetry()
+def telemetry() -> LearnerTelemetry:
+    return LearnerTelemetry(ME)
 
 
 def test_contribution_sent_at_third_attempt_is_one_span_from_the_first_one_on(
-    telemetry: RoundTelemetry, collected: Collected
+    telemetry: LearnerTelemetry, collected: Collected
 ) -> None:
     for attempt in (1_000, 3_000):
         telemetry.begins(0, attempt)
         telemetry.failed(0, "away", attempt + 1_000)
     telemetry.begins(0, 5_000)
-    telemetry.published(ME, HEADER, 100, 6_000)
+    telemetry.published(HEADER, 100, 6_000)
     (span,) = collected.spans
     assert (span.interval, span.context) == (Interval(1_000, 6_000), ME.publishing(0, 5, 8))
     assert [(e.name, e.time_ns) for e in span.events] == [("not_sent", 2_000), ("not_sent", 4_000)]
 
 
 def test_a_day_without_a_broker_fills_no_memory(
-    telemetry: RoundTelemetry, collected: Collected
+    telemetry: LearnerTelemetry, collected: Collected
 ) -> None:
     for attempt in range(10_000):
         telemetry.failed(0, f"attempt {attempt}", attempt)
-    telemetry.published(ME, HEADER, 100, 20_000)
+    telemetry.published(HEADER, 100, 20_000)
     events = collected.spans[0].events
     reported = [event.attributes["exception.message"] for event in events]
     assert len(events) == MOST_FAILURES
@@ -69,25 +69,25 @@ def test_a_day_without_a_broker_fills_no_memory(
 
 
 def test_failures_of_a_dropped_contribution_are_not_reported_with_the_next_one(
-    telemetry: RoundTelemetry, collected: Collected
+    telemetry: LearnerTelemetry, collected: Collected
 ) -> None:
     telemetry.begins(0, 1_000)
     telemetry.failed(0, "away", 2_000)
     telemetry.dropped(0)
     telemetry.begins(0, 5_000)
-    telemetry.published(ME, HEADER, 100, 6_000)
+    telemetry.published(HEADER, 100, 6_000)
     (span,) = collected.spans
     assert (span.interval.start_ns, span.events) == (5_000, ())
 
 
 def test_all_spans_of_a_round_are_in_its_trace_below_its_root(
-    telemetry: RoundTelemetry, collected: Collected
+    telemetry: LearnerTelemetry, collected: Collected
 ) -> None:
-    telemetry.captured(ME, HEADER, TOOK)
-    telemetry.quantised(ME, HEADER, "int4", TOOK)
-    telemetry.published(ME, HEADER, 100, 6_000)
-    telemetry.received(ME, commit(5), 100, TOOK)
-    telemetry.adopted(ME, commit(5), 4, "rebase", TOOK)
+    telemetry.captured(HEADER, TOOK)
+    telemetry.quantised(HEADER, "int4", TOOK)
+    telemetry.published(HEADER, 100, 6_000)
+    telemetry.received(commit(5), 100, TOOK)
+    telemetry.adopted(commit(5), 4, "rebase", TOOK)
     root = tracing.context(ids.trace_id("run", 0, 5, 7))
     assert {span.context.trace_id for span in collected.spans} == {root.trace_id}
     assert [span.parent for span in collected.spans] == [root] * 5
@@ -98,13 +98,15 @@ def test_all_spans_of_a_round_are_in_its_trace_below_its_root(
     assert messages == [None, None, "a/3/0/8", "0/5", "0/5"]
 
 
-def test_a_round_has_one_line_that_says_how_late_its_answer_was(telemetry: RoundTelemetry) -> None:
+def test_a_round_has_one_line_that_says_how_late_its_answer_was(
+    telemetry: LearnerTelemetry,
+) -> None:
     with capture_logs() as lines:
-        telemetry.captured(ME, HEADER, TOOK)
-        telemetry.published(ME, HEADER, 100, 6_000)
-        telemetry.received(ME, commit(6), 300, TOOK)
-        telemetry.adopted(ME, commit(6), 4, "rebase", TOOK)
-        telemetry.adopted(ME, commit(7), 6, "rebase", TOOK)
+        telemetry.captured(HEADER, TOOK)
+        telemetry.published(HEADER, 100, 6_000)
+        telemetry.received(commit(6), 300, TOOK)
+        telemetry.adopted(commit(6), 4, "rebase", TOOK)
+        telemetry.adopted(commit(7), 6, "rebase", TOOK)
     first: dict[str, Any] = dict(lines[0])
     assert (first["event"], first["version"], first["answered"]) == ("round_adopted", 6, 5)
     assert (first["sent_bytes"], first["received_bytes"], first["adopt_ms"]) == (100, 300, 2.0)

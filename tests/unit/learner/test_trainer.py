@@ -15,7 +15,7 @@ from skerry.algorithm.fragments import Plan
 from skerry.models.base import specs_of
 from skerry.models.factory import build_model
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_learner.inner.keeper import shapes_of
+from skerry_learner.inner.saver import shapes_of
 from skerry_learner.trainer.schedule import learning_rate, progress
 from skerry_learner.trainer.trainer import Trainer
 

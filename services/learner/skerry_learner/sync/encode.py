@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +16,7 @@ from skerry.algorithm.quantise import Planes, scheme_of
 from skerry.errors import Diverged
 from skerry.protocol.codec import Chunk, pack
 from skerry.protocol.messages import ContributionHeader
-from skerry_learner.sync.mailbox import Outgoing
+from skerry_learner.sync.mailbox import Gradient, Outgoing
 
 
 def load_kernels() -> None:
@@ -60,13 +59,18 @@ def encode(outgoing: Outgoing, plan: Plan, owed: NDArray[np.float32] | None = No
     anything is not finite.
     """
     fragment = plan.fragments[outgoing.header.fragment]
-    on_cpu = all(d.platform == "cpu" for d in outgoing.gradient.devices())
     if scheme_of(outgoing.scheme).feedback:
         made = _with_feedback(outgoing, fragment, owed)
     else:
-        made = (_on_cpu if on_cpu else _on_device)(outgoing, fragment)
+        made = (_on_cpu if _is_on_cpu(outgoing.gradient) else _on_device)(outgoing, fragment)
     header = replace(outgoing.header, norms=made.norms)
     return Encoded(header, outgoing.scheme, made.planes, made.residual)
+
+
+def _is_on_cpu(gradient: Gradient) -> bool:
+    if isinstance(gradient, np.ndarray):
+        return True
+    return all(device.platform == "cpu" for device in gradient.devices())
 
 
 def _on_cpu(outgoing: Outgoing, fragment: Fragment) -> Quantised:
@@ -90,9 +94,12 @@ def _with_feedback(
 
 
 def _on_device(outgoing: Outgoing, fragment: Fragment) -> Quantised:
+    import jax
+
     from skerry.algorithm import device
 
-    codes, scales, finite = device.quantise(outgoing.scheme, outgoing.gradient)
+    gradient = jax.numpy.asarray(outgoing.gradient)
+    codes, scales, finite = device.quantise(outgoing.scheme, gradient)
     decoded = device.dequantise(outgoing.scheme, codes, scales)
     norms = device.slice_norms(fragment, decoded)
     codes, scales, finite, norms = jax.device_get((codes, scales, finite, norms))

@@ -1,4 +1,4 @@
-"""What the trainer thread and the network tell each other; no step ever waits for it.
+"""What the trainer and the network hand each other; no step ever waits for it.
 
 Each slot keeps the newest value only. The lock is held for a dictionary access at most.
 """
@@ -8,16 +8,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.protocol.learner import MissingCheck
 from skerry.protocol.messages import ContributionHeader, Manifest, Pulse, Round
-from skerry_learner.sync.lost import Doubt
-from skerry_learner.sync.telemetry import RoundTelemetry
+
+if TYPE_CHECKING:
+    import jax
+
+Gradient: TypeAlias = "jax.Array | NDArray[np.float32]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +36,8 @@ class Outgoing:
     """A contribution on its way out: the header without norms, the gradient f32 [padded_size]."""
 
     header: ContributionHeader
-    gradient: jax.Array
+    gradient: Gradient
     scheme: str
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What this incarnation has moved; written by the network, read for pulses.
-
-    ``f32_bytes_up`` and ``f32_bytes_down``: the same vectors without quantisation or compression.
-    """
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    f32_bytes_up: int = 0
-    f32_bytes_down: int = 0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-    contributions: int = 0
 
 
 class Changed(AbstractContextManager[Any], Protocol):
@@ -73,34 +60,28 @@ class Mailbox:
         self._room = room
         self._notify = notify
         self._changed: Changed = changed or threading.Condition()
-        self._rounds: dict[int, Round] = {}
-        self._in_order: tuple[Round, ...] = ()
+        self._rounds: tuple[Round, ...] = ()
         self._fresh: dict[int, Fresh] = {}
         self._outgoing: dict[int, Outgoing] = {}
         self._diverged: dict[int, int] = {}
-        self._doubts: list[Doubt] = []
-        self._lost: set[Doubt] = set()
+        self._checks: list[MissingCheck] = []
+        self._lost: set[MissingCheck] = set()
         self._pulse: Pulse | None = None
-        self._last_pulse: Pulse | None = None
         self._began_s: float | None = None
         self._stopping = False
         self._news = False
-        self.traffic = Traffic()
-        self.telemetry = RoundTelemetry()
 
     # the network's side
 
-    def post_round(self, opened: Round) -> None:
-        """Keep the newest round of its fragment."""
+    def post_rounds(self, rounds: tuple[Round, ...]) -> None:
+        """Replace the rounds that are open; they come in the order of their fragments."""
         with self._changed:
-            held = self._rounds.get(opened.fragment)
-            if held is None or held.version <= opened.version:
-                self._rounds[opened.fragment] = opened
-                self._in_order = tuple(self._rounds[f] for f in sorted(self._rounds))
-                self._tell()
+            if rounds != self._rounds:
+                self._rounds = rounds
+                self._wake_trainer()
 
     def takes_fresh(self, fragment: int, reading: int = 0) -> bool:
-        """Tell whether a global fragment can be read without exceeding the bound.
+        """Return True if a global fragment can be read without exceeding the bound.
 
         ``reading`` are being read. One more than the bound may be, to replace one that waits here.
         """
@@ -111,13 +92,13 @@ class Mailbox:
     def post_fresh(self, fresh: Fresh) -> None:
         with self._changed:
             self._fresh[fresh.manifest.commit.fragment] = fresh
-            self._tell()
+            self._wake_trainer()
 
     def post_genesis(self, began_s: float) -> None:
         """Say when the run's first commit was made, by the trainer's monotonic clock."""
         with self._changed:
             self._began_s = began_s
-            self._tell()
+            self._wake_trainer()
 
     def next_outgoing(self, besides: Collection[int] = ()) -> Outgoing | None:
         """Return the oldest contribution that is not sent yet; it stays until ``sent``.
@@ -132,52 +113,42 @@ class Mailbox:
         """Drop a contribution that the log has."""
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
-            self._tell()
+            self._wake_trainer()
 
     def diverged(self, outgoing: Outgoing) -> None:
         """Drop a contribution that is not finite and can never be sent."""
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
             self._diverged[outgoing.header.fragment] = outgoing.header.identity
-            self._tell()
+            self._wake_trainer()
 
-    def take_doubt(self) -> Doubt | None:
-        """Take the oldest contribution to be looked for in the log, or None."""
+    def take_checks(self) -> list[MissingCheck]:
+        """Take the contributions to be looked for in the log."""
         with self._changed:
-            return self._doubts.pop(0) if self._doubts else None
+            taken, self._checks = self._checks, []
+            return taken
 
-    def post_lost(self, doubt: Doubt) -> None:
+    def post_lost(self, check: MissingCheck) -> None:
         """Say that a contribution has left the log unmerged."""
         with self._changed:
-            self._lost.add(doubt)
-            self._tell()
+            self._lost.add(check)
+            self._wake_trainer()
 
     def take_pulse(self) -> Pulse | None:
         with self._changed:
             pulse, self._pulse = self._pulse, None
-            self._last_pulse = pulse or self._last_pulse
             return pulse
-
-    def repeat_pulse(self, sent_ns: int) -> None:
-        """Have the last pulse taken once more, unless a newer one waits."""
-        with self._changed:
-            if self._pulse is None and self._last_pulse is not None:
-                self._pulse = replace(self._last_pulse, sent_ns=sent_ns)
 
     def stop(self) -> None:
         """Ask the trainer to end at its next boundary."""
         with self._changed:
             self._stopping = True
-            self._tell()
-
-    def newest_pulse(self) -> Pulse | None:
-        """Return the pulse that was sent last; None before the first."""
-        return self._last_pulse
+            self._wake_trainer()
 
     # the trainer's side
 
     def stopping(self) -> bool:
-        """Tell whether the trainer has been asked to end."""
+        """Return True if the trainer has been asked to end."""
         return self._stopping
 
     @property
@@ -187,7 +158,7 @@ class Mailbox:
 
     def rounds(self) -> tuple[Round, ...]:
         """Return the newest round of every fragment, by fragment."""
-        return self._in_order
+        return self._rounds
 
     def fresh(self) -> tuple[Fresh, ...]:
         """Return what can be adopted, without taking it."""
@@ -211,14 +182,14 @@ class Mailbox:
             taken, self._diverged = self._diverged, {}
             return taken
 
-    def post_doubt(self, doubt: Doubt) -> None:
+    def post_check(self, check: MissingCheck) -> None:
         """Ask whether a contribution can still be merged."""
         with self._changed:
-            self._doubts.append(doubt)
+            self._checks.append(check)
         self._notify()
 
-    def take_lost(self) -> frozenset[Doubt]:
-        """Take the contributions that nobody will merge any more."""
+    def take_lost(self) -> frozenset[MissingCheck]:
+        """Take the contributions that no commit will merge any more."""
         with self._changed:
             taken, self._lost = frozenset(self._lost), set()
             return taken
@@ -234,7 +205,7 @@ class Mailbox:
             return len(self._outgoing)
 
     def sending(self, fragment: int) -> bool:
-        """Tell whether a contribution to this fragment has not left yet."""
+        """Return True if a contribution to this fragment has not left yet."""
         with self._changed:
             return fragment in self._outgoing
 
@@ -259,7 +230,7 @@ class Mailbox:
                 self._changed.wait(timeout_s)
             self._news = False
 
-    def _tell(self) -> None:
+    def _wake_trainer(self) -> None:
         """Wake the trainer; the lock is held."""
         self._news = True
         self._changed.notify_all()

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, Pulse
-from skerry_learner.sync.mailbox import Traffic
-from skerry_learner.sync.rules import Progress
-from skerry_learner.sync.session import Learner, Session
+from skerry_learner.sync.identity import LearnerIdentity, Traffic
+from skerry_learner.sync.session import Session
 
 STEP_TIME_SHARE = 0.1
 
@@ -76,7 +76,7 @@ class Meter:
         self.step_time_s += share * (whole_s - self.step_time_s)
 
     def due(self, every_s: float) -> bool:
-        """Tell whether a pulse is due, and count it as sent if so."""
+        """Return True if a pulse is due, and count it as sent then."""
         now = self.clock()
         if now - self.pulsed_s < every_s:
             return False
@@ -85,9 +85,9 @@ class Meter:
 
     def pulse(
         self,
-        learner: Learner,
+        learner: LearnerIdentity,
         phase: LearnerPhase,
-        now: Progress,
+        now: TrainingProgress,
         session: Session,
         traffic: Traffic,
         sent_ns: int,

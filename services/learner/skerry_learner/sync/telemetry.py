@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -21,9 +21,7 @@ from skerry.telemetry import instruments, metrics, spans, tracing
 from skerry.telemetry.instruments import Observer
 from skerry.telemetry.metrics import Metric
 from skerry.telemetry.spans import Attributes, FinishedSpan, Interval, Messages, SpanEvent, Value
-
-if TYPE_CHECKING:
-    from skerry_learner.sync.session import Learner
+from skerry_learner.sync.identity import LearnerIdentity
 
 log = structlog.get_logger()
 
@@ -67,19 +65,20 @@ class Sending:
 
 
 @dataclass(slots=True)
-class RoundTelemetry:
+class LearnerTelemetry:
     """Reports one learner's rounds, from both of its threads.
 
     ``facts`` are what the line of a round will say, by fragment and version, until it is adopted.
     """
 
+    identity: LearnerIdentity
     facts: dict[tuple[int, int], dict[str, object]] = field(
         default_factory=dict[tuple[int, int], dict[str, object]]
     )
     sending: dict[int, Sending] = field(default_factory=dict[int, Sending])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def captured(self, learner: Learner, header: ContributionHeader, took: Interval) -> None:
+    def captured(self, header: ContributionHeader, took: Interval) -> None:
         """Report that an outer gradient was taken; the device may still be computing it."""
         self._note(
             header.fragment,
@@ -89,14 +88,12 @@ class RoundTelemetry:
             tokens=header.tokens,
             capture_ms=_ms(took),
         )
-        _emit_own(spans.CAPTURE, learner, header, took, {spans.STEPS: header.steps})
+        _emit_own(spans.CAPTURE, self.identity, header, took, {spans.STEPS: header.steps})
 
-    def quantised(
-        self, learner: Learner, header: ContributionHeader, scheme: str, took: Interval
-    ) -> None:
+    def quantised(self, header: ContributionHeader, scheme: str, took: Interval) -> None:
         """Report that it was read off the device and quantised."""
         self._note(header.fragment, header.round_version, quantise_ms=_ms(took))
-        _emit_own(spans.QUANTISE, learner, header, took, {spans.SCHEME: scheme})
+        _emit_own(spans.QUANTISE, self.identity, header, took, {spans.SCHEME: scheme})
 
     def begins(self, fragment: int, now_ns: int) -> None:
         """Note that a contribution is on its way, unless it has been already."""
@@ -112,11 +109,10 @@ class RoundTelemetry:
         """Note that it never will be sent."""
         self.sending.pop(fragment, None)
 
-    def published(
-        self, learner: Learner, header: ContributionHeader, size_bytes: int, now_ns: int
-    ) -> None:
+    def published(self, header: ContributionHeader, size_bytes: int, now_ns: int) -> None:
         """Report that the log has all of it."""
-        fragment, sending = header.fragment, self.sending.pop(header.fragment, Sending())
+        learner, fragment = self.identity, header.fragment
+        sending = self.sending.pop(fragment, Sending())
         took = Interval(now_ns if sending.began_ns is None else sending.began_ns, now_ns)
         self._note(
             fragment,
@@ -130,19 +126,18 @@ class RoundTelemetry:
         size = {spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes}
         messages = Messages(spans.CONTRIBUTION, subject, message)
         events = tuple(sending.events)
-        _emit_own(spans.PUBLISH, learner, header, took, size, messages, events)
+        _emit_own(spans.PUBLISH, self.identity, header, took, size, messages, events)
 
-    def received(self, learner: Learner, commit: Commit, size_bytes: int, took: Interval) -> None:
+    def received(self, commit: Commit, size_bytes: int, took: Interval) -> None:
         """Report that a global fragment was read and decoded."""
         self._note(commit.fragment, commit.version, receive_ms=_ms(took), received_bytes=size_bytes)
         size = {spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes}
-        _emit_global(spans.RECEIVE, learner, commit, took, size)
+        _emit_global(spans.RECEIVE, self.identity, commit, took, size)
 
-    def adopted(
-        self, learner: Learner, commit: Commit, before: int, adoption: str, took: Interval
-    ) -> None:
+    def adopted(self, commit: Commit, before: int, adoption: str, took: Interval) -> None:
         """Report that the parameters have taken it in: the round is over for this learner."""
-        place = _place(spans.ADOPT, learner, learner.trace(commit.fragment, commit.version))
+        trace = self.identity.trace(commit.fragment, commit.version)
+        place = _place(spans.ADOPT, self.identity, trace)
         with tracing.within(place):
             log.info(
                 "round_adopted",
@@ -154,7 +149,7 @@ class RoundTelemetry:
                 adopt_ms=_ms(took),
             )
         about: Attributes = {spans.ADOPTION: adoption, spans.BASE_VERSION: before}
-        _emit_global(spans.ADOPT, learner, commit, took, about)
+        _emit_global(spans.ADOPT, self.identity, commit, took, about)
 
     def _note(self, fragment: int, version: int, **facts: object) -> None:
         with self.lock:
@@ -169,7 +164,7 @@ class RoundTelemetry:
         return known
 
 
-def observe(learner: Learner, newest: Callable[[], Pulse | None]) -> None:
+def observe(learner: LearnerIdentity, newest: Callable[[], Pulse | None]) -> None:
     """Read a learner's metrics from its newest pulse at each collection."""
     of = {metrics.RUN: learner.run, metrics.LEARNER_NAME: learner.name}
     for metric, (key, read) in PULSE_METRICS.items():
@@ -214,13 +209,13 @@ PULSE_METRICS: Mapping[Metric, tuple[str, ReadPulse]] = {
 """Metrics that a pulse holds: the attribute that tells its values apart, if any, and the values."""
 
 
-def _place(operation: str, learner: Learner, trace: str, *what: int) -> SpanContext:
+def _place(operation: str, learner: LearnerIdentity, trace: str, *what: int) -> SpanContext:
     return tracing.context(trace, operation, learner.name, learner.incarnation, *what)
 
 
 def _emit_own(
     operation: str,
-    learner: Learner,
+    learner: LearnerIdentity,
     header: ContributionHeader,
     took: Interval,
     more: Attributes,
@@ -237,7 +232,7 @@ def _emit_own(
 
 
 def _emit_global(
-    operation: str, learner: Learner, commit: Commit, took: Interval, more: Attributes
+    operation: str, learner: LearnerIdentity, commit: Commit, took: Interval, more: Attributes
 ) -> None:
     """Emit a span about something that is done with a global fragment: linked to its commit."""
     trace = learner.trace(commit.fragment, commit.version)
@@ -251,7 +246,7 @@ def _emit_global(
         tracing.emit(FinishedSpan(operation, place, root, took, about, messages, links))
 
 
-def _about(learner: Learner, fragment: int, version: int) -> dict[str, Value]:
+def _about(learner: LearnerIdentity, fragment: int, version: int) -> dict[str, Value]:
     return {spans.FRAGMENT: fragment, spans.VERSION: version, spans.LEARNER: learner.name}
 
 

@@ -9,20 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skerry.protocol.learner import (
+    LearnerFragment,
+    LearnerPolicy,
+    TrainingProgress,
+    claimed,
+)
 from skerry.settings.models import SyncConfig
-from skerry_learner.sync import rules
-from skerry_learner.sync.rules import FragmentSync, Policy, Progress
 from tests.support.builders import round_
 
 Method = Literal["overwrite", "blend", "rebase"]
 
 
-def at(step: int) -> Progress:
-    return Progress(step=step, steps=step, tokens=10 * step, cursor=2 * step)
+def at(step: int) -> TrainingProgress:
+    return TrainingProgress(step=step, steps=step, tokens=10 * step, cursor=2 * step)
 
 
-def policy(method: Method = "rebase", *, tau: int = 2) -> Policy:
-    return Policy.of(SyncConfig(fragments=4, h_steps=8, overlap_steps=tau, adoption=method))
+def policy(method: Method = "rebase", *, tau: int = 2) -> LearnerPolicy:
+    return LearnerPolicy.of(SyncConfig(fragments=4, h_steps=8, overlap_steps=tau, adoption=method))
 
 
 @pytest.mark.parametrize(
@@ -34,17 +38,17 @@ def test_what_was_skipped_is_not_claimed(
     before: tuple[int, int], after: tuple[int, int], claim: tuple[int, int]
 ) -> None:
     origin, now = (replace(at(steps), skipped=skipped) for steps, skipped in (before, after))
-    assert rules.taken(origin, now) == claim
+    assert claimed(origin, now) == claim
 
 
 @pytest.mark.parametrize(("shards", "room"), [(1, 2), (2, 4), (4, 8), (8, 8)])
 def test_there_is_room_for_what_all_shards_keep_open(shards: int, room: int) -> None:
     sync = SyncConfig(fragments=8, h_steps=24, overlap_steps=2, shards=shards)
-    assert Policy.of(sync).room == room
+    assert LearnerPolicy.of(sync).room == room
 
 
-IDLE = FragmentSync(0, at(0), version=3, answered=3)
-FLYING = rules.captured(IDLE, 4, at(5))
+IDLE = LearnerFragment(0, at(0), version=3, answered=3)
+FLYING = IDLE.after_capture(4, at(5))
 
 
 @pytest.mark.parametrize(
@@ -52,35 +56,35 @@ FLYING = rules.captured(IDLE, 4, at(5))
     [
         (IDLE, 4, 5, 0, "open"),
         (IDLE, 3, 5, 0, "answered"),
-        (FragmentSync(0, at(0), version=3), 3, 5, 0, "closed"),
+        (LearnerFragment(0, at(0), version=3), 3, 5, 0, "closed"),
         (IDLE, 5, 5, 0, "behind"),
         (FLYING, 4, 6, 0, "answered"),
-        (FragmentSync(0, at(0), version=3, captured=at(1)), 4, 5, 0, "in_flight"),
+        (LearnerFragment(0, at(0), version=3, captured=at(1)), 4, 5, 0, "in_flight"),
         (IDLE, 4, 0, 0, "no_steps"),
         (IDLE, 4, 5, 2, "no_room"),
     ],
 )
 def test_a_round_is_answered_once_and_from_its_own_base(
-    state: FragmentSync, version: int, step: int, in_flight: int, reason: str
+    state: LearnerFragment, version: int, step: int, in_flight: int, reason: str
 ) -> None:
-    answer = rules.may_answer(
-        state, round_(version), at(step), in_flight=in_flight, idle=False, policy=policy()
+    answer = state.may_answer(
+        round_(version), at(step), in_flight=in_flight, idle=False, policy=policy()
     )
     assert answer == (reason == "open", reason)
 
 
 def test_a_capture_that_could_not_leave_frees_its_round_and_its_identity() -> None:
-    state = rules.never_sent(FLYING, FLYING.identity)
+    state = FLYING.after_never_sent(FLYING.identity)
     assert (state.captured, state.answered, state.identity) == (None, 3, IDLE.identity)
 
 
 def test_a_capture_made_since_one_that_could_not_leave_stays() -> None:
-    newer = rules.captured(replace(FLYING, version=4, captured=None), 5, at(6))
-    assert rules.never_sent(newer, FLYING.identity) == newer
+    newer = replace(FLYING, version=4, captured=None).after_capture(5, at(6))
+    assert newer.after_never_sent(FLYING.identity) == newer
 
 
 def test_a_learner_that_has_ended_answers_without_steps() -> None:
-    answer, _ = rules.may_answer(IDLE, round_(4), at(0), in_flight=0, idle=True, policy=policy())
+    answer, _ = IDLE.may_answer(round_(4), at(0), in_flight=0, idle=True, policy=policy())
     assert answer
 
 
@@ -96,9 +100,9 @@ def test_a_learner_that_has_ended_answers_without_steps() -> None:
     ],
 )
 def test_adoption_waits_tau_steps_after_a_contribution_only(
-    state: FragmentSync, version: int, step: int, *, idle: bool, reason: str
+    state: LearnerFragment, version: int, step: int, *, idle: bool, reason: str
 ) -> None:
-    decision = rules.may_adopt(state, version, at(step), idle=idle, policy=policy())
+    decision = state.may_adopt(version, at(step), idle=idle, policy=policy())
     assert decision == (reason == "due", reason)
 
 
@@ -113,77 +117,77 @@ def test_adoption_waits_tau_steps_after_a_contribution_only(
     ],
 )
 def test_the_next_contribution_starts_where_local_progress_does(
-    method: Method, state: FragmentSync, origin: int
+    method: Method, state: LearnerFragment, origin: int
 ) -> None:
-    after = rules.adopted(state, 4, 8, at(9), policy(method))
+    after = state.after_adoption(4, 8, at(9), policy(method))
     assert (after.version, after.commit_step, after.captured) == (4, 8, None)
     assert after.origin == at(origin)
 
 
 def test_the_first_adoption_starts_from_now() -> None:
-    after = rules.adopted(FragmentSync(0, at(0)), 7, 8, at(0), policy())
+    after = LearnerFragment(0, at(0)).after_adoption(7, 8, at(0), policy())
     assert (after.version, after.origin) == (7, at(0))
 
 
 def test_a_round_that_went_by_for_lack_of_room_is_told_apart() -> None:
-    short = FragmentSync(0, at(0), version=3, answered=3, short=4)
-    assert rules.lapsed(short, 4)
-    assert not rules.lapsed(rules.captured(short, 4, at(5)), 4)
-    assert not rules.lapsed(IDLE, 4)
+    short = LearnerFragment(0, at(0), version=3, answered=3, short=4)
+    assert short.has_lapsed(4)
+    assert not short.after_capture(4, at(5)).has_lapsed(4)
+    assert not IDLE.has_lapsed(4)
 
 
 @pytest.mark.parametrize(
-    ("state", "version", "attempt", "doubt"),
+    ("state", "version", "attempt", "missing"),
     [
         (FLYING, 4, 0, False),
         (FLYING, 4, 1, True),
         (FLYING, 5, 1, False),
         (IDLE, 3, 1, False),
-        (rules.captured(IDLE, 4, at(5), attempt=1), 4, 1, False),
-        (rules.captured(IDLE, 4, at(5), attempt=1), 4, 2, True),
+        (IDLE.after_capture(4, at(5), attempt=1), 4, 1, False),
+        (IDLE.after_capture(4, at(5), attempt=1), 4, 2, True),
     ],
 )
-def test_round_asked_for_again_puts_what_was_captured_for_it_in_doubt_once(
-    state: FragmentSync, version: int, attempt: int, *, doubt: bool
+def test_round_asked_for_again_asks_once_whether_its_answer_is_missing(
+    state: LearnerFragment, version: int, attempt: int, *, missing: bool
 ) -> None:
-    assert rules.in_doubt(state, round_(version, attempt=attempt)) is doubt
+    assert state.may_be_missing(round_(version, attempt=attempt)) is missing
 
 
 def test_what_is_given_up_is_in_the_next_contribution() -> None:
-    again = rules.given_up(FLYING)
-    answer, _ = rules.may_answer(
-        again, round_(4, attempt=1), at(9), in_flight=0, idle=False, policy=policy()
+    again = FLYING.after_giving_up()
+    answer, _ = again.may_answer(
+        round_(4, attempt=1), at(9), in_flight=0, idle=False, policy=policy()
     )
     assert answer
     assert (again.origin, again.captured) == (IDLE.origin, None)
-    assert rules.captured(again, 4, at(9)).identity == FLYING.identity + 1
+    assert again.after_capture(4, at(9)).identity == FLYING.identity + 1
 
 
 @pytest.mark.parametrize(("step", "held"), [(7, False), (8, True)])
 def test_a_blocking_mode_holds_the_learner_when_its_fragment_is_due(
     step: int, *, held: bool
 ) -> None:
-    assert rules.must_wait(IDLE, at(step), policy(tau=0)) is held
-    assert not rules.must_wait(IDLE, at(step), policy(tau=1))
+    assert IDLE.must_wait(at(step), policy(tau=0)) is held
+    assert not IDLE.must_wait(at(step), policy(tau=1))
 
 
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["step", "round", "commit"]), max_size=60))
 def test_under_rebase_every_step_is_contributed_once_and_in_order(events: list[str]) -> None:
-    rule, state, step, version = policy(), FragmentSync(0, at(0), version=1), 0, 1
+    rule, state, step, version = policy(), LearnerFragment(0, at(0), version=1), 0, 1
     sent: list[tuple[int, int]] = []
     for event in events:
         step += event == "step"
         version += event == "commit"
-        if rules.may_adopt(state, version, at(step), idle=False, policy=rule)[0]:
-            state = rules.adopted(state, version, 0, at(step), rule)
+        if state.may_adopt(version, at(step), idle=False, policy=rule)[0]:
+            state = state.after_adoption(version, 0, at(step), rule)
         call = round_(version + 1)
         if (
             event == "round"
-            and rules.may_answer(state, call, at(step), in_flight=0, idle=False, policy=rule)[0]
+            and state.may_answer(call, at(step), in_flight=0, idle=False, policy=rule)[0]
         ):
             sent.append((state.origin.cursor, at(step).cursor))
-            state = rules.captured(state, call.version, at(step))
+            state = state.after_capture(call.version, at(step))
     edges = [0, *(stop for _, stop in sent)]
     assert [start for start, _ in sent] == edges[:-1]
     assert state.identity == len(sent)

@@ -20,16 +20,18 @@ from skerry.algorithm import fragments, weights
 from skerry.data.prefetch import Prefetched
 from skerry.data.stream import Stream
 from skerry.models.base import specs_of
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import Pulse
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.telemetry import metrics
-from skerry_learner.island import DIVERGED_IN_A_ROW, Island
+from skerry_learner.sync.identity import LearnerIdentity, Traffic
 from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
 from skerry_learner.sync.meter import Meter
-from skerry_learner.sync.rules import Progress
-from skerry_learner.sync.session import Learner, Session
+from skerry_learner.sync.session import Session
+from skerry_learner.sync.telemetry import LearnerTelemetry
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.training import DIVERGED_IN_A_ROW, TrainingLoop
 from tests.support.builders import manifest, round_
 from tests.support.telemetry import Collected
 
@@ -58,7 +60,7 @@ class Bowl:
 
 @dataclass
 class Scene:
-    """One island whose batches and rounds are played by the test, and the pulses it has posted.
+    """One loop whose batches and rounds are played by the test, and the pulses it has posted.
 
     ``before`` is called with the number of each step before that is taken, from 1.
     """
@@ -73,16 +75,27 @@ class Scene:
         self.plan = fragments.plan(specs_of(model), 1)
         self.trainer = Trainer(model, CONFIG, self.plan)
         self.mailbox = Mailbox(2, lambda: None)
-        clock, start, me = itertools.count(), Progress(0, 0, 0, 0), Learner("run", "a", 1)
-        self.session = Session(
-            me, self.plan, CONFIG.sync, self.trainer, self.mailbox, start=start, wall_ns=lambda: 1
+        clock, start, me = (
+            itertools.count(),
+            TrainingProgress(0, 0, 0, 0),
+            LearnerIdentity("run", "a", 1),
         )
-        self.island = Island(
+        self.session = Session(
+            LearnerTelemetry(me),
+            self.plan,
+            CONFIG.sync,
+            self.trainer,
+            self.mailbox,
+            start=start,
+            wall_ns=lambda: 1,
+        )
+        self.loop = TrainingLoop(
             learner=me,
             config=CONFIG,
             trainer=self.trainer,
             session=self.session,
             mailbox=self.mailbox,
+            traffic=Traffic(),
             meter=Meter(0.0, lambda: float(next(clock))),  # a pulse at every boundary
             stream=NOTHING,
             vocab=None,
@@ -98,11 +111,11 @@ class Scene:
         held = manifest(version, plan_digest=self.plan.digest, step=0)
         vector = np.zeros(self.plan.fragments[0].padded_size, np.float32)
         self.mailbox.post_fresh(Fresh(held, vector))
-        self.session.boundary(self.island.now, math.nan, idle=True)
+        self.session.boundary(self.loop.now, math.nan, idle=True)
         assert self.session.versions == (version,)
 
     def open(self, version: int) -> None:
-        self.mailbox.post_round(round_(version, plan_digest=self.plan.digest, due_step=0))
+        self.mailbox.post_rounds((round_(version, plan_digest=self.plan.digest, due_step=0),))
 
     @contextmanager
     def feed(
@@ -126,7 +139,7 @@ class Scene:
 
     def train(self) -> None:
         """Take all steps; ``mailbox.stop`` ends the loop behind the last one."""
-        for _ in self.island._train():
+        for _ in self.loop._train():
             pass
 
     @property
@@ -155,7 +168,7 @@ def test_a_contribution_claims_the_steps_that_were_taken_and_all_of_its_data() -
     assert (told.cursor_from, told.cursor_to) == (0, H * BATCH), "no data is used twice"
     assert math.isfinite(told.loss)
     assert weights.weight(told.tokens, told.steps) == 20 * STEP_TOKENS**2
-    assert (scene.island.now.step, scene.island.now.cursor) == (H, H * BATCH)
+    assert (scene.loop.now.step, scene.loop.now.cursor) == (H, H * BATCH)
 
 
 def test_a_step_that_is_found_out_after_its_capture_is_taken_off_the_next_claim() -> None:
@@ -239,7 +252,7 @@ def test_fewer_skips_than_a_row_of_them_leave_the_learner_its_progress() -> None
     with capture_logs() as lines:
         scene.train()
     assert not [line for line in lines if line["event"] == "global_state_readopted"]
-    assert scene.island.now.skipped == DIVERGED_IN_A_ROW - 1
+    assert scene.loop.now.skipped == DIVERGED_IN_A_ROW - 1
 
 
 def test_skipped_steps_are_counted_from_nothing_on(collected: Collected) -> None:
@@ -259,18 +272,18 @@ def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str] = []
-    take, read = Trainer.step, Island._read
+    take, read = Trainer.step, TrainingLoop._read
 
     def step(trainer: Trainer, tokens: jax.Array, done: float, share: float = 1.0) -> StepResult:
         seen.append("step")
         return take(trainer, tokens, done, share)
 
-    def reading(island: Island, result: StepResult) -> None:
+    def reading(loop: TrainingLoop, result: StepResult) -> None:
         seen.append("read")
-        read(island, result)
+        read(loop, result)
 
     monkeypatch.setattr(Trainer, "step", step)
-    monkeypatch.setattr(Island, "_read", reading)
+    monkeypatch.setattr(TrainingLoop, "_read", reading)
     Scene([], 4).train()
     assert seen == ["step", *["step", "read"] * 3, "read"]
 
@@ -278,11 +291,11 @@ def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_how_far_the_run_is_does_not_change_with_the_wall_clock(hours: int) -> None:
     scene, now_s = Scene([], 1), [50.0]
-    scene.island.config = CONFIG.model_copy(update={"train": TrainConfig(duration_s=60.0)})
-    scene.island.meter.clock = lambda: now_s[0]
+    scene.loop.config = CONFIG.model_copy(update={"train": TrainConfig(duration_s=60.0)})
+    scene.loop.meter.clock = lambda: now_s[0]
     scene.mailbox.post_genesis(20.0)
-    scene.island.wall_ns = lambda: int(50e9 + hours * 3600e9)
-    assert scene.island._progress() == 0.5
-    assert not scene.island._done()
+    scene.loop.wall_ns = lambda: int(50e9 + hours * 3600e9)
+    assert scene.loop._progress() == 0.5
+    assert not scene.loop._done()
     now_s[0] = 80.0
-    assert scene.island._done()
+    assert scene.loop._done()

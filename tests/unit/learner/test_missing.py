@@ -12,10 +12,11 @@ from skerry.log import contributions
 from skerry.log.memory import MemoryBroker, MemoryBus, MemoryStream
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
+from skerry.protocol.learner import MissingCheck
 from skerry.protocol.messages import ContributionHeader
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry_learner.sync.lost import Doubt, is_lost
+from skerry_learner.sync.sending import is_lost
 from tests.support.builders import header, manifest
 from tests.support.puppet import walk
 
@@ -23,7 +24,7 @@ RUN = "t"
 PLAN = plan([LeafSpec("w", (24, 256))], 2)
 NAMES = Subjects(RUN)
 CHUNK_BYTES = 900
-DOUBT = Doubt("a", 1, 0, 1, 3)
+CHECK = MissingCheck("a", 1, 0, 1, 3)
 
 
 def told(identity: int = 1, learner: str = "a") -> ContributionHeader:
@@ -53,7 +54,7 @@ async def logged(window_bytes: int = 64 * 1024**2) -> tuple[MemoryBus, MemoryStr
 async def test_what_lies_whole_in_the_log_can_still_be_merged() -> None:
     bus, _ = await logged()
     await send(bus, told())
-    assert not await is_lost(bus, RUN, PLAN, DOUBT)
+    assert not await is_lost(bus, RUN, PLAN, CHECK)
 
 
 async def test_window_that_drops_a_contribution_loses_it() -> None:
@@ -63,7 +64,7 @@ async def test_window_that_drops_a_contribution_loses_it() -> None:
     for identity in range(1, 8):
         await send(bus, told(identity, "b"))
     assert min(stream.records) > held, "the fault did not fire"
-    assert await is_lost(bus, RUN, PLAN, DOUBT)
+    assert await is_lost(bus, RUN, PLAN, CHECK)
 
 
 def drop_all_but_last(stream: MemoryStream) -> None:
@@ -84,17 +85,17 @@ async def test_contribution_of_which_a_chunk_is_gone_is_lost(
     bus, stream = await logged()
     await send(bus, told())
     harm(stream)
-    assert await is_lost(bus, RUN, PLAN, DOUBT)
+    assert await is_lost(bus, RUN, PLAN, CHECK)
 
 
 async def test_contribution_to_a_round_that_has_closed_is_not_looked_for() -> None:
     bus, stream = await logged()
     await committed(bus, 3, stream.last_seq)
-    assert not await is_lost(bus, RUN, PLAN, DOUBT)
+    assert not await is_lost(bus, RUN, PLAN, CHECK)
 
 
 async def test_floor_of_another_stream_is_not_believed() -> None:
     bus, _ = await logged()
     await send(bus, told())
     await committed(bus, 2, 1_000_000)
-    assert not await is_lost(bus, RUN, PLAN, DOUBT)
+    assert not await is_lost(bus, RUN, PLAN, CHECK)

@@ -1,4 +1,4 @@
-"""With which inner optimizer state a learner begins: its own of last time, or a fresh one."""
+"""Choose the inner optimizer state that a learner starts with: a saved one or a fresh one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skerry_learner.inner.file import Origin, Saved
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class RestoredState:
     """How the inner optimizer begins, and why; ``tensors`` by name if it begins warm.
 
     NEW: the learner's own warm-up is all it needs. WARM: as it was ``age_steps`` ago. COLD: its
@@ -27,13 +27,13 @@ class Recalled:
     tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
 
-def without(incarnation: int, step: int, reason: str) -> Recalled:
-    """Return how a learner begins at ``step`` that has nothing to go on with."""
+def fresh(incarnation: int, step: int, reason: str) -> RestoredState:
+    """Return how a learner without a saved state starts at ``step``."""
     first = incarnation <= 1 and not step
-    return Recalled(InnerState.NEW if first else InnerState.COLD, reason)
+    return RestoredState(InnerState.NEW if first else InnerState.COLD, reason)
 
 
-def judge(
+def decide(
     saved: Saved,
     tensors: Mapping[str, NDArray[Any]],
     *,
@@ -41,16 +41,16 @@ def judge(
     incarnation: int,
     step: int,
     max_age_steps: int,
-) -> Recalled:
+) -> RestoredState:
     """Decide whether a saved state may be used at ``step`` of the global clock."""
     if saved.origin != origin:
-        return without(incarnation, step, "it belongs to another run or learner")
+        return fresh(incarnation, step, "it belongs to another run or learner")
     age = max(0, step - saved.step)  # a learner may have been ahead of the newest commit
     if age > max_age_steps:
-        return without(incarnation, step, f"it is {age} steps old, of {max_age_steps} allowed")
-    return Recalled(InnerState.WARM, "saved", age, tensors)
+        return fresh(incarnation, step, f"it is {age} steps old, of {max_age_steps} allowed")
+    return RestoredState(InnerState.WARM, "saved", age, tensors)
 
 
-def share(now_steps: int, rewarm_steps: int) -> float:
+def rewarm_share(now_steps: int, rewarm_steps: int) -> float:
     """Return the factor on the learning rate for the next step of a cold start, in (0, 1]."""
     return min(1.0, (now_steps + 1) / max(1, rewarm_steps))

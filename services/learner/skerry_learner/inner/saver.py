@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from skerry.errors import SkerryError
 from skerry.models.base import path_name
+from skerry.protocol.learner import TrainingProgress
 from skerry.settings.models import LearnerSettings
-from skerry_learner.inner import file, recall
+from skerry_learner.inner import file, restore
 from skerry_learner.inner.file import Origin, Saved, Shapes
-from skerry_learner.inner.recall import Recalled
-from skerry_learner.sync.rules import Progress
+from skerry_learner.inner.restore import RestoredState
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class Keeper:
+class InnerStateSaver:
     """One learner's state on disk, below ``path/<run>/<name>``; at most one save in flight.
 
     ``template`` is the state's tree of shapes and dtypes; ``ended`` is called from the thread once
@@ -68,7 +68,7 @@ class Keeper:
     incarnation: int
     template: Any
     clock: Callable[[], float] = time.monotonic
-    recalled: Future[Recalled] = field(default_factory=Future[Recalled])
+    restored: Future[RestoredState] = field(default_factory=Future[RestoredState])
     _changed: threading.Condition = field(init=False, default_factory=threading.Condition)
     _job: _Job | None = field(init=False, default=None)
     _busy: bool = field(init=False, default=False)
@@ -83,7 +83,7 @@ class Keeper:
 
     def start(self, step: int, max_age_steps: int, ended: Callable[[], None]) -> None:
         """Begin to read what was saved, for a learner at ``step`` of the global clock."""
-        self.recalled.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
+        self.restored.set_running_or_notify_cancel()  # no waiter can cancel it
         self._due_s = self.clock() + self.local.save_every_s
 
         def live() -> None:
@@ -97,10 +97,10 @@ class Keeper:
     # the trainer's side
 
     def due(self) -> bool:
-        """Tell whether a save is due and can begin; never while one is in flight."""
+        """Return True if a save is due and can begin; never while one is in flight."""
         return self._copy is not None and not self._busy and self.clock() >= self._due_s
 
-    def keep(self, moments: Any, now: Progress) -> None:
+    def save(self, moments: Any, now: TrainingProgress) -> None:
         """Copy the state on its device and have it saved; nothing here waits."""
         if self._copy is not None:
             self._due_s = self.clock() + self.local.save_every_s
@@ -108,11 +108,11 @@ class Keeper:
 
     # the end
 
-    def close(self, moments: Any = None, now: Progress | None = None) -> None:
-        """Save a state that nobody changes any more, if there is one, and end the thread."""
+    def close(self, moments: Any = None, now: TrainingProgress | None = None) -> None:
+        """Save a state that no longer changes, if there is one, and end the thread."""
         self._post(self._job_of(moments, now) if now else None, closing=True)
 
-    def _job_of(self, moments: Any, now: Progress) -> _Job:
+    def _job_of(self, moments: Any, now: TrainingProgress) -> _Job:
         saved = Saved(self.origin, self.incarnation, now.step, now.steps)
         return _Job(list(jax.tree.leaves(moments)), saved)
 
@@ -124,7 +124,7 @@ class Keeper:
     # the thread
 
     def _live(self, step: int, max_age_steps: int) -> None:
-        self.recalled.set_result(self._recall(step, max_age_steps))
+        self.restored.set_result(self._restore(step, max_age_steps))
         self._sweep()
         self._copy = jax.jit(_copied).lower(self.template).compile()
         while (job := self._next()) is not None:
@@ -139,15 +139,15 @@ class Keeper:
             job, self._job = self._job, None
             return job
 
-    def _recall(self, step: int, max_age_steps: int) -> Recalled:
+    def _restore(self, step: int, max_age_steps: int) -> RestoredState:
         try:
             saved, tensors = file.read(self.path, shapes_of(self.template))
         except FileNotFoundError:
-            return recall.without(self.incarnation, step, "nothing is saved on this machine")
+            return restore.fresh(self.incarnation, step, "nothing is saved on this machine")
         except (OSError, SkerryError) as error:
             log.warning("inner_state_unreadable", error=str(error))
-            return recall.without(self.incarnation, step, "what is saved cannot be read")
-        return recall.judge(
+            return restore.fresh(self.incarnation, step, "what is saved cannot be read")
+        return restore.decide(
             saved,
             tensors,
             origin=self.origin,
@@ -178,7 +178,7 @@ class Keeper:
         )
 
     def _complain(self, error: Exception) -> None:
-        """Say once what keeps the state from being saved."""
+        """Log once why the state cannot be saved."""
         if str(error) != self._complained:
             self._complained = str(error)
             log.warning(
@@ -189,7 +189,7 @@ class Keeper:
 
 
 def _fetched(job: _Job) -> Iterator[NDArray[Any]]:
-    """Yield a state's tensors on the host one by one, giving each up on the device behind it."""
+    """Yield a state's tensors on the host one by one, giving each up on the device after it."""
     for number, leaf in enumerate(job.leaves):
         job.leaves[number] = None
         yield np.asarray(leaf)

@@ -1,7 +1,7 @@
-"""The life of a trainer: warm up, catch up, train, and answer until it is told to end.
+"""A learner's training loop: warm up, catch up, train, and answer until it is asked to end.
 
-It is written as a generator of pauses, so that who runs it decides what time is: a thread, in which
-steps take as long as they take, or the lab, whose clock is virtual.
+It is a generator of pauses, so that its driver decides what time is: a thread, in which steps take
+as long as they take, or a virtual clock.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import structlog
 
 from skerry.data.prefetch import Prefetch, Prefetched
 from skerry.data.stream import Stream
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, LearnerPhase
 from skerry.settings.models import RunConfig
 from skerry.telemetry import instruments, metrics
-from skerry_learner.inner import recall
-from skerry_learner.inner.recall import Recalled
+from skerry_learner.inner import restore
+from skerry_learner.inner.restore import RestoredState
+from skerry_learner.sync.identity import LearnerIdentity, Traffic
 from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.meter import Meter
-from skerry_learner.sync.rules import Progress
-from skerry_learner.sync.session import Learner, Session
+from skerry_learner.sync.session import Session
 from skerry_learner.trainer.schedule import progress
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
@@ -38,15 +39,15 @@ REPORT_S = 10.0
 UNSENT_GENESIS = 2
 
 
-class Keeps(Protocol):
-    """Who saves the inner optimizer's state; ``inner.keeper.Keeper`` does, on a disk."""
+class SavesInnerState(Protocol):
+    """Saves the inner optimizer's state, as ``inner.saver.InnerStateSaver`` does on a disk."""
 
     def due(self) -> bool: ...
-    def keep(self, moments: Any, now: Progress) -> None: ...
+    def save(self, moments: Any, now: TrainingProgress) -> None: ...
 
 
 class Feeds(Protocol):
-    """Who reads batches; ``data.prefetch.Prefetch`` does, ahead and in a thread."""
+    """Reads batches, as ``data.prefetch.Prefetch`` does ahead and in a thread."""
 
     def __call__(
         self, stream: Stream, *, cursor: int, batch: int, vocab: int | None
@@ -67,31 +68,32 @@ STEP = Pause(None)
 
 
 @dataclass(slots=True)
-class Island:
-    """Everything a trainer owns; ``run`` is the body of its thread.
+class TrainingLoop:
+    """Everything that training owns; ``run`` is the body of its thread.
 
     ``missing`` are the fragments that the log had no version of when this learner joined,
-    ``recalled`` is how its inner optimizer begins, ``keeper`` saves it; without them it begins as
+    ``restored`` is how its inner optimizer begins, ``saver`` saves it; without them it begins as
     it was made and is not saved. Below the cursor ``seen`` an earlier incarnation has trained
     already, on what was lost with it. ``settled`` is called once, before the first step.
     """
 
-    learner: Learner
+    learner: LearnerIdentity
     config: RunConfig
     trainer: Trainer
     session: Session
     mailbox: Mailbox
+    traffic: Traffic
     meter: Meter
     stream: Stream
     vocab: int | None
     missing: tuple[int, ...]
-    now: Progress
+    now: TrainingProgress
     phase: LearnerPhase = LearnerPhase.STARTING
     diverged: int = 0
     reported_s: float = 0.0
     wall_ns: Callable[[], int] = time.time_ns
-    recalled: Future[Recalled] | None = None
-    keeper: Keeps | None = None
+    restored: Future[RestoredState] | None = None
+    saver: SavesInnerState | None = None
     feed: Feeds = Prefetch
     rewarming: bool = False
     seen: int = 0
@@ -110,14 +112,14 @@ class Island:
         self.trainer.warm(self._tick)
         log.info("compiled", seconds=round(self.meter.clock() - began, 2))
         yield from self._catch_up()
-        yield from self._recall()
+        yield from self._restore()
         yield from self._train()
         yield from self._linger()
 
     def pulse(self) -> None:
         """Post a pulse now; also called by the network's side once this thread has ended."""
         pulse = self.meter.pulse(
-            self.learner, self.phase, self.now, self.session, self.mailbox.traffic, self.wall_ns()
+            self.learner, self.phase, self.now, self.session, self.traffic, self.wall_ns()
         )
         self.mailbox.post_pulse(pulse)
 
@@ -139,15 +141,15 @@ class Island:
             self._tick()
             yield self._idle
 
-    def _recall(self) -> Iterator[Pause]:
+    def _restore(self) -> Iterator[Pause]:
         """Go on with the saved inner state, which was read while everything compiled."""
-        while self.recalled is not None and not self.mailbox.stopping():
-            if self.recalled.done():
-                recalled = self.recalled.result()
-                self.rewarming = recalled.inner is InnerState.COLD
-                if recalled.inner is InnerState.WARM:
-                    self.trainer.restore_moments(recalled.tensors)
-                self.recalled = None
+        while self.restored is not None and not self.mailbox.stopping():
+            if self.restored.done():
+                restored = self.restored.result()
+                self.rewarming = restored.inner is InnerState.COLD
+                if restored.inner is InnerState.WARM:
+                    self.trainer.restore_moments(restored.tensors)
+                self.restored = None
             else:
                 self._tick()
                 yield self._idle
@@ -195,8 +197,8 @@ class Island:
             self._read(after)
         self.meter.trained(self.meter.clock() - began, replayed=replayed)
         yield from self._boundary()
-        if self.keeper is not None and self.keeper.due():
-            self.keeper.keep(self.trainer.state.optimizer, self.now)
+        if self.saver is not None and self.saver.due():
+            self.saver.save(self.trainer.state.optimizer, self.now)
         self._stepped(self.meter.clock() - began)
         return None if known else after
 
@@ -212,8 +214,8 @@ class Island:
     def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)
         if self._held():
-            self.pulse()  # rounds open by what learners say: all wait for what is not said
-        elif not self._done():  # else the next thing said is that training is over
+            self.pulse()  # rounds open by what learners report: all wait for what is missing
+        elif not self._done():  # else the next report is that training is over
             self._tick()
         while self._held():
             began = self.meter.clock()
@@ -223,7 +225,7 @@ class Island:
             self._tick()
 
     def _held(self) -> bool:
-        """Tell whether a blocking mode holds this learner up here."""
+        """Return True if a blocking mode holds this learner up here."""
         waits = self.session.must_wait(self.now)
         return waits and not self.mailbox.stopping() and not self._done()
 
@@ -243,7 +245,7 @@ class Island:
     def _read(self, result: StepResult) -> None:
         """Read the outcome of the newest step, or of the one before it, which still runs.
 
-        A skipped one is told of until a finite one follows: the loss is not a number meanwhile.
+        A skipped one is reported until a finite one follows: the loss is not a number meanwhile.
         """
         if bool(result.finite):
             self.meter.loss = float(result.loss)
@@ -269,10 +271,10 @@ class Island:
         return progress(self.config.train, max(self.now.step, self.session.clock()), elapsed_s)
 
     def _share(self) -> float:
-        """Return the factor on the learning rate: moments that begin anew say little at first."""
+        """Return the factor on the learning rate: fresh moments say little at first."""
         if not self.rewarming:
             return 1.0
-        share = recall.share(self.now.steps, self.config.train.rewarm_steps)
+        share = restore.rewarm_share(self.now.steps, self.config.train.rewarm_steps)
         self.rewarming = share < 1.0
         return share
 

@@ -1,0 +1,73 @@
+"""What the parts of a learner's network side share, and its door."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from skerry.algorithm.fragments import Plan
+from skerry.log.base import Bus
+from skerry.protocol.learner import DoorReason, LearnerDoor
+from skerry.settings.models import RunConfig
+from skerry_learner.sync.identity import LearnerIdentity, Traffic
+from skerry_learner.sync.mailbox import Mailbox
+from skerry_learner.sync.residual import Residuals
+from skerry_learner.sync.telemetry import LearnerTelemetry
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+REPORT_S = 1.0
+"""Refusals are reported at most this often."""
+FLOAT32_BYTES = 4
+
+
+@dataclass(slots=True)
+class LearnerConnection:
+    """One learner's log and mailbox.
+
+    ``wake`` is what the mailbox sets (through ``notify``) when the trainer has posted; ``clock`` is
+    the one that the trainer counts by.
+    """
+
+    bus: Bus
+    identity: LearnerIdentity
+    plan: Plan
+    config: RunConfig
+    mailbox: Mailbox
+    wake: asyncio.Event
+    telemetry: LearnerTelemetry
+    wall_ns: Callable[[], int] = time.time_ns
+    clock: Callable[[], float] = time.monotonic
+    traffic: Traffic = field(default_factory=Traffic)
+    residuals: Residuals = field(default_factory=Residuals)
+    door: LearnerDoor = field(init=False)
+    _reported_s: float = field(init=False, default=float("-inf"))
+
+    def __post_init__(self) -> None:
+        self.door = LearnerDoor(len(self.plan.fragments), self.config.train.steps)
+
+    @property
+    def run(self) -> str:
+        return self.identity.run
+
+    def f32_bytes(self, fragment: int) -> int:
+        """Return the bytes of a fragment without quantisation or compression."""
+        return FLOAT32_BYTES * self.plan.fragments[fragment].size
+
+    def refuse(self, reason: DoorReason) -> None:
+        """Count a message that is not believed, and report it."""
+        self.door.refused[reason] += 1
+        self.report_refused()
+
+    def report_refused(self) -> None:
+        """Log what was refused so far, at most once a second."""
+        now_s = self.clock()
+        if now_s - self._reported_s >= REPORT_S:
+            self._reported_s = now_s
+            counts = {reason.value: count for reason, count in self.door.refused.items()}
+            log.warning("messages_refused", **counts)

@@ -1,0 +1,203 @@
+"""What comes from the log: rounds, manifests, and the global fragments that they announce."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
+from skerry.log import ledger, presence, recovery, state
+from skerry.protocol.learner import DoorReason
+from skerry.protocol.messages import Commit, Manifest
+from skerry.tasks import TaskGroup
+from skerry.telemetry.spans import Interval
+from skerry_learner.sync import connection
+from skerry_learner.sync.connection import LearnerConnection
+from skerry_learner.sync.mailbox import Fresh
+
+log = structlog.get_logger()
+
+LOOKS = 8
+LOOK_PAUSE_S = 0.25
+"""How often, and at which interval, the ledger is asked for a commit: a replica may lag."""
+
+
+@dataclass(slots=True)
+class Receiver:
+    """Follows rounds and manifests, and reads what they announce.
+
+    ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions by
+    the manifests, ``recorded`` by the ledger when it was last looked at; ``leaps`` wait to be borne
+    out by it.
+    """
+
+    link: LearnerConnection
+    wanted: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
+    reading: set[int] = field(default_factory=set[int])
+    announced: dict[int, int] = field(default_factory=dict[int, int])
+    recorded: dict[int, int] = field(default_factory=dict[int, int])
+    leaps: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
+    _leaped: asyncio.Event = field(default_factory=asyncio.Event)
+    _reported_lost: dict[int, int] = field(default_factory=dict[int, int])
+
+    async def rounds(self) -> None:
+        """Post every round that is believed."""
+        link = self.link
+        rounds = presence.follow_rounds(link.bus, link.run, link.plan.digest)
+        async with aclosing(rounds):
+            async for opened in rounds:
+                if link.door.take_round(opened) not in {None, DoorReason.EARLY}:
+                    link.report_refused()
+                link.mailbox.post_rounds(link.door.rounds)
+
+    async def manifests(self) -> None:
+        """Want the newest version of every fragment; StateLost once the log has gone back.
+
+        All that is known here is of versions that the log does not have any more: rounds towards
+        them would count as answered, and what was captured as part of them.
+        """
+        link = self.link
+        manifests = state.follow_manifests(link.bus, link.run, link.plan)
+        async with aclosing(manifests):
+            async for manifest in manifests:
+                await self._take(manifest)
+
+    async def _take(self, manifest: Manifest) -> None:
+        link, commit = self.link, manifest.commit
+        known = self.announced.get(commit.fragment, 0)
+        if not 0 <= commit.fragment < len(link.plan.fragments):
+            link.refuse(DoorReason.NO_SUCH_FRAGMENT)
+        elif commit.version < known:
+            await recovery.not_gone_back(link.bus, link.run, link.plan, commit.fragment, known)
+        elif commit.version > known + 1 and not self._is_recorded(commit):
+            self.leaps[commit.fragment] = manifest
+            self._leaped.set()
+        else:
+            self._want(manifest)
+
+    def _is_recorded(self, commit: Commit) -> bool:
+        """Return True if the ledger is known to bear out a manifest.
+
+        A commit is in the ledger soon after its manifest, and before the manifest that follows it.
+        """
+        return self.recorded.get(commit.fragment, 0) >= commit.version - 1
+
+    def _want(self, manifest: Manifest) -> None:
+        link, commit = self.link, manifest.commit
+        link.door.take_manifest(commit)
+        self.announced[commit.fragment] = commit.version
+        self.wanted[commit.fragment] = manifest
+        self._note_refused(commit)
+        link.mailbox.post_rounds(link.door.rounds)
+        link.wake.set()
+
+    async def prove(self) -> None:
+        """Have the ledger bear out every manifest that is not the next one of its fragment."""
+        while True:
+            self._leaped.clear()
+            if not self.leaps:
+                await self._leaped.wait()
+                continue
+            for _ in range(LOOKS):
+                await self._read_ledger()
+                if all(self._is_recorded(m.commit) for m in self.leaps.values()):
+                    break
+                await asyncio.sleep(LOOK_PAUSE_S)
+            leaps, self.leaps = self.leaps, {}
+            for fragment, manifest in leaps.items():
+                if not self._is_recorded(manifest.commit):
+                    self.link.refuse(DoorReason.NEVER_COMMITTED)
+                elif manifest.commit.version > self.announced.get(fragment, 0):
+                    self._want(manifest)
+
+    async def _read_ledger(self) -> None:
+        """Note which versions the ledger has; a broker that is away is waited for."""
+        while True:
+            try:
+                commits = await ledger.newest_commits(self.link.bus, self.link.run)
+            except BrokerUnavailable:
+                await asyncio.sleep(connection.RETRY_S)
+            else:
+                self.recorded = {commit.fragment: commit.version for _, commit in commits}
+                return
+
+    def start(self, group: TaskGroup) -> None:
+        """Begin to read what is wanted, as many fragments at once as the mailbox has room for.
+
+        One does not wait for those before it: commits may follow each other faster than a distant
+        broker answers.
+        """
+        for fragment in [f for f in self.wanted if f not in self.reading]:
+            if self.link.mailbox.takes_fresh(fragment, len(self.reading)):
+                self.reading.add(fragment)
+                task = group.create_task(self.fetch(self.wanted.pop(fragment)))
+                task.add_done_callback(partial(self._read_ended, fragment))
+
+    def _read_ended(self, fragment: int, _: object) -> None:
+        """Have what is wanted by now looked at again."""
+        self.reading.discard(fragment)
+        self.link.wake.set()
+
+    async def fetch(self, manifest: Manifest) -> None:
+        """Read a global fragment and post it; what cannot be read is wanted again."""
+        commit = manifest.commit
+        try:
+            fresh = await self._read(manifest)
+        except Overtaken:
+            return  # the newer manifest is announced, or about to be
+        except StateLost as error:
+            # Training goes on; the next commit makes it whole, or somebody who restores the store.
+            self._report_lost(commit, error)
+        except (BrokerUnavailable, WireError) as error:
+            log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
+        else:
+            self.link.mailbox.post_fresh(fresh)
+            return
+        self.wanted.setdefault(commit.fragment, manifest)
+        await asyncio.sleep(connection.RETRY_S)
+
+    async def _read(self, manifest: Manifest) -> Fresh:
+        link, commit, began_ns = self.link, manifest.commit, self.link.wall_ns()
+        traffic, sizes = link.traffic, list[int]()
+
+        def count(size: int) -> None:
+            sizes.append(size)
+            traffic.bytes_down += size
+
+        def decoded(seconds: float) -> None:
+            traffic.decode_s += seconds
+
+        vector = await state.read_part(
+            link.bus,
+            link.run,
+            link.plan,
+            manifest,
+            state.PARAMS,
+            on_bytes=count,
+            on_decoded=decoded,
+        )
+        traffic.f32_bytes_down += link.f32_bytes(commit.fragment)
+        link.telemetry.received(commit, sum(sizes), Interval(began_ns, link.wall_ns()))
+        return Fresh(manifest, vector)
+
+    def _report_lost(self, commit: Commit, error: StateLost) -> None:
+        """Report once per version what the log has lost."""
+        if self._reported_lost.get(commit.fragment) != commit.version:
+            self._reported_lost[commit.fragment] = commit.version
+            log.error(
+                "fragment_lost",
+                fragment=commit.fragment,
+                version=commit.version,
+                error=str(error),
+            )
+
+    def _note_refused(self, commit: Commit) -> None:
+        """Have nothing of a contribution that a commit refuses come back with the next one."""
+        ours = self.link.identity.name, self.link.identity.incarnation
+        for refused in commit.refused:
+            if (refused.learner, refused.incarnation) == ours:
+                self.link.residuals.unmerged(commit.fragment, refused.identity)
