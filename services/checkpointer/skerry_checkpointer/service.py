@@ -19,8 +19,8 @@ from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.run import plan_of
 from skerry.protocol.subjects import TOKEN
 from skerry.service.arrival import arrive
-from skerry.service.shell import serve
-from skerry.service.turns import TurnTrace, outlast, take_turns
+from skerry.service.shell import outlast, serve
+from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import read_manifest
 from skerry.store.manifest import SavedLearner, dump, step_of

@@ -21,8 +21,8 @@ from skerry.log import ledger
 from skerry.log.state import MASTER, read_latest, read_manifests
 from skerry.protocol.messages import Evaluation
 from skerry.protocol.run import plan_of
-from skerry.service.shell import serve
-from skerry.service.turns import TurnTrace, outlast, take_turns
+from skerry.service.shell import outlast, serve
+from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.manifest import step_of, tokens_of
 from skerry.tasks import in_thread

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from skerry.errors import BrokerUnavailable, BusError, first_cause
+from skerry.errors import BrokerUnavailable, BusError
 from skerry.log import ledger
 from skerry.protocol.subjects import STREAM_KINDS, Subjects
-from skerry.service.shell import serve
+from skerry.service.shell import outlast, serve
 from skerry.service.watch import BrokerWatch
 from skerry.settings.loading import run_config_from_json
 from skerry.status.alerts import Situation, Store, alerts
@@ -62,7 +62,6 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-RETRY_S = 1.0
 MEASURE_S = 15.0
 
 
@@ -106,21 +105,9 @@ class Monitor:
 
     async def follow(self) -> None:
         """Follow the run for ever, or until it is finished where that was asked for."""
-        while True:
-            try:
-                over = await self._session()
-            except (BrokerUnavailable, BaseExceptionGroup) as error:
-                cause = first_cause(error)
-                if not isinstance(cause, BrokerUnavailable):
-                    raise cause from error
-            else:
-                if over:
-                    return
-                log.warning("run_begins_anew", run=self.run)
-                self.book.update([], self.clock_s())  # what held was said of another log
-                continue
-            log.warning("session_restarts", cause=str(cause))
-            await asyncio.sleep(RETRY_S)
+        while not await outlast(self._session, (BrokerUnavailable,)):
+            log.warning("run_begins_anew", run=self.run)
+            self.book.update([], self.clock_s())  # what held was said of another log
 
     async def _session(self) -> bool:
         """Follow one log of the run; True once it is over, False where another log took its place.

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.algorithm import backend
-from skerry.errors import BrokerUnavailable, BusError, StorageFull, first_cause
+from skerry.errors import BusError
 from skerry.log import presence
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.messages import RunState, SyncerPulse
 from skerry.protocol.subjects import checked_token
 from skerry.service.arrival import arrive
-from skerry.service.shell import serve
+from skerry.service.shell import outlast, serve
 from skerry.tasks import TaskGroup
 from skerry_syncer.candidate import Candidate
 from skerry_syncer.work import Work, conduct
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-RETRY_S = 1.0
 FAREWELL_S = 1.0
 
 numbers = count(1)
@@ -56,23 +55,16 @@ async def candidate(
     checked_token(name, "syncer")
     host = socket.gethostname()
     instance = instance or new_instance(wall_ns)
-    while True:
-        try:
-            record = await arrive(bus, run)
-            if record.state is RunState.FINISHED:
-                log.info("run_already_finished", run=run)
-                return
-            work = await Work.begin(bus, record, name, wall_ns)
-            await Candidate.of(work, instance, host).stand()
-        except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
-            cause = first_cause(error)
-            if not isinstance(cause, BrokerUnavailable | StorageFull):
-                raise cause from error
-            log.warning("begins_again", cause=str(cause))
-            del cause
-        else:
+
+    async def stand() -> None:
+        record = await arrive(bus, run)
+        if record.state is RunState.FINISHED:
+            log.info("run_already_finished", run=run)
             return
-        await asyncio.sleep(RETRY_S)
+        work = await Work.begin(bus, record, name, wall_ns)
+        await Candidate.of(work, instance, host).stand()
+
+    await outlast(stand, event="begins_again")
 
 
 def new_instance(wall_ns: Callable[[], int]) -> str:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from skerry.errors import SkerryError
+import structlog
+
+from skerry.errors import BrokerUnavailable, SkerryError, StorageFull, first_cause
 from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-RECANCEL_S = 1.0
+log = structlog.get_logger()
 
+RECANCEL_S = 1.0
+RETRY_S = 1.0
+
+T = TypeVar("T")
 Loop = Callable[[], Awaitable[None]]
 
 
@@ -51,6 +57,29 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             running.remove_signal_handler(number)
+
+
+async def outlast(
+    session: Callable[[], Awaitable[T]],
+    passing: tuple[type[SkerryError], ...] = (BrokerUnavailable, StorageFull),
+    event: str = "session_restarts",
+) -> T:
+    """Run a session again whenever it ends for a ``passing`` reason; return what it returns.
+
+    By default: whenever the broker was away or full. Raises the cause of any other end.
+    """
+    while True:
+        try:
+            return await session()
+        except (SkerryError, BaseExceptionGroup) as error:
+            cause = first_cause(error)
+            if not isinstance(cause, passing):
+                if cause is error:
+                    raise
+                raise cause from error
+            log.warning(event, cause=str(cause))
+            del cause  # its traceback holds the session's frames, and those all its vectors
+        await asyncio.sleep(RETRY_S)
 
 
 async def _run(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:

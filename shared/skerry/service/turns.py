@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 from opentelemetry.trace import Link
 
-from skerry.errors import (
-    BrokerUnavailable,
-    Overtaken,
-    StateLost,
-    StorageFull,
-    StoreError,
-    WireError,
-    first_cause,
-)
+from skerry.errors import Overtaken, StateLost, StoreError, WireError
 from skerry.log import ledger
 from skerry.log.state import follow_manifests
 from skerry.protocol.subjects import Subjects
@@ -43,8 +35,6 @@ if TYPE_CHECKING:
     from skerry.telemetry.spans import Attributes
 
 log = structlog.get_logger()
-
-RETRY_S = 1.0
 
 
 async def take_turns(
@@ -80,25 +70,6 @@ async def take_turns(
                 break
             await _pause(finished, pause_s())
         end.cancel()
-
-
-async def outlast(session: Callable[[], Awaitable[None]]) -> None:
-    """Run a session again whenever the broker was away or full, until one ends by itself.
-
-    Raises any other error that ends one.
-    """
-    while True:
-        try:
-            await session()
-        except (BrokerUnavailable, StorageFull, BaseExceptionGroup) as error:
-            cause = first_cause(error)
-            if not isinstance(cause, BrokerUnavailable | StorageFull):
-                raise cause from error
-            log.warning("session_restarts", cause=str(cause))
-            del cause  # its traceback holds the session's frames, and those a whole checkpoint
-        else:
-            return
-        await asyncio.sleep(RETRY_S)
 
 
 async def _pause(finished: asyncio.Event, seconds: float) -> None:

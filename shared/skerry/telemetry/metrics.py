@@ -34,8 +34,8 @@ class MetricKind(StrEnum):
 class Metric:
     """One metric, made once and its own key; ``source`` are the services that emit it.
 
-    ``unit`` is in UCUM; ``attributes`` are the keys of every data point; ``buckets`` the upper bounds of a histogram,
-    in ``unit``, without the last, infinite one.
+    ``unit`` is in UCUM; ``attributes`` are the keys of every data point; ``buckets`` the upper
+    bounds of a histogram, in ``unit``, without the last, infinite one.
     """
 
     name: str

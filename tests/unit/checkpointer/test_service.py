@@ -25,7 +25,7 @@ from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.service import turns
+from skerry.service import shell
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.listing import locate, summaries
 from skerry.store.local import LocalDraft, LocalStore
@@ -343,7 +343,7 @@ async def test_a_full_broker_begins_a_new_session(
             raise outcome
 
     monkeypatch.setattr(service, "session", session)
-    monkeypatch.setattr(turns, "RETRY_S", 0.0)
+    monkeypatch.setattr(shell, "RETRY_S", 0.0)
     async with asyncio.timeout(30):
         await checkpointer(MemoryBroker().connect(), "run", store, 1.0)
     assert not outcomes

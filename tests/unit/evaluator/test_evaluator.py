@@ -30,7 +30,7 @@ from skerry.log.memory import MemoryBus
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.protocol.messages import Commit, Evaluation, Manifest, RunRecord
-from skerry.service import turns
+from skerry.service import shell
 from skerry.settings.models import EvalConfig, RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
@@ -264,7 +264,7 @@ async def test_a_broker_that_is_away_ends_a_session_and_not_the_evaluator(
         return await read(*args)
 
     monkeypatch.setattr(service, "read_manifests", unavailable)
-    monkeypatch.setattr(turns, "RETRY_S", 0.0)
+    monkeypatch.setattr(shell, "RETRY_S", 0.0)
     await run.commit(0)
     await ledger.finish_run(run.bus, run.record)
     with capture_logs() as logs:
