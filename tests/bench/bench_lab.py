@@ -113,9 +113,9 @@ class Turns:
     of_alone: list[Turn] = field(default_factory=list[Turn])
 
     def __call__(self, lab: Lab) -> None:
-        if lab.course.step < FIRST_STEP:
+        if lab.progress.step < FIRST_STEP:
             return
-        steps = sum(career.tally.steps for career in lab.careers)
+        steps = sum(one.tally.steps for one in lab.islands)
         if self.began is not None:
             began, before = self.began
             if time.perf_counter() - began.wall_s < self.seconds:

@@ -6,7 +6,7 @@ import json
 
 from rich.console import Console
 
-from skerry_tools.lab.lab import run
+from skerry_tools.lab.lab import Lab
 from skerry_tools.lab.scenario import Scenario
 from skerry_tools.lab.show import Display, table
 
@@ -14,7 +14,7 @@ from skerry_tools.lab.show import Display, table
 def run_lab(scenario: Scenario, *, as_json: bool) -> None:
     """Run a scenario, show how it goes on stderr, and print what came of it."""
     with Display(Console(stderr=True)) as display:
-        result = run(scenario, tell=display.tell, watch=display.watch)
+        result = Lab(scenario, display.report, watch=display.watch).run()
     if as_json:
         print(json.dumps(result.to_dict()))
     else:

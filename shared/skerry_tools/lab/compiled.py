@@ -14,7 +14,7 @@ import jax
 
 from skerry_learner.joining import Work
 from skerry_learner.trainer.trainer import Programs
-from skerry_tools.lab.judge import Loss
+from skerry_tools.lab.evaluation import Loss
 
 MOST = 8
 """Configurations whose programs are kept."""
@@ -24,7 +24,7 @@ _kept: OrderedDict[str, Compiled] = OrderedDict()
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The programs of trainers, and the loss that the judge evaluates."""
+    """The programs of trainers, and the loss that is evaluated."""
 
     programs: Programs
     loss: Loss

@@ -1,8 +1,8 @@
 """A whole run in one process: real syncer, real learners, the log in memory, time virtual.
 
 Nothing here trains, merges or decides: that is the services' own code. The lab starts them, moves
-the clock, kills who is to fail, and has the result judged. Everything happens in one thread and in
-one order, so that a scenario gives the same bits each time on the same machine.
+the clock, kills learners that are to fail, and evaluates the result. Everything happens in one
+thread and in one order, so that a scenario gives the same bits each time on the same machine.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.joining import Work, create, prepare
 from skerry_syncer.service import candidate
-from skerry_tools.lab.career import Career
 from skerry_tools.lab.compiled import compiled
-from skerry_tools.lab.course import Course
-from skerry_tools.lab.judge import Judge, Point
+from skerry_tools.lab.evaluation import LabEvaluation, LabEvaluator
 from skerry_tools.lab.learner import Ground
+from skerry_tools.lab.lifecycle import IslandLifecycle
 from skerry_tools.lab.link import DistantLink
+from skerry_tools.lab.progress import RunProgress
 from skerry_tools.lab.rho import Rho
 from skerry_tools.lab.scenario import Link, Scenario, check
 from skerry_tools.virtual import Stuck, VirtualLoop
@@ -44,18 +44,17 @@ EPOCH_NS = 1_700_000_000_000_000_000
 """Where the virtual wall clock begins; any moment would do."""
 PATIENCE = 100
 """A run that takes so many times as long as its slowest island would need is given up."""
-Tell = Callable[[Point], None]
+Report = Callable[[LabEvaluation], None]
 Watch = Callable[["Lab"], None]
 
 
 @dataclass(slots=True)
-class Result:
+class LabResult:
     """What a lab run found; times are virtual seconds but for ``took_s``.
 
     ``tokens`` are those merged, mean over fragments, ``trained_tokens`` those of every step that
     was taken. ``goodput``: the islands' time in training steps over the time since they joined.
-    ``training_text`` and ``held_out_text`` are digests of what was trained on and judged by; empty
-    in results that were stored before there were any.
+    ``training_text`` and ``held_out_text`` are digests of what was trained and evaluated on.
     """
 
     name: str
@@ -86,35 +85,18 @@ class Result:
         return asdict(self)
 
 
-def run(
-    scenario: Scenario,
-    tell: Tell | None = None,
-    work: Work | None = None,
-    watch: Watch | None = None,
-) -> Result:
-    """Run a scenario to its end.
-
-    Args:
-        scenario: What is to happen.
-        tell: Hears every evaluation.
-        work: What ``prepare`` made of the same model and data settings, if the caller has it.
-        watch: Is called after every commit, to show how the run is going.
-
-    Raises:
-        ConfigError: The scenario contradicts itself.
-        LabError: The run cannot come to its end.
-        KeyboardInterrupt: Somebody pressed Ctrl-C; everything was ended in order.
-    """
-    return Lab(scenario, tell, work, watch).run()
-
-
 class Lab:
-    """One run of one scenario; ``broker`` holds its log, also when the run is over."""
+    """One run of one scenario; ``broker`` holds its log, also when the run is over.
+
+    ``report`` is called with every evaluation, ``watch`` after every commit. ``work`` is what
+    ``prepare`` made of the same model and data settings, if the caller has it. Raises ConfigError
+    for a scenario that contradicts itself.
+    """
 
     def __init__(
         self,
         scenario: Scenario,
-        tell: Tell | None = None,
+        report: Report | None = None,
         work: Work | None = None,
         watch: Watch | None = None,
     ) -> None:
@@ -126,9 +108,9 @@ class Lab:
         self.broker = MemoryBroker(clock_ns=self.wall_ns)
         self.work = _fitted(work, self.config) if work else prepare(self.config)
         sync = self.config.sync
-        self.course = Course(self.connect(), RUN, self.config.train.steps, sync.fragments)
-        self.careers: list[Career] = []
-        self._tell = tell
+        self.progress = RunProgress(self.connect(), RUN, self.config.train.steps, sync.fragments)
+        self.islands: list[IslandLifecycle] = []
+        self._report = report
         self._watch = watch
         self.compiled = compiled(self.work)
 
@@ -139,8 +121,12 @@ class Lab:
         """Return a client that sits beside the broker."""
         return self.broker.connect()
 
-    def run(self) -> Result:
-        """Run to the end; once only."""
+    def run(self) -> LabResult:
+        """Run to the end; once only.
+
+        Raises LabError if there is no way to the end, and KeyboardInterrupt after Ctrl-C, when
+        everything was ended in order.
+        """
         began = time.perf_counter()
         main = self.loop.create_task(self._main(), name="lab")
         longest_s = self._longest_s()
@@ -157,7 +143,7 @@ class Lab:
         if not ended:
             msg = (
                 f"The run has not ended after {longest_s:.0f} virtual seconds, at step"
-                f" {self.course.step} of {self.course.steps}: is a quorum alive?"
+                f" {self.progress.step} of {self.progress.steps}: is a quorum alive?"
             )
             raise LabError(msg)
         if main.cancelled():
@@ -176,10 +162,10 @@ class Lab:
         once_s = config.train.steps * slowest_s + config.sync.round_timeout_s
         return PATIENCE * once_s * (1.0 + failures.down_s / failures.every_s)
 
-    async def _main(self) -> Result:
+    async def _main(self) -> LabResult:
         record = await create(self.connect(), RUN, self.work, self.wall_ns())
         loss, judging = self.compiled.loss, self.scenario.judging
-        judge = Judge(self.connect(), RUN, self.work, loss, judging)
+        evaluator = LabEvaluator(self.connect(), RUN, self.work, loss, judging)
         rho = Rho(self.connect(), RUN, self.work.plan, _outer_of(self.work))
         ground = Ground(
             record=record,
@@ -190,42 +176,42 @@ class Lab:
             clock=self.loop.time,
             wall_ns=self.wall_ns,
         )
-        self.careers = [
-            Career(ground, island, self.scenario.failures, self.course)
+        self.islands = [
+            IslandLifecycle(ground, island, self.scenario.failures, self.progress)
             for island in self.scenario.fleet
         ]
         async with TaskGroup() as group:
             tasks = [
-                group.create_task(self._follow(), name="course"),
+                group.create_task(self.progress.follow(self._changed), name="progress"),
                 group.create_task(self._syncer(), name="syncer"),
-                group.create_task(judge.follow(self.course, self.loop.time, self._tell)),
-                group.create_task(self._islands(), name="islands"),
+                group.create_task(evaluator.follow(self.progress, self.loop.time, self._report)),
+                group.create_task(self._live(), name="islands"),
             ]
             if self.scenario.rho:
                 tasks.append(group.create_task(rho.follow(), name="rho"))
             await ledger.wait_finished(self.connect(), RUN)
             ended_s = self.loop.time()
-            await self.course.read_all()
-            verdict = await judge.verdict(ended_s)
+            await self.progress.read_all()
+            last = await evaluator.last(ended_s)
             for task in tasks:
                 task.cancel()
-        return self._result(judge.points, verdict, rho)
+        return self._result(evaluator.seen, last, rho)
 
-    async def _follow(self) -> None:
-        """Keep the course, and whoever watches, up to date."""
-        await self.course.follow(lambda: self._watch(self) if self._watch else None)
+    def _changed(self) -> None:
+        if self._watch is not None:
+            self._watch(self)
 
     async def _syncer(self) -> None:
         await candidate(self.connect(), RUN, "syncer", wall_ns=self.wall_ns, instance="syncer/0")
 
-    async def _islands(self) -> None:
-        """Have every island live; LabError when all have gone and the run goes on."""
+    async def _live(self) -> None:
+        """Run every island; LabError when all have left and the run goes on."""
         async with TaskGroup() as group:
-            for career in self.careers:
-                group.create_task(career.run(), name=career.island.name)
-        if all(career.left for career in self.careers):
+            for one in self.islands:
+                group.create_task(one.run(), name=one.island.name)
+        if all(one.left for one in self.islands):
             msg = (
-                f"Every island has left at step {self.course.step} of {self.course.steps}: "
+                f"Every island has left at step {self.progress.step} of {self.progress.steps}: "
                 "let one of them stay."
             )
             raise LabError(msg)
@@ -238,30 +224,30 @@ class Lab:
         distant = DistantLink(link, lambda stored_ns: (stored_ns - EPOCH_NS) / 1e9)
         return self.broker.connect(distant)
 
-    def _result(self, points: list[Point], verdict: Point, rho: Rho) -> Result:
-        course, careers, data = self.course, self.careers, self.config.data
-        steps = sum(career.tally.steps for career in careers)
-        return Result(
+    def _result(self, seen: list[LabEvaluation], last: LabEvaluation, rho: Rho) -> LabResult:
+        progress, data = self.progress, self.config.data
+        steps = sum(one.tally.steps for one in self.islands)
+        return LabResult(
             name=self.scenario.name,
             digest=self.scenario.digest,
             seed=self.scenario.seed,
-            loss=verdict.loss,
-            steps=verdict.step,
-            tokens=verdict.tokens,
+            loss=last.loss,
+            steps=last.step,
+            tokens=last.tokens,
             trained_tokens=steps * data.batch * data.seq_len,
-            virtual_s=round(verdict.at_s, 3),
+            virtual_s=round(last.at_s, 3),
             took_s=math.nan,
-            commits=course.commits,
-            merged=course.merged,
-            refused=course.refused,
-            staleness=course.late / max(1, course.merged),
-            kills=sum(career.kills for career in careers),
+            commits=progress.commits,
+            merged=progress.merged,
+            refused=progress.refused,
+            staleness=progress.late / max(1, progress.merged),
+            kills=sum(one.kills for one in self.islands),
             rho=rho.mean,
-            curve=[asdict(point) for point in (*points, verdict)],
+            curve=[asdict(point) for point in (*seen, last)],
             parameters=self.work.plan.parameters,
-            params_digests=[course.params_digests[f.index] for f in self.work.plan.fragments],
-            goodput=goodput(career.share(verdict.at_s) for career in careers),
-            bits_per_byte=None if data.source == "tokens" else verdict.loss / math.log(2),
+            params_digests=[progress.params_digests[f.index] for f in self.work.plan.fragments],
+            goodput=goodput(one.share(last.at_s) for one in self.islands),
+            bits_per_byte=None if data.source == "tokens" else last.loss / math.log(2),
             training_text=self.work.corpus.train.digest,
             held_out_text=self.work.corpus.held_out.digest,
         )

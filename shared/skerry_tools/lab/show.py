@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from skerry_tools.lab.judge import Point
-from skerry_tools.lab.lab import Lab, Result
+from skerry_tools.lab.evaluation import LabEvaluation
+from skerry_tools.lab.lab import Lab, LabResult
 
 LINE_S = 5.0
 
@@ -51,29 +51,31 @@ class Display:
     ) -> None:
         self._bar.stop()
 
-    def tell(self, point: Point) -> None:
-        """Hear of an evaluation."""
-        self._loss = f"loss {point.loss:.4f}, "
+    def report(self, seen: LabEvaluation) -> None:
+        """Show an evaluation."""
+        self._loss = f"loss {seen.loss:.4f}, "
 
     def watch(self, lab: Lab) -> None:
-        """Hear that the run has come further."""
-        course, now = lab.course, time.monotonic()
-        rate = course.tokens / max(1e-9, now - self._began_s)
-        said = f"{self._loss}{course.tokens:,} tokens ({rate:,.0f}/s), {lab.loop.time():.0f} s"
+        """Show how far the run has come."""
+        progress, now = lab.progress, time.monotonic()
+        rate = progress.tokens / max(1e-9, now - self._began_s)
+        said = f"{self._loss}{progress.tokens:,} tokens ({rate:,.0f}/s), {lab.loop.time():.0f} s"
         if self._console.is_terminal:
             self._bar.update(
                 self._task,
                 description="training",
-                total=course.steps,
-                completed=min(course.step, course.steps),
+                total=progress.steps,
+                completed=min(progress.step, progress.steps),
                 said=said,
             )
         elif now - self._shown_s >= LINE_S:
             self._shown_s = now
-            self._console.print(f"step {course.step} of {course.steps}: {said}", highlight=False)
+            self._console.print(
+                f"step {progress.step} of {progress.steps}: {said}", highlight=False
+            )
 
 
-def table(result: Result, learners: int) -> Table:
+def table(result: LabResult, learners: int) -> Table:
     """Return what a run found as a table for people."""
     shown = Table(title=result.name, show_header=False, title_justify="left")
     shown.add_column(style="dim")

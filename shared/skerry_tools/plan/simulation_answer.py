@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from skerry_tools.plan.figures import (
     FigureTable,
     Json,
     LineChart,
+    Point,
     Row,
     figures,
     shown,
@@ -24,6 +26,7 @@ from skerry_tools.plan.question import question, read, refuse, shipped
 from skerry_tools.plan.simulation import DAY_S, Outcome, Setup, SweepCell
 
 DEFAULT = "goodput-table"
+UPTIME = "Uptime(K): share of the time that at least K learners train"
 BY_CHIPS = "share of the chips' time given to the run"
 NAMES = {
     TimeUse.TRAIN: "train",
@@ -113,35 +116,27 @@ def _tables(found: Outcome) -> Iterator[FigureTable]:
     shares = ((use, share) for use, share in found.split.items() if share > 0)
     rows = ((NAMES[use].replace(" ", "_"), share, "share", "") for use, share in shares)
     yield FigureTable("split", f"What the time went into: {BY_CHIPS}", figures(rows))
-    learners = len(found.timelines)
-    if learners > 1:
-        uptimes: dict[str, dict[str, Figure]] = {}
-        for k, share in enumerate(found.uptime, start=1):
-            binomial = min(1.0, simulation.binomial_uptime(k, learners, found.running))
-            own = {"simulated": Figure(share, "share"), "binomial": Figure(binomial, "share")}
-            uptimes[f"K = {k}"] = own
-        title = "Uptime(K): share of the time that at least K learners train"
-        yield FigureTable("uptime", title, uptimes)
+    if len(found.timelines) > 1:
+        uptimes = {
+            f"K = {k}": {"simulated": Figure(share, "share"), "binomial": Figure(binomial, "share")}
+            for k, share, binomial in _uptimes(found)
+        }
+        yield FigureTable("uptime", UPTIME, uptimes)
     if found.rounds.rounds:
         yield FigureTable("merges", "Rounds", figures(_rounds(found)))
 
 
 def _assumed(found: Outcome) -> Iterator[Row]:
     tables = found.setup.question.tables
-    clock, law = tables.failures.clock, f"mean, {tables.recovery.law}, until a slice works again"
+    law = f"mean, {tables.recovery.law}, until a slice works again"
     yield "chips", tables.fleet.chips, "chip", ""
     yield "learners", len(found.timelines), "1", ""
     yield "chips_of_a_slice", tables.fleet.slice_chips, "chip", "fail and come back together"
-    yield (
-        "interruption_of_a_chip",
-        tables.failures.chip_mtbi,
-        "s",
-        f"mean time between two, {clock}",
-    )
+    mtbi_s, two = tables.failures.chip_mtbi, f"mean time between two, {tables.failures.clock}"
+    yield "interruption_of_a_chip", mtbi_s, "s", two
     yield "recovery", tables.recovery.mean_s, "s", law
     yield "downscale", tables.pauses.downscale_s, "s", "pause for all slices of an island"
-    words = f"pause for all slices of an island, {tables.pauses.upscale}"
-    yield "upscale", tables.pauses.upscale_s, "s", words
+    yield "upscale", tables.pauses.upscale_s, "s", f"as long a pause, {tables.pauses.upscale}"
     if tables.checkpoints.every is not None:
         yield "checkpoint_every", tables.checkpoints.every, "s", "of training"
 
@@ -180,29 +175,29 @@ def _sweep_table(cells: Sequence[SweepCell]) -> FigureTable:
         if cell.published is not None:
             own[f"{name}, published"] = Figure(cell.published, "share", "", FigureKind.INPUT)
     error, count = simulation.error_points(cells), sum(c.published is not None for c in cells)
-    notes = (
-        [] if error is None else [f"Error: {error:.2f} points RMS over {count} published cells."]
-    )
-    return FigureTable("table", "Goodput by chips", rows, notes)
+    note = f"Error: {error:.2f} points RMS over {count} published cells." if count else ""
+    return FigureTable("table", "Goodput by chips", rows, [note] if note else [])
 
 
 def _charts(found: Outcome, cells: Sequence[SweepCell]) -> Iterator[LineChart]:
     if cells:
-        names = dict.fromkeys(cell.row for cell in cells)
-        goodputs = {n: [(c.chips, c.goodput) for c in cells if c.row == n] for n in names}
-        known = {
-            n: [(c.chips, c.published) for c in cells if c.row == n and c.published is not None]
-            for n in names
-        }
+        goodputs, known = defaultdict[str, list[Point]](list), defaultdict[str, list[Point]](list)
+        for cell in cells:
+            goodputs[cell.row].append((cell.chips, cell.goodput))
+            if cell.published is not None:
+                known[cell.row].append((cell.chips, cell.published))
         title = "Goodput against chips; dots: published"
         yield LineChart("goodput-by-chips", title, "chips", goodputs, known)
-    learners = len(found.timelines)
-    if learners > 1:
-        ks = range(1, learners + 1)
-        binomial = (simulation.binomial_uptime(k, learners, found.running) for k in ks)
-        series = {
-            "simulated": list(zip(map(float, ks), found.uptime, strict=True)),
-            "binomial": list(zip(map(float, ks), binomial, strict=True)),
-        }
-        title = "Uptime(K): share of the time that at least K learners train"
-        yield LineChart("uptime", title, "K", series, log=False)
+    if len(found.timelines) > 1:
+        series = defaultdict[str, list[Point]](list)
+        for k, share, binomial in _uptimes(found):
+            series["simulated"].append((k, share))
+            series["binomial"].append((k, binomial))
+        yield LineChart("uptime", UPTIME, "K", series, log=False)
+
+
+def _uptimes(found: Outcome) -> Iterator[tuple[int, float, float]]:
+    """Yield K and its uptime, simulated and of independent learners."""
+    for k, share in enumerate(found.uptime, start=1):
+        binomial = simulation.binomial_uptime(k, len(found.timelines), found.running)
+        yield k, share, min(1.0, binomial)

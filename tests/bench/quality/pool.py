@@ -40,11 +40,11 @@ def lab_run(scenario_json: str, folder: str, expected: str) -> float:
     """
     import jax
 
-    from skerry_tools.lab.lab import run
+    from skerry_tools.lab.lab import Lab
 
     check_sources(expected, _imported())
     scenario = Scenario.model_validate_json(scenario_json)
-    result = run(scenario)
+    result = Lab(scenario).run()
     machine = {
         "python": platform.python_version(),
         "machine": platform.machine(),

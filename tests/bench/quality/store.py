@@ -26,7 +26,7 @@ TEXTS = ("training_text", "held_out_text")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A finished run: its scenario, and what ``skerry_tools.lab.lab.Result.to_dict`` said."""
+    """A finished run: its scenario, and what ``skerry_tools.lab.lab.LabResult.to_dict`` said."""
 
     scenario: Scenario
     result: dict[str, Any]

@@ -17,10 +17,14 @@ from skerry.protocol.messages import Commit, MemberRecord
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig
-from skerry_tools.lab.lab import RUN, Lab, Result, run
+from skerry_tools.lab.lab import RUN, Lab, LabResult
 from skerry_tools.lab.scenario import Failures, Island, Judging, Link, Scenario
 
 T = TypeVar("T")
+
+
+def run(scenario: Scenario, **watchers: Any) -> LabResult:
+    return Lab(scenario, **watchers).run()
 
 
 def read(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -33,7 +37,7 @@ def commits_of(lab: Lab) -> list[Commit]:
         found = list[Commit]()
         async for _, commit in ledger.follow_commits(lab.connect(), RUN):
             found.append(commit)
-            if len(found) == lab.course.commits:
+            if len(found) == lab.progress.commits:
                 break
         return found
 
@@ -47,7 +51,7 @@ def members_of(lab: Lab, name: str) -> list[MemberRecord]:
     return [decode(MemberRecord, r.payload, run=RUN) for r in records if r.subject == subject]
 
 
-def timeless(result: Result) -> Result:
+def timeless(result: LabResult) -> LabResult:
     return replace(result, took_s=0.0)
 
 
@@ -69,22 +73,26 @@ def eventful(config: RunConfig, judging: Judging) -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def lived(eventful: Scenario) -> tuple[Lab, Result]:
+def lived(eventful: Scenario) -> tuple[Lab, LabResult]:
     lab = Lab(eventful)
     return lab, lab.run()
 
 
-def test_equal_scenarios_give_equal_results(eventful: Scenario, lived: tuple[Lab, Result]) -> None:
+def test_equal_scenarios_give_equal_results(
+    eventful: Scenario, lived: tuple[Lab, LabResult]
+) -> None:
     assert timeless(run(eventful)) == timeless(lived[1])
 
 
-def test_another_seed_gives_another_result(eventful: Scenario, lived: tuple[Lab, Result]) -> None:
+def test_another_seed_gives_another_result(
+    eventful: Scenario, lived: tuple[Lab, LabResult]
+) -> None:
     other = run(eventful.model_copy(update={"seed": 1}))
     assert other.params_digests != lived[1].params_digests
     assert other.digest != lived[1].digest
 
 
-def test_a_run_trains_to_its_end(lived: tuple[Lab, Result], config: RunConfig) -> None:
+def test_a_run_trains_to_its_end(lived: tuple[Lab, LabResult], config: RunConfig) -> None:
     result = lived[1]
     assert result.steps >= config.train.steps
     assert result.loss < math.log(256) - 0.5
@@ -93,14 +101,14 @@ def test_a_run_trains_to_its_end(lived: tuple[Lab, Result], config: RunConfig) -
     assert result.bits_per_byte == pytest.approx(result.loss / math.log(2))
 
 
-def test_a_result_is_plain_data(lived: tuple[Lab, Result]) -> None:
+def test_a_result_is_plain_data(lived: tuple[Lab, LabResult]) -> None:
     import json
 
     assert json.loads(json.dumps(lived[1].to_dict()))["parameters"] == lived[1].parameters
 
 
-def test_a_result_tells_which_text_it_is_of(
-    lived: tuple[Lab, Result], config: RunConfig, judging: Judging, tmp_path: Path
+def test_a_result_names_which_text_it_is_of(
+    lived: tuple[Lab, LabResult], config: RunConfig, judging: Judging, tmp_path: Path
 ) -> None:
     corpus, result = lived[0].work.corpus, lived[1]
     assert result.training_text == corpus.train.digest
@@ -113,7 +121,7 @@ def test_a_result_tells_which_text_it_is_of(
     assert other.held_out_text != result.held_out_text
 
 
-def test_a_killed_learner_goes_on_from_the_ledger(lived: tuple[Lab, Result]) -> None:
+def test_a_killed_learner_goes_on_from_the_ledger(lived: tuple[Lab, LabResult]) -> None:
     lab, result = lived
     settled = [m for m in members_of(lab, "shaky") if m.inner]
     assert result.kills >= 2
@@ -131,14 +139,14 @@ def test_a_cold_restart_is_on_record_as_such(eventful: Scenario) -> None:
     assert kinds == {"cold"}
 
 
-def test_only_who_is_to_fail_is_killed(lived: tuple[Lab, Result]) -> None:
+def test_only_islands_that_are_to_fail_are_killed(lived: tuple[Lab, LabResult]) -> None:
     lab, result = lived
-    kills = {career.island.name: career.kills for career in lab.careers}
+    kills = {one.island.name: one.kills for one in lab.islands}
     assert kills == {"steady": 0, "shaky": result.kills, "late": 0, "leaver": 0}
 
 
-def test_who_joins_late_contributes_from_then_on_and_who_leaves_no_more(
-    lived: tuple[Lab, Result], config: RunConfig
+def test_a_late_island_contributes_from_then_on_and_one_that_left_no_more(
+    lived: tuple[Lab, LabResult], config: RunConfig
 ) -> None:
     lab, _ = lived
     steps = {
@@ -152,7 +160,7 @@ def test_who_joins_late_contributes_from_then_on_and_who_leaves_no_more(
 
 
 def test_second_offers_of_initial_parameters_are_not_counted_as_refused(
-    lived: tuple[Lab, Result],
+    lived: tuple[Lab, LabResult],
 ) -> None:
     lab, result = lived
     causes = [refused.cause for commit in commits_of(lab) for refused in commit.refused]
@@ -174,7 +182,7 @@ def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
     """Each message takes two steps and tau is two; without grace all but the first miss a round."""
     sync = config.sync.model_copy(update={"h_steps": 24, "learners": 3})
 
-    def far(grace_gamma: float) -> Result:
+    def far(grace_gamma: float) -> LabResult:
         graced = sync.model_copy(update={"grace_gamma": grace_gamma})
         train = config.train.model_copy(update={"steps": 240})
         return run(
@@ -192,9 +200,9 @@ def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
     assert patient.commits == hasty.commits, "no round is held up by another one's grace"
 
 
-def test_the_judge_looks_as_often_as_it_is_told(config: RunConfig, judging: Judging) -> None:
+def test_evaluations_are_as_many_as_asked_for(config: RunConfig, judging: Judging) -> None:
     heard = list[float]()
-    result = run(Scenario(run=config, judging=judging), tell=lambda point: heard.append(point.loss))
+    result = run(Scenario(run=config, judging=judging), report=lambda seen: heard.append(seen.loss))
     assert len(result.curve) == len(heard) + 1
     assert judging.points - 1 <= len(heard) <= judging.points
     steps = [point["step"] for point in result.curve]
@@ -202,29 +210,27 @@ def test_the_judge_looks_as_often_as_it_is_told(config: RunConfig, judging: Judg
     assert result.curve[-1]["loss"] == result.loss
 
 
-def test_whoever_watches_is_called_after_every_commit(config: RunConfig, judging: Judging) -> None:
+def test_a_watcher_is_called_after_every_commit(config: RunConfig, judging: Judging) -> None:
     seen = list[int]()
     result = run(
-        Scenario(run=config, judging=judging), watch=lambda lab: seen.append(lab.course.commits)
+        Scenario(run=config, judging=judging), watch=lambda lab: seen.append(lab.progress.commits)
     )
     assert seen == list(range(1, result.commits + 1))
 
 
-def test_the_judge_sees_the_global_model_under_every_adoption(
+def test_the_global_model_is_evaluated_under_every_adoption(
     config: RunConfig, judging: Judging
 ) -> None:
-    from skerry_tools.lab import judge
+    from skerry_tools.lab.evaluation import LabEvaluator
 
     blended = config.sync.model_copy(update={"adoption": "blend", "quorum": 2})
-    lab = Lab(Scenario(run=config.model_copy(update={"sync": blended}), judging=judging), tell=None)
+    lab = Lab(Scenario(run=config.model_copy(update={"sync": blended}), judging=judging))
     result = lab.run()
-    anew = judge.Judge(lab.connect(), RUN, lab.work, lab.compiled.loss, judging)
-    assert read(anew.verdict(0.0)).loss == result.loss
+    again = LabEvaluator(lab.connect(), RUN, lab.work, lab.compiled.loss, judging)
+    assert read(again.last(0.0)).loss == result.loss
 
 
-def test_a_run_that_everybody_leaves_ends_with_a_sentence(
-    config: RunConfig, judging: Judging
-) -> None:
+def test_a_run_that_all_leave_ends_with_a_sentence(config: RunConfig, judging: Judging) -> None:
     gone = tuple(Island(name=name, leaves=0.3) for name in ("a", "b"))
     with pytest.raises(LabError, match="Every island has left at step"):
         run(Scenario(run=config, judging=judging, islands=gone))
@@ -241,7 +247,7 @@ def test_an_interrupted_run_ends_in_order(config: RunConfig, judging: Judging) -
     import signal
 
     def interrupt(lab: Lab) -> None:
-        if lab.course.commits == 4:
+        if lab.progress.commits == 4:
             signal.raise_signal(signal.SIGINT)
 
     lab = Lab(Scenario(run=config, judging=judging), watch=interrupt)

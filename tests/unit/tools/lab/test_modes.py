@@ -18,7 +18,7 @@ from skerry.log import state
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.settings.modes import Mode
 from skerry_learner.trainer.step import TrainState, make_optimizer, make_step
-from skerry_tools.lab.lab import RUN, Lab, Result
+from skerry_tools.lab.lab import RUN, Lab, LabResult
 from skerry_tools.lab.scenario import Failures, Judging, Link, Scenario
 
 F32s = NDArray[np.float32]
@@ -92,7 +92,7 @@ def test_a_blocking_round_costs_six_trips_and_no_wait(
 ) -> None:
     """Pulse, round, contribution, manifest, and asking for the fragment and getting it."""
 
-    def took(steps: int) -> Result:
+    def took(steps: int) -> LabResult:
         link = Link(latency_s=latency_s)
         return Lab(scenario_of(mode, steps, link, h_steps=h_steps)).run()
 

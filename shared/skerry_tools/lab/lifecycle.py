@@ -7,15 +7,15 @@ import random
 from dataclasses import dataclass, field
 
 from skerry.algorithm.goodput import Share, allocated_s
-from skerry_tools.lab.course import Course
 from skerry_tools.lab.learner import Ground, Learner, Tally
 from skerry_tools.lab.moments import Shelf
+from skerry_tools.lab.progress import RunProgress
 from skerry_tools.lab.scenario import Failures, Island
 
 
 @dataclass(slots=True)
-class Career:
-    """One island over all the lives of its learner.
+class IslandLifecycle:
+    """One island over all incarnations of its learner.
 
     When it fails depends on the seed and its name alone, so that runs which differ in anything
     else meet the same failures.
@@ -24,7 +24,7 @@ class Career:
     ground: Ground
     island: Island
     failures: Failures
-    course: Course
+    progress: RunProgress
     tally: Tally = field(default_factory=Tally)
     kills: int = 0
     joined_s: float | None = None
@@ -36,15 +36,14 @@ class Career:
         ground, island, failures = self.ground, self.island, self.failures
         draw = random.Random(f"{ground.seed}/failures/{island.name}")  # noqa: S311 - a schedule, no secret
         fails = island.name in failures.islands
-        warm = fails and failures.warm
-        shelf = Shelf(failures.save_every_s, ground.clock) if warm else None
+        saved = Shelf(failures.save_every_s, ground.clock) if fails and failures.warm else None
         await self._at(island.joins)
         self.joined_s = ground.clock()
         leaving = asyncio.create_task(self._leaving(), name=f"{island.name} leaves")
         try:
             while not leaving.done():
                 left_s = draw.expovariate(1.0) * failures.every_s if fails else None
-                if await self._life(shelf, leaving, left_s):
+                if await self._live(saved, leaving, left_s):
                     return
                 if not leaving.done():
                     self.kills += 1
@@ -68,13 +67,13 @@ class Career:
 
     async def _at(self, share: float) -> None:
         """Wait until so much of the run is done by the global clock."""
-        await self.course.reached(round(share * self.course.steps))
+        await self.progress.reached(round(share * self.progress.steps))
 
-    async def _life(
-        self, shelf: Shelf | None, leaving: asyncio.Task[None], left_s: float | None
+    async def _live(
+        self, saved: Shelf | None, leaving: asyncio.Task[None], left_s: float | None
     ) -> bool:
-        """Have one incarnation live, ``left_s`` at most; True if it has lived to the run's end."""
-        learner = Learner(self.ground, self.island, shelf, self.tally)
+        """Run one incarnation, ``left_s`` at most; return True at the run's end."""
+        learner = Learner(self.ground, self.island, saved, self.tally)
         life = asyncio.create_task(learner.live(), name=self.island.name)
         try:
             await asyncio.wait({life, leaving}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +86,7 @@ class Career:
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Kill a task and wait for its end; whatever it says then is said too late."""
+    """Cancel a task and wait for its end; an error that it ends with comes too late."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

@@ -1,4 +1,4 @@
-"""How far a run has come, as its own commits tell it."""
+"""How far a run has come, by its own commits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.subjects import Subjects
 
 
-class Course:
-    """Follows the ledger for everybody who waits for a share of the run, and keeps the score.
+class RunProgress:
+    """Follows the ledger for all that wait for a share of the run, and counts.
 
     ``step`` is on the global clock, ``tokens`` are those merged so far, mean over fragments.
     ``merged``, ``late`` (staleness, summed) and ``refused`` are about contributions; a second
@@ -24,9 +24,8 @@ class Course:
         self._bus = bus
         self._run = run
         self._tokens = [0] * fragments
-        self._waiting: list[tuple[int, asyncio.Event]] = []
         self._sequence = 0
-        self._read = asyncio.Event()
+        self._changed = asyncio.Condition()
         self.steps = steps
         self.step = 0
         self.commits = 0
@@ -44,27 +43,25 @@ class Course:
         commits = ledger.follow_commits(self._bus, self._run)
         async with aclosing(commits):
             async for sequence, commit in commits:
-                self._saw(commit)
-                self._sequence = sequence
-                self._read.set()
+                async with self._changed:
+                    self._count(commit)
+                    self._sequence = sequence
+                    self._changed.notify_all()
                 changed()
 
     async def reached(self, step: int) -> None:
-        """Wait until the global clock says this step, or one behind it."""
-        if self.step < step:
-            event = asyncio.Event()
-            self._waiting.append((step, event))
-            await event.wait()
+        """Wait until the global clock says this step, or a later one."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.step >= step)
 
     async def read_all(self) -> None:
         """Wait until every commit that the ledger has now has been counted."""
         newest = await self._bus.last_each(Subjects(self._run).commits())
         last = max((record.sequence for record in newest), default=0)
-        while self._sequence < last:
-            self._read.clear()
-            await self._read.wait()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._sequence >= last)
 
-    def _saw(self, commit: Commit) -> None:
+    def _count(self, commit: Commit) -> None:
         self.commits += 1
         self.refused += sum(refused.cause is not RefusalCause.GENESIS for refused in commit.refused)
         if commit.version > 1:
@@ -73,9 +70,3 @@ class Course:
         self.params_digests[commit.fragment] = commit.params_digest
         self._tokens[commit.fragment] = sum(row.tokens for row in commit.progress)
         self.step = max(self.step, commit.step)
-        waiting, self._waiting = self._waiting, []
-        for step, event in waiting:
-            if step <= self.step:
-                event.set()
-            else:
-                self._waiting.append((step, event))
