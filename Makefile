@@ -72,7 +72,7 @@ proto: .venv/.ready ## regenerate shared/skerry/protocol/v1 from proto/
 simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 100
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "soak or not soak" tests/simulation/test_schedules.py $(ARGS)
 
-bench: .venv/.ready ## measure what the README quotes (ARGS="codec --json out.json")
+bench: .venv/.ready ## measure what docs/results quotes (ARGS="codec --json out.json")
 	$(BIN)/python -m tests.bench $(ARGS)
 
 secrets: infra/secrets/nats_password ## write the broker's password for docker compose

@@ -1,7 +1,7 @@
 """Half an hour of faults, and half of the learners killed once a minute: run by hand, -m soak.
 
-``python -m pytest -s -m soak tests/fault/test_soak.py`` prints seed and verdict; docs/soak.md has
-the same as commands, and what came of them.
+``python -m pytest -s -m soak tests/fault/test_soak.py`` prints seed and verdict;
+docs/results/soak.md has the same as commands, and what came of them.
 """
 
 from __future__ import annotations

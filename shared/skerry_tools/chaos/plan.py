@@ -272,7 +272,7 @@ def loads(text: str) -> FaultPlan:
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:
-        msg = f"It is not JSON ({_short(str(error))}): see docs/soak.md for the form."
+        msg = f"It is not JSON ({_short(str(error))}): see docs/faults.md for the form."
         raise ConfigError(msg, path="faults") from error
 
 
