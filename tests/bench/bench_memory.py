@@ -18,7 +18,7 @@ from pathlib import Path
 from harness import Goal, parser, write
 
 from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
-from skerry.algorithm.quantise import SCHEMES
+from skerry.algorithm.schemes import SCHEMES
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
@@ -126,7 +126,7 @@ async def weigh_syncer(folder: Path, server: NatsServer) -> Weight:
     merges = [s for s in samples if s["version"] > 2]
     fragment = largest(cut)
     scheme = SCHEMES["int4"]
-    contribution = fragment // 4 // BLOCK * (scheme.code_bytes_per_block + 2)
+    contribution = fragment // 4 // BLOCK * (scheme.code_bytes + 2)
     return Weight(
         service="syncer",
         parameters=cut.parameters,

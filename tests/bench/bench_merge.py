@@ -16,23 +16,23 @@ import numpy as np
 from harness import Case, Result, compare, goals, memcpy, one_core, options, report
 from numpy.typing import NDArray
 
-from skerry.algorithm import backend, fold
-from skerry.algorithm.fold import Contribution
+from skerry.algorithm import backend, merge_numpy
 from skerry.algorithm.fragments import Fragment, Slice
 from skerry.algorithm.merge import Method, direction, slice_norms
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import Outer, make_outer, merge_and_apply
 
 SLICES = 8
 GOAL_GB_S = 2.5
 
 
-def contribution(fragment: Fragment, scheme: str, seed: int) -> Contribution:
+def contribution(fragment: Fragment, scheme: str, seed: int) -> OuterGradient:
     """Return a Gaussian contribution with the norms that its header carries."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(fragment.padded_size, np.float32)
     planes = backend.cpu().quantise(scheme, x)
     backend.cpu().dequantise(scheme, planes, x)
-    return Contribution(scheme, planes, slice_norms(fragment, x))
+    return OuterGradient(scheme, planes, slice_norms(fragment, x))
 
 
 class Round:
@@ -58,12 +58,12 @@ class Round:
 
     def reference(self, master: NDArray[np.float32], state: NDArray[np.float32]) -> None:
         """Do the same in numpy."""
-        spans = fold.spans_of(self.fragment)
+        spans = merge_numpy.spans_of(self.fragment)
         out = np.empty_like(master)
         shares = np.full((len(self.items), len(self.averaged)), self.weights[0], np.float32)
-        fold.accumulate(self.items, shares, spans, out)
+        merge_numpy.accumulate(self.items, shares, spans, out)
         gains = np.ones(len(self.averaged), np.float32)
-        fold.step(out, gains, spans, master, state, lr=0.7, decay=0.9)
+        merge_numpy.step(out, gains, spans, master, state, lr=0.7, decay=0.9)
 
     def direction(self) -> None:
         """Merge without a step."""

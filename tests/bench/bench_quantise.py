@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
-from skerry.algorithm.quantise import SCHEMES, Planes
+from skerry.algorithm.planes import Planes
+from skerry.algorithm.schemes import SCHEMES
 from skerry.protocol.codec import blocks_per_chunk, pack, unpack
 from skerry.protocol.envelope import seal, unseal
 from skerry.protocol.messages import ChunkHeader

@@ -38,7 +38,7 @@ from bench_learner import (
 )
 from harness import Goal, parser, write
 
-from skerry.algorithm.quantise import Planes
+from skerry.algorithm.planes import Planes
 from skerry.log.contributions import Contribution
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import (

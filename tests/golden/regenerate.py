@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from skerry.algorithm.fragments import BLOCK, Fragment, LeafSpec, Plan, Slice
-from skerry.algorithm.quantise import SCHEMES, quantise
+from skerry.algorithm.quantise_numpy import quantise
+from skerry.algorithm.schemes import SCHEMES
 from skerry.protocol import records
 from skerry.protocol.codec import pack
 from skerry.protocol.envelope import seal
@@ -91,7 +92,7 @@ def contribution() -> ContributionHeader:
 
 def header(scheme: str) -> ChunkHeader:
     """Return the header of the one chunk that holds the whole vector."""
-    raw = BLOCKS * (SCHEMES[scheme].code_bytes_per_block + 2 * SCHEMES[scheme].has_scales)
+    raw = BLOCKS * (SCHEMES[scheme].code_bytes + 2 * SCHEMES[scheme].has_scales)
     return ChunkHeader(
         *(RUN, PLAN.digest, 0, 6, "ann", 3, 0, 1, scheme, 0, BLOCKS, raw),
         identity=41,

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from skerry.algorithm import weights
+from skerry.algorithm import weighting
 from skerry.protocol.messages import (
     Commit,
     Consumed,
@@ -125,8 +125,8 @@ class Model:
                     refused.append(_refused(item))
                 else:
                     consumed.append(replace(item, staleness=behind))
-        work = [weights.weight(c.tokens, c.steps) * DISCOUNT**c.staleness for c in consumed]
-        shares = weights.normalised(work)
+        work = [weighting.weight(c.tokens, c.steps) * DISCOUNT**c.staleness for c in consumed]
+        shares = weighting.normalised(work)
         merged = tuple(replace(c, weight=w) for c, w in zip(consumed, shares, strict=True))
         self.versions[fragment] += 1
         for item in merged:

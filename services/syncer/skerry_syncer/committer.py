@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import structlog
 
-from skerry.algorithm import fragments, weights
+from skerry.algorithm import fragments, weighting
 from skerry.algorithm.backend import cpu
-from skerry.algorithm.fold import Contribution as Merged
 from skerry.algorithm.merge import largest, sound
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
 from skerry.log.contributions import refusal
@@ -173,7 +173,7 @@ class Committer:
         told = weighed[worst].contribution.header
         state.refuse(refusal(RefusalCause.DIVERGED, told.learner, told))
         rest = [w for number, w in enumerate(weighed) if number != worst]
-        shares = weights.normalised([w.weight for w in rest])
+        shares = weighting.normalised([w.weight for w in rest])
         return [replace(w, weight=share) for w, share in zip(rest, shares, strict=True)]
 
     def _weigh(self, batch: Batch, state: FragmentState) -> list[Weighed]:
@@ -191,8 +191,8 @@ class Committer:
                 state.refuse(refusal(RefusalCause.DIVERGED, told.learner, told))
             else:
                 kept.append((contribution, discount))
-        shares = weights.normalised(
-            [weights.weight(c.header.tokens, c.header.steps) * discount for c, discount in kept]
+        shares = weighting.normalised(
+            [weighting.weight(c.header.tokens, c.header.steps) * discount for c, discount in kept]
         )
         return [
             Weighed(c, state.version - c.header.base_version, share)
@@ -273,8 +273,8 @@ def _order(contribution: Contribution) -> tuple[str, int, int]:
     return contribution.header.learner, *mark_of(contribution)
 
 
-def _merged(contribution: Contribution) -> Merged:
-    return Merged(contribution.scheme, contribution.planes, contribution.header.norms)
+def _merged(contribution: Contribution) -> OuterGradient:
+    return OuterGradient(contribution.scheme, contribution.planes, contribution.header.norms)
 
 
 def _consumed(weighed: Weighed, closing: Closing) -> Consumed:

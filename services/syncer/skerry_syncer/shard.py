@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.algorithm import staleness
+from skerry.algorithm import weighting
 from skerry.log.contributions import Contribution, Inbox, Mark, Refusal, refusal
 from skerry.protocol.messages import ContributionKind, LearnerProgress, RefusalCause, Refused
 from skerry.protocol.subjects import contributor
@@ -207,7 +207,7 @@ class Shard:
 
     def expire(self, state: FragmentState) -> None:
         """Refuse unfinished contributions that are too stale to be merged once they are whole."""
-        oldest_base = staleness.oldest_base(state.version, self.config.max_staleness)
+        oldest_base = weighting.oldest_base(state.version, self.config.max_staleness)
         for refused in self.inbox.expire(state.fragment.index, oldest_base):
             if not state.accounted(refused, self.seen_sequence):
                 state.refuse(refused)
@@ -256,7 +256,7 @@ def judge(contribution: Contribution, version: int, config: SyncConfig) -> float
     if genesis or version == 0:
         fits = genesis and version == 0 and contribution.scheme == "f32"
         return 1.0 if fits else RefusalCause.GENESIS
-    discount, reason = staleness.judge(
+    discount, reason = weighting.discounted(
         told.base_version, version, config.max_staleness, config.staleness_discount
     )
     return RefusalCause(reason) if discount is None else discount

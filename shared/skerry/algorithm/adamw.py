@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from skerry.algorithm import backend
-from skerry.algorithm.fold import whole
+from skerry.algorithm.merge_numpy import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, cast
 
-from skerry.algorithm import fold
-from skerry.algorithm import quantise as reference
+from skerry.algorithm import merge_numpy, quantise_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.algorithm.fold import Contribution, Spans
-    from skerry.algorithm.quantise import Planes
+    from skerry.algorithm.merge_numpy import OuterGradient, Spans
+    from skerry.algorithm.planes import Planes
 
 
-class Codec(Protocol):
+class QuantiseBackend(Protocol):
     """What every CPU backend offers; results are equal to the last bit in all of them."""
 
     def quantise(self, scheme: str, x: NDArray[np.float32]) -> Planes:
@@ -42,8 +41,8 @@ class Codec(Protocol):
         ...
 
 
-class Merger(Protocol):
-    """The merge functions of a CPU backend, documented in ``skerry.algorithm.fold``."""
+class MergeBackend(Protocol):
+    """The merge functions of a CPU backend, documented in ``skerry.algorithm.merge_numpy``."""
 
     def segment_squares(self, x: NDArray[np.float32], spans: Spans) -> NDArray[np.float64]:
         """Sum the squares of f32 (blocks*256,) over each span."""
@@ -51,7 +50,7 @@ class Merger(Protocol):
 
     def accumulate(
         self,
-        contributions: Sequence[Contribution],
+        contributions: Sequence[OuterGradient],
         coefficients: NDArray[np.float32],
         spans: Spans,
         out: NDArray[np.float32],
@@ -76,21 +75,24 @@ class Merger(Protocol):
 
 
 @cache
-def cpu() -> Codec:
+def cpu() -> QuantiseBackend:
     """Return the fastest codec this installation has."""
     if find_spec("numba") is None:
-        return cast("Codec", reference)
-    return cast("Codec", import_module("skerry.algorithm.kernels"))
+        return cast("QuantiseBackend", quantise_numpy)
+    return cast("QuantiseBackend", import_module("skerry.algorithm.quantise_numba"))
 
 
-def decoder(scheme: str) -> Codec:
-    """Return who decodes a scheme: f32 is only copied, and loading kernels for that takes 2 s."""
-    return cast("Codec", reference) if scheme == "f32" else cpu()
+def decoder(scheme: str) -> QuantiseBackend:
+    """Return the codec for decoding a scheme.
+
+    f32 is only copied: loading kernels for that would take 2 s.
+    """
+    return cast("QuantiseBackend", quantise_numpy) if scheme == "f32" else cpu()
 
 
 @cache
-def merger() -> Merger:
+def merger() -> MergeBackend:
     """Return the fastest merge this installation has."""
     if find_spec("numba") is None:
-        return cast("Merger", fold)
-    return cast("Merger", import_module("skerry.algorithm.kernels_merge"))
+        return cast("MergeBackend", merge_numpy)
+    return cast("MergeBackend", import_module("skerry.algorithm.merge_numba"))

@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from skerry.errors import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 BLOCK = 256
@@ -136,6 +135,8 @@ def gather(fragment: Fragment, leaves: Sequence[NDArray[Any]]) -> NDArray[np.flo
 
     Raises ValueError if a leaf is smaller than the plan says.
     """
+    import numpy as np  # plans are made without it
+
     vector = np.zeros(fragment.padded_size, dtype=np.float32)
     for piece, offset in zip(fragment.slices, fragment.offsets, strict=False):
         flat = np.reshape(leaves[piece.leaf], -1)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from skerry.algorithm import backend
-from skerry.algorithm.fold import Contribution, Spans, spans_of
-from skerry.algorithm.quantise import check_planes, peak
+from skerry.algorithm.merge_numpy import OuterGradient, Spans, spans_of
+from skerry.algorithm.planes import check_planes, peak
 from skerry.errors import Diverged
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Direction(NamedTuple):
     norm: float
 
 
-def sound(item: Contribution, fragment: Fragment, master: NDArray[np.float32] | None) -> bool:
+def sound(item: OuterGradient, fragment: Fragment, master: NDArray[np.float32] | None) -> bool:
     """Tell whether a contribution can come of training that has not diverged.
 
     The norms it came with are its sender's word, and lengthen what is merged: none may be longer
@@ -84,7 +84,7 @@ def slice_norms(fragment: Fragment, x: NDArray[np.float32]) -> tuple[float, ...]
 
 def merge(
     method: Method,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[OuterGradient],
     weights: Sequence[float],
     fragment: Fragment,
     averaged: Sequence[bool],
@@ -111,7 +111,7 @@ def merge(
 @np.errstate(over="ignore", invalid="ignore")
 def direction(
     method: Method,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[OuterGradient],
     weights: Sequence[float],
     fragment: Fragment,
     averaged: Sequence[bool],
@@ -146,13 +146,13 @@ def direction(
     return Direction(out, gains, spans, norm)
 
 
-def largest(contributions: Sequence[Contribution], fragment: Fragment) -> int:
+def largest(contributions: Sequence[OuterGradient], fragment: Fragment) -> int:
     """Return the number of the contribution that is the largest, by its norms or by its values.
 
     The norms it came with are its sender's word, and a merge uses both.
     """
 
-    def size(item: Contribution) -> float:
+    def size(item: OuterGradient) -> float:
         values = slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
         return max(*values, *item.norms)
 
@@ -161,7 +161,7 @@ def largest(contributions: Sequence[Contribution], fragment: Fragment) -> int:
 
 
 def _check(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[OuterGradient],
     weights: Sequence[float],
     fragment: Fragment,
     averaged: Sequence[bool],
@@ -183,12 +183,12 @@ def _check(
 
 
 def _in_order(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[OuterGradient],
     weights: Sequence[float],
     fragment: Fragment,
     *,
     needed: bool,
-) -> tuple[list[Contribution], NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[list[OuterGradient], NDArray[np.float64], NDArray[np.float64]]:
     """Sort by content; returns contributions, weights (M,), norms (M, slices; ones if unused)."""
     ones = (1.0,) * len(fragment.slices)
     keys = [
@@ -205,7 +205,7 @@ def _in_order(
     return ordered, shares, np.array([key[2] for key, _, _ in ranked])
 
 
-def _norms(item: Contribution, fragment: Fragment) -> tuple[float, ...]:
+def _norms(item: OuterGradient, fragment: Fragment) -> tuple[float, ...]:
     """Return the header's norms if they are usable, else compute them from the planes."""
     usable = len(item.norms) == len(fragment.slices)
     if usable and all(math.isfinite(norm) and norm >= 0 for norm in item.norms):
@@ -213,7 +213,7 @@ def _norms(item: Contribution, fragment: Fragment) -> tuple[float, ...]:
     return slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
 
 
-def _digest(item: Contribution) -> bytes:
+def _digest(item: OuterGradient) -> bytes:
     digest = blake2b(item.planes.scales.data, digest_size=16)
     digest.update(item.planes.codes.data)
     return digest.digest()

@@ -30,10 +30,10 @@ import numpy as np
 from skerry import code
 from skerry.algorithm import backend
 from skerry.algorithm.adamw import AdamW, Moments
-from skerry.algorithm.fold import whole
 from skerry.algorithm.fragments import padded
 from skerry.algorithm.merge import Method, direction, merge
-from skerry.algorithm.presets import PRESETS, Sgd, resolved
+from skerry.algorithm.merge_numpy import whole
+from skerry.algorithm.outer_presets import PRESETS, Sgd, resolved
 from skerry.errors import ConfigError, Diverged
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from optax import GradientTransformation
 
-    from skerry.algorithm.fold import Contribution
     from skerry.algorithm.fragments import Fragment
+    from skerry.algorithm.merge_numpy import OuterGradient
 
     F32s = NDArray[np.float32]
 
@@ -107,7 +107,7 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     outer: Outer,
     master: F32s,
     state: Any,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[OuterGradient],
     weights: Sequence[float],
     method: Method,
     fragment: Fragment,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from skerry.algorithm.fragments import Plan
-    from skerry.algorithm.quantise import Planes
+    from skerry.algorithm.planes import Planes
     from skerry.log.base import Bus, Record
     from skerry.protocol.codec import Chunk
     from skerry.protocol.messages import ContributionHeader

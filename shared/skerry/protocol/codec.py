@@ -2,8 +2,8 @@
 
 A fragment's planes are cut into chunks of whole blocks that stand alone, so that any of them can be
 decoded in any order and memory stays flat. The packed bytes of a chunk are its sections, one after
-another, each a little-endian u32 length and that many bytes; which sections a scheme has is fixed
-in ``SECTIONS``. Measured bits per parameter, on Gaussian blocks and chunks of 512 KiB: int2 1.57,
+another, each a little-endian u32 length and that many bytes; ``SECTIONS`` says which. Measured bits
+per parameter, on Gaussian blocks and chunks of 512 KiB: int2 1.57,
 int4 3.33, e3m0 3.52, int8 7.50, bf16 11.1, f32 28.1.
 """
 
@@ -19,7 +19,8 @@ import xxhash
 
 from skerry.algorithm.backend import cpu, decoder
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.quantise import Planes, allocate, raw_bytes, scheme_of
+from skerry.algorithm.planes import Planes, allocate
+from skerry.algorithm.schemes import raw_bytes, scheme_of
 from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme
 from skerry.protocol.lossless import Packing, compress, decompress
 from skerry.protocol.vectors import VECTORS
@@ -83,11 +84,8 @@ SECTIONS: Mapping[str, tuple[Section, ...]] = {
         Section(0, BLOCK // 2, Packing.ENTROPY),
         Section(BLOCK // 2, BLOCK, Packing.STORED),
     ),
-    "int4": (_SCALES, Section(0, BLOCK // 2, Packing.ENTROPY)),
-    "e3m0": (_SCALES, Section(0, BLOCK // 2, Packing.ENTROPY)),
-    "int2": (_SCALES, Section(0, BLOCK // 4, Packing.ENTROPY)),
 }
-"""How each scheme is laid out on the wire.
+"""How a scheme is laid out on the wire; one that is not here packs its scales, then its codes.
 
 Low nibbles and the bytes of a mantissa are noise: no compressor sees them. A byte plane of its own
 also keeps zstd's table of symbols clean, which one shuffled buffer does not in a small fragment.
@@ -312,7 +310,8 @@ def _little_endian(x: NDArray[np.float32]) -> memoryview:
 
 
 def _sections(scheme: str) -> tuple[Section, ...]:
-    return SECTIONS[scheme_of(scheme).name]
+    kind = scheme_of(scheme)
+    return SECTIONS.get(scheme) or (_SCALES, Section(0, kind.code_bytes, Packing.ENTROPY))
 
 
 def _chunks(

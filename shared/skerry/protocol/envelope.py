@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.quantise import raw_bytes, scheme_of
+from skerry.algorithm.schemes import raw_bytes, scheme_of
 from skerry.errors import Corrupt, Oversized, WrongPlan
 from skerry.protocol import frame, proto
 from skerry.protocol.codec import packed_bound

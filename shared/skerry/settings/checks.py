@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from skerry import code
-from skerry.algorithm.presets import PRESETS
+from skerry.algorithm.outer_presets import PRESETS
 from skerry.errors import ConfigError
 from skerry.settings.models import store_kinds
 from skerry.settings.modes import clauses

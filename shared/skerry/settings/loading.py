@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from skerry import code
-from skerry.algorithm.presets import Sgd, formerly, resolved
+from skerry.algorithm.outer_presets import Sgd, formerly, resolved
 from skerry.errors import ConfigError
 from skerry.settings.checks import check_local, check_run, masked_url
 from skerry.settings.models import (

@@ -7,13 +7,23 @@ addresses, folders, ports.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from skerry.algorithm.schemes import SCHEMES
 from skerry.settings.modes import Mode, fills
 
 
@@ -23,6 +33,18 @@ class Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
+
+
+def _one_of(names: Sequence[str]) -> AfterValidator:
+    """Return what a ``Literal`` of these names does, for names that a table elsewhere holds."""
+    expected = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise PydanticCustomError("literal_error", "{expected}", {"expected": expected})  # noqa: EM101
+        return value
+
+    return AfterValidator(check)
 
 
 class ModelConfig(Table):
@@ -148,9 +170,9 @@ class SyncConfig(Table):
     ``adoption``."""
     blend_alpha: float = Field(default=0.5, ge=0, le=1)
     """Share of the local value that ``blend`` keeps."""
-    contribution_scheme: Literal["f32", "bf16", "int8", "int4", "e3m0", "int2"] = "int4"
+    contribution_scheme: Annotated[str, _one_of(tuple(SCHEMES))] = "int4"
     """Quantisation of contributions: experiment ``quantisation``."""
-    global_scheme: Literal["f32", "bf16", "int8", "int4"] = "bf16"
+    global_scheme: Annotated[str, _one_of([n for n, s in SCHEMES.items() if s.for_global])] = "bf16"
     """Quantisation of the global fragments that learners read: experiment ``quantisation``."""
     chunk_bytes: int = Field(default=524_288, ge=4096)
     """Largest payload of one message, before its envelope."""

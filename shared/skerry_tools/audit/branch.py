@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from skerry.algorithm import staleness, weights
+from skerry.algorithm import weighting
 from skerry.algorithm.adamw import AdamW
-from skerry.algorithm.fold import Contribution as Merged
 from skerry.algorithm.merge import largest, sound
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer, merge_and_apply
 from skerry.errors import ConfigError, Diverged
 from skerry.protocol.messages import ContributionKind, RefusalCause
@@ -236,31 +236,33 @@ class Branch:
                 worst = largest(kept, self.fragment)
                 kept = [k for number, k in enumerate(kept) if number != worst]
                 rest = [s for number, s in enumerate(shares) if number != worst]
-                shares = list(weights.normalised(rest))
+                shares = list(weighting.normalised(rest))
                 continue
             break
         return len(kept), len(taken) - len(kept)
 
-    def _weigh(self, version: int, taken: Sequence[Arrived]) -> tuple[list[Merged], list[float]]:
+    def _weigh(
+        self, version: int, taken: Sequence[Arrived]
+    ) -> tuple[list[OuterGradient], list[float]]:
         sync, policy = self.config.sync, self.policy
         bound = sync.max_staleness if policy.max_staleness is None else policy.max_staleness
         factor = policy.staleness_discount or sync.staleness_discount
         scale = None if self.outer.name == "adamw" else self.master
-        kept: list[Merged] = []
+        kept: list[OuterGradient] = []
         work: list[float] = []
         for item in sorted(taken, key=lambda i: key_of(i.contribution)):
             contribution = item.contribution
             told = contribution.header
-            discount, _ = staleness.judge(told.base_version, version, bound, factor)
+            discount, _ = weighting.discounted(told.base_version, version, bound, factor)
             genesis = told.kind is ContributionKind.GENESIS
             if discount is None or genesis:
                 continue
-            merged = Merged(contribution.scheme, contribution.planes, told.norms)
+            merged = OuterGradient(contribution.scheme, contribution.planes, told.norms)
             if not sound(merged, self.fragment, scale):
                 continue
             kept.append(merged)
-            work.append(weights.weight(told.tokens, told.steps) * discount)
-        return kept, list(weights.normalised(work))
+            work.append(weighting.weight(told.tokens, told.steps) * discount)
+        return kept, list(weighting.normalised(work))
 
     def _measure(self, version: int, committed: Vector, merged: int, refused: int) -> None:
         other, base = self.master, self.origin

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.algorithm import weights
+from skerry.algorithm import weighting
 from skerry.protocol.messages import (
     CommitOrigin,
     Consumed,
@@ -323,9 +323,10 @@ def _merge(commit: Commit, rules: Rules) -> Iterator[tuple[What, str, str]]:
         yield What.WEIGHTS, "", f"the weights sum to {sum(told):.6f} and not to 1"
     elif rules.discount is not None:
         work = [
-            weights.weight(c.tokens, c.steps) * rules.discount**c.staleness for c in commit.consumed
+            weighting.weight(c.tokens, c.steps) * rules.discount**c.staleness
+            for c in commit.consumed
         ]
-        for item, share in zip(commit.consumed, weights.normalised(work), strict=True):
+        for item, share in zip(commit.consumed, weighting.normalised(work), strict=True):
             if abs(item.weight - share) > WEIGHT_TOLERANCE:
                 text = f"was merged with the weight {item.weight:.6f} and not with {share:.6f}"
                 yield What.WEIGHTS, item.learner, text

@@ -17,7 +17,7 @@ import numpy as np
 
 from skerry.algorithm import fragments
 from skerry.algorithm.backend import cpu
-from skerry.algorithm.fold import Contribution as Merged
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
 from skerry.log.state import read_manifest
@@ -303,9 +303,9 @@ def _outer_differences(track: _Track, manifest: Manifest) -> list[str]:
     return sorted(name for name in {*told, *found} if told.get(name) != found.get(name))
 
 
-def _merged(item: Arrived) -> Merged:
+def _merged(item: Arrived) -> OuterGradient:
     contribution = item.contribution
-    return Merged(contribution.scheme, contribution.planes, contribution.header.norms)
+    return OuterGradient(contribution.scheme, contribution.planes, contribution.header.norms)
 
 
 def _genesis(track: _Track, item: Arrived) -> None:

@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-WIRE_BITS: Mapping[str, float] = MappingProxyType(
-    {"int2": 1.58, "int4": 3.33, "e3m0": 3.52, "int8": 7.50, "bf16": 10.72, "f32": 26.73}
-)
-"""Bits per parameter of a whole message, compression and headers included, cheapest first."""
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.schemes import SCHEMES, raw_bytes
+
 RAW_BITS: Mapping[str, float] = MappingProxyType(
-    {"int2": 2.0625, "int4": 4.0625, "e3m0": 4.0625, "int8": 8.0625, "bf16": 16.0, "f32": 32.0}
+    {scheme: 8 * raw_bytes(scheme, 1) / BLOCK for scheme in SCHEMES}
 )
-"""Before compression: what no message exceeds, headers aside. A test compares it with the codec,
-which needs numpy."""
+"""Bits per parameter before compression: no message exceeds them, headers aside."""
+_MEASURED_BITS = {
+    "int2": 1.58,
+    "int4": 3.33,
+    "e3m0": 3.52,
+    "int8": 7.50,
+    "bf16": 10.72,
+    "f32": 26.73,
+}
+WIRE_BITS: Mapping[str, float] = MappingProxyType({**RAW_BITS, **_MEASURED_BITS})
+"""Bits per parameter of a whole message, compression and headers included; not measured: raw."""
 
 _MEMCPY_B_S = 15.4e9
 """What encode and decode were compared with, on the same core."""

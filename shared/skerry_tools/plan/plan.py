@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from skerry.algorithm.presets import PRESETS, resolved
+from skerry.algorithm.outer_presets import PRESETS, resolved
 from skerry.models.sizes import leaf_specs_of, sizes_of
 from skerry_tools.plan.baselines import Bill, TrainingMethod, bill, methods
 from skerry_tools.plan.figures import shown

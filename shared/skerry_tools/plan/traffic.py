@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.schedule import Schedule, learner_room
+from skerry.algorithm.schemes import scheme_of
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import WIRE_BITS, decode_s, encode_s, merge_s
 from skerry_tools.plan.tables import HubTable, PlanTable, SiteTable
@@ -73,7 +74,8 @@ class SyncLoad:
         """
         schedule = Schedule(self.sync.fragments, self.sync.h_steps, self.sync.overlap_steps)
         flight = 2 * learner_room(schedule, self.sync.shards) * self.fragment
-        feedback = 8 * self.parameters if self.sync.contribution_scheme == "int2" else 0.0
+        feeds_back = scheme_of(self.sync.contribution_scheme).feedback
+        feedback = 8 * self.parameters if feeds_back else 0.0
         return 4 * (4 * self.parameters + flight) + feedback
 
     @property

@@ -8,14 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.algorithm import backend, fold, merge, quantise
-from skerry.algorithm.fold import Contribution
+from skerry.algorithm import backend, merge, merge_numpy, quantise_numpy
 from skerry.algorithm.fragments import BLOCK, Fragment, Slice
+from skerry.algorithm.merge_numpy import OuterGradient
+from skerry.algorithm.planes import Planes, peak
+from skerry.algorithm.schemes import SCHEMES
 from skerry.errors import Diverged
 
 FRAGMENT = Fragment(3, (Slice(0, 0, 1000), Slice(1, 0, 1), Slice(2, 5, 5 + 2 * BLOCK)))
 NO_EMBEDDING = (False, False, False)
-SCHEMES = st.sampled_from(tuple(quantise.SCHEMES))
+KINDS = st.sampled_from(tuple(SCHEMES))
 
 
 def vector(seed: int, scale: float = 1.0) -> NDArray[np.float32]:
@@ -27,15 +29,15 @@ def vector(seed: int, scale: float = 1.0) -> NDArray[np.float32]:
     return x
 
 
-def contribution(x: NDArray[np.float32], scheme: str = "f32") -> Contribution:
-    return Contribution(scheme, quantise.quantise(scheme, x))
+def contribution(x: NDArray[np.float32], scheme: str = "f32") -> OuterGradient:
+    return OuterGradient(scheme, quantise_numpy.quantise(scheme, x))
 
 
-def decoded(item: Contribution) -> NDArray[np.float64]:
-    return quantise.dequantise(item.scheme, item.planes).astype(np.float64)
+def decoded(item: OuterGradient) -> NDArray[np.float64]:
+    return quantise_numpy.dequantise(item.scheme, item.planes).astype(np.float64)
 
 
-def rda(items: list[Contribution], weights: list[float]) -> NDArray[np.float32]:
+def rda(items: list[OuterGradient], weights: list[float]) -> NDArray[np.float32]:
     return merge.merge("rda", items, weights, FRAGMENT, NO_EMBEDDING)
 
 
@@ -43,7 +45,7 @@ def slices_of(x: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     return [x[a:b] for a, b in zip(FRAGMENT.offsets[:-1], FRAGMENT.offsets[1:], strict=True)]
 
 
-groups = st.lists(st.tuples(st.integers(0, 99), SCHEMES, st.integers(1, 5)), min_size=1, max_size=6)
+groups = st.lists(st.tuples(st.integers(0, 99), KINDS, st.integers(1, 5)), min_size=1, max_size=6)
 
 
 @given(group=groups)
@@ -116,7 +118,7 @@ def test_embeddings_are_averaged_even_by_rda() -> None:
     assert not np.array_equal(mixed[a:b], average[a:b])
 
 
-@pytest.mark.parametrize("scheme", tuple(quantise.SCHEMES))
+@pytest.mark.parametrize("scheme", tuple(SCHEMES))
 @pytest.mark.parametrize("method", ["average", "rda"])
 def test_one_contribution_is_merged_to_itself(scheme: str, method: merge.Method) -> None:
     item = contribution(vector(4), scheme)
@@ -150,7 +152,9 @@ def test_padding_stays_zero() -> None:
 def test_header_norms_save_a_pass_and_give_the_same_merge() -> None:
     items = [contribution(vector(seed), "int4") for seed in range(4)]
     stated = [
-        Contribution(i.scheme, i.planes, merge.slice_norms(FRAGMENT, decoded(i).astype(np.float32)))
+        OuterGradient(
+            i.scheme, i.planes, merge.slice_norms(FRAGMENT, decoded(i).astype(np.float32))
+        )
         for i in items
     ]
     assert np.array_equal(rda(items, [0.25] * 4), rda(stated, [0.25] * 4))
@@ -159,7 +163,7 @@ def test_header_norms_save_a_pass_and_give_the_same_merge() -> None:
 @pytest.mark.parametrize("norms", [(1.0,), (1.0, float("nan"), 1.0), (1.0, -1.0, 1.0)])
 def test_header_norms_that_cannot_be_are_ignored(norms: tuple[float, ...]) -> None:
     item = contribution(vector(7))
-    lying = Contribution(item.scheme, item.planes, norms)
+    lying = OuterGradient(item.scheme, item.planes, norms)
     assert np.array_equal(rda([lying], [1.0]), rda([item], [1.0]))
 
 
@@ -173,7 +177,7 @@ def test_the_merged_norm_is_known_without_another_pass() -> None:
 def test_numpy_and_numba_merge_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [contribution(vector(seed), "int4") for seed in range(4)]
     fast = rda(items, [0.1, 0.2, 0.3, 0.4])
-    monkeypatch.setattr(backend, "merger", lambda: fold)
+    monkeypatch.setattr(backend, "merger", lambda: merge_numpy)
     assert rda(items, [0.1, 0.2, 0.3, 0.4]) == pytest.approx(fast, rel=1e-6)
 
 
@@ -190,7 +194,7 @@ def test_a_contribution_that_decodes_to_nonsense_is_refused(
 ) -> None:
     x = vector(8)
     x[3] = bad
-    item = Contribution("f32", quantise.Planes(x.view(np.uint8).reshape(-1, 1024), _NO_SCALES))
+    item = OuterGradient("f32", Planes(x.view(np.uint8).reshape(-1, 1024), _NO_SCALES))
     with pytest.raises(Diverged):
         merge.merge(method, [item], [1.0], FRAGMENT, NO_EMBEDDING)
 
@@ -226,9 +230,9 @@ def test_what_no_training_can_have_moved_does_not_count(
 ) -> None:
     x = np.full(FRAGMENT.padded_size, largest, np.float32)
     master = None if of is None else np.full(FRAGMENT.padded_size, of, np.float32)
-    planes = quantise.quantise("f32", np.ones_like(x))
+    planes = quantise_numpy.quantise("f32", np.ones_like(x))
     planes.codes[:] = x.view(np.uint8).reshape(planes.codes.shape)
-    item = merge.Contribution("f32", planes)
+    item = merge.OuterGradient("f32", planes)
     assert merge.sound(item, FRAGMENT, master) is counts
 
 
@@ -236,9 +240,9 @@ def test_what_no_training_can_have_moved_does_not_count(
 @given(seed=st.integers(0, 2**32 - 1), boast=st.floats(1.01, 1e30))
 def test_a_norm_longer_than_the_values_does_not_count(scheme: str, seed: int, boast: float) -> None:
     x = np.random.default_rng(seed).standard_normal(FRAGMENT.padded_size).astype(np.float32)
-    planes = quantise.quantise(scheme, x)
-    norms = merge.slice_norms(FRAGMENT, quantise.dequantise(scheme, planes))
-    assert merge.sound(merge.Contribution(scheme, planes, norms), FRAGMENT, None)
-    longest = np.sqrt(np.diff(FRAGMENT.offsets)) * quantise.peak(scheme, planes)
+    planes = quantise_numpy.quantise(scheme, x)
+    norms = merge.slice_norms(FRAGMENT, quantise_numpy.dequantise(scheme, planes))
+    assert merge.sound(merge.OuterGradient(scheme, planes, norms), FRAGMENT, None)
+    longest = np.sqrt(np.diff(FRAGMENT.offsets)) * peak(scheme, planes)
     wrong = (*norms[:-1], float(longest[-1]) * boast)
-    assert not merge.sound(merge.Contribution(scheme, planes, wrong), FRAGMENT, None)
+    assert not merge.sound(merge.OuterGradient(scheme, planes, wrong), FRAGMENT, None)

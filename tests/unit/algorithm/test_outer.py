@@ -14,9 +14,9 @@ import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 from numpy.typing import NDArray
 
-from skerry.algorithm import merge, quantise
-from skerry.algorithm.fold import Contribution
+from skerry.algorithm import merge, quantise_numpy
 from skerry.algorithm.fragments import BLOCK, Fragment, Slice
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import Outer, from_optax, make_outer, merge_and_apply
 from skerry.errors import ConfigError
 
@@ -29,9 +29,10 @@ def vector(seed: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(4 * BLOCK).astype(np.float32)
 
 
-def contributions(seed: int) -> list[Contribution]:
+def contributions(seed: int) -> list[OuterGradient]:
     return [
-        Contribution("int4", quantise.quantise("int4", vector(seed * 10 + i))) for i in range(4)
+        OuterGradient("int4", quantise_numpy.quantise("int4", vector(seed * 10 + i)))
+        for i in range(4)
     ]
 
 

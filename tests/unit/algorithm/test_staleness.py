@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.staleness import judge
+from skerry.algorithm.weighting import discounted
 
 
 @pytest.mark.parametrize(
@@ -20,15 +20,15 @@ from skerry.algorithm.staleness import judge
     ],
 )
 def test_verdicts(base: int, version: int, verdict: tuple[float | None, str]) -> None:
-    assert judge(base, version, 3, 0.5) == verdict
+    assert discounted(base, version, 3, 0.5) == verdict
 
 
 def test_without_tolerance_only_fresh_ones_count() -> None:
-    assert [judge(base, 5, 0, 0.5)[0] for base in (4, 5)] == [None, 1.0]
+    assert [discounted(base, 5, 0, 0.5)[0] for base in (4, 5)] == [None, 1.0]
 
 
 def test_the_discount_can_be_any_function_of_staleness() -> None:
-    assert judge(3, 7, 9, lambda behind: 1 / (1 + behind)) == (0.2, "late")
+    assert discounted(3, 7, 9, lambda behind: 1 / (1 + behind)) == (0.2, "late")
 
 
 @settings(max_examples=100)
@@ -42,5 +42,5 @@ def test_being_staler_never_counts_more(
     version: int, bases: tuple[int, int], tolerance: int, factor: float
 ) -> None:
     older, newer = sorted(min(base, version) for base in bases)
-    low, high = (judge(base, version, tolerance, factor)[0] or 0.0 for base in (older, newer))
+    low, high = (discounted(base, version, tolerance, factor)[0] or 0.0 for base in (older, newer))
     assert 0.0 <= low <= high <= 1.0

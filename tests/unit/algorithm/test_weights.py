@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.weights import normalised, weight
+from skerry.algorithm.weighting import normalised, weight
 from tests.support.strategies import weights, work
 
 quick = settings(max_examples=150)

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
-from skerry.algorithm import fragments, weights
+from skerry.algorithm import fragments, weighting
 from skerry.data.prefetch import Prefetched
 from skerry.data.stream import Stream
 from skerry.models.base import specs_of
@@ -167,7 +167,7 @@ def test_a_contribution_claims_the_steps_that_were_taken_and_all_of_its_data() -
     assert (told.steps, told.tokens) == (20, 20 * STEP_TOKENS)
     assert (told.cursor_from, told.cursor_to) == (0, H * BATCH), "no data is used twice"
     assert math.isfinite(told.loss)
-    assert weights.weight(told.tokens, told.steps) == 20 * STEP_TOKENS**2
+    assert weighting.weight(told.tokens, told.steps) == 20 * STEP_TOKENS**2
     assert (scene.loop.now.step, scene.loop.now.cursor) == (H, H * BATCH)
 
 

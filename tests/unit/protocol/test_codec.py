@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.quantise import SCHEMES, Planes, allocate, quantise, raw_bytes
+from skerry.algorithm.planes import Planes, allocate
+from skerry.algorithm.quantise_numpy import quantise
+from skerry.algorithm.schemes import SCHEMES, raw_bytes
 from skerry.errors import (
     Corrupt,
     Diverged,

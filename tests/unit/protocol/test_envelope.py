@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.algorithm.fragments import BLOCK, Fragment, LeafSpec, Plan, Slice
-from skerry.algorithm.quantise import quantise, raw_bytes
+from skerry.algorithm.quantise_numpy import quantise
+from skerry.algorithm.schemes import raw_bytes
 from skerry.errors import (
     Corrupt,
     Oversized,

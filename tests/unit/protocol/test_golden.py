@@ -12,7 +12,8 @@ import blosc2
 import numpy as np
 import pytest
 
-from skerry.algorithm.quantise import SCHEMES, dequantise
+from skerry.algorithm.quantise_numpy import dequantise
+from skerry.algorithm.schemes import SCHEMES
 from skerry.errors import WrongVersion
 from skerry.protocol import proto, records
 from skerry.protocol.codec import unpack, vector_digest

@@ -27,11 +27,12 @@ import optax
 import pytest
 from numpy.typing import NDArray
 
-from skerry.algorithm.fold import Contribution
 from skerry.algorithm.fragments import LeafSpec, averaged, gather, plan, scatter
 from skerry.algorithm.merge import slice_norms
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer, merge_and_apply
-from skerry.algorithm.quantise import dequantise, quantise, scheme_of
+from skerry.algorithm.quantise_numpy import dequantise, quantise
+from skerry.algorithm.schemes import scheme_of
 from skerry.protocol.codec import PlaneAssembler, encode_vector
 from skerry.protocol.envelope import seal, unseal
 from skerry.protocol.messages import ChunkHeader
@@ -108,7 +109,7 @@ def leaves_of(vector: F32) -> Leaves:
     return leaves
 
 
-def over_the_wire(scheme: str, x: F32) -> Contribution:
+def over_the_wire(scheme: str, x: F32) -> OuterGradient:
     """Send a vector through quantiser, blosc2 and envelope and return what arrives."""
     assembler = PlaneAssembler(scheme, x.size // 256)
     for c in encode_vector(scheme, x, 65_536):
@@ -118,7 +119,7 @@ def over_the_wire(scheme: str, x: F32) -> Contribution:
         )
         assembler.add(*unseal(seal(header, c.packed), run="r", plan=PLAN))
     norms = slice_norms(FRAGMENT, dequantise(scheme, assembler.planes))
-    return Contribution(scheme, assembler.planes, norms)
+    return OuterGradient(scheme, assembler.planes, norms)
 
 
 def decoded(scheme: str, x: F32) -> F32:

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from opentelemetry.trace import SpanContext
 
-from skerry.algorithm.quantise import Planes
+from skerry.algorithm.planes import Planes
 from skerry.log.contributions import Contribution, Refusal
 from skerry.protocol.messages import (
     CloseReason,

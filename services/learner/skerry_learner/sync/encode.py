@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from skerry.algorithm.backend import cpu, merger
 from skerry.algorithm.fragments import Fragment, Plan
 from skerry.algorithm.merge import slice_norms
-from skerry.algorithm.quantise import Planes, scheme_of
+from skerry.algorithm.planes import Planes
+from skerry.algorithm.schemes import scheme_of
 from skerry.errors import Diverged
 from skerry.protocol.codec import Chunk, pack
 from skerry.protocol.messages import ContributionHeader
@@ -96,12 +97,12 @@ def _with_feedback(
 def _on_device(outgoing: Outgoing, fragment: Fragment) -> Quantised:
     import jax
 
-    from skerry.algorithm import device
+    from skerry.algorithm import quantise_jax
 
     gradient = jax.numpy.asarray(outgoing.gradient)
-    codes, scales, finite = device.quantise(outgoing.scheme, gradient)
-    decoded = device.dequantise(outgoing.scheme, codes, scales)
-    norms = device.slice_norms(fragment, decoded)
+    codes, scales, finite = quantise_jax.quantise(outgoing.scheme, gradient)
+    decoded = quantise_jax.dequantise(outgoing.scheme, codes, scales)
+    norms = quantise_jax.slice_norms(fragment, decoded)
     codes, scales, finite, norms = jax.device_get((codes, scales, finite, norms))
     if not finite:
         msg = f"The outer gradient of fragment {fragment.index} is not finite: it is not sent."

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from skerry.algorithm import fragments, merge
-from skerry.algorithm.fold import Contribution as Merged
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer
 from skerry.errors import Overtaken
 from skerry.log import state
@@ -73,13 +73,13 @@ def gradients_of(lab: Lab) -> dict[At, Vector]:
     """Merge the contributions that lie in the log once more, by the weights in the ledger."""
     plan, names = lab.work.plan, Subjects(RUN)
     inbox = Inbox(RUN, plan)
-    arrived: dict[tuple[int, str, int, int], Merged] = {}
+    arrived: dict[tuple[int, str, int, int], OuterGradient] = {}
     for record in lab.broker.streams[names.stream("CONTRIB")].records.values():
         got = inbox.feed(record)
         if isinstance(got, Contribution):
             told = got.header
             key = (told.fragment, told.learner, told.incarnation, told.identity)
-            arrived[key] = Merged(got.scheme, got.planes, told.norms)
+            arrived[key] = OuterGradient(got.scheme, got.planes, told.norms)
     found: dict[At, Vector] = {}
     for record in lab.broker.streams[names.stream("LEDGER")].records.values():
         if not matches(names.commits(), record.subject):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.quantise import raw_bytes
 from skerry.algorithm.schedule import Schedule, offset, room_steps
+from skerry.algorithm.schemes import raw_bytes
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import RAW_BITS, WIRE_BITS, merge_s
 from skerry_tools.plan.plan import least

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from skerry.algorithm import device, quantise
+from skerry.algorithm import quantise_jax, quantise_numpy
 from skerry.algorithm.fragments import BLOCK, Fragment, Slice
+from skerry.algorithm.planes import Planes
+from skerry.algorithm.schemes import SCHEMES
 
-NAMES = tuple(quantise.SCHEMES)
+NAMES = tuple(SCHEMES)
 MAGNITUDES = (0.0, 1e-45, 1e-40, 1e-37, 1e-6, 1.0, 1e30, 5e37)
 
 
@@ -39,7 +41,7 @@ def sample(magnitude: float) -> NDArray[np.float32]:
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
 def test_encoding_equals_the_reference(name: str, magnitude: float) -> None:
     x = sample(magnitude)
-    expected, found = quantise.quantise(name, x), device.quantise(name, jnp.array(x))
+    expected, found = quantise_numpy.quantise(name, x), quantise_jax.quantise(name, jnp.array(x))
     assert np.array_equal(np.asarray(found.scales), expected.scales)
     assert np.array_equal(np.asarray(found.codes), expected.codes)
     assert bool(found.finite)
@@ -48,19 +50,19 @@ def test_encoding_equals_the_reference(name: str, magnitude: float) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
 def test_decoding_equals_the_reference(name: str, magnitude: float) -> None:
-    planes = quantise.quantise(name, sample(magnitude))
-    decoded = device.dequantise(name, jnp.array(planes.codes), jnp.array(planes.scales))
-    expected = quantise.dequantise(name, planes)
+    planes = quantise_numpy.quantise(name, sample(magnitude))
+    decoded = quantise_jax.dequantise(name, jnp.array(planes.codes), jnp.array(planes.scales))
+    expected = quantise_numpy.dequantise(name, planes)
     assert np.array_equal(np.asarray(decoded).view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "e3m0", "int2"])
 def test_every_byte_decodes_as_in_the_reference(name: str) -> None:
-    kind = quantise.SCHEMES[name]
+    kind = SCHEMES[name]
     codes = np.random.default_rng(4).integers(0, 256, (64, kind.code_bytes)).astype(np.uint8)
-    planes = quantise.Planes(codes, np.full(64, 0x3F81, np.uint16))
-    decoded = device.dequantise(name, jnp.array(codes), jnp.array(planes.scales))
-    assert np.array_equal(np.asarray(decoded), quantise.dequantise(name, planes))
+    planes = Planes(codes, np.full(64, 0x3F81, np.uint16))
+    decoded = quantise_jax.dequantise(name, jnp.array(codes), jnp.array(planes.scales))
+    assert np.array_equal(np.asarray(decoded), quantise_numpy.dequantise(name, planes))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +70,7 @@ def test_every_byte_decodes_as_in_the_reference(name: str) -> None:
 def test_what_is_not_finite_is_flagged(name: str, bad: float) -> None:
     x = sample(1.0)
     x[-1] = bad
-    assert not bool(device.quantise(name, jnp.array(x)).finite)
+    assert not bool(quantise_jax.quantise(name, jnp.array(x)).finite)
 
 
 def test_encode_measures_the_decoded_value_per_slice() -> None:
@@ -76,8 +78,10 @@ def test_encode_measures_the_decoded_value_per_slice() -> None:
     x = np.zeros(fragment.padded_size, np.float32)
     x[: 2 * BLOCK] = 1e-30
     x[3 * BLOCK :] = np.random.default_rng(1).standard_normal(6 * BLOCK)
-    planes, decoded, norms = device.encode("int4", fragment, jnp.array(x))
-    expected = quantise.dequantise("int4", quantise.quantise("int4", x)).astype(np.float64)
+    planes, decoded, norms = quantise_jax.encode("int4", fragment, jnp.array(x))
+    expected = quantise_numpy.dequantise("int4", quantise_numpy.quantise("int4", x)).astype(
+        np.float64
+    )
     assert np.array_equal(np.asarray(decoded), expected)
     assert bool(planes.finite)
     wanted = [

@@ -1,4 +1,4 @@
-"""The arithmetic of a merge in numpy: the reference that ``kernels_merge`` equals bit by bit.
+"""The arithmetic of a merge in numpy: the reference that ``merge_numba`` equals bit by bit.
 
 Work is cut into chunks that stay in cache, so memory stays at the output plus a few chunks.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.quantise import Planes, dequantise
+from skerry.algorithm.quantise_numpy import dequantise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment
+    from skerry.algorithm.planes import Planes
 
 _CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class OuterGradient:
     """One outer gradient as it travelled; ``norms`` are L2 norms of the decoded slices, or ()."""
 
     scheme: str
@@ -63,7 +64,7 @@ def segment_squares(x: NDArray[np.float32], spans: Spans) -> NDArray[np.float64]
 
 
 def accumulate(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[OuterGradient],
     coefficients: NDArray[np.float32],
     spans: Spans,
     out: NDArray[np.float32],
@@ -77,8 +78,7 @@ def accumulate(
         blocks = slice(part.start // BLOCK, part.stop // BLOCK)
         out[part] = 0
         for number, (scheme, planes) in enumerate((c.scheme, c.planes) for c in contributions):
-            scales = planes.scales[blocks] if planes.scales.size else planes.scales
-            value = dequantise(scheme, Planes(planes.codes[blocks], scales))
+            value = dequantise(scheme, planes.part(blocks))
             value *= coefficients[number, index]
             out[part] += value
     return segment_squares(out, spans)

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from skerry.algorithm import quantise as q
+from skerry.algorithm import quantise_numpy
 from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.planes import Planes, peak
+from skerry.algorithm.schemes import SCHEMES, raw_bytes
 from skerry.errors import Diverged, UnknownScheme
 
 F32_MAX = float(np.finfo(np.float32).max)
 TINY = 5e-324
-NAMES = tuple(q.SCHEMES)
+NAMES = tuple(SCHEMES)
 INTEGERS = ("int8", "int4")
-SCALED = tuple(name for name, scheme in q.SCHEMES.items() if scheme.has_scales)
+SCALED = tuple(name for name, scheme in SCHEMES.items() if scheme.has_scales)
 
 # Extremes are what break a quantiser: let hypothesis reach for them in every block.
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -35,13 +37,13 @@ def block(*head: float) -> NDArray[np.float32]:
 
 
 def round_trip(scheme: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    return q.dequantise(scheme, q.quantise(scheme, x))
+    return quantise_numpy.dequantise(scheme, quantise_numpy.quantise(scheme, x))
 
 
 @given(x=vectors, name=st.sampled_from(NAMES))
 @settings(max_examples=60)
 def test_error_stays_within_the_table(x: NDArray[np.float32], name: str) -> None:
-    scheme = q.SCHEMES[name]
+    scheme = SCHEMES[name]
     decoded = round_trip(name, x).reshape(-1, BLOCK).astype(np.float64)
     exact = x.reshape(-1, BLOCK).astype(np.float64)
     bound = scheme.relative_error * np.abs(exact).max(axis=1, keepdims=True, initial=0)
@@ -73,7 +75,7 @@ def test_int4_costs_an_eighth_of_the_norm_on_a_gaussian() -> None:
 
 @pytest.mark.parametrize("name", INTEGERS)
 def test_encoding_what_was_decoded_changes_nothing(name: str) -> None:
-    levels = q.SCHEMES[name].levels
+    levels = SCHEMES[name].levels
     codes = np.random.default_rng(3).integers(-levels, levels + 1, BLOCK)
     codes[0] = levels
     x = (codes * 2.0**-9).astype(np.float32)
@@ -165,7 +167,7 @@ def test_int2_sends_a_third_of_a_spike_at_least_and_never_more_than_the_spike() 
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("value", [0.0, -0.0, TINY, 1e-45, 1e-38, -(2.0**-121)])
 def test_a_block_of_nothing_is_all_zero_bytes(name: str, value: float) -> None:
-    planes = q.quantise(name, block(value))
+    planes = quantise_numpy.quantise(name, block(value))
     assert not planes.codes.any()
     assert not planes.scales.any()
     assert not round_trip(name, block(value)).view(np.uint32).any()
@@ -205,7 +207,7 @@ def test_what_is_not_finite_is_refused(name: str, bad: float) -> None:
     x = np.ones(3 * BLOCK, np.float32)
     x[-1] = bad
     with pytest.raises(Diverged):
-        q.quantise(name, x)
+        quantise_numpy.quantise(name, x)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -216,18 +218,20 @@ def test_an_empty_vector_is_an_empty_vector(name: str) -> None:
 def test_int8_puts_high_nibbles_before_low_ones() -> None:
     x = np.zeros(BLOCK, np.float32)
     x[0], x[128], x[1] = 127, 0x35, -1
-    codes = q.quantise("int8", x).codes[0]
+    codes = quantise_numpy.quantise("int8", x).codes[0]
     assert (codes[0], codes[128]) == (0x37, 0x5F)
     assert (codes[1], codes[129]) == (0x0F, 0x0F)
 
 
 def test_int4_puts_two_halves_of_a_block_into_one_byte() -> None:
-    codes = q.quantise("int4", np.r_[block()[:128] + 7, block()[:128] - 2].astype(np.float32)).codes
+    codes = quantise_numpy.quantise(
+        "int4", np.r_[block()[:128] + 7, block()[:128] - 2].astype(np.float32)
+    ).codes
     assert codes[0, 0] == 0xE7
 
 
 def test_e3m0_puts_sign_and_exponent_of_two_halves_into_one_byte() -> None:
-    codes = q.quantise(
+    codes = quantise_numpy.quantise(
         "e3m0", np.r_[block()[:128] + 64, block()[:128] - 2].astype(np.float32)
     ).codes
     assert codes[0, 0] == 0xA7
@@ -235,64 +239,66 @@ def test_e3m0_puts_sign_and_exponent_of_two_halves_into_one_byte() -> None:
 
 def test_int2_puts_four_quarters_of_a_block_into_one_byte() -> None:
     quarters = np.repeat(np.array([1, -1, 0, 1], np.float32), 64)
-    assert set(q.quantise("int2", quarters).codes[0]) == {0b01_00_11_01}
+    assert set(quantise_numpy.quantise("int2", quarters).codes[0]) == {0b01_00_11_01}
 
 
 def test_codes_that_are_never_written_decode_to_a_plain_zero() -> None:
     for name, byte in (("e3m0", 0x88), ("int2", 0xAA)):
-        codes = np.full((1, q.SCHEMES[name].code_bytes), byte, np.uint8)
-        decoded = q.dequantise(name, q.Planes(codes, np.full(1, 0x3F80, np.uint16)))
+        codes = np.full((1, SCHEMES[name].code_bytes), byte, np.uint8)
+        decoded = quantise_numpy.dequantise(name, Planes(codes, np.full(1, 0x3F80, np.uint16)))
         assert not decoded.view(np.uint32).any()
 
 
 def test_two_bits_are_fed_back_and_no_others() -> None:
-    assert [name for name, scheme in q.SCHEMES.items() if scheme.feedback] == ["int2"]
+    assert [name for name, scheme in SCHEMES.items() if scheme.feedback] == ["int2"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_raw_bytes_are_the_planes(name: str) -> None:
-    planes = q.quantise(name, np.ones(5 * BLOCK, np.float32))
-    assert q.raw_bytes(name, 5) == planes.codes.nbytes + planes.scales.nbytes
+    planes = quantise_numpy.quantise(name, np.ones(5 * BLOCK, np.float32))
+    assert raw_bytes(name, 5) == planes.codes.nbytes + planes.scales.nbytes
 
 
 def test_scheme_ids_are_unique() -> None:
-    assert len({scheme.id for scheme in q.SCHEMES.values()}) == len(q.SCHEMES)
+    assert len({scheme.id for scheme in SCHEMES.values()}) == len(SCHEMES)
 
 
 def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(UnknownScheme, match="'int3'"):
-        q.quantise("int3", np.zeros(BLOCK, np.float32))
+        quantise_numpy.quantise("int3", np.zeros(BLOCK, np.float32))
 
 
 @pytest.mark.parametrize("size", [1, 255, 257])
 def test_a_vector_that_is_no_whole_blocks_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="whole blocks"):
-        q.quantise("int4", np.zeros(size, np.float32))
+        quantise_numpy.quantise("int4", np.zeros(size, np.float32))
 
 
 def test_planes_of_another_scheme_are_refused() -> None:
     with pytest.raises(ValueError, match="no int8"):
-        q.dequantise("int8", q.quantise("int4", np.zeros(BLOCK, np.float32)))
+        quantise_numpy.dequantise(
+            "int8", quantise_numpy.quantise("int4", np.zeros(BLOCK, np.float32))
+        )
 
 
 def test_decoding_goes_into_the_given_output() -> None:
     x = block(3.0)
     out = np.empty_like(x)
-    assert q.dequantise("int8", q.quantise("int8", x), out) is out
+    assert quantise_numpy.dequantise("int8", quantise_numpy.quantise("int8", x), out) is out
     assert out[0] == pytest.approx(3.0, rel=2.0**-7)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(vectors)
 def test_no_value_exceeds_the_peak(name: str, x: NDArray[np.float32]) -> None:
-    planes = q.quantise(name, x)
-    top = q.peak(name, planes)
-    assert float(np.abs(q.dequantise(name, planes)).max(initial=0)) <= top
+    planes = quantise_numpy.quantise(name, x)
+    top = peak(name, planes)
+    assert float(np.abs(quantise_numpy.dequantise(name, planes)).max(initial=0)) <= top
     assert top <= 1.02 * float(np.abs(x).max(initial=0)) or top < 1e-30
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_the_peak_of_what_is_not_finite_is_infinite(value: float) -> None:
-    planes = q.quantise("f32", np.ones(BLOCK, np.float32))
+    planes = quantise_numpy.quantise("f32", np.ones(BLOCK, np.float32))
     planes.codes[0, 8:12] = np.array([value], "<f4").view(np.uint8)
-    assert q.peak("f32", planes) == np.inf
+    assert peak("f32", planes) == np.inf

@@ -1,4 +1,6 @@
-"""The codec in numba: one pass over the data, the GIL released, equal to the reference bit by bit.
+"""Quantisation in numba: one pass, the GIL released, equal to ``quantise_numpy`` bit by bit.
+
+A scheme without kernels here is left to ``quantise_numpy``.
 
 Loops are written so that LLVM vectorises them: fixed trip counts of half a block, integer maxima
 (float maxima would need fast-math to ignore NaN), int32 casts between f32 and codes. Kernels are
@@ -12,24 +14,31 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 from numba import njit, types
 
-from skerry.algorithm import quantise as reference
-from skerry.algorithm.coarse import FINE_SHIFT, FINEST, POWER_BASE, POWER_UP, QUARTER
-from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.quantise import (
+from skerry.algorithm import quantise_numpy as reference
+from skerry.algorithm.blocks import (
     BF16_MAX,
+    FINE_SHIFT,
+    FINEST,
     HALF,
     INF_BITS,
     MAGNITUDE,
+    POWER_BASE,
+    POWER_UP,
+    QUARTER,
     SCALE_FLOOR,
     ZERO_PEAK,
+    step,
+)
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.planes import (
     Planes,
     allocate,
     as_blocks,
     check_joined,
     check_planes,
     diverged,
-    scheme_of,
 )
+from skerry.algorithm.schemes import scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,7 +115,7 @@ def _peak(bits: I32s, b: int) -> np.int32:
 
 @compiled(i32, f32, i32)
 def _scale(peak: np.int32, step: np.float32, ceiling: np.int32) -> np.int32:
-    """Bf16 bits of the scale for a peak's f32 bits, as in ``quantise.scale_bits``."""
+    """Bf16 bits of the scale for a peak's f32 bits, as in ``blocks``."""
     if peak <= _ZERO_PEAK:
         return _N0
     raw = np.float32(np.int32(peak).view(np.float32) * step).view(np.int32)
@@ -115,7 +124,7 @@ def _scale(peak: np.int32, step: np.float32, ceiling: np.int32) -> np.int32:
 
 @compiled(array(f32, 2), i64, i32, i32)
 def _ternary_scale(x: F32s, b: int, peak: np.int32, ceiling: np.int32) -> np.int32:
-    """Bf16 bits of the scale of block ``b``, as in ``coarse.ternary_scale``."""
+    """Bf16 bits of the scale of block ``b``, as in ``blocks``."""
     if peak <= _ZERO_PEAK:
         return _N0
     shift = min(_FINE_SHIFT - (peak >> _N23), _FINEST)
@@ -180,7 +189,7 @@ def _quantise_int8(
 
 @compiled(f32)
 def _power(y: np.float32) -> np.int32:
-    """Sign and exponent in four bits, as in ``coarse.power_codes``."""
+    """Sign and exponent in four bits, as in ``blocks``."""
     bits = np.float32(y).view(np.int32)
     raised = np.int32(((bits & _MAGNITUDE) + _POWER_UP) >> _N23)
     power = min(max(np.int32(raised - _POWER_BASE), _N0), _N7)
@@ -341,6 +350,8 @@ _DECODERS = {
     "e3m0": _dequantise_e3m0,
     "int2": _dequantise_int2,
 }
+COMPILED = frozenset({"f32", "bf16", *_ENCODERS})
+"""The schemes that have kernels."""
 
 
 @compiled(array(f32, 2), i64, fastmath={"reassoc", "contract"})
@@ -356,16 +367,18 @@ def sum_of_squares(rows: F32s, b: int) -> float:
 def quantise(scheme: str, x: NDArray[np.float32]) -> Planes:
     """Quantise a padded vector f32 (blocks*256,); raises Diverged if anything is not finite."""
     kind = scheme_of(scheme)
+    if scheme not in COMPILED:
+        return reference.quantise(scheme, x)
     rows = as_blocks(x)
     planes = allocate(scheme, rows.shape[0])
     codes, scales = planes
-    if kind.name == "f32":
+    if scheme == "f32":
         finite = _quantise_f32(rows, rows.view(np.int32), codes.view(np.float32))
-    elif kind.name == "bf16":
+    elif scheme == "bf16":
         finite = _quantise_bf16(rows.view(np.uint32), codes.view(np.uint16))
     else:
-        encode, ceiling = _ENCODERS[kind.name], np.int32(kind.scale_ceiling)
-        finite = encode(rows, rows.view(np.int32), kind.step, ceiling, codes, scales)
+        encode, ceiling = _ENCODERS[scheme], np.int32(kind.scale_ceiling)
+        finite = encode(rows, rows.view(np.int32), step(kind), ceiling, codes, scales)
     if not finite:
         raise diverged()
     return planes
@@ -375,22 +388,24 @@ def dequantise(
     scheme: str, planes: Planes, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
     """Decode planes to f32 (blocks*256,), into ``out`` if given; ValueError on wrong shapes."""
-    kind = check_planes(scheme, planes, out)
+    check_planes(scheme, planes, out)
+    if scheme not in COMPILED:
+        return reference.dequantise(scheme, planes, out)
     vector = np.empty(planes.codes.shape[0] * BLOCK, np.float32) if out is None else out
     rows = as_blocks(vector)
-    if kind.name == "f32":
+    if scheme == "f32":
         rows.view(np.uint8)[:] = planes.codes
-    elif kind.name == "bf16":
+    elif scheme == "bf16":
         _dequantise_bf16(planes.codes.view(np.uint16), rows.view(np.uint32))
     else:
-        _DECODERS[kind.name](planes.codes, planes.scales, rows)
+        _DECODERS[scheme](planes.codes, planes.scales, rows)
     return vector
 
 
 def join(planes: Sequence[U8s], out: F32s) -> None:
-    """Put f32 (n,) together from its byte planes u8 (n,), the highest first; what lacks is zero.
+    """Put f32 (n,) together from its byte planes u8 (n,), the highest first.
 
-    Raises ValueError if a plane is of another length.
+    Bytes that are not given are zero. Raises ValueError if a plane is of another length.
     """
     check_joined(planes, out)
     if len(planes) == 2:

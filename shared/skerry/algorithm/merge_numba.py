@@ -1,7 +1,7 @@
 """The arithmetic of a merge in numba: decode, weigh, add and step in one core's cache.
 
-Equal to ``fold`` bit by bit (no fused multiply-add, same order), except for sums of squares, where
-LLVM picks the order; they agree to f64 rounding and are the same on every run of one machine.
+Equal to ``merge_numpy`` bit by bit (no fused multiply-add, same order), except for sums of squares,
+where LLVM picks the order; they agree to f64 rounding and are the same on every run of one machine.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from skerry.algorithm.coarse import QUARTER
+from skerry.algorithm import quantise_numpy as reference
+from skerry.algorithm.blocks import HALF, QUARTER
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.kernels import (
+from skerry.algorithm.merge_numpy import OuterGradient
+from skerry.algorithm.planes import Planes, as_blocks
+from skerry.algorithm.quantise_numba import (
+    COMPILED,
     array,
     compiled,
     f32,
@@ -27,14 +31,14 @@ from skerry.algorithm.kernels import (
     u8,
     u16,
 )
-from skerry.algorithm.quantise import HALF, SCHEMES, as_blocks
+from skerry.algorithm.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from skerry.algorithm.fold import Contribution, Spans
+    from skerry.algorithm.merge_numpy import Spans
 
     F32s = NDArray[np.float32]
     I64s = NDArray[np.int64]
@@ -205,9 +209,10 @@ def segment_squares(x: F32s, spans: Spans) -> F64s:
 
 
 def accumulate(
-    contributions: Sequence[Contribution], coefficients: F32s, spans: Spans, out: F32s
+    contributions: Sequence[OuterGradient], coefficients: F32s, spans: Spans, out: F32s
 ) -> F64s:
-    """Do what ``fold.accumulate`` does, four contributions at a time."""
+    """Do what ``merge_numpy.accumulate`` does, four contributions at a time."""
+    contributions = [_compiled_form(item) for item in contributions]
     squares = np.zeros(spans.starts.size)
     for first in range(0, len(contributions), WAYS):
         group = list(contributions[first : first + WAYS])
@@ -228,6 +233,14 @@ def accumulate(
     return squares
 
 
+def _compiled_form(item: OuterGradient) -> OuterGradient:
+    """Return a contribution whose scheme has no kernel as its decoded f32."""
+    if item.scheme in COMPILED:
+        return item
+    rows = as_blocks(reference.dequantise(item.scheme, item.planes))
+    return OuterGradient("f32", Planes(rows.view(np.uint8), item.planes.scales[:0]))
+
+
 def step(
     out: F32s,
     gains: F32s,
@@ -239,7 +252,7 @@ def step(
     decay: float,
     into: F32s | None = None,
 ) -> F32s | None:
-    """Do what ``fold.step`` does."""
+    """Do what ``merge_numpy.step`` does."""
     rate = np.float32(-lr)
     if momentum is None:
         _step_plain(as_blocks(out), gains, *spans, as_blocks(master), rate)

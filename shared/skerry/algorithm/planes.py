@@ -1,0 +1,92 @@
+"""Quantised vectors: their two planes of bytes, and the checks that every backend makes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from skerry.algorithm.blocks import INF_BITS, MAGNITUDE
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.schemes import scheme_of
+from skerry.errors import Diverged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.schemes import Scheme
+
+
+class Planes(NamedTuple):
+    """Quantised: ``codes`` u8 (blocks, code_bytes), ``scales`` u16 bf16 bits (blocks,) or (0,)."""
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.uint16]
+
+    def part(self, blocks: slice) -> Planes:
+        """Return a view of some of the blocks."""
+        return Planes(self.codes[blocks], self.scales[blocks] if self.scales.size else self.scales)
+
+
+def allocate(scheme: str, blocks: int) -> Planes:
+    """Return planes for ``blocks`` blocks with undefined contents."""
+    kind = scheme_of(scheme)
+    codes = np.empty((blocks, kind.code_bytes), np.uint8)
+    return Planes(codes, np.empty(blocks if kind.has_scales else 0, np.uint16))
+
+
+def diverged() -> Diverged:
+    """Return the error for a vector that holds NaN or infinity."""
+    return Diverged("a vector to be quantised holds NaN or infinity; lower the learning rate")
+
+
+def as_blocks(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """View a contiguous f32 vector (blocks*256,) as (blocks, 256); else raises ValueError."""
+    if x.dtype != np.float32 or x.ndim != 1 or x.size % BLOCK or not x.flags.c_contiguous:
+        msg = f"expected contiguous f32 in whole blocks of {BLOCK}, got {x.dtype} {x.shape}"
+        raise ValueError(msg)
+    return x.reshape(-1, BLOCK)
+
+
+def check_planes(scheme: str, planes: Planes, out: NDArray[np.float32] | None) -> Scheme:
+    """Check shapes and dtypes of ``planes`` (and ``out``) against the scheme; else ValueError."""
+    kind = scheme_of(scheme)
+    codes, scales = planes
+    blocks = codes.shape[0]
+    shaped = codes.shape[1:] == (kind.code_bytes,) and scales.shape == (blocks * kind.has_scales,)
+    typed = codes.dtype == np.uint8 and scales.dtype == np.uint16
+    if not (shaped and typed and codes.flags.c_contiguous and scales.flags.c_contiguous):
+        msg = (
+            f"codes {codes.dtype} {codes.shape}, scales {scales.dtype} {scales.shape}: no {scheme}"
+        )
+        raise ValueError(msg)
+    if out is not None and as_blocks(out).shape[0] != blocks:
+        msg = f"an output of {out.size} elements does not hold {blocks} blocks"
+        raise ValueError(msg)
+    return kind
+
+
+def check_joined(planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
+    """Check that byte planes u8 (n,) make up f32 ``out`` (n,); else raises ValueError."""
+    if not 0 < len(planes) <= 4 or any(plane.shape != out.shape for plane in planes):
+        msg = f"planes of {[plane.size for plane in planes]} bytes do not make {out.size} f32"
+        raise ValueError(msg)
+
+
+def peak(scheme: str, planes: Planes) -> float:
+    """Return a bound on every magnitude that planes decode to; infinity if one is not finite.
+
+    Without scales it is the largest magnitude itself, with them what the largest scale allows.
+    """
+    kind = scheme_of(scheme)
+    if scheme == "f32":
+        bits = int((planes.codes.view(np.uint32) & MAGNITUDE).max(initial=0))
+    else:  # bf16 bits: the codes of scheme bf16, the scales of all others
+        halves = planes.scales if kind.has_scales else planes.codes.view(np.uint16)
+        bits = int((halves & np.uint16(MAGNITUDE >> 16)).max(initial=0)) << 16
+    if bits >= INF_BITS:
+        return math.inf
+    return float(np.uint32(bits).view(np.float32)) * max(1, kind.levels)

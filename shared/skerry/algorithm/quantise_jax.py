@@ -1,0 +1,74 @@
+"""Quantisation on a device: the arithmetic of ``blocks`` under ``jax.jit``.
+
+Every pass over (blocks, 256) is elementwise, and XLA fuses it. Nothing here waits for the device:
+callers decide when to copy.
+"""
+# pyright: basic
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from skerry.algorithm.blocks import ARITHMETIC, INF_BITS, peaks, widened
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.schemes import scheme_of
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from skerry.algorithm.fragments import Fragment
+
+
+class DevicePlanes(NamedTuple):
+    """``Planes`` on the device, and whether all of the input was finite (bool scalar)."""
+
+    codes: Array
+    scales: Array
+    finite: Array
+
+
+@partial(jax.jit, static_argnames="scheme")
+def quantise(scheme: str, x: Array) -> DevicePlanes:
+    """Quantise f32 (blocks*256,); codes mean nothing where ``finite`` is false."""
+    rows = x.reshape(-1, BLOCK)
+    peak = peaks(rows)
+    codes, scales = ARITHMETIC[scheme].encode(jnp, scheme_of(scheme), rows, peak)
+    held = jnp.zeros((0,), jnp.uint16) if scales is None else scales
+    return DevicePlanes(codes, held, jnp.all(peak < np.uint32(INF_BITS)))
+
+
+@partial(jax.jit, static_argnames="scheme")
+def dequantise(scheme: str, codes: Array, scales: Array) -> Array:
+    """Decode u8 (blocks, code_bytes) and u16 (blocks,) or (0,) to f32 (blocks*256,)."""
+    whole = jnp.concatenate(ARITHMETIC[scheme].decode(jnp, codes), axis=1).astype(jnp.float32)
+    return (widened(scales)[:, None] * whole if scheme_of(scheme).has_scales else whole).reshape(-1)
+
+
+@partial(jax.jit, static_argnames=("fragment",))
+def slice_norms(fragment: Fragment, x: Array) -> Array:
+    """Return the L2 norm of each slice of a padded vector, f32 (slices,)."""
+    spans = zip(fragment.offsets[:-1], fragment.offsets[1:], strict=True)
+    return jnp.stack([_norm(x[start:stop]) for start, stop in spans])
+
+
+@partial(jax.jit, static_argnames=("scheme", "fragment"))
+def encode(scheme: str, fragment: Fragment, x: Array) -> tuple[DevicePlanes, Array, Array]:
+    """Quantise, decode and measure in one program: planes, decoded f32, norms f32 (slices,).
+
+    ``norms`` are those of the decoded value, as a contribution's header carries them.
+    """
+    planes = quantise(scheme, x)
+    decoded = dequantise(scheme, planes.codes, planes.scales)
+    return planes, decoded, slice_norms(fragment, decoded)
+
+
+def _norm(x: Array) -> Array:
+    """Return the L2 norm, scaled by the largest magnitude so that no square leaves f32."""
+    top = jnp.max(jnp.abs(x))
+    safe = jnp.where(top > 0, top, np.float32(1))
+    return top * jnp.sqrt(jnp.sum(jnp.square(x / safe)))

@@ -1,0 +1,81 @@
+"""Quantisation of padded vectors in numpy: the reference, and the backend without numba."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from skerry.algorithm.blocks import ARITHMETIC, INF_BITS, peaks, widened
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.planes import (
+    Planes,
+    allocate,
+    as_blocks,
+    check_joined,
+    check_planes,
+    diverged,
+)
+from skerry.algorithm.schemes import scheme_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+_CHUNK = 256
+"""Blocks per pass: 256 KiB of f32, which stays in cache."""
+
+
+def quantise(scheme: str, x: NDArray[np.float32]) -> Planes:
+    """Quantise a padded vector f32 (blocks*256,); raises Diverged if anything is not finite."""
+    kind, encode = scheme_of(scheme), ARITHMETIC[scheme].encode
+    rows = as_blocks(x)
+    planes = allocate(scheme, rows.shape[0])
+    for part in _parts(rows.shape[0]):
+        peak = peaks(rows[part])
+        if bool((peak >= INF_BITS).any()):
+            raise diverged()
+        codes, scales = encode(np, kind, rows[part], peak)
+        planes.codes[part] = codes
+        if scales is not None:
+            planes.scales[part] = scales
+    return planes
+
+
+def dequantise(
+    scheme: str, planes: Planes, out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """Decode planes to f32 (blocks*256,), into ``out`` if given; ValueError on wrong shapes."""
+    kind, decode = check_planes(scheme, planes, out), ARITHMETIC[scheme].decode
+    blocks = planes.codes.shape[0]
+    vector = np.empty(blocks * BLOCK, np.float32) if out is None else out
+    rows = as_blocks(vector)
+    for part in _parts(blocks):
+        pieces = decode(np, planes.codes[part])
+        width = BLOCK // len(pieces)
+        for number, piece in enumerate(pieces):
+            target = rows[part, number * width : (number + 1) * width]
+            if kind.has_scales:
+                scales = widened(planes.scales[part])[:, None]
+                np.multiply(scales, piece, out=target, dtype=np.float32)
+            else:
+                target[:] = piece
+    return vector
+
+
+def join(planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
+    """Put f32 (n,) together from its byte planes u8 (n,), the highest first.
+
+    Bytes that are not given are zero. Raises ValueError if a plane is of another length.
+    """
+    check_joined(planes, out)
+    words = out.view(np.uint32)
+    np.left_shift(planes[0], 24, out=words, dtype=np.uint32)
+    for number, plane in enumerate(planes[1:], start=1):
+        words |= np.left_shift(plane, 24 - 8 * number, dtype=np.uint32)
+
+
+def _parts(blocks: int) -> Iterator[slice]:
+    for first in range(0, blocks, _CHUNK):
+        yield slice(first, first + _CHUNK)

@@ -1,0 +1,105 @@
+"""The quantisation schemes: how a block of 256 f32 is stored, and with what error.
+
+A new scheme is an entry here and its arithmetic in ``blocks``. This module needs no numpy, so that
+settings and plans know every scheme.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from skerry.algorithm.fragments import BLOCK
+from skerry.errors import UnknownScheme
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_F32_MAX = (2 - 2.0**-23) * 2.0**127
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to store a block of 256 f32.
+
+    An element's error is at most ``relative_error`` times the largest magnitude in its block, plus
+    ``absolute_error``. ``levels`` is the largest multiple of a block's scale, 0 for a scheme
+    without scales. With ``feedback`` a learner adds what one contribution lost to its next one.
+    ``for_global`` schemes are exact enough for the global fragments that learners start from.
+    """
+
+    id: int
+    name: str
+    code_bytes: int
+    levels: int
+    relative_error: float
+    absolute_error: float
+    bias: str
+    layout: str
+    feedback: bool = False
+    for_global: bool = True
+
+    @property
+    def has_scales(self) -> bool:
+        return self.levels > 0
+
+    @property
+    def scale_ceiling(self) -> int:
+        """Bf16 bits of the largest scale whose largest multiple is still a finite f32."""
+        ceiling: int = struct.unpack("<I", struct.pack("<f", _F32_MAX / self.levels))[0]
+        return ceiling >> 16
+
+
+_EXACT = "none: exact"
+_NEAREST = "none: round to nearest, half to even, and the scale is never too small to hold the peak"
+_NIBBLES = "byte i holds element i in its low and i+128 in its high nibble"
+_INT_ERROR = 1 + 2.0**-7
+
+_ALL = (
+    Scheme(1, "f32", 4 * BLOCK, 0, 0.0, 0.0, _EXACT, "little-endian f32"),
+    Scheme(
+        *(2, "bf16", 2 * BLOCK, 0, 2.0**-8, 2.0**-134),
+        "none: round to nearest even; only beyond 3.39e38 towards zero, to stay finite",
+        "little-endian bf16",
+    ),
+    Scheme(
+        *(3, "int8", BLOCK, 127, _INT_ERROR / 254 + 2.0**-20, 2.0**-121, _NEAREST),
+        "128 bytes of high nibbles, 128 of low ones; byte i holds elements i and i+128",
+    ),
+    Scheme(
+        *(4, "int4", BLOCK // 2, 7, _INT_ERROR / 14 + 2.0**-20, 2.0**-121, _NEAREST),
+        f"two's complement; {_NIBBLES}",
+    ),
+    Scheme(
+        *(5, "e3m0", BLOCK // 2, 64, 0.275 * _INT_ERROR + 2.0**-20, 2.0**-117),
+        "below 0.5 % along a Gaussian or Laplacian block, by the choice of where to round up",
+        f"sign, then exponent; {_NIBBLES}",
+        for_global=False,
+    ),
+    Scheme(
+        *(6, "int2", BLOCK // 4, 1, 2 / 3 + 2.0**-15, 2.0**-121),
+        "towards zero, by a fifth along a Gaussian block: error feedback makes up for it",
+        "sign, then magnitude; byte i holds elements i, i+64, i+128, i+192, low bits first",
+        feedback=True,
+        for_global=False,
+    ),
+)
+SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _ALL})
+"""Every scheme by name. An id is never used again for other bytes."""
+
+
+def scheme_of(name: str) -> Scheme:
+    """Return the scheme called ``name``; raises UnknownScheme."""
+    found = SCHEMES.get(name)
+    if found is None:
+        msg = f"there is no quantisation scheme {name!r}; known: {', '.join(SCHEMES)}"
+        raise UnknownScheme(msg)
+    return found
+
+
+def raw_bytes(scheme: str, blocks: int) -> int:
+    """Return the size of ``blocks`` blocks before compression: scales, then codes."""
+    kind = scheme_of(scheme)
+    return blocks * (kind.code_bytes + 2 * kind.has_scales)

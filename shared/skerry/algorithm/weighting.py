@@ -1,0 +1,88 @@
+"""How much each contribution counts: by the tokens and steps behind it, and by how late it is.
+
+Sources: Decoupled DiLoCo (arXiv 2604.21428), on dynamic token-weighted merging, and on the syncer
+(late fragments join a later round). A contribution is an outer gradient relative to the sender's
+own anchor, so a late one is a delayed gradient, never a pull back to where the model was. Weighing
+by staleness see C. Xie, S. Koyejo, I. Gupta, "Asynchronous federated optimization" (arXiv
+1903.03934), whose polynomial and hinge
+functions are other choices for ``Discount``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Discount = Callable[[int], float]
+"""Maps staleness in versions, 1 or more, to a factor in (0, 1]."""
+
+
+class StalenessReason(StrEnum):
+    """Why a contribution counts fully, less, or not at all."""
+
+    FRESH = "fresh"
+    LATE = "late"
+    TOO_STALE = "too_stale"
+    BASE_IN_FUTURE = "base_in_future"
+    """Its base is a version that this log has never committed."""
+
+
+def weight(tokens: int, steps: int) -> float:
+    """Return ``tokens * (tokens / steps)``: the amount of data, times the data in each step.
+
+    A step over more tokens has a less noisy gradient, so tokens that came in few steps count more
+    than as many that came in many. 0 without steps. The product with ``discounted`` is what gets
+    normalised.
+    """
+    return tokens * (tokens / steps) if steps > 0 else 0.0
+
+
+def normalised(weights: Sequence[float]) -> tuple[float, ...]:
+    """Return the weights scaled to sum to one; nothing for nothing.
+
+    The sum is exact in any order, so equal contributions get equal shares on every machine. Where
+    all are zero the shares are equal: outer gradients of no work are zero, and so is any average of
+    them. Leave out refused contributions before.
+
+    Raises:
+        ValueError: a weight is negative or not finite.
+
+    """
+    if not all(math.isfinite(w) and w >= 0 for w in weights):
+        msg = f"weights must be finite and not negative: {list(weights)}."
+        raise ValueError(msg)
+    largest = max(weights, default=0.0)
+    if largest == 0:
+        return tuple(1.0 / len(weights) for _ in weights)
+    scaled = [w / largest for w in weights]
+    total = math.fsum(scaled)
+    return tuple(w / total for w in scaled)
+
+
+def discounted(
+    base_version: int, version: int, max_staleness: int, discount: float | Discount
+) -> tuple[float | None, StalenessReason]:
+    """Return the factor on a contribution's weight and why; None if it is refused.
+
+    ``version`` is the fragment's current one, which the round builds on; ``discount`` is a factor
+    per version of staleness, or a function of the staleness.
+    """
+    staleness = version - base_version
+    if staleness < 0:
+        return None, StalenessReason.BASE_IN_FUTURE
+    if staleness > max_staleness:
+        return None, StalenessReason.TOO_STALE
+    if staleness == 0:
+        return 1.0, StalenessReason.FRESH
+    factor = discount(staleness) if callable(discount) else discount**staleness
+    return factor, StalenessReason.LATE
+
+
+def oldest_base(version: int, max_staleness: int) -> int:
+    """Return the oldest base that ``discounted`` still accepts for a fragment at ``version``."""
+    return max(1, version - max_staleness)
