@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application
-
-if TYPE_CHECKING:
-    from skerry.settings.models import LocalSettings
+from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
 
 app = application()
 checkpoints = application(bare_shows_help=True)
@@ -69,7 +66,7 @@ def restore(
 
     with exit_on_error():
         extends, machine = commands.split_sets(set_ or [])
-        local = _local(nats, config, machine)
+        local = settings_from(nats, config, machine).local
         bus = bus_from(local.nats, "restore")
     run_service(
         commands.print_restored(bus, checkpoint, run, extends, local.store, replace=replace)
@@ -85,7 +82,7 @@ def list_command(
     from skerry_checkpointer import commands
 
     with exit_on_error():
-        commands.print_list(_local(None, config, set_).store, run, as_json=as_json)
+        commands.print_list(settings_from(None, config, set_).local.store, run, as_json=as_json)
 
 
 @checkpoints.command()
@@ -97,7 +94,9 @@ def verify(
     from skerry_checkpointer import commands
 
     with exit_on_error():
-        commands.print_verified(checkpoint, _local(None, config, set_).store, as_json=as_json)
+        commands.print_verified(
+            checkpoint, settings_from(None, config, set_).local.store, as_json=as_json
+        )
 
 
 def _serve(
@@ -108,28 +107,20 @@ def _serve(
 
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import broker_event, configure
+    from skerry.service.logs import broker_event
     from skerry.service.telemetry import telemetry
     from skerry.store.opening import store_of
     from skerry_checkpointer.service import checkpointer
 
     holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"
     with exit_on_error():
-        local = _local(nats, config, sets)
+        local = settings_from(nats, config, sets, service="checkpointer").local
         store = store_of(local.store, run)
-        configure(local.log_level, service="checkpointer")
     bus = bus_from(local.nats, holder, on_event=broker_event)
     run_service(
         checkpointer(bus, run, store, local.shutdown_s),
         telemetry(local, "checkpointer", run, holder),
     )
-
-
-def _local(nats: str | None, config: Path | None, sets: list[str] | None) -> LocalSettings:
-    from skerry.settings import loading
-
-    overrides = [*(sets or []), *([f'nats.url="{nats}"'] if nats else [])]
-    return loading.load(config, overrides).local
 
 
 def main() -> None:

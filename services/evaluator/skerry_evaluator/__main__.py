@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application
+from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
 
 app = application()
 
@@ -38,18 +38,15 @@ def run(
     from skerry.protocol.subjects import checked_token
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import broker_event, configure
+    from skerry.service.logs import broker_event
     from skerry.service.priority import yield_to_others
     from skerry.service.telemetry import telemetry
-    from skerry.settings import loading
     from skerry_evaluator import service
 
     holder = name or f"evaluator-{socket.gethostname().partition('.')[0]}"
-    overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
         checked_token(run, "run")
-        local = loading.load(config, overrides).local
-        configure(local.log_level, service="evaluator")
+        local = settings_from(nats, config, set_, service="evaluator").local
         bus = bus_from(local.nats, holder, on_event=broker_event)
     yield_to_others(service.NICENESS)
     # A second process on an accelerator would take memory that its learner counts on.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application
+from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
 
 app = application()
 
@@ -31,20 +31,16 @@ def run(
     from skerry.protocol.subjects import checked_token
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import configure
     from skerry.service.telemetry import telemetry
     from skerry.service.watch import BrokerWatch
-    from skerry.settings import loading
     from skerry_health_monitor.metrics.sinks import outlets
     from skerry_health_monitor.service import health_monitor
     from skerry_health_monitor.web.server import listen
 
     holder = name or f"health-monitor-{socket.gethostname()}-{os.getpid()}"
-    overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
         checked_token(run, "run")
-        local = loading.load(config, overrides).local
-        configure(local.log_level, service="health-monitor")
+        local = settings_from(nats, config, set_, service="health-monitor").local
         rows = local.telemetry.jsonl or Path(".skerry", run, "metrics.jsonl")
         told = outlets(local.metrics, rows, run)
         listening = listen(local.health.host, local.health.port)

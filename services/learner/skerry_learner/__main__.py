@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application
+from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
 
 STARTED_S = time.monotonic()
 
@@ -30,17 +30,14 @@ def run(
     from skerry.protocol.subjects import checked_token
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import broker_event, configure
+    from skerry.service.logs import broker_event
     from skerry.service.telemetry import telemetry
-    from skerry.settings import loading
 
     learner_name = name or socket.gethostname().partition(".")[0]
-    overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
         checked_token(run, "run")
         checked_token(learner_name, "learner")
-        given = loading.load(config, overrides)
-        configure(given.local.log_level, service="learner")
+        given = settings_from(nats, config, set_, service="learner")
         bus = bus_from(given.local.nats, learner_name, on_event=broker_event)
     from skerry_learner.service import learner, step_back
 

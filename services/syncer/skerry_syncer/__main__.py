@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application
+from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
 
 app = application()
 
@@ -33,17 +33,14 @@ def run(
     from skerry.log.hops import report_hops
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import broker_event, configure
+    from skerry.service.logs import broker_event
     from skerry.service.telemetry import telemetry
-    from skerry.settings import loading
     from skerry_syncer.service import syncer
 
     machine = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40]
     holder = name or f"syncer-{machine}-{os.getpid()}"
-    overrides = [*(set_ or []), *([f'nats.url="{nats}"'] if nats else [])]
     with exit_on_error():
-        local = loading.load(config, overrides).local
-        configure(local.log_level, service="syncer")
+        local = settings_from(nats, config, set_, service="syncer").local
     bus = bus_from(local.nats, holder, on_event=broker_event)
     beside = {"hops": partial(report_hops, bus, run)} if local.telemetry.broker_hops else {}
     run_service(

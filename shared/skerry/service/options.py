@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
+
+    from skerry.settings.models import Settings
 
 Nats = Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")]
 Run = Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.", metavar="ID")]
@@ -31,6 +33,20 @@ def application(*, bare_shows_help: bool = False) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+
+def settings_from(
+    nats: str | None, config: Path | None, sets: Sequence[str] | None, *, service: str = ""
+) -> Settings:
+    """Load what these options and the config file say; a ``service`` also begins its log."""
+    from skerry.service.logs import configure
+    from skerry.settings import loading
+
+    named = [f'nats.url="{nats}"'] if nats else []
+    settings = loading.load(config, [*(sets or []), *named])
+    if service:
+        configure(settings.local.log_level, service=service)
+    return settings
 
 
 def answer(app: typer.Typer, name: str, also: Container[str] = ()) -> None:
