@@ -94,11 +94,21 @@ def test_the_monitor_gets_the_brokers_figures_and_keeps_its_metrics(
     assert str(local.telemetry.jsonl and local.telemetry.jsonl.parent) in kept
 
 
-def test_learners_keep_their_inner_state_in_a_volume(root: Path, services: dict[str, Any]) -> None:
-    recipe = (root / "services" / "learner" / "Dockerfile").read_text()
-    folder = re.search(r"SKERRY_LEARNER__PATH=(\S+)", recipe)
+@pytest.mark.parametrize(
+    ("recipe", "variable", "names"),
+    [
+        ("learner", "SKERRY_LEARNER__PATH", ("learner-1", "learner-2", "learner-gpu")),
+        ("evaluator", "JAX_COMPILATION_CACHE_DIR", ("evaluator",)),
+    ],
+)
+def test_what_makes_a_restart_warm_is_kept_in_a_volume(
+    root: Path, services: dict[str, Any], recipe: str, variable: str, names: tuple[str, ...]
+) -> None:
+    """Learners keep inner states and compiled programs, the evaluator compiled programs."""
+    text = (root / "services" / recipe / "Dockerfile").read_text()
+    folder = re.search(rf"{variable}=(\S+)", text)
     assert folder is not None
-    for name in ("learner-1", "learner-2", "learner-gpu", "evaluator"):
+    for name in names:
         assert folder[1] in {volume["target"] for volume in services[name]["volumes"]}
 
 
