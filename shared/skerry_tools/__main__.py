@@ -147,11 +147,11 @@ def chaos(  # noqa: PLR0913 - one option each
     ] = False,
 ) -> None:
     """Break a run on purpose, one drill at a time; heal and check it."""
-    from skerry_tools.chaos.command import Wanted, run_chaos
+    from skerry_tools.chaos.command import ChaosOptions, run_chaos
 
     with exit_on_error():
         run_chaos(
-            Wanted(
+            ChaosOptions(
                 config=config,
                 sets=tuple(set_ or ()),
                 nats=nats,

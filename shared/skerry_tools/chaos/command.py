@@ -16,6 +16,7 @@ import socket
 import stat
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -24,7 +25,7 @@ from rich.table import Table
 from skerry.cli.cluster.folder import RunFolder, running
 from skerry.cli.follow import Feed
 from skerry.cli.live import Lines, Screen, keep_showing, screen
-from skerry.cli.programs import ROOT
+from skerry.cli.programs import ROOT, SERVICES
 from skerry.cli.status import CONNECT_S, newest_run
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
 from skerry.log import ledger
@@ -34,33 +35,36 @@ from skerry.settings.models import NatsSettings
 from skerry.store.checkpoint import verify
 from skerry.store.listing import locate
 from skerry_tools.chaos import plan as plans
-from skerry_tools.chaos.convergence import Check
-from skerry_tools.chaos.drill import Drill, Result
-from skerry_tools.chaos.ground import able, refuse, refuse_kinds, refuse_targets
-from skerry_tools.chaos.heal import heal_first, run_heal
+from skerry_tools.chaos.checks import Check
+from skerry_tools.chaos.drill import DrillResult, FaultDrill
+from skerry_tools.chaos.drilled import able, beside, refuse, refuse_kinds, refuse_targets
+from skerry_tools.chaos.healing import heal_first, run_heal
 from skerry_tools.chaos.lease import leased
-from skerry_tools.chaos.local import LocalGround
-from skerry_tools.chaos.plan import FaultPlan, Kind
+from skerry_tools.chaos.local import LocalRun
+from skerry_tools.chaos.plan import BROKER, DRAWN, FaultPlan, Kind
 from skerry_tools.chaos.remote import remote
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     from skerry.cli.cluster.folder import RunningCluster
     from skerry.log.base import Bus
     from skerry.protocol.messages import RunRecord
-    from skerry.settings.models import LocalSettings, StoreSettings
+    from skerry.settings.models import LocalSettings, RunConfig, StoreSettings
+    from skerry_tools.chaos.drilled import DrilledRun
     from skerry_tools.chaos.engine import Firing
-    from skerry_tools.chaos.ground import Ground
+
+    OnResult = Callable[[DrillResult], None]
 
 CREATED_S = 60.0
-KINDS = ("learner", "syncer", "checkpointer", "health-monitor", "broker")
+TARGETS = (*(service for service in SERVICES if service != "evaluator"), BROKER)
+"""The services that are struck where no targets are named."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was asked for; ``kinds`` and ``targets`` empty: all that there are."""
+class ChaosOptions:
+    """The command's options; ``kinds`` and ``targets`` empty: all that there are."""
 
     config: Path | None = None
     sets: tuple[str, ...] = ()
@@ -82,111 +86,39 @@ class Wanted:
     heal: bool = False
 
 
-def run_chaos(wanted: Wanted) -> None:
+def run_chaos(options: ChaosOptions) -> None:
     """Run a drill and print its verdict; HistoryBroken if a check failed.
 
     Once faults may have begun the report is written and the verdict printed however it ended.
     """
-    _refuse_numbers(wanted)
-    named = [f"nats.url={wanted.nats}"] if wanted.nats else []
-    given = loading.load(wanted.config, [*wanted.sets, *named])
-    elsewhere = given.local.nats.url != NatsSettings().url
-    far = wanted.nats or (elsewhere and not wanted.heal)  # healing asks no broker
-    cluster = None if far else _cluster(wanted.run)
-    if wanted.heal:
+    for name, value in (("quiet_s", options.quiet_s), ("goodput", options.goodput)):
+        if not 0 <= value <= plans.MOST_S:  # which is false for nan, too
+            msg = f"{name} is {value}: give a number from 0 to {plans.MOST_S:.0f}."
+            raise ConfigError(msg, path=name)
+    named = [f"nats.url={options.nats}"] if options.nats else []
+    local = loading.load(options.config, [*options.sets, *named]).local
+    elsewhere = local.nats.url != NatsSettings().url
+    far = options.nats or (elsewhere and not options.heal)  # healing asks no broker
+    cluster = None if far else _cluster(options.run)
+    if options.heal:
         if cluster is None:
             msg = (
                 "There is nothing to heal over a broker's address, where no fault outlasts its "
                 "drill: give --heal in the folder of `skerry up`, without --nats."
             )
             raise ConfigError(msg, path="heal")
-        run_heal(cluster, as_json=wanted.as_json)
+        run_heal(cluster.run, as_json=options.as_json)
         return
-    results: list[Result] = []
+    results: list[DrillResult] = []
     try:
-        asyncio.run(_stoppable(wanted, given.local, cluster, results.append))
+        asyncio.run(_stoppable(options, local, cluster, results.append))
     finally:
-        told = [_tell(wanted, result) for result in results]
-    for result in told:
+        reported = [_report(options, result) for result in results]
+    for result in reported:
         if not result.ok:
             failed = next(check for check in result.checks if not check.ok)
             msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
             raise HistoryBroken(msg)
-
-
-def _refuse_numbers(wanted: Wanted) -> None:
-    """Raise ConfigError for a number that no plan holds and that means nothing."""
-    for name, value in (("quiet_s", wanted.quiet_s), ("goodput", wanted.goodput)):
-        if not 0 <= value <= plans.MOST_S:  # which is false for nan, too
-            msg = f"{name} is {value}: give a number from 0 to {plans.MOST_S:.0f}."
-            raise ConfigError(msg, path=name)
-
-
-def _tell(wanted: Wanted, result: Result) -> Result:
-    """Write and print the result, and return it; a report that cannot be written is a failure."""
-    if wanted.report is not None:
-        try:
-            _write_report(wanted.report, result)
-        except ConfigError as error:
-            failed = Check("the report is written", ok=False, detail=str(error))
-            result = replace(result, checks=(*result.checks, failed))
-    if wanted.as_json:
-        print(json.dumps(result.to_json(), indent=2))
-    else:
-        Console(highlight=False).print(verdict(result))
-    return result
-
-
-def _write_report(path: Path, result: Result) -> None:
-    _write(path, json.dumps(result.to_json(), indent=2) + "\n")
-
-
-def make_plan(wanted: Wanted, ground: Ground) -> FaultPlan:
-    """Return the plan that was asked for; ConfigError for one that cannot be run here."""
-    if wanted.plan is not None:
-        plan = plans.load(wanted.plan)
-        refuse(plan, ground)
-        return plan
-    seed = random.SystemRandom().randrange(2**31) if wanted.seed is None else wanted.seed
-    present = set(ground.kinds().values())
-    targets = wanted.targets or tuple(kind for kind in KINDS if kind in present)
-    refuse_targets(targets, ground)
-    kinds = tuple(_kind(name) for name in wanted.kinds) or able(ground)
-    refuse_kinds(kinds, ground)
-    plan = plans.random_plan(
-        seed, wanted.every_s, wanted.duration_s, kinds, targets, heal_s=wanted.heal_s
-    )
-    if not plan.faults:
-        msg = "This draws no fault at all: give more --duration-s, or targets the kinds can strike."
-        raise ConfigError(msg, path="duration_s")
-    return plan
-
-
-def verdict(result: Result) -> Table:
-    """Return the checks as a table."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for check in result.checks:
-        table.add_row("ok" if check.ok else "[red]FAILED[/]", check.name, check.detail)
-    return table
-
-
-def sentence(firing: Firing, *, over: bool) -> str:
-    """Return what a person is told when a fault begins and when it is over."""
-    at, what = f"{firing.began_s:6.1f} s", f"{firing.kind} {firing.target}"
-    if not over:
-        return f"{at}  {what} begins"
-    if not firing.fired:
-        return f"{at}  {what} did not fire: {firing.proof}"
-    return f"{firing.ended_s:6.1f} s  {what} ends: {firing.proof}"
-
-
-def _kind(name: str) -> Kind:
-    try:
-        return Kind(name)
-    except ValueError as error:
-        known = ", ".join(kind for kind in Kind if kind not in plans.SIMULATED)
-        msg = f"There is no fault {name!r}: use any of {known}."
-        raise ConfigError(msg, path="kinds") from error
 
 
 def _cluster(run: str | None) -> RunningCluster:
@@ -203,11 +135,88 @@ def _cluster(run: str | None) -> RunningCluster:
     return found[0]
 
 
+def _report(options: ChaosOptions, result: DrillResult) -> DrillResult:
+    """Write and print the result, and return it; a report that cannot be written is a failure."""
+    if options.report is not None:
+        try:
+            _write_report(options.report, result)
+        except ConfigError as error:
+            failed = Check("the report is written", ok=False, detail=str(error))
+            result = replace(result, checks=(*result.checks, failed))
+    if options.as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        Console(highlight=False).print(verdict(result))
+    return result
+
+
+def _write_report(path: Path, result: DrillResult) -> None:
+    _write(path, json.dumps(result.to_json(), indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"{path} cannot be written ({error.strerror}): name another file."
+        raise ConfigError(msg, path=str(path)) from error
+
+
+def make_plan(options: ChaosOptions, drilled: DrilledRun) -> FaultPlan:
+    """Return the plan that was asked for; ConfigError for one that cannot be run here."""
+    if options.plan is not None:
+        plan = plans.load(options.plan)
+        refuse(plan, drilled)
+        return plan
+    seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
+    present = set(drilled.kinds().values())
+    targets = options.targets or tuple(kind for kind in TARGETS if kind in present)
+    refuse_targets(targets, drilled)
+    kinds = tuple(_kind(name) for name in options.kinds)
+    kinds = kinds or tuple(kind for kind in able(drilled) if kind in DRAWN)
+    refuse_kinds(kinds, drilled)
+    plan = plans.random_plan(
+        seed, options.every_s, options.duration_s, kinds, targets, heal_s=options.heal_s
+    )
+    if not plan.faults:
+        msg = "This draws no fault at all: give more --duration-s, or targets the kinds can strike."
+        raise ConfigError(msg, path="duration_s")
+    refuse(plan, drilled)
+    return plan
+
+
+def _kind(name: str) -> Kind:
+    try:
+        return Kind(name)
+    except ValueError as error:
+        known = ", ".join(kind for kind in Kind if kind not in plans.SIMULATED)
+        msg = f"There is no fault {name!r}: use any of {known}."
+        raise ConfigError(msg, path="kinds") from error
+
+
+def verdict(result: DrillResult) -> Table:
+    """Return the checks as a table."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for check in result.checks:
+        table.add_row("ok" if check.ok else "[red]FAILED[/]", check.name, check.detail)
+    return table
+
+
+def sentence(firing: Firing, *, over: bool) -> str:
+    """Return what a person reads when a fault begins and when it is over."""
+    at, what = f"{firing.began_s:6.1f} s", f"{firing.kind} {firing.target}"
+    if not over:
+        return f"{at}  {what} begins"
+    if not firing.fired:
+        return f"{at}  {what} did not fire: {firing.proof}"
+    return f"{firing.ended_s:6.1f} s  {what} ends: {firing.proof}"
+
+
 async def _stoppable(
-    wanted: Wanted,
+    options: ChaosOptions,
     local: LocalSettings,
     cluster: RunningCluster | None,
-    on_result: Callable[[Result], None],
+    on_result: OnResult,
 ) -> None:
     """Run it; SIGINT, SIGTERM and SIGHUP heal first, and then end it with KeyboardInterrupt."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -217,13 +226,13 @@ async def _stoppable(
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         loop.add_signal_handler(signal.SIGHUP, _hung_up, task)
     try:
-        await _chaos(wanted, local, cluster, on_result)
+        await _chaos(options, local, cluster, on_result)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
 def _hung_up(task: asyncio.Task[None]) -> None:
-    """End the drill although nobody listens any more: whatever is still said must not fail.
+    """End the drill although its terminal is gone: whatever is still said must not fail.
 
     A shell sends it again after the kernel did; a third signal would interrupt the healing.
     """
@@ -238,77 +247,74 @@ def _hung_up(task: asyncio.Task[None]) -> None:
 
 
 async def _chaos(
-    wanted: Wanted,
+    options: ChaosOptions,
     local: LocalSettings,
     cluster: RunningCluster | None,
-    on_result: Callable[[Result], None],
+    on_result: OnResult,
 ) -> None:
-    """Run it; ``on_result`` gets what came of it once it has begun, however it ends."""
-    nats = local.nats
-    if cluster is None:
-        patience_s = min(CONNECT_S, nats.connect_timeout_s)
-        nats = nats.model_copy(update={"connect_timeout_s": patience_s})
-        await _drilled(wanted, local.model_copy(update={"nats": nats}), None, (), on_result)
-        return
-    folder = RunFolder(cluster.run)
-    local = local.model_copy(update={"nats": cluster.reached_with(nats)})
-    with contextlib.nullcontext() if wanted.dry_run else folder.drilled():
-        left = [] if wanted.dry_run else await heal_first(cluster.run)
-        await _drilled(wanted, local, cluster, left, on_result)
-
-
-async def _drilled(
-    wanted: Wanted,
-    local: LocalSettings,
-    cluster: RunningCluster | None,
-    left: Sequence[str],
-    on_result: Callable[[Result], None],
-) -> None:
-    """Run the plan, or print it for a dry run; ``left`` is what an earlier drill had left.
+    """Run the plan, or print it for a dry run.
 
     ``cluster`` is the one to inject faults into, None for a run that is kept elsewhere.
+    ``on_result`` gets what came of it once it has begun, however it ends.
     """
     async with contextlib.AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(bus_from(local.nats, "chaos"))
-        record = await _record(bus, wanted.run, cluster)
-        config = loading.run_config_from_json(record.config_json)
-        if not config.chaos.allow:
-            msg = (
-                f"Run {record.run!r} does not allow faults, and nothing was touched: only a run "
-                "that was created with --set chaos.allow=true does."
-            )
-            raise ConfigError(msg, path="chaos.allow")
-        ground: Ground
-        folder = None if cluster is None else RunFolder(cluster.run)
-        if cluster is None or folder is None:
-            ground = far = await stack.enter_async_context(remote(bus, record.run, config))
-            left = [_unheard(far.unheard)] if far.unheard else []
+        notes: list[str] = []
+        if cluster is not None and not options.dry_run:
+            stack.enter_context(RunFolder(cluster.run).drilled())
+            notes += await heal_first(cluster.run)
+        bus = await stack.enter_async_context(bus_from(_reaching(local, cluster), "chaos"))
+        record = await _record(bus, options.run, cluster)
+        config = _allowing(record)
+        drilled: DrilledRun
+        if cluster is None:
+            drilled = far = await stack.enter_async_context(remote(bus, record.run, config))
+            notes += [_unheard(far.unheard)] if far.unheard else []
         else:
-            ground = LocalGround(record.run, folder.path, bus, cluster.proxied)
-        plan = make_plan(wanted, ground)
-        if wanted.save_plan is not None:
-            _write(wanted.save_plan, plans.dumps(plan))
-        if wanted.dry_run:
+            folder = RunFolder(cluster.run)
+            drilled = LocalRun(record.run, folder.path, bus, cluster.proxied)
+            local = loading.load(folder.settings).local
+        plan = make_plan(options, drilled)
+        if options.save_plan is not None:
+            _write(options.save_plan, plans.dumps(plan))
+        if options.dry_run:
             print(plans.dumps(plan), end="")
             return
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         lease = leased(bus, record.run, holder, config.log.replicas)
         await stack.enter_async_context(lease)
-        feed = Feed(bus, record.run)
-        on = await stack.enter_async_context(_shown(feed, quiet=wanted.as_json))
-        for what in left:
-            on.say(what)
-        store = local.store if folder is None else loading.load(folder.settings).local.store
-        drill = _drill(wanted, ground, plan, on, store)
-        if wanted.report is not None:
-            _write_report(wanted.report, drill.result())  # refused now, not after the faults
+        on = await stack.enter_async_context(_shown(Feed(bus, record.run), quiet=options.as_json))
+        for note in notes:
+            on.say(note)
+        drill = _drill(options, drilled, plan, on, local.store)
+        if options.report is not None:
+            _write_report(options.report, drill.result())  # refused now, not after the faults
         try:
             await drill.run()
         finally:
             on_result(drill.result())
 
 
-def _unheard(names: Sequence[str]) -> str:
+def _reaching(local: LocalSettings, cluster: RunningCluster | None) -> NatsSettings:
+    """Return how to connect: as the cluster does, or without long patience elsewhere."""
+    if cluster is not None:
+        return cluster.reached_with(local.nats)
+    patience_s = min(CONNECT_S, local.nats.connect_timeout_s)
+    return local.nats.model_copy(update={"connect_timeout_s": patience_s})
+
+
+def _allowing(record: RunRecord) -> RunConfig:
+    """Return the config of a run that allows faults; ConfigError for any other."""
+    config = loading.run_config_from_json(record.config_json)
+    if not config.chaos.allow:
+        msg = (
+            f"Run {record.run!r} does not allow faults, and nothing was touched: only a run "
+            "that was created with --set chaos.allow=true does."
+        )
+        raise ConfigError(msg, path="chaos.allow")
+    return config
+
+
+def _unheard(names: list[str]) -> str:
     return f"Nothing is heard of {', '.join(names)}: struck and judged are the others alone."
 
 
@@ -317,49 +323,43 @@ async def _record(bus: Bus, run: str | None, cluster: RunningCluster | None) -> 
 
     The first learner of a cluster that is kept here may still be on its way to create it.
     """
-    if cluster is not None:
-        return await _created(bus, cluster.run)
-    return await ledger.read_run(bus, run or await newest_run(bus))
-
-
-async def _created(bus: Bus, run: str) -> RunRecord:
-    """Return the run's record; its first learner may still be on its way to create it."""
-    try:
+    if cluster is None:
+        return await ledger.read_run(bus, run or await newest_run(bus))
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CREATED_S):
-            return await ledger.wait_run(bus, run)
-    except TimeoutError:
-        return await ledger.read_run(bus, run)
+            return await ledger.wait_run(bus, cluster.run)
+    return await ledger.read_run(bus, cluster.run)
 
 
 def _drill(
-    wanted: Wanted, ground: Ground, plan: FaultPlan, on: Screen, access: StoreSettings
-) -> Drill:
-    return Drill(
-        ground,
+    options: ChaosOptions,
+    drilled: DrilledRun,
+    plan: FaultPlan,
+    on: Screen,
+    access: StoreSettings,
+) -> FaultDrill:
+    return FaultDrill(
+        drilled,
         plan,
-        quiet_s=wanted.quiet_s,
-        least=wanted.goodput,
-        damage=judge(access),
+        quiet_s=options.quiet_s,
+        least=options.goodput,
+        damage=partial(damage, access),
         say=on.say,
         on_firing=lambda firing, over: on.say(sentence(firing, over=over)),
     )
 
 
-def judge(access: StoreSettings) -> Callable[[str], Awaitable[str]]:
-    """Return what says what is wrong with the checkpoint at an address, or nothing."""
-
-    async def damage(path: str) -> str:
-        try:
-            await asyncio.to_thread(lambda: verify(*locate(path, access)))
-        except StoreError as error:
-            return str(error)
-        return ""
-
-    return damage
+async def damage(access: StoreSettings, path: str) -> str:
+    """Return what is wrong with the checkpoint at an address, or nothing."""
+    try:
+        await asyncio.to_thread(lambda: verify(*locate(path, access)))
+    except StoreError as error:
+        return str(error)
+    return ""
 
 
 class _Silent(Lines):
-    """Nothing but the verdict: for machines."""
+    """Sentences on stderr and nothing on stdout, which is for the verdict."""
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -368,24 +368,11 @@ class _Silent(Lines):
 @contextlib.asynccontextmanager
 async def _shown(feed: Feed, *, quiet: bool) -> AsyncGenerator[Screen]:
     """Show the run while the context lasts; ``quiet``: only sentences, on stderr."""
+
+    async def follow() -> None:
+        with contextlib.suppress(Exception):  # a drill goes on without its picture
+            await feed.run()
+
     with _Silent() if quiet else screen() as on:
-        tasks: Sequence[asyncio.Task[None]] = ()
-        if not quiet:
-            tasks = [
-                asyncio.create_task(feed.run(), name="feed"),
-                asyncio.create_task(keep_showing(feed, on), name="screen"),
-            ]
-        try:
+        async with beside(*([] if quiet else [follow(), keep_showing(feed, on)])):
             yield on
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"{path} cannot be written ({error.strerror}): name another file."
-        raise ConfigError(msg, path=str(path)) from error

@@ -1,4 +1,4 @@
-"""Whether a cluster works again after faults: every service that survived does its work anew."""
+"""Whether a cluster works again after faults: every service that survived does its work again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from skerry.protocol.messages import CheckpointRecord, is_leaving
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
+from skerry_tools.chaos.checks import Check
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -21,25 +22,27 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus
     from skerry.protocol.messages import SyncerPulse
 
+COMMITS = "a syncer that runs commits"
+CHECKPOINT = "a checkpoint verifies"
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that has to be true at the end; ``detail`` is for people."""
 
-    name: str
-    ok: bool
-    detail: str
+def contributes(learner: str) -> str:
+    return f"{learner} contributes"
+
+
+def answers(syncer: str) -> str:
+    return f"{syncer} answers"
 
 
 @dataclass(slots=True)
 class Convergence:
-    """Waits for what has to happen behind ``after``, a ledger sequence at which all was healed.
+    """Waits for what has to happen after ``after``, a ledger sequence at which all was healed.
 
     ``kinds`` are the processes that ought to run, by name. Every learner has to be merged and every
     syncer to say what it holds; one syncer has to commit, and one checkpointer to write: which of
     several does is theirs to settle, and a checkpoint does not name its writer. ``damage`` says
-    what is wrong with the checkpoint at a path, or nothing. In a run that finishes meanwhile nobody
-    has anything left to do.
+    what is wrong with the checkpoint at a path, or nothing. In a run that finishes meanwhile there
+    is nothing left to do. ``missing`` says by check why it has not passed, ``passed`` how it has.
     """
 
     bus: Bus
@@ -47,19 +50,22 @@ class Convergence:
     after: int
     kinds: Mapping[str, str]
     damage: Callable[[str], Awaitable[str]]
-    _merged: dict[str, int] = field(default_factory=dict[str, int], init=False)
-    _commit: str = field(default="", init=False)
-    _checkpoint: str = field(default="", init=False)
-    _damage: str = field(default="none was written", init=False)
-    _first: dict[str, SyncerPulse] = field(default_factory=dict[str, "SyncerPulse"], init=False)
-    _answered: dict[str, str] = field(default_factory=dict[str, str], init=False)
-    _broken: list[Check] = field(default_factory=list["Check"], init=False)
     finished: bool = field(default=False, init=False)
+    missing: dict[str, str] = field(default_factory=dict[str, str], init=False)
+    passed: dict[str, str] = field(default_factory=dict[str, str], init=False)
+    broken: list[Check] = field(default_factory=list[Check], init=False)
+
+    def __post_init__(self) -> None:
+        learners, syncers = self._named("learner"), self._named("syncer")
+        self.missing = dict.fromkeys(map(contributes, learners), "nothing of it was merged")
+        self.missing |= dict.fromkeys(map(answers, syncers), "no new pulse of it")
+        self.missing |= {COMMITS: "none did"} if syncers else {}
+        self.missing |= {CHECKPOINT: "none was written"} if self._named("checkpointer") else {}
 
     async def checks(self, deadline_s: float) -> list[Check]:
         """Return checks per learner and syncer, and one each for the commits and checkpoints.
 
-        What cannot be watched becomes a failed check of its own, and the others are told.
+        What cannot be watched becomes a failed check of its own, beside the others.
         """
         work = asyncio.create_task(self._work(), name="work")
         end = asyncio.create_task(self._end(), name="end")
@@ -70,59 +76,45 @@ class Convergence:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        return self._told(deadline_s)
+        return [self._check(name, deadline_s) for name in self.missing] + self.broken
+
+    def _check(self, name: str, deadline_s: float) -> Check:
+        if name in self.passed:
+            return Check(name, ok=True, detail=self.passed[name])
+        if self.finished:
+            return Check(name, ok=True, detail="the run is finished")
+        late = f"{self.missing[name]} within {deadline_s:.0f} s of healing"
+        return Check(name, ok=False, detail=late)
+
+    def _pass(self, name: str, detail: str) -> None:
+        if name in self.missing:
+            self.passed.setdefault(name, detail)
 
     async def _work(self) -> None:
         async with TaskGroup() as group:
-            watching = {
-                "commits": self._commits,
-                "checkpoints": self._checkpoints,
-                "the syncers' pulses": self._pulses,
-            }
-            for what, work in watching.items():
-                group.create_task(self._watched(what, work), name=what)
+            group.create_task(self._watched("commits", self._commits))
+            group.create_task(self._watched("checkpoints", self._checkpoints))
+            group.create_task(self._watched("the syncers' pulses", self._pulses))
 
     async def _watched(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - a verdict has to come of it
-            said = str(first_cause(error)) or type(error).__name__
-            self._broken.append(Check(f"{what} can be watched", ok=False, detail=said))
-
-    def _told(self, deadline_s: float) -> list[Check]:
-        late = f" within {deadline_s:.0f} s of healing"
-        told: list[Check] = []
-        for name in self._named("learner"):
-            at = self._merged.get(name)
-            detail = f"merged at ledger sequence {at}" if at else f"nothing of it was merged{late}"
-            told.append(self._check(f"{name} contributes", bool(at), detail))
-        for name in self._named("syncer"):
-            detail = self._answered.get(name, f"no new pulse of it{late}")
-            told.append(self._check(f"{name} answers", name in self._answered, detail))
-        if self._named("syncer"):
-            detail = self._commit or f"none did{late}"
-            told.append(self._check("a syncer that runs commits", bool(self._commit), detail))
-        if self._named("checkpointer"):
-            detail = self._checkpoint or f"{self._damage}{late}"
-            told.append(self._check("a checkpoint verifies", bool(self._checkpoint), detail))
-        return [*told, *self._broken]
-
-    def _check(self, name: str, ok: bool, detail: str) -> Check:  # noqa: FBT001 - private
-        if self.finished and not ok:
-            return Check(name, ok=True, detail="the run is finished")
-        return Check(name, ok, detail)
+            detail = str(first_cause(error)) or type(error).__name__
+            self.broken.append(Check(f"{what} can be watched", ok=False, detail=detail))
 
     async def _commits(self) -> None:
         """Return once every learner has been merged, by a syncer that runs now."""
-        learners, syncers = set(self._named("learner")), set(self._named("syncer"))
+        syncers = self._named("syncer")
+        wanted = {*map(contributes, self._named("learner")), *([COMMITS] if syncers else [])}
         commits = ledger.follow_commits(self.bus, self.run, after=self.after)
         async with aclosing(commits):
             async for sequence, commit in commits:
                 for row in commit.consumed:
-                    self._merged.setdefault(row.learner, sequence)
-                if commit.syncer in syncers and not self._commit:
-                    self._commit = f"{commit.syncer} did at ledger sequence {sequence}"
-                if learners <= set(self._merged) and (self._commit or not syncers):
+                    self._pass(contributes(row.learner), f"merged at ledger sequence {sequence}")
+                if commit.syncer in syncers:
+                    self._pass(COMMITS, f"{commit.syncer} did at ledger sequence {sequence}")
+                if wanted <= self.passed.keys():
                     return
 
     async def _checkpoints(self) -> None:
@@ -130,7 +122,7 @@ class Convergence:
 
         Always the newest one: retention may remove an older one while it is being read.
         """
-        if not self._named("checkpointer"):
+        if CHECKPOINT not in self.missing:
             return
         subject = Subjects(self.run).checkpoint()
         follower = self.bus.follow(subject, after=self.after)
@@ -141,36 +133,38 @@ class Convergence:
                 if newest.sequence <= tried:
                     continue
                 tried = newest.sequence
-                if not await self._damaged(newest.payload):
+                if await self._verified(newest.payload):
                     return
 
-    async def _damaged(self, payload: bytes) -> bool:
+    async def _verified(self, payload: bytes) -> bool:
+        """Return True if the checkpoint that a record names is whole."""
         try:
-            held = decode(CheckpointRecord, payload, run=self.run)
+            path = decode(CheckpointRecord, payload, run=self.run).path
+            damage = await self.damage(path)
         except WireError as error:
-            self._damage = str(error)
-            return True
-        self._damage = await self.damage(held.path)
-        self._checkpoint = "" if self._damage else held.path
-        return bool(self._damage)
+            path, damage = "", str(error)
+        if damage:
+            self.missing[CHECKPOINT] = damage
+        else:
+            self._pass(CHECKPOINT, path)
+        return not damage
 
     async def _pulses(self) -> None:
         """Return once every syncer has said something new: the first of each may be an old one."""
-        syncers = set(self._named("syncer"))
-        if not syncers:
+        wanted = set(map(answers, self._named("syncer")))
+        if not wanted:
             return
+        first: dict[str, SyncerPulse] = {}
         pulses = presence.follow_syncer_pulses(self.bus, self.run)
         async with aclosing(pulses):
             async for pulse in pulses:
-                first = self._first.setdefault(pulse.syncer, pulse)
-                new = (first.instance, first.sent_ns) != (pulse.instance, pulse.sent_ns)
+                old = first.setdefault(pulse.syncer, pulse)
+                new = (old.instance, old.sent_ns) != (pulse.instance, pulse.sent_ns)
                 if new and not is_leaving(pulse):
-                    self._answered[pulse.syncer] = (
-                        f"holds shards {', '.join(map(str, pulse.shards))}"
-                        if pulse.shards
-                        else "stands by"
-                    )
-                if syncers <= set(self._answered):
+                    shards = ", ".join(map(str, pulse.shards))
+                    holds = f"holds shards {shards}" if shards else "stands by"
+                    self._pass(answers(pulse.syncer), holds)
+                if wanted <= self.passed.keys():
                     return
 
     async def _end(self) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from skerry.errors import SkerryError
 from skerry.tasks import TaskGroup
-from skerry_tools.chaos.ground import NETWORK, Absent
+from skerry_tools.chaos.drilled import Absent, Injection
+from skerry_tools.chaos.faults import ROUTE
 from skerry_tools.chaos.plan import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry_tools.chaos.ground import Action, Ground
+    from skerry_tools.chaos.drilled import DrilledRun
     from skerry_tools.chaos.plan import Fault, FaultPlan
 
 LOOK_S = 0.05
@@ -23,6 +24,7 @@ PROOF_S = 6.0
 """A fault without a sign of its effect lasts up to this much longer than planned: an idle service
 says something to its broker every five seconds."""
 UNSEEN = "nothing of it could be seen"
+INTERRUPTED = "it was interrupted before anything of it could be seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Firing:
     """What became of one fault: seconds from the plan's start, and the proof that it fired.
 
     Where it did not, ``proof`` says why, and ``up`` whether there was anything to strike: a target
-    that runs, with a broker behind it where messages are struck.
+    that runs, with a broker that answers where messages are struck.
     """
 
     index: int
@@ -49,77 +51,72 @@ class Firing:
 class Engine:
     """Runs one plan. ``on_firing`` hears of a fault when it has begun and when it is over.
 
-    ``history`` holds every fault that has begun, also those that an interruption has ended.
+    ``firings`` holds every fault that has begun by its index, also those that were interrupted.
     """
 
     plan: FaultPlan
-    ground: Ground
+    drilled: DrilledRun
     on_firing: Callable[[Firing, bool], None]
-    history: list[Firing] = field(default_factory=list[Firing])
+    firings: dict[int, Firing] = field(default_factory=dict[int, Firing])
     _at_work: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]], init=False)
     _began: float = field(default=0.0, init=False)
+
+    @property
+    def history(self) -> tuple[Firing, ...]:
+        return tuple(firing for _, firing in sorted(self.firings.items()))
 
     async def run(self) -> None:
         """Run all faults, each at its time; those under way are ended when this is cancelled."""
         self._began = asyncio.get_running_loop().time()
-        services = self.ground.kinds()
-        try:
-            async with TaskGroup() as group:
-                for index, fault in enumerate(self.plan.faults):
-                    target = choose(self.plan, index, services)
-                    group.create_task(self._fault(index, fault, target), name=f"fault-{index}")
-        finally:
-            self.history.sort(key=lambda firing: firing.index)
+        services = self.drilled.kinds()
+        async with TaskGroup() as group:
+            for index, fault in enumerate(self.plan.faults):
+                target = choose(self.plan, index, services)
+                group.create_task(self._fault(index, fault, target), name=f"fault-{index}")
 
-    def now(self) -> float:
+    def _now(self) -> float:
         """Return the seconds since the plan began."""
         return asyncio.get_running_loop().time() - self._began
 
     async def _fault(self, index: int, fault: Fault, target: str) -> None:
-        await asyncio.sleep(fault.at_s - self.now())
-        began_s, began_ns = self.now(), time.time_ns()
-
-        def firing(*, fired: bool, proof: str, up: bool = True) -> Firing:
-            when = (fault.at_s, began_s, self.now(), began_ns)
-            return Firing(index, fault.kind.value, target, *when, fired=fired, proof=proof, up=up)
-
-        action = self.ground.action(fault, target, f"{self.plan.seed}/{index}/action")
-        what = (("network" if fault.kind in NETWORK else fault.kind.value), target)
-        proofs: list[str] = []
+        await asyncio.sleep(fault.at_s - self._now())
+        began = (fault.at_s, self._now(), self._now(), time.time_ns())
+        self.firings[index] = Firing(
+            index, fault.kind.value, target, *began, fired=False, proof=INTERRUPTED
+        )
+        what = ("network" if fault.kind in ROUTE else fault.kind.value, target)
         try:
             if what in self._at_work:
                 msg = f"{target} suffers a {what[0]} fault already"
-                raise Absent(msg)  # noqa: TRY301 - told like any other reason
+                raise Absent(msg)
             self._at_work.add(what)
             try:
-                await self._held(action, fault, firing, proofs)
+                await self._hold(index, fault, target)
             finally:
                 self._at_work.discard(what)
         except (SkerryError, OSError) as error:
-            up = not isinstance(error, Absent)
-            done = firing(fired=bool(proofs), proof="".join(proofs) or str(error), up=up)
-        except BaseException:
-            said = "".join(proofs) or "it was interrupted before anything of it could be seen"
-            self.history.append(firing(fired=bool(proofs), proof=said))
-            raise
+            self._note(index, proof=str(error), up=not isinstance(error, Absent))
         else:
-            done = firing(fired=bool(proofs), proof="".join(proofs) or UNSEEN)
-        self.history.append(done)
-        self.on_firing(done, True)  # noqa: FBT003 - over
-
-    async def _held(
-        self, action: Action, fault: Fault, firing: Callable[..., Firing], proofs: list[str]
-    ) -> None:
-        """Begin, wait until the fault has lasted and put its proof into ``proofs``, end."""
-        began = self.now()
-        try:
-            await action.begin()
-            self.on_firing(firing(fired=True, proof=""), False)  # noqa: FBT003 - begun
-            while not (proofs and self.now() >= began + fault.duration_s):
-                if not proofs and (proof := await action.proof()):
-                    proofs.append(proof)
-                if self.now() > began + fault.duration_s + PROOF_S:
-                    break
-                await asyncio.sleep(LOOK_S)
+            self._note(index, proof=UNSEEN)
         finally:
-            await asyncio.shield(action.end())
+            self.firings[index] = replace(self.firings[index], ended_s=self._now())
+        self.on_firing(self.firings[index], True)  # noqa: FBT003 - over
+
+    async def _hold(self, index: int, fault: Fault, target: str) -> None:
+        """Inject the fault, wait until it has lasted and has shown itself, take it back."""
+        ends_s = self._now() + fault.duration_s
+        injection = Injection.of(fault, target, f"{self.plan.seed}/{index}/action")
+        async with self.drilled.inject(injection) as proof:
+            self.on_firing(self.firings[index], False)  # noqa: FBT003 - begun
+            while True:
+                fired = self.firings[index].fired
+                if not fired and (words := await proof()):
+                    self._note(index, fired=True, proof=words)
+                if self._now() > ends_s + (0.0 if self.firings[index].fired else PROOF_S):
+                    return
+                await asyncio.sleep(LOOK_S)
+
+    def _note(self, index: int, **changes: Any) -> None:
+        """Note what is seen of a fault; what was seen first counts."""
+        if not self.firings[index].fired:
+            self.firings[index] = replace(self.firings[index], **changes)

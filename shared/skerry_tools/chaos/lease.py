@@ -1,6 +1,6 @@
 """One drill of a run at a time, from whichever machine: a lease in the log, by compare-and-set.
 
-No clock of two machines is compared: who finds a holder listens whether it says something.
+No clocks of two machines are compared: a drill that finds a holder listens for its next word.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skerry.errors import BusError, ConfigError, Conflict, WireError
@@ -18,7 +17,7 @@ from skerry.log.streams import specs
 from skerry.protocol.messages import Drill
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
-from skerry.tasks import TaskGroup
+from skerry_tools.chaos.drilled import beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -44,12 +43,8 @@ async def leased(bus: Bus, run: str, holder: str, replicas: int = 1) -> AsyncGen
     lease = _Lease(bus, Drill(run, holder, began_ns=time.time_ns(), sent_ns=0))
     await lease.take()
     try:
-        async with TaskGroup() as group:
-            renewing = group.create_task(lease.renew(), name="lease")
-            try:
-                yield
-            finally:
-                renewing.cancel()
+        async with beside(lease.renew()):
+            yield
     finally:
         await lease.give_back()
 
@@ -58,12 +53,13 @@ async def leased(bus: Bus, run: str, holder: str, replicas: int = 1) -> AsyncGen
 class _Lease:
     bus: Bus
     mine: Drill
-    subject: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.subject = Subjects(self.mine.run).drill()
+    @property
+    def subject(self) -> str:
+        return Subjects(self.mine.run).drill()
 
     async def take(self) -> None:
+        """Take the lease; ConfigError while another drill holds it."""
         over = await self._free()
         try:
             await self._say(over)
@@ -73,7 +69,7 @@ class _Lease:
                 raise self._refusal(held) from error
 
     async def renew(self) -> None:
-        """Say so again and again; ConfigError once it is another one's."""
+        """Renew the lease again and again; ConfigError once it is another one's."""
         pause_s = RENEW_S
         while True:
             await asyncio.sleep(pause_s)
@@ -95,9 +91,9 @@ class _Lease:
                 await self._say(newest.sequence)
 
     async def _free(self) -> int:
-        """Return the sequence of a lease that nobody holds, 0 for none, or raise the refusal.
+        """Return the sequence of a lease that no drill holds, 0 for none; ConfigError if one does.
 
-        Where there is none a broker may have forgotten it: its holder has time to say it anew.
+        Where there is none a broker may have forgotten it: its holder has time to say it again.
         """
         newest = await self.bus.last(self.subject)
         if newest is not None and self._is_free(newest):
@@ -105,7 +101,7 @@ class _Lease:
         over, silent_s = (0, 2 * RENEW_S) if newest is None else (newest.sequence, LEASE_S)
         coming = self.bus.follow(self.subject, after=over)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(silent_s), aclosing(coming):
+            async with asyncio.timeout(silent_s), contextlib.aclosing(coming):
                 async for record in coming:
                     if not self._is_free(record):
                         raise self._refusal(self._read(record))
@@ -114,15 +110,13 @@ class _Lease:
 
     async def _say(self, over: int) -> None:
         now_ns = time.time_ns()
-        await self.bus.publish(
-            self.subject,
-            encode(replace(self.mine, sent_ns=now_ns)),
-            msg_id=f"drill/{self.mine.began_ns}/{now_ns}",
-            expect=Expect(self.subject, over),
-        )
+        said = replace(self.mine, sent_ns=now_ns)
+        msg_id = f"drill/{said.began_ns}/{now_ns}"
+        expect = Expect(self.subject, over)
+        await self.bus.publish(self.subject, encode(said), msg_id=msg_id, expect=expect)
 
     def _read(self, record: Record | None) -> Drill | None:
-        """Return what a record says; None where there is none, or nobody can read it."""
+        """Return what a record says; None where there is none, or one that cannot be read."""
         if record is None:
             return None
         try:
@@ -146,9 +140,9 @@ class _Lease:
                 " give this command again."
             )
             return ConfigError(msg, path="run")
-        who = "Another drill" if held is None else f"A drill of {held.holder}"
+        other = "Another drill" if held is None else f"A drill of {held.holder}"
         msg = (
-            f"{who} is at work on {run}, and neither of two could be judged: wait for its verdict,"
-            " or end it."
+            f"{other} is at work on {run}, and neither of two could be judged: wait for its"
+            " verdict, or end it."
         )
         return ConfigError(msg, path="run")

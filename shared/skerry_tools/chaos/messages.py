@@ -1,26 +1,28 @@
-"""Faults of messages: contributions that are stored already come again, damaged or out of order.
+"""Faults of messages, published by a client of its own: whatever reads the log has to take them.
 
-They are published by a client of its own and without a message id, so that the broker's own memory
-of duplicates does not catch them: whoever reads the log has to.
+Contributions come again, damaged or out of order: without a message id, so that the broker's own
+memory of duplicates does not catch them. ``hostile`` adds what an attacker sends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.errors import BusError
 from skerry.protocol.subjects import Subjects, contributor
-from skerry_tools.chaos.ground import Absent, NotFired
-from skerry_tools.chaos.plan import Kind
+from skerry_tools.chaos.drilled import Absent, DrilledRun, Injected, Injection, NotFired, running
+from skerry_tools.chaos.plan import LEARNER, Kind
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import AsyncGenerator
 
-    from skerry.log.base import Record, StreamInfo
-    from skerry_tools.chaos.ground import Ground
+    from skerry.log.base import Record
+    from skerry_tools.chaos.drilled import Proof
 
 LOOKED_AT = 64
 """Newest messages that are looked through,"""
@@ -30,106 +32,122 @@ PATIENCE_S = 20.0
 """How long a fault waits for a first contribution: a learner may have begun just now."""
 
 
-@dataclass(slots=True)
-class Messages:
-    """Publishes copies of newer contributions: of the target's own if it is a learner, or any."""
+class Outgoing(NamedTuple):
+    """A message that a fault publishes."""
 
-    ground: Ground
-    target: str
-    kind: Kind
-    share: float
-    chance: random.Random
-    _stored: list[int] = field(default_factory=list[int])
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str] | None = None
 
-    async def begin(self) -> None:
-        own = self.ground.entry(self.target).kind == "learner"
+
+Compose = Callable[[DrilledRun, Injection], AsyncIterator[Outgoing]]
+Inject = Callable[[DrilledRun, Injection], Injected]
+
+
+def publishing(compose: Compose) -> Inject:
+    """Return the fault that publishes what ``compose`` yields.
+
+    It has fired once the broker has stored all of it, or what it took before it was away. What has
+    been published stays in the log.
+    """
+
+    @asynccontextmanager
+    async def inject(drilled: DrilledRun, injection: Injection) -> AsyncGenerator[Proof]:
+        stored: list[str] = []
         try:
-            found = await self._found(self.target if own else None)
-            for record in self._picked(found):
-                payload = self._payload(record.payload)
-                receipt = await self.ground.bus.publish(record.subject, payload)
-                self._stored.append(receipt.sequence)
+            async for message in compose(drilled, injection):
+                subject, payload, headers = message
+                receipt = await drilled.bus.publish(subject, payload, headers=headers)
+                stream = Subjects(drilled.run).stream_of(subject).rpartition("_")[2]
+                stored.append(f"from sequence {receipt.sequence} of {stream}")
         except BusError as error:
-            if not self._stored:
+            if not stored:
                 msg = f"the broker was away ({error})"
                 raise Absent(msg) from error
 
-    async def proof(self) -> str:
-        """Count what the broker has stored of it."""
-        return f"{len(self._stored)} stored, from sequence {self._stored[0]} of CONTRIB"
+        async def proof() -> str:
+            return f"{len(stored)} stored, {stored[0]}"
 
-    async def end(self) -> None:
-        """What has been published stays in the log."""
+        yield proof
 
-    async def _found(self, learner: str | None) -> list[Record]:
-        """Return contributions, oldest first; where there is none yet, wait for the next."""
-        stream = Subjects(self.ground.run).stream("CONTRIB")
-        held = next((s for s in await self.ground.bus.streams() if s.name == stream), None)
-        found = await self._newest(stream, held, learner) if held else []
-        needed = self._needed
-        if len(found) < needed:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
-                    await self._wait(found, needed, learner, held.last_seq if held else 0)
-        if len(found) < needed:
-            if self.ground.entry(self.target).paused:
-                msg = f"{self.target} is paused"
-                raise Absent(msg)
-            await self.ground.bus.streams()  # or the broker is away
-            whose = f"of {self.target} " if learner else ""
-            msg = f"the log has had {len(found) or 'no'} contribution {whose}for {PATIENCE_S:.0f} s"
-            raise NotFired(msg)
-        return found
+    return inject
 
-    @property
-    def _needed(self) -> int:
-        """Of one alone there is no other order."""
-        return 2 if self.kind is Kind.REORDER else 1
 
-    async def _wait(
-        self, found: list[Record], needed: int, learner: str | None, after: int
-    ) -> None:
-        """Add the contributions that come behind a sequence, until there are enough."""
-        names = Subjects(self.ground.run)
-        pattern = names.contributions_of(learner) if learner else names.contributions()
-        async with contextlib.aclosing(self.ground.bus.follow(pattern, after=after)) as coming:
-            async for record in coming:
-                if contributor(record.subject)[0] >= 0:
-                    found.append(record)
-                if len(found) >= needed:
-                    return
+async def repeated(drilled: DrilledRun, injection: Injection) -> AsyncIterator[Outgoing]:
+    """Yield copies of newer contributions: the target's own if it is a learner, or any."""
+    chance, kind = injection.chance, injection.fault.kind
+    needed = 2 if kind is Kind.REORDER else 1  # of one alone there is no other order
+    found = await newest_contributions(drilled, injection.target, needed)
+    count = max(needed, round(injection.fault.amount * len(found)))
+    picked = (
+        found[::-1][:count]
+        if kind is Kind.REORDER
+        else [found[chance.randrange(len(found))] for _ in range(count)]
+    )
+    for record in picked:
+        damaged = kind is Kind.CORRUPT and bool(record.payload)
+        payload = _damaged(record.payload, chance) if damaged else record.payload
+        yield Outgoing(record.subject, payload)
 
-    async def _newest(self, stream: str, held: StreamInfo, learner: str | None) -> list[Record]:
-        """Return contributions, oldest first, that lie among the newest messages."""
-        found: list[Record] = []
-        for sequence in range(
-            held.last_seq, max(held.first_seq, held.last_seq - LOOKED_AT) - 1, -1
-        ):
-            record = await self.ground.bus.get(stream, sequence)
-            if record is None or len(found) == REPEATED:
-                continue
-            fragment, sender = contributor(record.subject)
-            if fragment >= 0 and learner in {None, sender}:
+
+async def newest_contributions(drilled: DrilledRun, target: str, needed: int = 1) -> list[Record]:
+    """Return newer contributions, oldest first; where there are none yet, wait for the next.
+
+    They are those of ``target`` where that is a learner, or else of any. NotFired if none come.
+    """
+    own = running(drilled.entries(), target).kind == LEARNER
+    learner = target if own else None
+    stream = Subjects(drilled.run).stream("CONTRIB")
+    held = next((s for s in await drilled.bus.streams() if s.name == stream), None)
+    last = held.last_seq if held else 0
+    first = max(held.first_seq, last - LOOKED_AT) if held else 1
+    found: list[Record] = []
+    for sequence in range(last, first - 1, -1):
+        record = await drilled.bus.get(stream, sequence)
+        if record is not None and len(found) < REPEATED and _is_from(record, learner):
+            found.insert(0, record)
+    if len(found) < needed:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await _wait(drilled, found, needed, learner, last)
+    if len(found) < needed:
+        if running(drilled.entries(), target).paused:
+            msg = f"{target} is paused"
+            raise Absent(msg)
+        await drilled.bus.streams()  # or the broker is away
+        whose = f"of {target} " if learner else ""
+        msg = f"the log has had {len(found) or 'no'} contribution {whose}for {PATIENCE_S:.0f} s"
+        raise NotFired(msg)
+    return found
+
+
+async def _wait(
+    drilled: DrilledRun, found: list[Record], needed: int, learner: str | None, after: int
+) -> None:
+    """Add the contributions after a sequence, until there are enough."""
+    names = Subjects(drilled.run)
+    pattern = names.contributions_of(learner) if learner else names.contributions()
+    async with contextlib.aclosing(drilled.bus.follow(pattern, after=after)) as coming:
+        async for record in coming:
+            if _is_from(record, learner):
                 found.append(record)
-        return found[::-1]
+            if len(found) >= needed:
+                return
 
-    def _picked(self, found: list[Record]) -> list[Record]:
-        """Return which to publish, in that order."""
-        count = max(self._needed, round(self.share * len(found)))
-        if self.kind is Kind.REORDER:
-            return found[::-1][:count]
-        return [found[self.chance.randrange(len(found))] for _ in range(count)]
 
-    def _payload(self, payload: bytes) -> bytes:
-        """Return the copy: the same, or with bits turned, cut short or grown."""
-        if self.kind is not Kind.CORRUPT or not payload:
-            return payload
-        at = self.chance.randrange(len(payload))
-        match self.chance.randrange(3):
-            case 0:
-                turned = payload[at] ^ (1 << self.chance.randrange(8))
-                return payload[:at] + bytes([turned]) + payload[at + 1 :]
-            case 1:
-                return payload[:at]
-            case _:
-                return payload + payload[at:]
+def _is_from(record: Record, learner: str | None) -> bool:
+    fragment, sender = contributor(record.subject)
+    return fragment >= 0 and learner in {None, sender}
+
+
+def _damaged(payload: bytes, chance: random.Random) -> bytes:
+    """Return a payload with bits turned, cut short or grown."""
+    at = chance.randrange(len(payload))
+    match chance.randrange(3):
+        case 0:
+            turned = payload[at] ^ (1 << chance.randrange(8))
+            return payload[:at] + bytes([turned]) + payload[at + 1 :]
+        case 1:
+            return payload[:at]
+        case _:
+            return payload + payload[at:]

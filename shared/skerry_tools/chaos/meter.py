@@ -8,21 +8,18 @@ kill took was counted when it was done the first time. With both summed over lea
 * share = useful time / time up, during the faults and in the quiet phases before and after them;
 * goodput = share during the faults / share in the quiet phases: 1 means that faults cost nothing
   but the time for which they took learners away;
-* rate = tokens that commits have counted / time up, and the rate's ratio likewise: what was lost
-  with a learner is in no commit, and what is trained again is counted once. A contribution counts
-  in the phase in which it is merged. Survivors that share processors with the victims are faster
-  while those are gone, so the ratio may well be above 1.
+* rate = tokens that commits have counted / time up, and the rate's ratio likewise. A contribution
+  counts in the phase in which it is merged. Survivors that share processors with the victims are
+  faster while those are gone, so the ratio may be above 1.
 
-What a learner did after its last pulse before it was killed is not counted, as it is lost. A step
-is known as replayed by the last pulse of the incarnation before; the broker holds pulses in memory,
-so what is trained again just after a kill of the broker may count as useful time, not as tokens.
+docs/soak.md says what is not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from skerry.protocol.messages import Commit, Pulse
-    from skerry_tools.chaos.ground import Service
+    from skerry_tools.chaos.drilled import DrilledService
 
 SAMPLE_S = 0.1
 
@@ -44,7 +41,7 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True)
-class Sums:
+class PhaseTotals:
     """Seconds inside steps, tokens that were merged and seconds up, over all learners."""
 
     busy_s: float = 0.0
@@ -77,17 +74,15 @@ class Goodput:
     loss_first: float | None
     loss_last: float | None
 
-    def to_json(self) -> dict[str, object]:
-        """Return it as plain types."""
-        return asdict(self)
-
 
 @dataclass(slots=True)
-class Meter:
+class GoodputMeter:
     """Adds up what pulses say and which processes run, by phase."""
 
     phase: Phase = Phase.OTHER
-    sums: dict[Phase, Sums] = field(default_factory=lambda: {phase: Sums() for phase in Phase})
+    totals: dict[Phase, PhaseTotals] = field(
+        default_factory=lambda: {phase: PhaseTotals() for phase in Phase}
+    )
     training: set[str] = field(default_factory=set[str])
     _seen: dict[tuple[str, int], tuple[float, float]] = field(
         default_factory=dict[tuple[str, int], tuple[float, float]]
@@ -100,9 +95,9 @@ class Meter:
         """Add what a learner did since its pulse before this one to the phase of now."""
         key = (pulse.learner, pulse.incarnation)
         busy_s, replay_s = self._seen.get(key, (0.0, 0.0))
-        sums = self.sums[self.phase]
-        sums.busy_s += max(0.0, pulse.busy_s - busy_s)
-        sums.replay_s += max(0.0, pulse.replay_s - replay_s)
+        totals = self.totals[self.phase]
+        totals.busy_s += max(0.0, pulse.busy_s - busy_s)
+        totals.replay_s += max(0.0, pulse.replay_s - replay_s)
         self._seen[key] = (pulse.busy_s, pulse.replay_s)
         if pulse.steps:
             self.training.add(pulse.learner)
@@ -119,13 +114,13 @@ class Meter:
         before = self._merged.get(commit.fragment)
         if before is not None:
             more = sum(max(0, count - before.get(name, 0)) for name, count in now.items())
-            self.sums[self.phase].tokens += more / fragments
+            self.totals[self.phase].tokens += more / fragments
         self._merged[commit.fragment] = now
 
-    def sample(self, entries: Iterable[Service], seconds: float) -> None:
+    def sample(self, entries: Iterable[DrilledService], seconds: float) -> None:
         """Add the time since the last look for every learner that is up."""
         up = sum(entry.kind == "learner" and entry.alive and not entry.paused for entry in entries)
-        self.sums[self.phase].up_s += up * seconds
+        self.totals[self.phase].up_s += up * seconds
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase; the loss before the first one under faults is the one to compare with."""
@@ -135,12 +130,11 @@ class Meter:
 
     def loss(self) -> float | None:
         """Return the mean of the learners' newest losses in nats per token, None without any."""
-        told = list(self._losses.values())
-        return sum(told) / len(told) if told else None
+        return sum(self._losses.values()) / len(self._losses) if self._losses else None
 
     def result(self) -> Goodput:
         """Return what has been measured so far."""
-        faults, quiet = self.sums[Phase.FAULTS], self.sums[Phase.QUIET]
+        faults, quiet = self.totals[Phase.FAULTS], self.totals[Phase.QUIET]
         return Goodput(
             goodput=faults.share / quiet.share if quiet.share else 0.0,
             rate_ratio=faults.rate / quiet.rate if quiet.rate else 0.0,
@@ -155,7 +149,7 @@ class Meter:
             loss_last=self.loss(),
         )
 
-    async def watch(self, entries: Callable[[], Mapping[str, Service]]) -> None:
+    async def watch(self, entries: Callable[[], Mapping[str, DrilledService]]) -> None:
         """Sample until cancelled."""
         now = asyncio.get_running_loop().time
         last = now()

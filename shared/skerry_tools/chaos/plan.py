@@ -12,11 +12,13 @@ import json
 import math
 import random
 import reprlib
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from skerry.errors import ConfigError
 
@@ -24,27 +26,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from pydantic_core import ErrorDetails
+
 FORMAT = 1
 """Version of the JSON form; a file of another one is refused."""
-
 BROKER = "broker"
+LEARNER = "learner"
 ANY = "any"
 LONGEST_DURATION = 0.25
 """Random faults last up to this share of the plan's duration,"""
 LONGEST_DURATION_S = 10.0
 """and no longer than this."""
-
-
 MOST_DIGITS = 9
-"""Nobody counts more services of a kind."""
+"""A cluster has fewer services of a kind than can be counted with these."""
 MOST_S = 1e9
-"""No number of a plan file is larger, and nothing is drawn beyond it."""
+"""No number of a plan is larger."""
 MOST_FAULTS = 100_000
-"""More than this are not drawn: they would take memory without end, and nobody would read them."""
+"""More than this are not drawn: they would take memory without end."""
 
 
 class Kind(StrEnum):
-    """What happens; the last group exists in the simulation only."""
+    """What happens."""
 
     KILL = "kill"
     PAUSE = "pause"
@@ -62,13 +64,30 @@ class Kind(StrEnum):
     REDELIVER = "redeliver"
     WINDOW_DROP = "window_drop"
 
+    PULSE_TINY_STEP_TIME = "pulse_tiny_step_time"
+    PULSE_FAR_STEP = "pulse_far_step"
+    TOKENS_2_64 = "tokens_2_64"
+    STATUS_HEADER = "status_header"
+    DEDUP_IDS = "dedup_ids"
+    CONTRIB_FLOOD = "contrib_flood"
+    JUNK_MEMBER = "junk_member"
+
 
 BROKER_KINDS = frozenset({Kind.BROKER_KILL, Kind.BROKER_PAUSE, Kind.DISK_FULL, Kind.WINDOW_DROP})
-"""Faults of the broker itself; every other kind strikes one of its clients."""
+"""Faults of the broker itself; every other kind is one of its clients'."""
 SIMULATED = frozenset({Kind.LOST_ACK, Kind.REDELIVER, Kind.WINDOW_DROP})
+"""Faults that exist in the simulation only."""
 SHARES = frozenset({
     Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER, Kind.LOST_ACK, Kind.REDELIVER, Kind.WINDOW_DROP
 })  # fmt: skip
+"""Faults of messages whose amount is a share."""
+HOSTILE = frozenset({
+    Kind.PULSE_TINY_STEP_TIME, Kind.PULSE_FAR_STEP, Kind.TOKENS_2_64, Kind.STATUS_HEADER,
+    Kind.DEDUP_IDS, Kind.CONTRIB_FLOOD, Kind.JUNK_MEMBER,
+})  # fmt: skip
+"""Messages that a hostile learner can send; their targets are learners."""
+DRAWN = tuple(kind for kind in Kind if kind not in HOSTILE)
+"""What is drawn where no kinds are named: hostile messages have to be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +99,8 @@ class Fault:
     until the service is started again. ConfigError for numbers that mean nothing.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
     at_s: float
     kind: Kind
     target: str = ANY
@@ -89,9 +110,9 @@ class Fault:
     def __post_init__(self) -> None:
         for name in ("at_s", "duration_s", "amount"):
             value = float(getattr(self, name))
-            negative = value < 0 and not (name == "amount" and self.kind is Kind.CLOCK_JUMP)
-            if not math.isfinite(value) or negative:
-                msg = f"{name} of a {self.kind} is {value}: give a finite number, 0 or more."
+            least = -MOST_S if name == "amount" and self.kind is Kind.CLOCK_JUMP else 0.0
+            if not least <= value <= MOST_S:  # which is false for nan, too
+                msg = f"{name} of a {self.kind} is {value}: give a number from {least:.0f} to 1e9."
                 raise ConfigError(msg, path=name)
         if self.kind in SHARES and self.amount > 1:
             msg = f"amount of a {self.kind} is {self.amount}: give a share from 0 to 1."
@@ -115,8 +136,8 @@ class FaultPlan:
     heal_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.heal_s) and self.heal_s >= 0):
-            msg = f"heal_s is {self.heal_s}: give a finite number of seconds, 0 or more."
+        if not 0 <= self.heal_s <= MOST_S:
+            msg = f"heal_s is {self.heal_s}: give a number of seconds from 0 to {MOST_S:.0f}."
             raise ConfigError(msg, path="heal_s")
         if any(before.at_s > after.at_s for before, after in pairwise(self.faults)):
             msg = "The faults of a plan are not in the order of their at_s: sort them."
@@ -126,6 +147,21 @@ class FaultPlan:
     def end_s(self) -> float:
         """When the last fault is over, in seconds from the start."""
         return max((fault.end_s for fault in self.faults), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A plan as a file holds it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal[1]
+    faults: tuple[Fault, ...]
+    seed: int = 0
+    heal_s: float = 30.0
+
+
+PLAN_FILE = TypeAdapter(PlanFile)
 
 
 def random_plan(
@@ -143,17 +179,7 @@ def random_plan(
     whose sequence is promised, is drawn from. Kinds that no target can suffer are left out.
     ConfigError for numbers that mean nothing, or far too many faults.
     """
-    for name, value in (("rate_s", rate_s), ("duration_s", duration_s)):
-        if not 0 < value <= MOST_S:  # which is false for nan, too
-            what = "the mean seconds between two faults" if name == "rate_s" else "seconds"
-            msg = f"{name} is {value}: give {what}, above 0 and at most {MOST_S:.0f}."
-            raise ConfigError(msg, path=name)
-    if duration_s / rate_s > MOST_FAULTS:
-        msg = (
-            f"A fault every {rate_s:g} s for {duration_s:g} s are more than {MOST_FAULTS:,} faults:"
-            " give a shorter time, or fewer of them."
-        )
-        raise ConfigError(msg, path="duration_s")
+    _refuse_times(rate_s, duration_s)
     draw = random.Random(f"skerry/{seed}").random  # noqa: S311 - faults, no secrets
     services = [target for target in targets if target != BROKER]
     possible = [k for k in kinds if (BROKER in targets if k in BROKER_KINDS else services)]
@@ -168,6 +194,20 @@ def random_plan(
         begins_s = min(round(at_s, 3), math.floor(duration_s * 1000 - 1) / 1000)
         found.append(Fault(begins_s, kind, target, lasts_s, _amount(kind, draw())))
     return FaultPlan(seed, tuple(found), heal_s)
+
+
+def _refuse_times(rate_s: float, duration_s: float) -> None:
+    for name, value in (("rate_s", rate_s), ("duration_s", duration_s)):
+        if not 0 < value <= MOST_S:  # which is false for nan, too
+            what = "the mean seconds between two faults" if name == "rate_s" else "seconds"
+            msg = f"{name} is {value}: give {what}, above 0 and at most {MOST_S:.0f}."
+            raise ConfigError(msg, path=name)
+    if duration_s / rate_s > MOST_FAULTS:
+        msg = (
+            f"A fault every {rate_s:g} s for {duration_s:g} s are more than {MOST_FAULTS:,} faults:"
+            " give a shorter time, or fewer of them."
+        )
+        raise ConfigError(msg, path="duration_s")
 
 
 def _amount(kind: Kind, drawn: float) -> float:
@@ -195,10 +235,7 @@ def candidates(target: str, services: Mapping[str, str]) -> tuple[str, ...]:
 
 def choose(plan: FaultPlan, index: int, services: Mapping[str, str]) -> str:
     """Return the one service that the plan's fault number ``index`` strikes, by the plan's seed."""
-    fault = plan.faults[index]
-    found = candidates(fault.target, services)
-    if not found:
-        raise _unknown_target(fault, services)
+    found = _suffering(plan.faults[index], services)
     drawn = random.Random(f"{plan.seed}/{index}").random()  # noqa: S311 - faults, no secrets
     return found[int(drawn * len(found))]
 
@@ -215,8 +252,21 @@ def check(
         if fault.kind not in able:
             msg = f"A {fault.kind} cannot be done here: use one of {', '.join(sorted(able))}."
             raise ConfigError(msg, path="kind", nearest=_nearest(fault.kind, able))
-        if not candidates(fault.target, services):
-            raise _unknown_target(fault, services)
+        _suffering(fault, services)
+
+
+def _suffering(fault: Fault, services: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the services that a fault may strike; ConfigError if there is none."""
+    if fault.kind in HOSTILE:
+        services = {name: kind for name, kind in services.items() if kind == LEARNER}
+    if found := candidates(fault.target, services):
+        return found
+    nearest = _nearest(fault.target, {*services, *services.values(), ANY})
+    msg = (
+        f"There is no {_short(fault.target)} for the {fault.kind} at {fault.at_s} s:"
+        f" did you mean {nearest!r}?"
+    )
+    raise ConfigError(msg, path="target", nearest=nearest)
 
 
 def _natural(name: str) -> tuple[int, str]:
@@ -227,21 +277,9 @@ def _nearest(wanted: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(wanted, sorted(known), n=1, cutoff=0.0)), "")
 
 
-def _unknown_target(fault: Fault, services: Mapping[str, str]) -> ConfigError:
-    nearest = _nearest(fault.target, {*services, *services.values(), ANY})
-    msg = (
-        f"There is no {_short(fault.target)} for the {fault.kind} at {fault.at_s} s:"
-        f" did you mean {nearest!r}?"
-    )
-    return ConfigError(msg, path="target", nearest=nearest)
-
-
 def dumps(plan: FaultPlan) -> str:
     """Return the plan as JSON, one fault per line."""
-    lines = [
-        json.dumps({f.name: getattr(fault, f.name) for f in fields(fault)}) for fault in plan.faults
-    ]
-    faults = ",\n    ".join(lines)
+    faults = ",\n    ".join(json.dumps(asdict(fault)) for fault in plan.faults)
     return (
         f'{{\n  "format": {FORMAT},\n  "seed": {plan.seed},\n'
         f'  "heal_s": {json.dumps(plan.heal_s)},\n  "faults": [\n    {faults}\n  ]\n}}\n'
@@ -268,68 +306,37 @@ def load(path: Path) -> FaultPlan:
 def loads(text: str) -> FaultPlan:
     """Read a plan from JSON; ConfigError names the key that is wrong, and the one meant."""
     try:
-        return _plan(json.loads(text))
-    except ConfigError:
-        raise
-    except (ValueError, RecursionError) as error:
-        msg = f"It is not JSON ({_short(str(error))}): see docs/faults.md for the form."
-        raise ConfigError(msg, path="faults") from error
+        held = PLAN_FILE.validate_json(text.encode("utf-8", "replace"))
+    except ValidationError as error:
+        found = error.errors()
+        unknown = (e for e in found if e["type"] == "unexpected_keyword_argument")
+        raise _refusal(next(unknown, found[0])) from error
+    return FaultPlan(held.seed, held.faults, held.heal_s)
 
 
-def _plan(parsed: object) -> FaultPlan:
-    table = _table(parsed, {"format", "seed", "heal_s", "faults"})
-    if table.get("format") != FORMAT:
-        msg = f"Its format is {_short(table.get('format'))}, and this release reads {FORMAT}."
-        raise ConfigError(msg, path="format")
-    faults: object = table.get("faults")
-    if not isinstance(faults, list):
-        msg = "It has no list of faults: give one under the key 'faults'."
-        raise ConfigError(msg, path="faults")
-    seed: object = table.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        msg = f"seed is {_short(seed)}: give a whole number."
-        raise ConfigError(msg, path="seed")
-    read = tuple(_fault(fault) for fault in cast("list[object]", faults))
-    return FaultPlan(seed, read, _number(table, "heal_s", 30.0))
-
-
-def _fault(given: object) -> Fault:
-    table = _table(given, {f.name for f in fields(Fault)})
-    named, target = table.get("kind"), table.get("target", ANY)
-    if not isinstance(named, str):
-        msg = f"kind is {_short(named)}: use one of {', '.join(sorted(Kind))}."
-        raise ConfigError(msg, path="kind")
-    if named not in set(Kind):
-        nearest = _nearest(named, set(Kind))
-        msg = f"There is no fault {_short(named)}: did you mean {nearest!r}?"
-        raise ConfigError(msg, path="kind", nearest=nearest)
-    if not isinstance(target, str) or "at_s" not in table:
-        msg = f"The fault {_short(table)} needs a number at_s and a target that is text."
-        raise ConfigError(msg, path="faults")
-    numbers = (_number(table, name, 0.0) for name in ("at_s", "duration_s", "amount"))
-    at_s, duration_s, amount = numbers
-    return Fault(at_s, Kind(named), target, duration_s, amount)
-
-
-def _table(given: object, known: set[str]) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        msg = f"{_short(given)} is not a table: write it in braces."
-        raise ConfigError(msg, path="faults")
-    table = cast("dict[str, Any]", given)
-    for key in table:
-        if key not in known:
-            nearest = _nearest(key, known)
-            msg = f"There is no key {_short(key)}: did you mean {nearest!r}?"
-            raise ConfigError(msg, path=key, nearest=nearest)
-    return table
-
-
-def _number(table: Mapping[str, Any], key: str, default: float) -> float:
-    value = table.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MOST_S:
-        msg = f"{key} is {_short(value)}: give a number, at most {MOST_S:.0f}."
-        raise ConfigError(msg, path=key)
-    return value
+def _refusal(error: ErrorDetails) -> ConfigError:
+    """Return pydantic's complaint about one value as a sentence with what to write instead."""
+    named = [key for key in error["loc"] if isinstance(key, str)]
+    path, given = named[-1] if named else "faults", error["input"]
+    if error["type"] == "value_error":
+        refused = error.get("ctx", {})["error"]
+        return refused if isinstance(refused, ConfigError) else ConfigError(str(refused), path=path)
+    if error["type"] == "unexpected_keyword_argument":
+        known = {f.name for f in fields(Fault if len(error["loc"]) > 1 else PlanFile)}
+        nearest = _nearest(path, known)
+        msg = f"There is no key {_short(path)}: did you mean {nearest!r}?"
+        return ConfigError(msg, path=path, nearest=nearest)
+    if error["type"] == "enum" and isinstance(given, str):
+        nearest = _nearest(given, set(Kind))
+        msg = f"There is no fault {_short(given)}: did you mean {nearest!r}?"
+        return ConfigError(msg, path=path, nearest=nearest)
+    if error["type"] == "json_invalid":
+        msg = f"It is not JSON ({_short(error['msg'])}): see docs/faults.md for the form."
+        return ConfigError(msg, path=path)
+    if error["type"] == "missing":
+        return ConfigError(f"There is no {path} in it: see docs/faults.md for the form.", path=path)
+    wants = error["msg"].replace("Input should", "it should")
+    return ConfigError(f"{path} is {_short(given)}, but {wants[:200]}.", path=path)
 
 
 def _short(value: object) -> str:

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from skerry_tools.chaos.plan import BROKER, BROKER_KINDS, Fault, FaultPlan, Kind, check, choose
+from skerry_tools.chaos.plan import (
+    BROKER,
+    BROKER_KINDS,
+    HOSTILE,
+    Fault,
+    FaultPlan,
+    Kind,
+    check,
+    choose,
+)
 from skerry_tools.plan.failures import Absence, TimeUse
 from skerry_tools.plan.question import refuse
 from skerry_tools.plan.simulation import Faults, Outcome
@@ -18,7 +27,7 @@ from skerry_tools.plan.simulation import Faults, Outcome
 LEARNER, SYNCER = "learner", "syncer"
 NO_TIME = frozenset({
     Kind.SLOW, Kind.CLOCK_JUMP, Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER, Kind.LOST_ACK,
-    Kind.REDELIVER, Kind.WINDOW_DROP,
+    Kind.REDELIVER, Kind.WINDOW_DROP, *HOSTILE,
 })  # fmt: skip
 """Faults that the run is built to take without losing time."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.settings.models import DataConfig, LivenessConfig, OuterConfig, RunConfig, SyncConfig
-from skerry_tools.chaos.plan import SHARES, Fault, Kind, random_plan
+from skerry_tools.chaos.plan import DRAWN, SHARES, Fault, Kind, random_plan
 from tests.support.puppet import TOKENS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ RATE_S = 0.9
 HEAL_S = 1.2
 OFTEN = (Kind.KILL, Kind.PAUSE, Kind.PARTITION)
 """What strikes one process at a bad moment, which takes many tries."""
-KINDS = (*Kind, *OFTEN, *OFTEN)
+KINDS = (*DRAWN, *OFTEN, *OFTEN)
 TARGETS = ("learner", "learner", "syncer", "syncer", "syncer", "any", "checkpointer", "broker")
 PULSE_S = 0.6
 PLAN = plan((LeafSpec("embed", (8, 16), embedding=True), LeafSpec("w", (100,))), 2)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry_tools.chaos.plan import Kind, check, dump
-from skerry_tools.chaos.shrink import shrink
 from skerry_tools.virtual import Stuck
 from tests.support.simulation.cluster import RUN, Cluster, Syncer
 from tests.support.simulation.faults import schedule
 from tests.support.simulation.oracle import judge
 from tests.support.simulation.scenario import Scenario, scenario_of
+from tests.support.simulation.shrink import shrink
 
 if TYPE_CHECKING:
     from pathlib import Path

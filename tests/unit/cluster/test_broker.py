@@ -23,8 +23,9 @@ from skerry.log.streams import specs
 from skerry.service.connect import bus_from
 from skerry.settings.loading import load
 from skerry.settings.models import NatsSettings
-from skerry_tools.chaos.actions import DiskFull
-from skerry_tools.chaos.local import LocalGround
+from skerry_tools.chaos.drilled import Injection
+from skerry_tools.chaos.local import LocalRun
+from skerry_tools.chaos.plan import Fault, Kind
 from tests.support.processes import full_disk, until
 
 pytestmark = pytest.mark.nats
@@ -93,13 +94,12 @@ async def test_a_broker_whose_disk_was_full_takes_messages_again(folder: RunFold
         first = pid_of(folder)
         async with bus_from(broker.nats, "test") as bus:
             await bus.declare(specs("full", window_bytes=1024**2))
-            fault = DiskFull(LocalGround("full", folder.path, bus))
-            await fault.begin()
-            with pytest.raises(StorageFull):
-                await bus.publish("skerry.full.contrib.0.a", b"x", msg_id="1")
-            assert pid_of(folder) == first, "the full disk ended the broker"
-            assert "refused a write" in await fault.proof()
-            await fault.end()
+            fault = Injection.of(Fault(0.0, Kind.DISK_FULL, BROKER), BROKER, "seed")
+            async with LocalRun("full", folder.path, bus).inject(fault) as proof:
+                with pytest.raises(StorageFull):
+                    await bus.publish("skerry.full.contrib.0.a", b"x", msg_id="1")
+                assert pid_of(folder) == first, "the full disk ended the broker"
+                assert "refused a write" in await proof()
             async with asyncio.timeout(60):
                 while True:
                     with suppress(BrokerUnavailable, StorageFull):

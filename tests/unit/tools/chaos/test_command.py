@@ -27,14 +27,14 @@ from skerry.service.control import ControlError
 from skerry.settings.loading import to_json
 from skerry.settings.models import LocalSettings, RunConfig
 from skerry_tools.chaos import command as cli
-from skerry_tools.chaos import heal, lease
-from skerry_tools.chaos.command import Wanted, make_plan, run_chaos, sentence, verdict
-from skerry_tools.chaos.convergence import Check
-from skerry_tools.chaos.drill import Drill, Result
+from skerry_tools.chaos import healing, lease
+from skerry_tools.chaos.checks import Check
+from skerry_tools.chaos.command import ChaosOptions, make_plan, run_chaos, sentence, verdict
+from skerry_tools.chaos.drill import DrillResult, FaultDrill
 from skerry_tools.chaos.engine import Firing
-from skerry_tools.chaos.local import LocalGround
-from skerry_tools.chaos.meter import Meter
-from skerry_tools.chaos.remote import RemoteGround
+from skerry_tools.chaos.local import LocalRun
+from skerry_tools.chaos.meter import GoodputMeter
+from skerry_tools.chaos.remote import RemoteRun
 from tests.support.builders import run_record
 
 NOBODY = "Nobody answers."
@@ -42,13 +42,13 @@ FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> LocalGround:
+def ground(tmp_path: Path) -> LocalRun:
     """A cluster of this very process: only what needs no help can be done to it."""
     table = ProcessTable(tmp_path / TABLE)
     table._kept = True
     for name, kind in (("learner-1", "learner"), ("syncer", "syncer")):
         table.started(name, kind, os.getpid())
-    return LocalGround("r", tmp_path, MemoryBroker().connect())
+    return LocalRun("r", tmp_path, MemoryBroker().connect())
 
 
 def test_a_folder_without_a_cluster_is_refused(
@@ -56,7 +56,7 @@ def test_a_folder_without_a_cluster_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunNotFound, match=r"No cluster of run 'x' runs in .*chaos\.allow=true"):
-        run_chaos(Wanted(run="x"))
+        run_chaos(ChaosOptions(run="x"))
 
 
 def test_healing_needs_no_broker_so_one_that_is_named_for_other_commands_does_not_matter(
@@ -65,26 +65,26 @@ def test_healing_needs_no_broker_so_one_that_is_named_for_other_commands_does_no
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SKERRY_NATS__URL", "nats://elsewhere:4222")
     with pytest.raises(RunNotFound, match="No cluster of run 'x' runs in"):
-        run_chaos(Wanted(run="x", heal=True))
+        run_chaos(ChaosOptions(run="x", heal=True))
     with pytest.raises(ConfigError, match="nothing to heal over a broker's address"):
-        run_chaos(Wanted(run="x", heal=True, nats="nats://elsewhere:4222"))
+        run_chaos(ChaosOptions(run="x", heal=True, nats="nats://elsewhere:4222"))
 
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (Wanted(kinds=("kil",)), "no fault 'kil': use any of kill, pause"),
-        (Wanted(kinds=("partition",)), "A partition cannot be done here: the services reach"),
-        (Wanted(kinds=("lost_ack",)), "simulation only"),
-        (Wanted(targets=("learner-9",)), "no 'learner-9' in this cluster"),
-        (Wanted(seed=1, kinds=("kill",), duration_s=0.001), "no fault at all"),
-        (Wanted(duration_s=math.inf), "duration_s is inf"),
-        (Wanted(duration_s=1e300), "duration_s is 1e"),
-        (Wanted(duration_s=1e9), "more than 100,000 faults"),
-        (Wanted(plan=Path("nowhere.json")), "cannot be read"),
+        (ChaosOptions(kinds=("kil",)), "no fault 'kil': use any of kill, pause"),
+        (ChaosOptions(kinds=("partition",)), "A partition cannot be done here: the services reach"),
+        (ChaosOptions(kinds=("lost_ack",)), "simulation only"),
+        (ChaosOptions(targets=("learner-9",)), "no 'learner-9' in this cluster"),
+        (ChaosOptions(seed=1, kinds=("kill",), duration_s=0.001), "no fault at all"),
+        (ChaosOptions(duration_s=math.inf), "duration_s is inf"),
+        (ChaosOptions(duration_s=1e300), "duration_s is 1e"),
+        (ChaosOptions(duration_s=1e9), "more than 100,000 faults"),
+        (ChaosOptions(plan=Path("nowhere.json")), "cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_refused(ground: LocalGround, wanted: Wanted, words: str) -> None:
+def test_what_cannot_be_done_is_refused(ground: LocalRun, wanted: ChaosOptions, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_plan(wanted, ground)
 
@@ -99,20 +99,20 @@ def test_a_number_that_means_nothing_is_refused_before_anything_is_looked_for(
 
     monkeypatch.setattr(cli, "_cluster", looked)
     with pytest.raises(ConfigError, match=re.escape(f"{name} is {value}:")):
-        run_chaos(replace(Wanted(), **{name: value}))
+        run_chaos(replace(ChaosOptions(), **{name: value}))
 
 
-def test_a_seed_gives_the_same_plan_every_time(ground: LocalGround) -> None:
-    wanted = Wanted(seed=5, duration_s=60.0)
+def test_a_seed_gives_the_same_plan_every_time(ground: LocalRun) -> None:
+    wanted = ChaosOptions(seed=5, duration_s=60.0)
     assert make_plan(wanted, ground) == make_plan(wanted, ground)
     assert make_plan(wanted, ground) != make_plan(replace(wanted, seed=6), ground)
 
 
-def test_a_plan_file_with_an_unknown_target_is_refused(ground: LocalGround, tmp_path: Path) -> None:
+def test_a_plan_file_with_an_unknown_target_is_refused(ground: LocalRun, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{"format": 1, "faults": [{"at_s": 1, "kind": "kill", "target": "master"}]}')
     with pytest.raises(ConfigError, match="There is no 'master' for the kill"):
-        make_plan(Wanted(plan=path), ground)
+        make_plan(ChaosOptions(plan=path), ground)
 
 
 def test_a_person_is_told_when_a_fault_begins_and_what_proves_it() -> None:
@@ -125,7 +125,7 @@ def test_a_person_is_told_when_a_fault_begins_and_what_proves_it() -> None:
 
 def test_one_failed_check_fails_the_drill() -> None:
     checks = (Check("good", ok=True, detail=""), Check("bad", ok=False, detail="why"))
-    result = Result("r", 1, (FIRING,), checks, Meter().result(), commits=3, planned=1)
+    result = DrillResult("r", 1, (FIRING,), checks, GoodputMeter().result(), commits=3, planned=1)
     assert not result.ok
     assert replace(result, checks=checks[:1]).ok
     assert result.to_json()["ok"] is False
@@ -135,10 +135,10 @@ def test_one_failed_check_fails_the_drill() -> None:
 def run_that_ends_with(
     error: BaseException | None, *checks: Check
 ) -> Callable[..., Coroutine[None, None, None]]:
-    result = Result("r", 1, (FIRING,), checks, Meter().result(), commits=3, planned=2)
+    result = DrillResult("r", 1, (FIRING,), checks, GoodputMeter().result(), commits=3, planned=2)
 
     async def ends(*given: object) -> None:
-        on_result = cast("Callable[[Result], None]", given[-1])
+        on_result = cast("Callable[[DrillResult], None]", given[-1])
         on_result(result)
         if error is not None:
             raise error
@@ -164,7 +164,7 @@ def test_the_report_is_written_however_the_drill_ended(
     monkeypatch.setattr(cli, "_cluster", lambda _run: None)
     monkeypatch.setattr(cli, "_stoppable", ended)
     with pytest.raises(raised):
-        run_chaos(Wanted(report=tmp_path / "report.json", as_json=True))
+        run_chaos(ChaosOptions(report=tmp_path / "report.json", as_json=True))
     told = json.loads((tmp_path / "report.json").read_text())
     assert (told["ok"], told["fired"], told["planned"]) == (False, 1, 2)
     assert told["faults"][0]["proof"] == FIRING.proof
@@ -180,7 +180,7 @@ def test_a_hangup_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cli, "_chaos", drill)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        asyncio.run(cli._stoppable(Wanted(), LocalSettings(), None, lambda _: None))
+        asyncio.run(cli._stoppable(ChaosOptions(), LocalSettings(), None, lambda _: None))
     finally:
         signal.signal(signal.SIGHUP, before)
     assert seen == [signal.SIG_IGN]
@@ -192,13 +192,13 @@ def test_a_report_that_cannot_be_written_fails_a_drill_and_its_verdict_is_still_
     monkeypatch.setattr(cli, "_cluster", lambda _run: None)
     monkeypatch.setattr(cli, "_stoppable", run_that_ends_with(None, Check("a", ok=True, detail="")))
     with pytest.raises(HistoryBroken, match="cannot be written"):
-        run_chaos(Wanted(report=tmp_path / "no" / "report.json", as_json=True))
+        run_chaos(ChaosOptions(report=tmp_path / "no" / "report.json", as_json=True))
     assert '"the report is written"' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wanted", [Wanted(), Wanted(heal=True)])
+@pytest.mark.parametrize("wanted", [ChaosOptions(), ChaosOptions(heal=True)])
 def test_beside_a_drill_nothing_is_struck_and_nothing_healed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Wanted
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: ChaosOptions
 ) -> None:
     async def touched(_run: object) -> list[str]:
         pytest.fail("a cluster was touched that another drill has")
@@ -206,7 +206,7 @@ def test_beside_a_drill_nothing_is_struck_and_nothing_healed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_cluster", lambda _run: RunningCluster("r", 1, "nats://x"))
     monkeypatch.setattr(cli, "heal_first", touched)
-    monkeypatch.setattr(heal, "_allowed", touched)
+    monkeypatch.setattr(healing, "undo_by_command", touched)
     with RunFolder("r").drilled(), pytest.raises(RunInUse, match="drills 'r' already"):
         run_chaos(wanted)
 
@@ -220,31 +220,28 @@ async def test_a_learner_that_is_left_out_is_named(
     await ledger.create_run(bus, run_record("r", plan([LeafSpec("w", (4, 4))], 1), to_json(config)))
 
     @asynccontextmanager
-    async def heard(*_: object) -> AsyncGenerator[RemoteGround]:
-        far = RemoteGround("r", bus, config)
-        far._kinds, far.unheard = {"a": "learner"}, ["b", "c"]
+    async def heard(*_: object) -> AsyncGenerator[RemoteRun]:
+        far = RemoteRun("r", bus, config)
+        far.present, far.unheard = {"a": "learner"}, ["b", "c"]
         yield far
 
     monkeypatch.setattr(cli, "bus_from", lambda *_: bus)
     monkeypatch.setattr(cli, "remote", heard)
     monkeypatch.setattr(lease, "RENEW_S", 0.01)
-    monkeypatch.setattr(Drill, "run", lambda _: asyncio.sleep(0))
-    await cli._chaos(Wanted(run="r", as_json=True), LocalSettings(), None, lambda _: None)
+    monkeypatch.setattr(FaultDrill, "run", lambda _: asyncio.sleep(0))
+    await cli._chaos(ChaosOptions(run="r", as_json=True), LocalSettings(), None, lambda _: None)
     assert "Nothing is heard of b, c: struck and judged are the others" in capsys.readouterr().err
 
 
 def test_a_dry_run_looks_beside_a_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-
-    async def drilled(_wanted: Wanted, _local: object, cluster: RunningCluster, *_: object) -> None:
-        looked.append(cluster.run)
+    def connected(*_: object) -> None:
+        raise BrokerUnavailable(NOBODY)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_cluster", lambda _run: RunningCluster("r", 1, "nats://x"))
-    monkeypatch.setattr(cli, "_drilled", drilled)
-    with RunFolder("r").drilled():
-        run_chaos(Wanted(dry_run=True))
-    assert looked == ["r"]
+    monkeypatch.setattr(cli, "bus_from", connected)
+    with RunFolder("r").drilled(), pytest.raises(BrokerUnavailable):
+        run_chaos(ChaosOptions(dry_run=True))
 
 
 @pytest.mark.parametrize("cause", [FileNotFoundError(), ConnectionRefusedError()])
@@ -254,8 +251,8 @@ async def test_who_is_not_there_takes_no_orders(
     async def refused(*_: object) -> object:
         raise ControlError(NOBODY) from cause
 
-    monkeypatch.setattr(heal, "ask", refused)
-    assert await heal.heal_first("r") == []
+    monkeypatch.setattr(healing, "ask", refused)
+    assert await healing.heal_first("r") == []
 
 
 async def test_who_is_only_too_slow_is_not_taken_for_a_cluster_without_faults(
@@ -264,6 +261,6 @@ async def test_who_is_only_too_slow_is_not_taken_for_a_cluster_without_faults(
     async def late(*_: object) -> object:
         raise ControlError(NOBODY) from TimeoutError()
 
-    monkeypatch.setattr(heal, "ask", late)
+    monkeypatch.setattr(healing, "ask", late)
     with pytest.raises(ControlError):
-        await heal.heal_first("r")
+        await healing.heal_first("r")

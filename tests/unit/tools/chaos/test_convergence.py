@@ -15,8 +15,8 @@ from skerry.log import ledger, presence, recovery
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit
-from skerry_tools.chaos.convergence import Check, Convergence
-from skerry_tools.chaos.witness import Witness
+from skerry_tools.chaos.checks import Check, CommitCheck
+from skerry_tools.chaos.convergence import Convergence
 from tests.support.builders import checkpoint_record, commit, consumed, run_record, syncer_pulse
 
 RUN = "r"
@@ -150,18 +150,18 @@ async def test_in_a_finished_run_nobody_has_anything_left_to_do() -> None:
     assert all(check.ok for check in (await judged(bus, LONG_S)).values())
 
 
-async def test_a_witness_misses_what_is_gone_or_has_changed() -> None:
+async def test_the_commit_check_misses_what_is_gone_or_has_changed() -> None:
     bus = await connected()
-    witness = Witness(bus, RUN)
-    watching = asyncio.create_task(witness.watch(0))
+    commits = CommitCheck(bus, RUN)
+    watching = asyncio.create_task(commits.watch(0))
     await recovery.append_commit(bus, merged(1, "a"))
     await recovery.append_commit(bus, merged(2, "a"))
     async with asyncio.timeout(LONG_S):
-        while len(witness.seen) < 2:  # noqa: ASYNC110 - a follower sends no event
+        while len(commits.seen) < 2:  # noqa: ASYNC110 - a follower sends no event
             await asyncio.sleep(0.001)
     watching.cancel()
-    assert await witness.lost() == []
-    first, second = witness.seen
-    witness.seen[second] = b"something else"
-    witness.seen[second + 7] = witness.seen[first]
-    assert await witness.lost() == [second, second + 7]
+    assert await commits.lost() == []
+    first, second = commits.seen
+    commits.seen[second] = b"something else"
+    commits.seen[second + 7] = commits.seen[first]
+    assert await commits.lost() == [second, second + 7]

@@ -18,7 +18,7 @@ import pytest
 
 from skerry.cli.cluster import clock
 from skerry.cli.cluster.faults import FaultControl
-from skerry.cli.cluster.processes import TABLE, ProcessTable
+from skerry.cli.cluster.processes import TABLE, ProcessEntry, ProcessTable
 from skerry.cli.cluster.proxy import Proxy
 from skerry.cli.cluster.supervisor import Supervisor
 from skerry.errors import ConfigError, SkerryError
@@ -27,11 +27,19 @@ from skerry.log.streams import specs
 from skerry.service.control import CONTROL, listening
 from skerry.tasks import TaskGroup
 from skerry_tools.chaos import healing, messages
-from skerry_tools.chaos.actions import action_of
+from skerry_tools.chaos.drilled import (
+    Injected,
+    Injection,
+    NotFired,
+    able,
+    refuse,
+    refuse_targets,
+    running,
+)
 from skerry_tools.chaos.engine import Engine, Firing
-from skerry_tools.chaos.ground import NotFired, able, refuse, refuse_targets
 from skerry_tools.chaos.healing import Healing, Undone, heal, undo
-from skerry_tools.chaos.local import LocalGround
+from skerry_tools.chaos.hostile import MESSAGES
+from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
 
 RUN = "r"
@@ -56,10 +64,10 @@ def stop(pid: int) -> None:
 
 
 @dataclass(slots=True)
-class Site:
+class EngineSite:
     """A run folder with processes in it, and a supervisor that only kills."""
 
-    ground: LocalGround
+    ground: LocalRun
     table: ProcessTable
     proxy: Proxy
     processes: dict[str, asyncio.subprocess.Process] = field(
@@ -70,6 +78,9 @@ class Site:
     @property
     def routes(self) -> FaultControl:
         return FaultControl(Supervisor([], lambda _event: None), proxy=self.proxy)
+
+    def entry(self, name: str) -> ProcessEntry:
+        return running(self.ground.entries(), name)
 
     async def start(self, name: str, code: str = IDLE, *arguments: str) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -91,15 +102,15 @@ class Site:
         made = Engine(plan, self.ground, lambda firing, over: self.firings.append((firing, over)))
         async with asyncio.timeout(60):
             await made.run()
-        return made.history
+        return list(made.history)
 
 
 @asynccontextmanager
-async def site(folder: Path) -> AsyncGenerator[Site]:
+async def site(folder: Path) -> AsyncGenerator[EngineSite]:
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
-    held = Site(
-        LocalGround(RUN, folder, bus, proxied=True),
+    held = EngineSite(
+        LocalRun(RUN, folder, bus, proxied=True),
         ProcessTable(folder / TABLE),
         Proxy("127.0.0.1", 1),
     )
@@ -116,6 +127,12 @@ async def site(folder: Path) -> AsyncGenerator[Site]:
                     await process.wait()
 
 
+def injected(ground: LocalRun, kind: Kind, amount: float = 0.0) -> Injected:
+    """Return a fault of ``learner-1``."""
+    fault = Fault(0.0, kind, "learner-1", amount=amount)
+    return ground.inject(Injection.of(fault, "learner-1", "seed"))
+
+
 async def test_a_killed_process_is_gone(tmp_path: Path) -> None:
     async with site(tmp_path) as held:
         (firing,) = await held.run(Fault(0.0, Kind.KILL, "learner-1"))
@@ -128,7 +145,7 @@ async def test_a_paused_process_is_stopped_and_then_resumed(tmp_path: Path) -> N
     async with site(tmp_path) as held:
         (firing,) = await held.run(Fault(0.0, Kind.PAUSE, "syncer"))
         assert "(T)" in firing.proof
-        assert not held.ground.entry("syncer").paused
+        assert not held.entry("syncer").paused
 
 
 async def test_a_target_that_is_down_is_skipped_and_counted_as_not_fired(tmp_path: Path) -> None:
@@ -161,26 +178,21 @@ async def test_a_full_disk_shows_itself_by_a_refused_write(tmp_path: Path) -> No
 async def test_a_partition_shows_itself_by_what_stalls(tmp_path: Path) -> None:
     async with site(tmp_path) as held, held.proxy.serving({"learner-1": "127.0.0.1"}):
         ground = held.ground
-        action = action_of(Fault(0.0, Kind.PARTITION, "learner-1"), "learner-1", ground, "seed")
-        await action.begin()
-        assert not await action.proof()
-        _, writer = await asyncio.open_connection("127.0.0.1", held.proxy.ports["learner-1"])
-        async with asyncio.timeout(30):
-            while not await action.proof():  # noqa: ASYNC110 - counters send no event
-                await asyncio.sleep(0.01)
-        assert "connections kept out" in await action.proof()
-        await action.end()
-        assert (await ground.route("learner-1"))["cut"] == "none"
+        async with injected(ground, Kind.PARTITION) as proof:
+            assert not await proof()
+            _, writer = await asyncio.open_connection("127.0.0.1", held.proxy.ports["learner-1"])
+            async with asyncio.timeout(30):
+                while not await proof():  # noqa: ASYNC110 - counters send no event
+                    await asyncio.sleep(0.01)
+            assert "connections kept out" in await proof()
+        assert (await ground.routes())["learner-1"]["cut"] == "none"
         writer.close()
 
 
 async def test_a_clock_that_was_moved_is_put_right(tmp_path: Path) -> None:
     async with site(tmp_path) as held:
-        fault = Fault(0.0, Kind.CLOCK_JUMP, "learner-1", amount=-30.0)
-        action = action_of(fault, "learner-1", held.ground, "seed")
-        await action.begin()
-        assert float(clock.file_of(tmp_path, "learner-1").read_text()) == -30.0
-        await action.end()
+        async with injected(held.ground, Kind.CLOCK_JUMP, -30.0):
+            assert float(clock.file_of(tmp_path, "learner-1").read_text()) == -30.0
         assert float(clock.file_of(tmp_path, "learner-1").read_text()) == 0.0
 
 
@@ -188,12 +200,12 @@ async def test_an_interrupted_drill_resumes_what_it_has_paused(tmp_path: Path) -
     async with site(tmp_path) as held:
         task = asyncio.create_task(held.run(Fault(0.0, Kind.PAUSE, "syncer", 3600.0)))
         async with asyncio.timeout(30):
-            while not held.ground.entry("syncer").paused:  # noqa: ASYNC110
+            while not held.entry("syncer").paused:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # another process's state sends us no event
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not held.ground.entry("syncer").paused
+        assert not held.entry("syncer").paused
 
 
 async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None:
@@ -204,7 +216,7 @@ async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None
         )
         clock.move(tmp_path, "learner-1", 99.0)
         await heal(held.ground, set(KINDS))
-        assert not held.ground.entry("syncer").paused
+        assert not held.entry("syncer").paused
         limit = resource.prlimit(held.processes["broker"].pid, resource.RLIMIT_FSIZE)
         assert limit == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         assert float(clock.file_of(tmp_path, "learner-1").read_text()) == 0.0
@@ -223,7 +235,7 @@ async def test_healing_tells_what_it_undid_and_nothing_where_there_is_nothing(
         broker = held.processes["broker"].pid
         resource.prlimit(broker, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         clock.move(tmp_path, "learner-1", 99.0)
-        await held.ground.shape("learner-2", cut="blackhole")
+        await held.ground.control(op="set", route="learner-2", cut="blackhole")
         told = await undo(tmp_path)
         assert set(told.undone) == {
             Undone("network", "learner-2"),
@@ -231,7 +243,7 @@ async def test_healing_tells_what_it_undid_and_nothing_where_there_is_nothing(
             Undone("pause", "syncer"),
             Undone("disk_full", "broker"),
         }
-        assert (await held.ground.route("learner-2"))["cut"] == "none"
+        assert (await held.ground.routes())["learner-2"]["cut"] == "none"
         assert await undo(tmp_path) == Healing()
 
 
@@ -258,14 +270,14 @@ async def test_healing_names_who_does_not_come_back(
             await heal(held.ground, {*KINDS, "ghost"})
 
 
-def bare(folder: Path, bus: MemoryBus) -> LocalGround:
+def bare(folder: Path, bus: MemoryBus) -> LocalRun:
     """Return a cluster of this very process, without proxy, clocks or a broker of its own."""
     table = ProcessTable(folder / TABLE)
     table._kept = True
     for name, kind in KINDS.items():
         if kind != "broker":
             table.started(name, kind, os.getpid())
-    return LocalGround(RUN, folder, bus)
+    return LocalRun(RUN, folder, bus)
 
 
 @pytest.mark.parametrize(
@@ -291,10 +303,7 @@ def test_what_cannot_be_done_here_is_refused_with_the_fix(
 
 def test_what_can_be_done_without_help_is_offered(tmp_path: Path) -> None:
     ground = bare(tmp_path, MemoryBroker().connect())
-    offered = able(ground)
-    assert set(offered) == {
-        Kind.KILL, Kind.PAUSE, Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER
-    }  # fmt: skip
+    assert set(able(ground)) == {Kind.KILL, Kind.PAUSE, *MESSAGES}
 
 
 def test_a_target_that_is_nothing_here_is_refused_with_what_there_is(tmp_path: Path) -> None:
@@ -315,14 +324,13 @@ def test_another_users_processes_cannot_be_struck(
     assert able(ground) == ()
 
 
-async def corrupted(ground: LocalGround, kind: Kind) -> list[bytes]:
+async def corrupted(ground: LocalRun, kind: Kind) -> list[bytes]:
     """Publish four contributions of a learner, let the fault strike; return what came after."""
     subject = f"skerry.{RUN}.contrib.0.learner-1"
     for number in range(4):
         await ground.bus.publish(subject, bytes([number]) * 8, msg_id=str(number))
-    action = action_of(Fault(0.0, kind, "learner-1", amount=1.0), "learner-1", ground, "seed")
-    await action.begin()
-    assert "4 stored" in await action.proof()
+    async with injected(ground, kind, 1.0) as proof:
+        assert "4 stored" in await proof()
     stream = f"SKERRY_{RUN}_CONTRIB"
     found = [await ground.bus.get(stream, sequence) for sequence in range(5, 9)]
     return [record.payload for record in found if record is not None]
@@ -351,25 +359,22 @@ async def test_a_log_without_contributions_has_nothing_to_repeat(
 ) -> None:
     monkeypatch.setattr(messages, "PATIENCE_S", 0.01)
     async with site(tmp_path) as held:
-        fault = Fault(0.0, Kind.DUPLICATE, "learner-1", amount=0.5)
-        action = action_of(fault, "learner-1", held.ground, "seed")
         with pytest.raises(NotFired, match="no contribution of learner-1"):
-            await action.begin()
+            await injected(held.ground, Kind.DUPLICATE, 0.5).__aenter__()
 
 
 async def test_a_learner_that_has_just_begun_is_struck_at_its_first_contribution(
     tmp_path: Path,
 ) -> None:
     async with site(tmp_path) as held:
-        fault = Fault(0.0, Kind.DUPLICATE, "learner-1", amount=0.5)
-        action = action_of(fault, "learner-1", held.ground, "seed")
+        fault = injected(held.ground, Kind.DUPLICATE, 0.5)
         root = f"skerry.{RUN}.contrib"
         async with asyncio.timeout(10), TaskGroup() as group:
-            group.create_task(action.begin())
+            begun = group.create_task(fault.__aenter__())
             for subject in ("0.learner-2", "start.learner-1", "0.learner-1"):
                 await asyncio.sleep(0)
                 await held.ground.bus.publish(f"{root}.{subject}", subject.encode())
-        assert await action.proof() == "1 stored, from sequence 4 of CONTRIB"
+        assert await begun.result()() == "1 stored, from sequence 4 of CONTRIB"
         copy = await held.ground.bus.get(f"SKERRY_{RUN}_CONTRIB", 4)
         assert copy is not None
         assert copy.payload == b"0.learner-1"

@@ -11,7 +11,7 @@ import pytest
 
 from skerry.cli.cluster.processes import ProcessEntry, since_boot_s
 from skerry.protocol.messages import Commit, Pulse
-from skerry_tools.chaos.meter import Meter, Phase
+from skerry_tools.chaos.meter import GoodputMeter, Phase
 from tests.support.builders import commit, progress, pulse
 
 
@@ -30,7 +30,7 @@ def entry(name: str = "a", kind: str = "learner", *, alive: bool = True) -> Proc
 
 
 def test_faults_that_cost_nothing_but_learners_leave_goodput_at_one() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.observe(beat(5.0))
     meter.enter(Phase.QUIET)
     meter.sample([entry("a"), entry("b")], 10.0)
@@ -46,7 +46,7 @@ def test_faults_that_cost_nothing_but_learners_leave_goodput_at_one() -> None:
 
 
 def test_steps_that_replay_what_a_kill_took_are_no_useful_time_a_second_time() -> None:
-    meter = Meter(phase=Phase.FAULTS)
+    meter = GoodputMeter(phase=Phase.FAULTS)
     meter.sample([entry()], 10.0)
     meter.observe(replace(beat(2.0), replay_s=3.0))
     meter.observe(replace(beat(4.0), replay_s=4.0))
@@ -56,7 +56,7 @@ def test_steps_that_replay_what_a_kill_took_are_no_useful_time_a_second_time() -
 
 
 def test_tokens_are_those_that_commits_have_counted_over_all_fragments() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.merged(merged(0, a=1000, b=500), 2)
     meter.merged(merged(1, a=900), 2)
     meter.enter(Phase.QUIET)
@@ -73,13 +73,13 @@ def test_tokens_are_those_that_commits_have_counted_over_all_fragments() -> None
 
 
 def test_what_was_merged_before_it_looked_is_not_counted() -> None:
-    meter = Meter(phase=Phase.QUIET)
+    meter = GoodputMeter(phase=Phase.QUIET)
     meter.merged(merged(0, a=1000), 1)
-    assert meter.sums[Phase.QUIET].tokens == 0
+    assert meter.totals[Phase.QUIET].tokens == 0
 
 
 def test_the_time_that_a_restart_takes_is_time_that_the_learner_had() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.enter(Phase.QUIET)
     meter.sample([entry()], 10.0)
     meter.observe(beat(10.0))
@@ -90,7 +90,7 @@ def test_the_time_that_a_restart_takes_is_time_that_the_learner_had() -> None:
 
 
 def test_only_learners_have_time() -> None:
-    meter = Meter(phase=Phase.FAULTS)
+    meter = GoodputMeter(phase=Phase.FAULTS)
     meter.sample([entry("s", "syncer"), entry("broker", "broker")], 10.0)
     assert meter.result().up_s == 0.0
 
@@ -104,22 +104,22 @@ class Stopped(ProcessEntry):
 
 
 def test_a_paused_learner_has_no_time() -> None:
-    meter = Meter(phase=Phase.FAULTS)
+    meter = GoodputMeter(phase=Phase.FAULTS)
     held = entry()
     meter.sample([Stopped(held.name, held.kind, held.pid, 0, held.since_boot_s)], 10.0)
     assert meter.result().up_s == 0.0
 
 
 def test_the_first_pulse_of_an_incarnation_counts_whole_and_a_repeated_one_not() -> None:
-    meter = Meter(phase=Phase.FAULTS)
+    meter = GoodputMeter(phase=Phase.FAULTS)
     meter.observe(beat(3.0))
     meter.observe(beat(3.0))
     meter.observe(beat(1.0, incarnation=2))
-    assert meter.sums[Phase.FAULTS].busy_s == pytest.approx(4.0)
+    assert meter.totals[Phase.FAULTS].busy_s == pytest.approx(4.0)
 
 
 def test_losses_are_those_before_the_faults_and_at_the_end() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.observe(beat(1.0, loss=4.0))
     meter.enter(Phase.FAULTS)
     meter.observe(beat(2.0, loss=1.0))
@@ -129,4 +129,4 @@ def test_losses_are_those_before_the_faults_and_at_the_end() -> None:
 
 
 def test_nothing_measured_is_zero_and_no_error() -> None:
-    assert Meter().result().goodput == 0.0
+    assert GoodputMeter().result().goodput == 0.0

@@ -18,11 +18,11 @@ from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
 from skerry.tasks import TaskGroup
 from skerry_tools.chaos import healing
 from skerry_tools.chaos import remote as remotes
-from skerry_tools.chaos.ground import Absent, able, refuse
-from skerry_tools.chaos.messages import Messages
+from skerry_tools.chaos.checks import LivenessCheck
+from skerry_tools.chaos.drilled import Absent, Injection, able, refuse, running
+from skerry_tools.chaos.hostile import MESSAGES
 from skerry_tools.chaos.plan import BROKER, BROKER_KINDS, Fault, FaultPlan, Kind
-from skerry_tools.chaos.remote import RemoteGround, remote
-from skerry_tools.chaos.survivors import Survivors
+from skerry_tools.chaos.remote import RemoteRun, remote
 from tests.support.builders import pulse, syncer_pulse
 
 RUN = "r"
@@ -60,7 +60,7 @@ async def say(bus: MemoryBus) -> None:
 
 
 @asynccontextmanager
-async def at_work(bus: MemoryBus) -> AsyncGenerator[tuple[RemoteGround, asyncio.Task[None]]]:
+async def at_work(bus: MemoryBus) -> AsyncGenerator[tuple[RemoteRun, asyncio.Task[None]]]:
     async with TaskGroup() as group:
         saying = group.create_task(say(bus))
         await asyncio.sleep(0.05)
@@ -78,8 +78,8 @@ async def test_who_is_heard_takes_part_and_who_has_only_left_a_last_word_does_no
             "a": "incarnation 2",
             "s": "host/2",
         }
-        with pytest.raises(Absent, match="nothing is heard of gone"):
-            ground.entry("gone")
+        with pytest.raises(Absent, match="gone is down already"):
+            running(ground.entries(), "gone")
 
 
 async def test_who_falls_silent_is_down_and_still_has_to_come_back(
@@ -87,7 +87,7 @@ async def test_who_falls_silent_is_down_and_still_has_to_come_back(
 ) -> None:
     monkeypatch.setattr(remotes, "SILENT_S", 0.2)
     async with at_work(bus) as (ground, saying):
-        assert ground.entry("a").alive
+        assert ground.entries()["a"].alive
         saying.cancel()
         async with asyncio.timeout(10):
             while ground.entries()["a"].alive:  # noqa: ASYNC110 - silence is no event
@@ -111,16 +111,16 @@ async def test_who_was_gone_before_the_drill_is_not_said_to_have_ended_in_it(
 ) -> None:
     monkeypatch.setattr(remotes, "SILENT_S", 1.0)
     async with at_work(bus) as (ground, saying):
-        survivors = Survivors(ground, ground.kinds())
-        await survivors.note()
-        assert [(check.name, check.ok, check.detail) for check in await survivors.checks(5.0)] == [
+        liveness = LivenessCheck(ground, ground.kinds())
+        await liveness.note()
+        assert [(check.name, check.ok, check.detail) for check in await liveness.checks(5.0)] == [
             ("a runs", True, "incarnation 2"),
             ("s runs", True, "host/2"),
         ]
-        assert not await survivors.stayed()
+        assert await liveness.ended() == []
         saying.cancel()
         await presence.publish_pulse(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
-        assert await survivors.stayed() == "a, s"
+        assert await liveness.ended() == ["a", "s"]
 
 
 async def test_whose_last_word_is_still_fresh_has_not_come_back_nor_runs_nor_stayed(
@@ -129,21 +129,21 @@ async def test_whose_last_word_is_still_fresh_has_not_come_back_nor_runs_nor_sta
     monkeypatch.setattr(remotes, "SILENT_S", 1.0)
     monkeypatch.setattr(healing, "BACK_S", 0.1)
     async with at_work(bus) as (ground, saying):
-        survivors = Survivors(ground, ground.kinds())
+        liveness = LivenessCheck(ground, ground.kinds())
         await healing.heal(ground, set(ground.kinds()))
-        assert all(check.ok for check in await survivors.checks(5.0))
+        assert all(check.ok for check in await liveness.checks(5.0))
         saying.cancel()
         with pytest.raises(SkerryError, match=r"a, s did not come back"):
             await healing.heal(ground, set(ground.kinds()))
     async with at_work(bus) as (ground, saying):
         saying.cancel()
-        told = await Survivors(ground, ground.kinds()).checks(0.0)
+        told = await LivenessCheck(ground, ground.kinds()).checks(0.0)
         assert [(check.name, check.ok) for check in told] == [("a runs", False), ("s runs", False)]
     async with at_work(bus) as (ground, saying):
-        survivors = Survivors(ground, ground.kinds())
-        await survivors.checks(5.0)
+        liveness = LivenessCheck(ground, ground.kinds())
+        await liveness.checks(5.0)
         saying.cancel()
-        assert await survivors.stayed() == "a, s"
+        assert await liveness.ended() == ["a", "s"]
 
 
 async def test_a_run_on_which_nobody_works_is_refused(bus: MemoryBus) -> None:
@@ -195,11 +195,11 @@ async def test_a_run_on_which_no_learner_works_is_refused(bus: MemoryBus) -> Non
 
 
 def test_only_messages_can_be_struck_and_any_other_kind_is_refused_with_the_reason() -> None:
-    ground = RemoteGround(RUN, MemoryBroker().connect(), CONFIG)
-    assert set(able(ground)) == {Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER}
+    ground = RemoteRun(RUN, MemoryBroker().connect(), CONFIG)
+    assert set(able(ground)) == set(MESSAGES)
     for kind in set(Kind) - set(able(ground)):
         target = BROKER if kind in BROKER_KINDS else "a"
-        words = "corrupt, duplicate, reorder only|simulation only"
+        words = "corrupt, duplicate, reorder, .* only|simulation only"
         with pytest.raises(ConfigError, match=words):
             refuse(FaultPlan(0, (Fault(0.0, kind, target),)), ground)
 
@@ -209,8 +209,7 @@ async def test_a_fault_of_messages_is_the_same_as_on_a_cluster_of_this_machine(
 ) -> None:
     async with at_work(bus) as (ground, _):
         await bus.publish(f"skerry.{RUN}.contrib.0.a", b"12345678", msg_id="1")
-        action = ground.action(Fault(0.0, Kind.DUPLICATE, "a", amount=1.0), "a", "seed")
-        assert isinstance(action, Messages)
-        await action.begin()
-        assert await action.proof() == "1 stored, from sequence 2 of CONTRIB"
+        fault = Fault(0.0, Kind.DUPLICATE, "a", amount=1.0)
+        async with ground.inject(Injection.of(fault, "a", "seed")) as proof:
+            assert await proof() == "1 stored, from sequence 2 of CONTRIB"
         assert await ground.undo() == []

@@ -1,0 +1,150 @@
+"""Hostile messages: each is stored as an attacker would send it, and under no other name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.merge import slice_norms
+from skerry.cli.cluster.processes import ProcessEntry
+from skerry.errors import ConfigError
+from skerry.log import ledger, presence
+from skerry.log.base import MSG_ID
+from skerry.log.contributions import Contribution, Inbox, Sender
+from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.streams import specs
+from skerry.protocol.codec import encode_vector
+from skerry.protocol.subjects import Subjects
+from skerry_tools.chaos import hostile
+from skerry_tools.chaos.drilled import Injection, NotFired
+from skerry_tools.chaos.hostile import FAR_STEP, INTRUDER, MESSAGES, MOST_TOKENS, TINY_S
+from skerry_tools.chaos.local import LocalRun
+from skerry_tools.chaos.plan import HOSTILE, Fault, FaultPlan, Kind, check, choose
+from tests.support.builders import header, pulse, run_record
+from tests.support.puppet import walk
+
+if TYPE_CHECKING:
+    from skerry.algorithm.fragments import Plan
+    from skerry.log.base import Record
+
+RUN = "r"
+NAMES = Subjects(RUN)
+SMALL = plan([LeafSpec("w", (16, 16))], 1)
+WIDE = plan([LeafSpec("w", (64, 256))], 1)
+
+
+class OneLearner(LocalRun):
+    """A run whose one service is a learner ``a``."""
+
+    def entries(self) -> dict[str, ProcessEntry]:
+        return {"a": _Alive("a", "learner", 1, 1)}
+
+
+class _Alive(ProcessEntry):
+    @property
+    def status(self) -> str:
+        return "running"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostile, "PAUSE_S", 0.0)
+    monkeypatch.setattr(hostile, "FLOOD", 20)
+
+
+async def at_work(cut: Plan = SMALL) -> MemoryBus:
+    """Return the log of a run in which learner ``a`` has trained and sent one contribution."""
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    await ledger.create_run(bus, run_record(RUN, cut))
+    await ledger.join(bus, RUN, "a", "host", 1)
+    await presence.publish_pulse(bus, pulse("a", run=RUN, contributions=1))
+    fragment = cut.fragments[0]
+    norms = slice_norms(fragment, walk(fragment, 1))
+    chunks = encode_vector("int4", np.ones(fragment.padded_size, np.float32), 2048)
+    await Sender(bus, RUN, cut).send(header(1, norms=norms), chunks)
+    return bus
+
+
+async def struck(bus: MemoryBus, kind: Kind, stream: str) -> list[Record]:
+    """Inject the fault; return what it stored in a stream."""
+    held = {info.name: info.last_seq for info in await bus.streams()}
+    last = held[f"SKERRY_{RUN}_{stream}"]
+    fault = Injection.of(Fault(0.0, kind, "a"), "a", "seed")
+    async with OneLearner(RUN, Path(), bus).inject(fault) as proof:
+        assert " stored, from sequence " in await proof()
+    held = {info.name: info.last_seq for info in await bus.streams()}
+    found = [
+        await bus.get(f"SKERRY_{RUN}_{stream}", sequence)
+        for sequence in range(last + 1, held[f"SKERRY_{RUN}_{stream}"] + 1)
+    ]
+    return [record for record in found if record is not None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "step_time_s"),
+    [(Kind.PULSE_TINY_STEP_TIME, 8, TINY_S), (Kind.PULSE_FAR_STEP, FAR_STEP, 0.1)],
+)
+async def test_a_pulse_that_cannot_be_goes_out_between_the_learners_own(
+    kind: Kind, step: int, step_time_s: float
+) -> None:
+    bus = await at_work()
+    await struck(bus, kind, "PULSE")
+    sent = await presence.last_pulse(bus, RUN, "a")
+    assert sent == pulse("a", run=RUN, contributions=1, step=step, steps=8, step_time_s=step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "tokens"),
+    [(Kind.TOKENS_2_64, 2, MOST_TOKENS), (Kind.CONTRIB_FLOOD, 20, 1000)],
+)
+async def test_whole_contributions_come_from_a_learner_that_has_joined(
+    kind: Kind, number: int, tokens: int
+) -> None:
+    bus, inbox = await at_work(), Inbox(RUN, SMALL)
+    found = [inbox.feed(record) for record in await struck(bus, kind, "CONTRIB")]
+    whole = [got.header for got in found if isinstance(got, Contribution)]
+    assert [(h.learner, h.identity, h.tokens) for h in whole] == [
+        (INTRUDER, identity, tokens) for identity in range(1, number + 1)
+    ]
+    assert all(h.cursor_from == 10 * (h.identity - 1) for h in whole)
+    assert (await ledger.members(bus, RUN))[INTRUDER].incarnation == 1
+
+
+async def test_a_contribution_of_several_chunks_is_not_forged() -> None:
+    with pytest.raises(NotFired, match="more chunks than one"):
+        await struck(await at_work(WIDE), Kind.CONTRIB_FLOOD, "CONTRIB")
+
+
+async def test_empty_messages_look_like_the_brokers_statuses() -> None:
+    records = await struck(await at_work(), Kind.STATUS_HEADER, "CONTRIB")
+    assert [(r.subject, r.payload, r.headers) for r in records] == [
+        (NAMES.contribution(0, "a"), b"", {"Status": status}) for status in ("100", "404")
+    ]
+
+
+async def test_ids_of_the_next_contributions_are_used_up() -> None:
+    records = await struck(await at_work(), Kind.DEDUP_IDS, "CONTRIB")
+    assert [r.headers[MSG_ID] for r in records][:2] == ["a/1/0/2/0", "a/1/0/3/0"]
+    assert {r.payload for r in records} == {b""}
+
+
+async def test_junk_goes_where_a_member_would_be() -> None:
+    (record,) = await struck(await at_work(), Kind.JUNK_MEMBER, "LEDGER")
+    assert record.subject == NAMES.member(INTRUDER)
+
+
+def test_every_hostile_message_has_its_fault() -> None:
+    assert MESSAGES.keys() >= HOSTILE
+
+
+def test_only_learners_send_hostile_messages() -> None:
+    services = {"a": "learner", "s": "syncer", "broker": "broker"}
+    anyone = FaultPlan(1, (Fault(0.0, Kind.JUNK_MEMBER, "any"),))
+    assert choose(anyone, 0, services) == "a"
+    with pytest.raises(ConfigError, match="There is no 's' for the junk_member"):
+        check(FaultPlan(1, (Fault(0.0, Kind.JUNK_MEMBER, "s"),)), services)
