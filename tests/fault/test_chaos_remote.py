@@ -185,7 +185,7 @@ async def test_what_no_log_can_give_is_refused_and_nothing_is_struck(
         ids = {MSG_ID in record.headers for record in await held.contributions()}
     for refused in (kinds, planned):
         assert refused.err.startswith("error: A kill cannot be done here: over a broker's address")
-        assert "corrupt, duplicate, reorder only" in refused.err
+        assert "there are only messages (corrupt, duplicate, reorder," in refused.err
     assert other.err == (
         "error: There is no 'c' in this cluster: use any of a, b, learner, s-1, s-2, syncer.\n"
     )

@@ -12,7 +12,7 @@ kill took was counted when it was done the first time. With both summed over lea
   counts in the phase in which it is merged. Survivors that share processors with the victims are
   faster while those are gone, so the ratio may be above 1.
 
-docs/soak.md says what is not counted.
+docs/faults.md says what is not counted.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class RemoteRun:
 
     def unable(self) -> dict[Kind, str]:
         why = (
-            f"over a broker's address there are {', '.join(MESSAGES)} only, for a log tells of "
-            "services and not of their processes: for others give this command in the folder of "
+            f"over a broker's address there are only messages ({', '.join(MESSAGES)}), for a log tells"
+            " of services and not of their processes: for others give this command in the folder of "
             "their `skerry up`, without --nats"
         )
         reasons = dict.fromkeys(set(Kind) - MESSAGES.keys(), why)
