@@ -89,9 +89,9 @@ class RemoteRun:
 
     def unable(self) -> dict[Kind, str]:
         why = (
-            f"over a broker's address there are only messages ({', '.join(MESSAGES)}), for a log tells"
-            " of services and not of their processes: for others give this command in the folder of "
-            "their `skerry up`, without --nats"
+            f"over a broker's address there are only messages ({', '.join(MESSAGES)}), for a log"
+            " tells of services and not of their processes: for others give this command in the"
+            " folder of their `skerry up`, without --nats"
         )
         reasons = dict.fromkeys(set(Kind) - MESSAGES.keys(), why)
         return reasons | dict.fromkeys(SIMULATED, "it exists in the simulation only: leave it out")
