@@ -71,47 +71,32 @@ class NatsRequests:
         return await self._reads.get(stream, sequence)
 
     async def exists(self, stream: str, deadline: float) -> bool:
-        return await self._reads.leader.info(stream, deadline) is not None
+        return bool(await self._reads.leader.info(stream, deadline))
 
     async def create(self, spec: StreamSpec) -> tuple[str, ...]:
         """Create a stream, or change it in place; returns the differences that were found."""
-        config, about = config_of(spec), f"stream {spec.name}"
-        while True:
-            try:
-                found = (await self._api(f"STREAM.INFO.{spec.name}"))["config"]
-                break
-            except ApiError as e:
-                if e.err_code != nats_errors.STREAM_NOT_FOUND:
-                    raise nats_errors.translate(e, f"a look at {about}") from e
-            try:
-                await self._api(f"STREAM.CREATE.{spec.name}", config)
-            except ApiError as e:
-                if e.err_code != nats_errors.STREAM_NAME_IN_USE:
-                    raise nats_errors.translate(e, about) from e
-            else:
+        config, about, ask = config_of(spec), f"stream {spec.name}", self._connection.ask
+        while not (reply := await self._reads.leader.info(spec.name)):
+            in_use = (nats_errors.STREAM_NAME_IN_USE,)
+            if await ask(f"STREAM.CREATE.{spec.name}", config, about=about, empty_for=in_use):
                 return ()
+        found = reply["config"]
         differences = changes(spec, spec_of(found)) + hidden_changes(spec, found)
         if differences:
-            await self.ask(f"STREAM.UPDATE.{spec.name}", found | config, about)
+            await ask(f"STREAM.UPDATE.{spec.name}", found | config, about=about)
         return differences
 
     async def streams(self) -> list[StreamInfo]:
         """Return every stream of this account, asked for page by page."""
         found, total = list[dict[str, Any]](), 1
         while len(found) < total:
-            reply = await self.ask("STREAM.LIST", {"offset": len(found)}, "the list of streams")
+            body = {"offset": len(found)}
+            reply = await self._connection.ask("STREAM.LIST", body, about="the list of streams")
             page: list[dict[str, Any]] = reply.get("streams") or []
             total, found = reply["total"], found + page
             if not page:
                 break
         return [info_of(stream) for stream in found]
-
-    async def ask(self, name: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
-        """Call the JetStream API; a refusal is an error about ``what``."""
-        try:
-            return await self._api(name, body)
-        except ApiError as e:
-            raise nats_errors.translate(e, what) from e
 
     def unavailable(self, seconds: float) -> BrokerUnavailable:
         return self._connection.unavailable(seconds)
@@ -120,10 +105,6 @@ class NatsRequests:
         if self._connection.clustered:
             return nats_errors.not_agreed(self._connection.urls, subject, seconds)
         return nats_errors.not_stored(subject, seconds)
-
-    async def _api(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        deadline = asyncio.get_running_loop().time() + self._connection.options.waits_s
-        return await self._connection.api(name, body, deadline=deadline)
 
 
 class PublishWindow:
@@ -217,7 +198,7 @@ class NatsBus:
         return sorted(ours, key=lambda info: info.name)
 
     async def rooms(self) -> tuple[Room, ...]:
-        return rooms_of(await self._requests.ask("INFO", None, "how full the account is"))
+        return rooms_of(await self._connection.ask("INFO", about="how full the account is"))
 
     async def publish(
         self,

@@ -14,7 +14,7 @@ import contextlib
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Container, Generator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -30,7 +30,7 @@ from skerry.errors import BrokerUnavailable
 from skerry.log.client import ATTEMPTS_WORTH, NoAnswer, Retries
 from skerry.log.nats import errors as nats_errors
 from skerry.log.nats.errors import ApiError
-from skerry.log.nats.fast import FastClient, new_client
+from skerry.log.nats.fast import FastClient, clustered, new_client
 from skerry.log.nats.jetstream import status_of
 
 PING_INTERVAL_S = 5
@@ -220,8 +220,7 @@ class Connection:
     @property
     def clustered(self) -> bool:
         """Whether the server that we are connected to is one of a cluster."""
-        info = {} if self._session is None else self._session.client._server_info  # noqa: SLF001
-        return bool(info.get("cluster"))
+        return self._session is not None and clustered(self._session.client)
 
     async def close(self) -> None:
         """End the connection; requests that wait and followers end too."""
@@ -289,6 +288,29 @@ class Connection:
                 if refused:
                     raise nats_errors.leaderless(self.urls, now() - began, refused)
                 raise self.unavailable(now() - began)
+
+    async def ask(
+        self,
+        name: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        about: str,
+        empty_for: Container[int] = (),
+        deadline: float | None = None,
+    ) -> dict[str, Any]:
+        """Call the JetStream API; the answer is empty for an error of these codes.
+
+        Raises an error ``about`` the call for others, and BrokerUnavailable once the deadline has
+        passed, by default that of a call.
+        """
+        try:
+            if deadline is None:
+                deadline = asyncio.get_running_loop().time() + self.options.waits_s
+            return await self.api(name, body, deadline=deadline)
+        except ApiError as e:
+            if e.err_code in empty_for:
+                return {}
+            raise nats_errors.translate(e, about) from e
 
     def suspect(self) -> None:
         """Have a silent server looked at: one that hangs is left for another of its cluster.

@@ -274,7 +274,8 @@ class LeanParser(Parser):
         del buf[: size + 2]
         self._words = []
         reply = rest[0] if rest else b""
-        await self.nc._process_msg(int(sid), subject, reply, payload, header)  # noqa: SLF001
+        client: Any = self.nc
+        await client._process_msg(int(sid), subject, reply, payload, header)  # noqa: SLF001
         return True
 
 
@@ -314,6 +315,11 @@ class FastClient(Client):
         """Cut the connection to a server that hangs, without waiting for what is unsent."""
         if isinstance(self._transport, WideTransport):
             self._transport.abort()
+
+
+def clustered(client: Client) -> bool:
+    """Return True if the server that a client is connected to is one of a cluster."""
+    return bool(client._server_info.get("cluster"))  # noqa: SLF001
 
 
 def new_client(urls: str) -> Client:

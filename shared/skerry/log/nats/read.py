@@ -25,7 +25,6 @@ from skerry.log.base import Deliver
 from skerry.log.client import Cursor, NoAnswer, Retries, one_by_one
 from skerry.log.nats import errors as nats_errors
 from skerry.log.nats.connection import NatsInbox, cancellable
-from skerry.log.nats.errors import ApiError
 from skerry.log.nats.follow import FAILURES, Puller
 from skerry.log.nats.jetstream import direct_record, leader_record, status_of
 from skerry.log.streams import stream_of
@@ -58,14 +57,14 @@ class Leader:
         """Note that a publish of this client was stored under that sequence."""
         self._acknowledged[stream] = max(sequence, self._acknowledged.get(stream, 0))
 
-    async def info(self, stream: str, deadline: float) -> dict[str, Any] | None:
-        """Return settings and state of a stream, or None if there is no such stream."""
-        try:
-            return await self._connection.api(f"STREAM.INFO.{stream}", deadline=deadline)
-        except ApiError as e:
-            if e.err_code == nats_errors.STREAM_NOT_FOUND:
-                return None
-            raise nats_errors.translate(e, f"a look at stream {stream}") from e
+    async def info(self, stream: str, deadline: float | None = None) -> dict[str, Any]:
+        """Return settings and state of a stream; empty if there is no such stream."""
+        return await self._connection.ask(
+            f"STREAM.INFO.{stream}",
+            about=f"a look at stream {stream}",
+            empty_for=(nats_errors.STREAM_NOT_FOUND,),
+            deadline=deadline,
+        )
 
     async def newest(self, stream: str, deadline: float) -> int | None:
         """Return the last sequence of a stream once that is all this client was acknowledged.
@@ -76,7 +75,7 @@ class Leader:
         goal = self._acknowledged.get(stream, 0)
         last_look = deadline - self._connection.options.request_timeout_s  # which takes time too
         retries = Retries(last_look)
-        while (info := await self.info(stream, deadline)) is not None:
+        while info := await self.info(stream, deadline):
             last: int = info["state"]["last_seq"]
             if last >= goal or info["config"]["storage"] == "memory":
                 return last
@@ -86,14 +85,14 @@ class Leader:
 
     async def record(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
         """Return one message, or None."""
-        try:
-            name = f"STREAM.MSG.GET.{stream}"
-            reply = await self._connection.api(name, wanted, deadline=deadline)
-        except ApiError as e:
-            if e.err_code in nats_errors.NOT_THERE:
-                return None
-            raise nats_errors.translate(e, f"a read of stream {stream}") from e
-        return leader_record(reply["message"])
+        reply = await self._connection.ask(
+            f"STREAM.MSG.GET.{stream}",
+            wanted,
+            about=f"a read of stream {stream}",
+            empty_for=nats_errors.NOT_THERE,
+            deadline=deadline,
+        )
+        return leader_record(reply["message"]) if reply else None
 
     async def subjects(self, stream: str, pattern: str, deadline: float) -> list[str]:
         """List the subjects that match in a stream."""
@@ -193,7 +192,7 @@ class Reads:
             self._avoid_replicas_until = _now() + AVOID_S
             return True
         deadline = retries.deadline or self._deadline()
-        if not failed.sent and await self.leader.info(stream, deadline) is None:
+        if not failed.sent and not await self.leader.info(stream, deadline):
             return True
         if not await retries.pause():
             raise self._connection.unavailable(self._connection.options.waits_s) from failed
