@@ -1,8 +1,7 @@
-"""asyncio's task group, without what Python before 3.13 gets wrong about cancellations.
+"""asyncio's task group as of Python 3.13, and calls in threads that a cancellation waits for.
 
-And a thread's work that is never left alone with what it works on.
-
-Two things end a service there that should live, or keep one alive that should end:
+Before 3.13, two faults of the group end a service that should live, or keep one alive that should
+end:
 
 - A group whose task fails while its end waits for it leaves a cancellation counted in the waiting
   task. On Python 3.11.2, Debian's, every later ``asyncio.timeout`` of that task then comes out as

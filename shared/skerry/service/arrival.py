@@ -1,4 +1,4 @@
-"""Waiting for a run that is not created yet."""
+"""Wait for a run that is not created yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the broker answers, as the bus reports it."""
+"""Measure how long the broker has been away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of metrics at one moment, before anybody decides how they are written down."""
+"""Values of metrics at one moment, in no format yet."""
 
 from __future__ import annotations
 

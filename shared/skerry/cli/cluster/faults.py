@@ -1,4 +1,4 @@
-"""What other commands may ask of a cluster over its control socket: faults, and their end.
+"""Answer commands on a cluster's control socket: inject faults, and end them.
 
 - ``{"op": "show"}``: the pids of the services, and the counters of their routes to the broker.
 - ``{"op": "kill", "name": NAME, "back_after_s": S}``: SIGKILL; started again after that time.

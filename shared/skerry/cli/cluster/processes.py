@@ -39,7 +39,7 @@ class ProcessEntry:
 
     @property
     def which(self) -> str:
-        """A few words in which its starts differ."""
+        """Words that tell two starts of it apart."""
         return f"pid {self.pid}"
 
     @property

@@ -41,6 +41,10 @@ ID_BYTES = 32
 """Room in a message for what is added to its id."""
 
 
+USUAL_PAYLOAD = 1024**2
+"""NATS's own default for max_payload: it takes every message of a run with default settings."""
+
+
 class NatsRequests:
     """One client's requests to the server, as a publisher needs them."""
 
@@ -145,8 +149,8 @@ def check_size(message: Message, limit: int) -> None:
     if size > limit:
         msg = (
             f"A message of {size} bytes on {message.subject} does not fit the broker's max_payload"
-            f" of {limit}: put `max_payload: {size}` into its config file, or lower"
-            " sync.chunk_bytes."
+            f" of {limit}: put `max_payload: {max(size, USUAL_PAYLOAD)}` into its config file, or"
+            " lower sync.chunk_bytes."
         )
         raise BrokerUnfit(msg)
 

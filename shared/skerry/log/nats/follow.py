@@ -154,7 +154,7 @@ class Puller:
             if msg is None:
                 return None
             if not msg.reply.startswith(DELIVERED):
-                if not await self._heed(msg):
+                if not await self._act_on(msg):
                     return None
                 continue
             number, record = delivery_of(msg)
@@ -165,7 +165,7 @@ class Puller:
             await self._pull()
             return record
 
-    async def _heed(self, msg: Msg) -> bool:
+    async def _act_on(self, msg: Msg) -> bool:
         """Act on a status message; False if the consumer is gone."""
         status, headers = status_of(msg), msg.headers or {}
         text = headers.get("Description", "").lower()
