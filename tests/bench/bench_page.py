@@ -232,7 +232,7 @@ async def hour(browser: Browser) -> tuple[int, float, float, int]:
                 await stage.commit(number // 3 % stage.fragments)
             if number % 100 == 0:
                 await stage.evaluate()
-            monitor.changed.set()
+            monitor.feed.changed.set()
             # One message a turn, and the browser keeps up with them.
             await asyncio.sleep(PAUSE_S)
         await page.wait_for_selector(f"#tile-rounds dd:has-text('{stage.rounds:,}')")

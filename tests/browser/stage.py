@@ -350,7 +350,7 @@ async def served(
     monitor = Monitor(stage.broker.connect(), RUN, until_finished=False, clock_s=clock_s)
     connections = Connections()
     hub, routes = page_of(monitor, connections, health or HealthSettings(), target)
-    app = application(monitor.view, RUN, routes)
+    app = application(lambda: monitor.feed.view, RUN, routes)
     listening = listen("127.0.0.1", port)
     tasks = [
         asyncio.create_task(monitor.follow()),

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from skerry.log import ledger
 from skerry.protocol.messages import CommitOrigin, LearnerPhase, RefusalCause
 from skerry.settings.models import HealthSettings
-from skerry_health_monitor.watching.timeline import MOST_ROUNDS, WRITTEN_S
+from skerry.status.timeline import MOST_ROUNDS, WRITTEN_S
 from tests.support.builders import checkpoint_record
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_what_grows_older_by_itself_is_not_told_again(show: Show, page: Page) ->
 def test_alerts_of_a_monitor_that_is_started_again_are_told(show: Show, page: Page) -> None:
     stage = Stage()
     first = show(stage)
-    first.call(first.monitor.link.heard, "disconnected", {})  # its first alert
+    first.call(first.monitor.link.on_event, "disconnected", {})  # its first alert
     first.run(stage.past(30, 1))
     page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
     page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ def test_alerts_of_a_monitor_that_is_started_again_are_told(show: Show, page: Pa
     title = page.title()
     told.evaluate("e => { e.textContent = e.said = ''; }")
     second = show(stage, port=first.port)
-    second.call(second.monitor.link.heard, "disconnected", {})
+    second.call(second.monitor.link.on_event, "disconnected", {})
     second.play()
     expect(page).not_to_have_title(title, timeout=20_000)
     expect(page).to_have_title(re.compile(r"^\(1\) "))
@@ -587,10 +587,10 @@ def test_a_broker_that_is_away_is_told_and_nobody_is_blamed(show: Show, page: Pa
     theatre.play()
     page.goto(theatre.url)
     page.wait_for_selector("#status:has-text('training')")
-    theatre.call(theatre.monitor.link.heard, "disconnected", {})
+    theatre.call(theatre.monitor.link.on_event, "disconnected", {})
     page.wait_for_selector("#status:has-text('broker away')")
     page.wait_for_selector("#alerts-now li[data-severity='critical']:has-text('learners go on')")
-    theatre.call(theatre.monitor.link.heard, "reconnected", {})
+    theatre.call(theatre.monitor.link.on_event, "reconnected", {})
     page.wait_for_selector("#status:has-text('training')")
 
 
@@ -614,7 +614,7 @@ def test_a_monitor_that_is_started_again_is_found_again(show: Show, page: Page) 
 
 def test_of_a_log_without_the_run_nothing_is_shown_as_if_it_went_on(show: Show, page: Page) -> None:
     first = show(Stage())
-    first.call(first.monitor.link.heard, "disconnected", {})
+    first.call(first.monitor.link.on_event, "disconnected", {})
     first.run(first.stage.past(30, 1))
     page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
     page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]

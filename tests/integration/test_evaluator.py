@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from skerry.cli.follow import snapshot
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.models.base import specs_of
@@ -16,6 +15,7 @@ from skerry.models.factory import build_model
 from skerry.protocol.messages import Evaluation
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
+from skerry.status.feed import read_model
 from skerry_tools.audit.log import Log
 from skerry_tools.audit.verify import verify
 from tests.support.cluster import Cluster
@@ -120,7 +120,7 @@ async def test_a_run_that_trained_is_evaluated_and_its_log_holds(
         commits = await ledger.last_commits(bus, run_id)
         said = await ledger.evaluations(bus, run_id)
         proof = await verify(bus, run_id)
-        view = await snapshot(bus, run_id)
+        view = (await read_model(bus, run_id)).view
     assert said[-1].versions == (commits[0].version, commits[1].version)
     assert said[-1].loss < 0.5 * math.log(256)
     assert said[-1].bits_per_byte == pytest.approx(said[-1].loss / math.log(2))

@@ -8,65 +8,53 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.errors import BrokerUnavailable, BusError
-from skerry.log import ledger
+from skerry.errors import BrokerUnavailable, first_cause
 from skerry.protocol.subjects import STREAM_KINDS, Subjects
 from skerry.service.shell import outlast, serve
 from skerry.service.watch import BrokerWatch
-from skerry.settings.loading import run_config_from_json
-from skerry.status.alerts import Situation, Store, alerts
+from skerry.status.alerts import StreamStore
+from skerry.status.feed import RunFeed
 from skerry.status.recent import RECENT_S
 from skerry.status.report import report
 from skerry.tasks import TaskGroup
+from skerry_health_monitor.alert_log import AlertLog
 from skerry_health_monitor.metrics.exporting import Exporting
 from skerry_health_monitor.metrics.figures import Known
 from skerry_health_monitor.metrics.prometheus import metrics_route
 from skerry_health_monitor.metrics.telling import Telling
-from skerry_health_monitor.watching.book import Book
-from skerry_health_monitor.watching.sources import Sources, Tally
-from skerry_health_monitor.watching.timeline import interval_s
-from skerry_health_monitor.watching.watch import Watch
 from skerry_health_monitor.web.faults import ClusterFaults, fault_route, read_token
 from skerry_health_monitor.web.page import routes
-from skerry_health_monitor.web.picture import Drawn, Scene, marks, picture
+from skerry_health_monitor.web.picture import Drawn, Page, marks, sections
 from skerry_health_monitor.web.server import Connections, application, serve_http
-from skerry_health_monitor.web.stream import Frame, Hub
+from skerry_health_monitor.web.stream import Hub, PageFrame
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import (
-        AsyncGenerator,
-        Awaitable,
-        Callable,
-        Collection,
-        Coroutine,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from starlette.routing import BaseRoute
 
-    from skerry.log.base import Bus, Record, Room, StreamInfo
-    from skerry.protocol.messages import Commit, MemberRecord
+    from skerry.log.base import Bus, Room, StreamInfo
     from skerry.settings.models import HealthSettings, LocalSettings
-    from skerry.status.view import RunView
+    from skerry.status.model import RunModel
     from skerry_health_monitor.metrics.sinks import Outlet
     from skerry_health_monitor.web.faults import FaultTarget
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
-
 MEASURE_S = 15.0
 
 
 class Monitor:
-    """Follows one run across broker restarts; ``tally`` counts what it has read."""
+    """Follows one run across broker restarts, judges its learners, and keeps its alerts.
+
+    ``lost`` asks the broker which learners have lost their connection, and how many seconds ago.
+    """
 
     def __init__(
         self,
@@ -77,217 +65,129 @@ class Monitor:
         link: BrokerWatch | None = None,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        self.clock_s = clock_s
-        self.bus = bus
-        self.run = run
+        self.feed = RunFeed(bus, run, clock_s=clock_s)
         self.until_finished = until_finished
         self.link = link or BrokerWatch()
-        self.tally = Tally()
-        self.watch: Watch | None = None
-        self.book = Book()
+        self.alert_log = AlertLog()
         self.streams: list[StreamInfo] = []
         self.rooms: tuple[Room, ...] = ()
-        self.brokers_stores: Callable[[], Sequence[Store]] = tuple
-        self.lost: Callable[[Collection[str]], Awaitable[Mapping[str, float]]] = nobody
+        self.brokers_stores: Callable[[], Sequence[StreamStore]] = tuple
+        self.lost: Callable[[Collection[str]], Awaitable[Mapping[str, float]]] = no_connections
         self.facts: dict[str, object] = {}
         self.may_inject = False
+        self._created_ns = 0
         self._drawn: Drawn = {}
-        self.changed = asyncio.Event()
-
-    def view(self) -> RunView | None:
-        """Return what is known of the run, None before it is in the log."""
-        return self.watch.view if self.watch is not None else None
 
     @property
     def allows_chaos(self) -> bool:
         """Whether the run says that faults may be injected into it."""
-        return self.watch is not None and self.watch.config.chaos.allow
+        return self.feed.model is not None and self.feed.model.config.chaos.allow
 
     async def follow(self) -> None:
         """Follow the run for ever, or until it is finished where that was asked for."""
-        while not await outlast(self._session, (BrokerUnavailable,)):
-            log.warning("run_begins_anew", run=self.run)
-            self.book.update([], self.clock_s())  # what held was said of another log
-
-    async def _session(self) -> bool:
-        """Follow one log of the run; True once it is over, False where another log took its place.
-
-        All that is known of a log ends with it: another one counts versions and starts from 1
-        again, and would look as if it had been read already.
-        """
-        record = await ledger.wait_run(self.bus, self.run)
-        config = run_config_from_json(record.config_json, record.skerry_version)
-        watch = Watch(record, config, self.clock_s)
-        sources = Sources(self.bus, self.run, self.tally, record.fragments, self.clock_s)
-        members, pulses, commits, checkpoint, evaluation = await asyncio.gather(
-            sources.newest_members(),
-            sources.newest_pulses(),
-            sources.newest_commits(),
-            sources.newest_checkpoint(),
-            sources.newest_evaluation(),
-        )
-        watch.know_starts(max((stored.sequence for stored, _ in members), default=0))
-        for stored, member in members:
-            watch.joined(member, stored.sequence, stored.time_ns)
-        for pulse in pulses:
-            watch.take(pulse)
-        if checkpoint is not None:
-            watch.take(checkpoint)
-        for stored, newest in commits:
-            watch.know(newest, stored.sequence, stored.time_ns)
-        if evaluation is not None:
-            watch.know_evaluation(evaluation)
-        self.watch = watch
-        async with TaskGroup() as group:
-            followers = [
-                group.create_task(loop, name=name)
-                for name, loop in self._loops(sources, watch).items()
-            ]
-            over = await self._until_over(sources, watch)
-            for task in followers:
-                task.cancel()
-        return over
-
-    async def _until_over(self, sources: Sources, watch: Watch) -> bool:
-        """Follow the run's own record; see ``_session`` for what is returned, and when."""
-        runs = sources.runs()
-        async with aclosing(runs):
-            async for _, record in runs:
-                if record.created_ns != watch.record.created_ns:
-                    return False
-                watch.take(record)
-                self.changed.set()
-                if self.until_finished and watch.view.finished:
-                    return True
-        msg = "The log ended while it was followed."
-        raise BusError(msg)
-
-    def _loops(self, sources: Sources, watch: Watch) -> dict[str, Coroutine[None, None, None]]:
-        return {
-            "members": self._members(sources.members(), watch),
-            "commits": self._commits(sources.commits(), watch),
-            "checkpoints": self._fold(sources.checkpoints(), watch.take),
-            "evaluations": self._fold(sources.evaluations(), watch.take),
-            "pulses": self._fold(sources.pulses(), watch.take),
-            "rounds": self._fold(sources.rounds(), watch.opened),
-            "judge": self._judge(watch),
-            "doubts": self._doubts(watch),
+        loops = {
+            "feed": self._feed(),
+            "judge": self._judge(),
+            "connections": self._ask_connections(),
             "streams": self._measure(),
         }
+        try:
+            async with TaskGroup() as group:
+                tasks = [group.create_task(loop, name=name) for name, loop in loops.items()]
+                if self.until_finished:
+                    await self.feed.finished.wait()
+                    for task in tasks:
+                        task.cancel()
+        except BaseExceptionGroup as error:
+            raise first_cause(error) from error
 
-    async def _fold(
-        self, messages: AsyncGenerator[tuple[Record, T]], take: Callable[[T], None]
-    ) -> None:
-        async with aclosing(messages):
-            async for _, message in messages:
-                take(message)
-                self.changed.set()
+    async def _feed(self) -> None:
+        while True:
+            await outlast(self.feed.session, (BrokerUnavailable,))
+            log.warning("run_begins_anew", run=self.feed.name)
 
-    async def _members(
-        self, members: AsyncGenerator[tuple[Record, MemberRecord]], watch: Watch
-    ) -> None:
-        async with aclosing(members):
-            async for record, member in members:
-                watch.joined(member, record.sequence, record.time_ns)
-                self.changed.set()
+    async def _model(self) -> RunModel:
+        """Return the newest model, once there is one."""
+        await self.feed.begun.wait()
+        assert self.feed.model is not None
+        return self.feed.model
 
-    async def _commits(self, commits: AsyncGenerator[tuple[Record, Commit]], watch: Watch) -> None:
-        async with aclosing(commits):
-            async for record, commit in commits:
-                watch.committed(commit, record.sequence, record.time_ns)
-                self.changed.set()
-
-    async def _judge(self, watch: Watch) -> None:
+    async def _judge(self) -> None:
         """Judge every learner once per expected pulse: silence sends no message.
 
         After a pause of this process itself (starved, stopped, its clock set forward) pulses wait
         to be read: it judges one interval later, once they are.
         """
-        pulse_s, held_up = watch.config.liveness.pulse_s, False
+        held_up, clock_s = False, self.feed.clock_s
         while True:
+            model = await self._model()
+            pulse_s = model.config.liveness.pulse_s
             if not held_up:
-                self._look(watch)
-            due_s = self.clock_s() + pulse_s
+                self.look(model)
+            due_s = clock_s() + pulse_s
             await asyncio.sleep(pulse_s)
-            held_up = not held_up and self.clock_s() - due_s > pulse_s / 2
+            held_up = not held_up and clock_s() - due_s > pulse_s / 2
 
-    async def _doubts(self, watch: Watch) -> None:
-        """Ask the broker about whoever is silent: of a dead process it knows at once."""
+    async def _ask_connections(self) -> None:
+        """Ask the broker about learners that are silent: of a dead process it knows at once."""
         while True:
-            await asyncio.sleep(watch.config.liveness.pulse_s / 2)
-            names = watch.doubted()
+            model = await self._model()
+            await asyncio.sleep(model.config.liveness.pulse_s / 2)
+            names = model.unconfirmed()
             if names and (found := await self.lost(names)):
-                watch.closed(found)
-                self._look(watch)
+                model.closed(found)
+                self.look(model)
 
-    def _look(self, watch: Watch) -> None:
-        """Judge everybody, and see what is wrong now."""
-        changed = watch.judge()
-        now_s = self.clock_s()
-        seen = Situation(
-            now_s,
-            watch.told,
-            watch.history.lately,
-            None if watch.view.counting else interval_s(watch.history.timeline.rounds),
-            watch.config.checkpoint.every_s,
-            watch.config.sync.quorum,
-            watch.config.sync.h_steps,
-            watch.config.sync.round_timeout_s,
-            [*map(Store, self.rooms), *self.brokers_stores()],
-            self.link.away_s(now_s),
-            self.tally.since(now_s - RECENT_S),
-            judging=watch.view.judging,
-        )
-        if self.book.update(alerts(seen), now_s) or changed:
-            self.changed.set()
+    def look(self, model: RunModel) -> None:
+        """Judge every learner, and see what is wrong now."""
+        now_s = self.feed.clock_s()
+        if self._created_ns not in {0, model.record.created_ns}:
+            self.alert_log.update([], now_s)  # what held was said of another log
+        self._created_ns = model.record.created_ns
+        changed = model.judge()
+        stores = [*map(StreamStore, self.rooms), *self.brokers_stores()]
+        malformed = self.feed.counts.since(now_s - RECENT_S)
+        wrong = model.alerts(model.judged, stores, self.link.away_s(now_s), malformed)
+        if self.alert_log.update(wrong, now_s) or changed:
+            self.feed.changed.set()
 
     async def _measure(self) -> None:
         """Look now and then at how much the run's streams hold, and the account altogether."""
-        names = {Subjects(self.run).stream(kind) for kind in STREAM_KINDS}
+        await self._model()
+        bus, subjects = self.feed.bus, Subjects(self.feed.name)
+        names = {subjects.stream(kind) for kind in STREAM_KINDS}
         while True:
             with suppress(BrokerUnavailable):
-                found = await self.bus.streams()
+                found = await bus.streams()
                 self.streams = [s for s in found if s.name in names]
-                self.rooms = await self.bus.rooms()
+                self.rooms = await bus.rooms()
             await asyncio.sleep(MEASURE_S)
 
     def known(self) -> Known | None:
         """Return what metrics are made from, None before the run is in the log."""
-        watch = self.watch
-        if watch is None:
-            return None
-        return Known(
-            view=watch.view,
-            config=watch.config,
-            release=watch.record.skerry_version,
-            sums=watch.sums,
-            read=self.tally.read,
-            malformed=self.tally.malformed,
-            streams=self.streams,
-            rooms=self.rooms,
-        )
+        model, counts = self.feed.model, self.feed.counts
+        return None if model is None else Known(model, counts, self.streams, self.rooms)
 
-    def frame(self) -> Frame:
+    def frame(self) -> PageFrame:
         """Return what the page shows now."""
-        now_s = self.clock_s()
-        head = {"now_s": round(now_s, 3), "run": self.run}
-        watch = self.watch
-        if watch is None:
-            return Frame(None, None, lambda _: [], head)
-        scene = Scene(
-            watch,
-            report(watch.view, now_s),
-            self.book,
+        now_s, model = self.feed.clock_s(), self.feed.model
+        head = {"now_s": round(now_s, 3), "run": self.feed.name}
+        if model is None:
+            return PageFrame(None, None, lambda _: [], head)
+        page = Page(
+            model,
+            report(model.view, now_s),
+            self.alert_log,
             self.streams,
             self.link.away_since_s,
             {**self.facts, "actions": self.may_inject and self.allows_chaos},
             now_s,
         )
-        return Frame(watch, picture(scene, self._drawn), lambda after: marks(scene, after), head)
+        return PageFrame(model, sections(page, self._drawn), lambda after: marks(page, after), head)
 
 
-async def nobody(names: Collection[str]) -> Mapping[str, float]:  # noqa: ARG001 - asked for all
-    """Return what a broker without a monitoring port tells of lost connections: nothing."""
+async def no_connections(names: Collection[str]) -> Mapping[str, float]:  # noqa: ARG001 - asked for all
+    """Return what a broker without a monitoring port knows of lost connections: nothing."""
     return {}
 
 
@@ -298,8 +198,9 @@ def page_of(
     target: FaultTarget | None = None,
 ) -> tuple[Hub, list[BaseRoute]]:
     """Return what feeds the monitor's page, and its routes; ConfigError for an unfit token file."""
-    hub = Hub(monitor.frame, monitor.changed)
-    made = routes(hub, lambda: monitor.watch, monitor.bus, connections.cut)
+    feed = monitor.feed
+    hub = Hub(monitor.frame, feed.changed)
+    made = routes(hub, lambda: feed.model, feed.bus, connections.cut)
     monitor.facts["trace_url"] = health.trace_url
     if target is not None and health.token_file is not None:
         token = read_token(health.token_file)
@@ -331,7 +232,7 @@ async def health_monitor(
     telling = Telling(monitor.known, local.metrics.broker_urls)
     monitor.brokers_stores = telling.stores
     monitor.lost = telling.lost
-    app = application(monitor.view, run, [*page, metrics_route(telling.figures)])
+    app = application(lambda: monitor.feed.view, run, [*page, metrics_route(telling.figures)])
     loops = {
         "follow": monitor.follow,
         "page": hub.run,

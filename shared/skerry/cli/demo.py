@@ -25,10 +25,9 @@ from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.logs import last_event, size_of
 from skerry.cli.cluster.supervisor import Change
 from skerry.cli.cluster.team import Team
-from skerry.cli.follow import is_finished
-from skerry.cli.live import screen
 from skerry.cli.outage import Outage
 from skerry.cli.programs import argv_of
+from skerry.cli.screen import screen
 from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink, parameters
 from skerry.cli.up import conduct, existing, ignored
 from skerry.errors import ConfigError, SkerryError
@@ -36,6 +35,7 @@ from skerry.log import ledger
 from skerry.protocol.messages import Commit, CommitOrigin, Pulse
 from skerry.service.connect import bus_from
 from skerry.settings import loading
+from skerry.status.feed import is_finished
 from skerry.status.format import size
 from skerry.store.listing import summaries
 from skerry.tasks import TaskGroup
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
-    from skerry.cli.follow import Feed
-    from skerry.cli.live import Screen
+    from skerry.cli.screen import Screen
     from skerry.settings.models import Settings
+    from skerry.status.feed import RunFeed
     from skerry.status.format import size
-    from skerry.status.report import Report
-    from skerry.status.view import Message
+    from skerry.status.report import RunReport
+    from skerry.status.sources import RunMessage
 from skerry.store.listing import Summary
 
 RUN = "demo"
@@ -76,7 +76,7 @@ class Recorder:
     victim_counted: asyncio.Event = field(default_factory=asyncio.Event)
     first_step_s: float | None = None
 
-    def message(self, message: Message, at_s: float) -> None:
+    def message(self, message: RunMessage, at_s: float) -> None:
         """Take in whatever the log says."""
         if isinstance(message, Pulse):
             self._pulse(message, at_s)
@@ -181,7 +181,7 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
     on.say("Broker, syncer, checkpointer, evaluator, health monitor and two learners are starting.")
     on.say(f"Logs: {cluster.folder.logs}. The first start compiles: steps follow within a minute.")
 
-    async def script(kept: Supervisor, feed: Feed) -> None:
+    async def script(kept: Supervisor, feed: RunFeed) -> None:
         async with TaskGroup() as group:
             group.create_task(_downlink(cluster, recorder), name="downlink")
             group.create_task(_interfere(cluster, recorder, kept, feed), name="kill")
@@ -211,7 +211,7 @@ async def _downlink(cluster: Cluster, recorder: Recorder) -> None:
         await measure_downlink(bus, record, recorder.downlink)
 
 
-async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, feed: Feed) -> None:
+async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, feed: RunFeed) -> None:
     """Kill a learner half way, once it has taken part; the supervisor brings it back."""
     await recorder.genesis.wait()
     await recorder.victim_counted.wait()
@@ -226,7 +226,7 @@ async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, fee
     recorder.on.say(f"Half way: {VICTIM} (pid {pid}) gets SIGKILL, without a warning.")
 
 
-async def _results(cluster: Cluster, recorder: Recorder, now: Report) -> dict[str, object]:
+async def _results(cluster: Cluster, recorder: Recorder, now: RunReport) -> dict[str, object]:
     on, outage, run = recorder.on, recorder.outage, now.run
     async with bus_from(cluster.nats, "summary") as bus:
         record = await ledger.read_run(bus, RUN)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from skerry.protocol.messages import Commit, CommitOrigin, LearnerPhase, Pulse
 
 if TYPE_CHECKING:
-    from skerry.status.view import Message
+    from skerry.status.sources import RunMessage
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Outage:
     first_alive_s: float | None = None
     compiled_alive_s: float | None = None
 
-    def observe(self, message: Message, at_s: float) -> None:
+    def observe(self, message: RunMessage, at_s: float) -> None:
         """Take in a pulse or a commit that came at ``at_s``; other messages change nothing."""
         if isinstance(message, Pulse):
             self._pulse(message)

@@ -6,30 +6,28 @@ import asyncio
 import contextlib
 import json
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
+from skerry.cli.board import board
 from skerry.cli.cluster.cluster import served
 from skerry.cli.cluster.folder import resting, running
-from skerry.cli.follow import Feed, snapshot
-from skerry.cli.live import keep_showing, picture, screen
+from skerry.cli.screen import keep_showing, screen
 from skerry.errors import RunNotFound
 from skerry.log.ledger import list_runs
-from skerry.protocol.messages import LearnerPhase
 from skerry.service.connect import bus_from
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
-from skerry.status.report import report, to_json
+from skerry.status.feed import RunFeed, read_model
+from skerry.status.report import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Coroutine, Sequence
     from pathlib import Path
 
     from skerry.log.base import Bus
-    from skerry.settings.models import NatsSettings, Settings
-    from skerry.status.report import Report
+    from skerry.settings.models import Settings
 
 CONNECT_S = 5.0
 
@@ -84,43 +82,35 @@ async def _status(
 ) -> None:
     async with log_of(given, run, named=named) as log, bus_from(log.nats, "status") as bus:
         name = log.run or await newest_run(bus)
-        view = await snapshot(bus, name)
+        model = await read_model(bus, name)
         if as_json:
-            print(json.dumps(to_json(view, time.time()), indent=2))
-        elif once or view.finished or log.at_rest:
-            now = report(view, time.time())
-            now = resting_report(now) if log.at_rest else now
-            Console(highlight=False).print(picture(now, now.run.wall_s))
+            print(json.dumps(to_json(model.view, time.time()), indent=2))
+        elif once or model.view.finished or log.at_rest:
+            console = Console(highlight=False)
+            now = model.snapshot(at_rest=log.at_rest)
+            console.print(board(now, console.width, with_rounds=False))
         else:
-            await _follow(bus, name)
+            await _follow(RunFeed(bus, name))
 
 
-def resting_report(now: Report) -> Report:
-    """Return a report of a log at rest: pulses end with their broker, and nobody is at work."""
-    phase = LearnerPhase.FINISHED if now.run.finished else LearnerPhase.STOPPED
-    return replace(now, learners=tuple(replace(row, phase=phase) for row in now.learners))
-
-
-async def _follow(bus: Bus, run: str) -> None:
-    feed = Feed(bus, run)
+async def _follow(feed: RunFeed) -> None:
     with screen() as on:
-        following = asyncio.create_task(feed.run(), name="feed")
-        showing = asyncio.create_task(keep_showing(feed, on), name="screen")
-        finished = asyncio.create_task(_finished(feed), name="finished")
-        tasks = {following, showing, finished}
-        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        for task in done:
-            task.result()
-        now = feed.report()
-        if now is not None:
+        await first_of(feed.run(), keep_showing(feed, on), feed.finished.wait())
+        if (now := feed.snapshot()) is not None:
             on.show(now)
 
 
-async def _finished(feed: Feed) -> None:
-    await feed.finished.wait()
+async def first_of(*work: Coroutine[object, object, object]) -> None:
+    """Run all of it until the first is done, and raise what that raises; cancel the rest."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def newest_run(bus: Bus) -> str:

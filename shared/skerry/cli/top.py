@@ -14,36 +14,29 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
-from skerry.cli.follow import Feed, is_finished, snapshot
-from skerry.cli.status import log_of, newest_run, resting_report
-from skerry.cli.top_board import Scene, board
-from skerry.cli.top_past import Past
-from skerry.cli.traffic import parameters
+from skerry.cli.board import board
+from skerry.cli.status import first_of, log_of, newest_run
 from skerry.errors import BrokerUnavailable, RunNotFound
 from skerry.log import ledger
-from skerry.protocol.messages import why
 from skerry.service.connect import bus_from
 from skerry.service.watch import BrokerWatch
 from skerry.settings import loading
-from skerry.settings.loading import run_config_from_json
-from skerry.settings.models import Settings
-from skerry.status.alerts import Situation, Store, alerts
-from skerry.status.report import report, to_json
+from skerry.status.alerts import StreamStore
+from skerry.status.feed import RunFeed, is_finished, read_model
+from skerry.status.report import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
-    from skerry.log.base import Bus, Room
-    from skerry.protocol.messages import RunRecord
-    from skerry.status.alerts import Alert
-    from skerry.status.report import Report
-    from skerry.status.view import RunView
+    from skerry.log.base import Bus
+    from skerry.settings.models import Settings
+    from skerry.status.model import RunSnapshot
 
 FRAME_S = 0.5
 LINE_S = 1.0
 MEASURE_S = 15.0
-MOST_TOLD = 20
+MOST_LISTED = 20
 
 
 def run_top(
@@ -65,7 +58,7 @@ def run_top(
 
 async def _top(given: Settings, run: str | None, *, named: bool, once: bool, as_json: bool) -> None:
     console = Console(highlight=False)
-    past, link = Past(), BrokerWatch(report=lambda _event, _fields: None)
+    link = BrokerWatch(report=lambda _event, _fields: None)
     async with (
         log_of(given, run, named=named) as log,
         bus_from(log.nats, "top", on_event=link.on_event) as bus,
@@ -73,139 +66,97 @@ async def _top(given: Settings, run: str | None, *, named: bool, once: bool, as_
         name = log.run or await newest_run(bus)
         live = as_json or console.is_terminal
         if once or log.at_rest or not live or await _is_over(bus, name):
-            view = await snapshot(bus, name, on_message=past.take)
-            record = await ledger.read_run(bus, name)
-            known = Known(past, link, await bus.rooms(), at_rest=log.at_rest)
+            model = await read_model(bus, name)
+            stores = [*map(StreamStore, await bus.rooms())]
+            now = model.snapshot(stores, at_rest=log.at_rest)
             if as_json:
-                print(json.dumps(_json(view, record, known), indent=2 if once else None))
+                print(json.dumps(snapshot_json(now), indent=2 if once else None))
             else:
-                console.print(board(_scene(view, record, known), console.width))
+                console.print(board(now, console.width))
             return
-        feed = Feed(bus, name, on_message=past.take)
-        await _follow(feed, Known(past, link), None if as_json else console)
+        await follow(RunFeed(bus, name), link, None if as_json else console)
 
 
 async def _is_over(bus: Bus, run: str) -> bool:
-    """Say whether a run is finished; one that is not in the log yet is not."""
+    """Return True if a run is finished; one that is not in the log yet is not."""
     try:
         return is_finished(await ledger.read_run(bus, run))
     except RunNotFound:
         return False
 
 
-@dataclass(slots=True)
-class Known:
-    """What is shown beside the view; ``rooms`` is how full the account's stores are."""
-
-    past: Past
-    link: BrokerWatch
-    rooms: Sequence[Room] = ()
-    at_rest: bool = False
-
-
-def _scene(view: RunView, record: RunRecord, known: Known) -> Scene:
-    now_s = time.time()
-    now = report(view, now_s)
-    now = resting_report(now) if known.at_rest else now
-    told = alerts_of(now, record, known, now_s, judging=view.judging)
-    learners = run_config_from_json(record.config_json).sync.learners
-    return Scene(now, known.past, parameters(record), now_s, told, learners)
-
-
-def alerts_of(
-    now: Report, record: RunRecord, known: Known, now_s: float, *, judging: bool = False
-) -> list[Alert]:
-    """Return what is wrong now; nothing is expected of a run that nobody keeps running.
-
-    While a long ledger is being read, its rounds say nothing of how often they come of late.
-    """
-    if known.at_rest:
-        return []
-    config = run_config_from_json(record.config_json)
-    return alerts(
-        Situation(
-            now_s,
-            now,
-            known.past.lately,
-            None if now.run.counting else known.past.interval_s(),
-            config.checkpoint.every_s,
-            config.sync.quorum,
-            config.sync.h_steps,
-            config.sync.round_timeout_s,
-            [*map(Store, known.rooms)],
-            known.link.away_s(now_s),
-            judging=judging,
-        )
-    )
-
-
-def _json(view: RunView, record: RunRecord, known: Known) -> dict[str, object]:
+def snapshot_json(now: RunSnapshot) -> dict[str, object]:
     """Return what ``skerry status --json`` says, the newest rounds, fragments' ages, and alerts."""
-    now_s, past = time.time(), known.past
+    timeline, counting = now.model.history.timeline, now.model.view.counting
     rounds = [
         {
-            "fragment": commit.fragment,
-            "version": commit.version,
-            "reason": why(commit),
-            "closed_s_ago": max(0.0, now_s - commit.closed_ns / 1e9),
-            "duration_s": (commit.closed_ns - commit.opened_ns) / 1e9,
-            "quorum_s": commit.quorum_s,
-            "grace_s": commit.grace_s,
-            "learners": [consumed.learner for consumed in commit.consumed],
-            "refused": [refused.cause.value for refused in commit.refused],
-            "trace_id": commit.trace_id,
+            "fragment": row.fragment,
+            "version": row.version,
+            "reason": row.reason,
+            "closed_s_ago": max(0.0, now.now_s - row.closed_s),
+            "duration_s": row.closed_s - row.opened_s,
+            "quorum_s": row.quorum_s,
+            "grace_s": row.grace_s,
+            "learners": list(row.learners),
+            "refused": [cause.value for cause in row.causes],
+            "trace_id": row.trace_id,
         }
-        for commit in list(past.rounds)[-MOST_TOLD:]
+        for row in [row for row in timeline.rounds.values() if row.merged][-MOST_LISTED:]
     ]
+    newest = {} if counting else timeline.newest
     ages = [
-        max(0.0, now_s - past.closed_s[f]) if f in past.closed_s and not view.counting else None
-        for f in range(view.frame.fragments)
+        max(0.0, now.now_s - newest[f].closed_s) if f in newest else None
+        for f in range(now.model.record.fragments)
     ]
-    wrong = alerts_of(report(view, now_s), record, known, now_s, judging=view.judging)
-    told = [asdict(alert) for alert in wrong]
-    more = {"rounds": rounds, "fragment_age_s": ages, "alerts": told}
-    return {"time_s": now_s, **to_json(view, now_s), **more}
+    more = {"rounds": rounds, "fragment_age_s": ages, "alerts": [asdict(a) for a in now.alerts]}
+    return {"time_s": now.now_s, **to_json(now.model.view, now.now_s), **more}
 
 
-async def _measure(bus: Bus, known: Known) -> None:
-    """Look now and then at how full the account's stores are."""
-    while True:
-        with contextlib.suppress(BrokerUnavailable):
-            known.rooms = await bus.rooms()
-        await asyncio.sleep(MEASURE_S)
+@dataclass(slots=True)
+class Following:
+    """A feed beside what its log does not say: whether the broker answers, how full it is."""
+
+    feed: RunFeed
+    link: BrokerWatch
+    stores: Sequence[StreamStore] = ()
+
+    def snapshot(self) -> RunSnapshot | None:
+        return self.feed.snapshot(self.stores, self.link.away_s(time.time()))
+
+    async def measure(self) -> None:
+        """Look now and then at how full the account's stores are."""
+        while True:
+            with contextlib.suppress(BrokerUnavailable):
+                self.stores = [*map(StreamStore, await self.feed.bus.rooms())]
+            await asyncio.sleep(MEASURE_S)
 
 
-async def _follow(feed: Feed, known: Known, console: Console | None) -> None:
-    """Follow until the run is finished or somebody has seen enough; then show it once more."""
+async def follow(feed: RunFeed, link: BrokerWatch, console: Console | None) -> None:
+    """Follow until the run is finished or ``q`` is pressed; then show it once more.
+
+    Without a ``console`` print JSON.
+    """
+    seen = Following(feed, link)
+    showing = _print_json(seen) if console is None else _draw(seen, console)
+    await first_of(feed.run(), showing, seen.measure())
+    now = seen.snapshot()
+    if now is not None and console is not None:
+        console.print(board(now, console.width))
+
+
+async def _print_json(seen: Following) -> None:
+    while not seen.feed.finished.is_set():
+        await _pause(seen.feed.finished, LINE_S)
+        if (now := seen.snapshot()) is not None:
+            print(json.dumps(snapshot_json(now)), flush=True)
+
+
+async def _draw(seen: Following, console: Console) -> None:
     enough = asyncio.Event()
-    following = asyncio.create_task(feed.run(), name="feed")
-    showing = asyncio.create_task(_show(feed, known, console, enough), name="screen")
-    measuring = asyncio.create_task(_measure(feed.bus, known), name="stores")
-    tasks = {following, showing, measuring}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
-    if feed.view is not None and feed.record is not None and console is not None:
-        console.print(board(_scene(feed.view, feed.record, known), console.width))
-
-
-async def _show(feed: Feed, known: Known, console: Console | None, enough: asyncio.Event) -> None:
-    if console is None:
-        while not feed.finished.is_set():
-            await _pause(feed.finished, LINE_S)
-            if feed.view is not None and feed.record is not None:
-                print(json.dumps(_json(feed.view, feed.record, known)), flush=True)
-        return
     with Live(console=console, screen=True, auto_refresh=False) as live, keys(enough):
-        while not (enough.is_set() or feed.finished.is_set()):
-            if feed.view is not None and feed.record is not None:
-                scene = _scene(feed.view, feed.record, known)
-                live.update(board(scene, console.width, console.height - 1), refresh=True)
+        while not (enough.is_set() or seen.feed.finished.is_set()):
+            if (now := seen.snapshot()) is not None:
+                live.update(board(now, console.width, console.height - 1), refresh=True)
             await _pause(enough, FRAME_S)
 
 

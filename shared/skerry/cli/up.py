@@ -29,9 +29,8 @@ from skerry.cli.cluster.namespaces import must_reach, namespaces, unable
 from skerry.cli.cluster.proxy import Proxy, can_proxy
 from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
 from skerry.cli.cluster.team import BrokerAccess, Team, page_sets, stages
-from skerry.cli.follow import Feed, is_finished
-from skerry.cli.live import keep_showing, screen
 from skerry.cli.programs import argv_of
+from skerry.cli.screen import keep_showing, screen
 from skerry.errors import ConfigError, RunNotFound
 from skerry.log import ledger
 from skerry.service.connect import bus_from
@@ -39,17 +38,18 @@ from skerry.service.control import CONTROL, listening
 from skerry.settings import loading
 from skerry.settings.checks import masked_url, refuse_code
 from skerry.settings.models import RunConfig
-from skerry.status.format import printable
+from skerry.status.feed import RunFeed, is_finished
+from skerry.status.format import clip, printable
 from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from skerry.cli.live import Screen
+    from skerry.cli.screen import Screen
     from skerry.protocol.messages import RunRecord
     from skerry.settings.models import HealthSettings
-    from skerry.status.view import Message
+    from skerry.status.sources import RunMessage
 
 EXTENDING = ("train.steps", "train.duration_s")
 """Settings that a run restored from a checkpoint may change."""
@@ -170,10 +170,10 @@ async def conduct(
     on: Screen,
     *,
     team: Team,
-    script: Callable[[Supervisor, Feed], Coroutine[object, object, None]] | None = None,
-    on_message: Callable[[Message, float], None] | None = None,
+    script: Callable[[Supervisor, RunFeed], Coroutine[object, object, None]] | None = None,
+    on_message: Callable[[RunMessage, float], None] | None = None,
     on_event: Callable[[ProcessEvent], None] | None = None,
-) -> Feed:
+) -> RunFeed:
     """Run the services until all have finished, showing the run meanwhile.
 
     ``script`` runs beside them and may interfere; it is cancelled at the end.
@@ -199,7 +199,7 @@ async def conduct(
             with writing(folder.path / CONTROL):
                 obeying = listening(folder.path / CONTROL, control.answer)
                 await stack.enter_async_context(obeying)
-        feed = Feed(bus, folder.run, on_message=on_message)
+        feed = RunFeed(bus, folder.run, on_message=on_message)
         beside = [
             say_page(folder, on.say, chaos=team.chaos),
             feed.run(),
@@ -214,8 +214,7 @@ async def conduct(
                     task.cancel()
         finally:
             cluster.stop.supervisor = None
-            now = feed.report()
-            if now is not None:
+            if (now := feed.snapshot()) is not None:
                 on.show(now)
     return feed
 
@@ -323,7 +322,7 @@ def broker_watch(on: Screen, url: str) -> Callable[[str, Mapping[str, str]], Non
     return heard
 
 
-def conclude(on: Screen, feed: Feed) -> None:
+def conclude(on: Screen, feed: RunFeed) -> None:
     """Say how it ended and what to do next."""
     now = feed.report()
     if now is None:
@@ -333,4 +332,4 @@ def conclude(on: Screen, feed: Feed) -> None:
     else:
         on.say(f"Run {now.run.run} stopped at step {now.run.step}: the same command goes on.")
     if now.run.checkpoint:
-        on.say(f"Checkpoint: {printable(now.run.checkpoint)}")
+        on.say(f"Checkpoint: {clip(now.run.checkpoint, 4096)}")

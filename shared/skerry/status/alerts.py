@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from skerry.log.base import Room
     from skerry.status.recent import Recent
-    from skerry.status.report import LearnerRow, Report
+    from skerry.status.report import LearnerRow, RunReport
 
 FLAPS = 3
 ANSWERING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
@@ -74,7 +74,7 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StreamStore:
     """Where streams are kept: a broker's store, or an account's share of it (no ``broker``)."""
 
     room: Room
@@ -87,27 +87,27 @@ class Situation:
 
     ``gap_s`` is the interval of the commits of late, None for too few of them; ``broker_away_s``
     for how long whoever watches has had no broker; ``malformed`` counts the messages of the last
-    ``RECENT_S`` that were left out; ``judging``: old evaluations are still being read.
+    ``RECENT_S`` that were left out; ``evaluating``: old evaluations are still being read.
     """
 
     now_s: float
-    told: Report
+    now: RunReport
     lately: Recent
     gap_s: float | None
     checkpoint_every_s: float
     quorum: int
     h_steps: int
     round_timeout_s: float
-    stores: Sequence[Store] = ()
+    stores: Sequence[StreamStore] = ()
     broker_away_s: float | None = None
     malformed: int = 0
-    judging: bool = False
+    evaluating: bool = False
 
 
 def alerts(seen: Situation) -> list[Alert]:
     """Return what holds now, the worst first."""
     found = [*_broker(seen)]
-    if not seen.told.run.finished:
+    if not seen.now.run.finished:
         found += [*_rounds(seen), *_learners(seen), *_quality(seen), *_checkpoints(seen)]
     found += [*_log(seen)]
     return sorted(found, key=lambda alert: alert.severity.rank, reverse=True)
@@ -125,7 +125,7 @@ def _broker(seen: Situation) -> Iterator[Alert]:
 
 
 def _rounds(seen: Situation) -> Iterator[Alert]:
-    run, gap_s, rows = seen.told.run, seen.gap_s, seen.told.learners
+    run, gap_s, rows = seen.now.run, seen.gap_s, seen.now.learners
     ago_s = run.wall_s if run.last_round_s_ago is None else run.last_round_s_ago
     missed_s = min(ago_s, _there_s(rows))
     limit_s = late_after_s(gap_s, seen.h_steps, rows)
@@ -173,7 +173,7 @@ def _waits(row: LearnerRow) -> bool:
 
 
 def _learners(seen: Situation) -> Iterator[Alert]:
-    rows = seen.told.learners
+    rows = seen.now.learners
     gone = missed(rows)
     suspect = [r for r in rows if r.liveness is Liveness.SUSPECT]
     working = sum(r.liveness is Liveness.ALIVE and r.phase in ANSWERING for r in rows)
@@ -220,7 +220,7 @@ def _learners(seen: Situation) -> Iterator[Alert]:
 
 
 def _quality(seen: Situation) -> Iterator[Alert]:
-    run = seen.told.run
+    run = seen.now.run
     goodput = seen.lately.goodput(seen.now_s)
     if goodput is not None and goodput < LEAST_GOODPUT:
         yield Alert(
@@ -229,14 +229,14 @@ def _quality(seen: Situation) -> Iterator[Alert]:
             f"Goodput of the last {duration(WINDOW_S)} is {goodput:.0%}.",
             "The split of the learners' time says where the rest went.",
         )
-    if run.held_out_texts > 1 and not seen.judging:
+    if run.held_out_texts > 1 and not seen.evaluating:
         yield Alert(
             "texts",
             Severity.WARNING,
             f"Evaluators read {run.held_out_texts} different texts: losses cannot be compared.",
             "Give all of them the same text.",
         )
-    if nan := diverged(seen.told.learners):
+    if nan := diverged(seen.now.learners):
         yield Alert(
             "loss",
             Severity.CRITICAL,
@@ -244,7 +244,7 @@ def _quality(seen: Situation) -> Iterator[Alert]:
             "Such steps are skipped and weigh nothing. If it is alone, look at its data and its"
             " hardware; lower train.lr if all diverge.",
         )
-    judged = {} if seen.judging else held_out(seen.told.evaluations)
+    judged = {} if seen.evaluating else held_out(seen.now.evaluations)
     if worse := [found for found in judged.values() if found.worse]:
         yield Alert(
             "held-out",
@@ -255,13 +255,13 @@ def _quality(seen: Situation) -> Iterator[Alert]:
 
 
 def _checkpoints(seen: Situation) -> Iterator[Alert]:
-    run = seen.told.run
+    run = seen.now.run
     ago_s = run.wall_s if run.checkpoint_s_ago is None else run.checkpoint_s_ago
     # Between two rounds there is nothing new to write, however often one may be written.
-    due_s = max(seen.checkpoint_every_s, round_s(seen.gap_s, seen.h_steps, seen.told.learners))
+    due_s = max(seen.checkpoint_every_s, round_s(seen.gap_s, seen.h_steps, seen.now.learners))
     limit_s = max(CHECKPOINT_S, LATE_CHECKPOINTS * due_s)
     # Not by its age alone: after an outage the first commit is one that a checkpoint just lacks.
-    late_s = min(ago_s, run.checkpoint_lacks_s, _there_s(seen.told.learners))
+    late_s = min(ago_s, run.checkpoint_lacks_s, _there_s(seen.now.learners))
     if run.checkpoint_lacks and late_s > limit_s:
         what = "There is no checkpoint" if run.checkpoint is None else "The newest checkpoint is"
         yield Alert(

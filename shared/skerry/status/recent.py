@@ -63,7 +63,7 @@ class Counted(NamedTuple):
     alive_s: float
 
 
-class Mark(NamedTuple):
+class GoodputMark(NamedTuple):
     """What all learners together had counted at a moment, since somebody began to watch."""
 
     at_s: float
@@ -83,8 +83,8 @@ class Recent:
     train_s: float = 0.0
     alive_s: float = 0.0
     counted: dict[str, Counted] = field(default_factory=dict[str, Counted])
-    marks: deque[Mark] = field(
-        default_factory=lambda: deque[Mark](maxlen=round(WINDOW_S / MARK_S) + 1)
+    marks: deque[GoodputMark] = field(
+        default_factory=lambda: deque[GoodputMark](maxlen=round(WINDOW_S / MARK_S) + 1)
     )
     incarnations: dict[str, int] = field(default_factory=dict[str, int])
     _started: deque[tuple[float, str, int]] = field(
@@ -111,7 +111,7 @@ class Recent:
         if self.marks and now_s < self.marks[-1].at_s:  # a clock was set back
             self.marks.clear()
         if not self.marks or now_s - self.marks[-1].at_s >= MARK_S:
-            self.marks.append(Mark(now_s, self.train_s, self.alive_s))
+            self.marks.append(GoodputMark(now_s, self.train_s, self.alive_s))
 
     def joined(self, member: MemberRecord, at_s: float) -> None:
         """Take in a start that the log had at ``at_s``, once, in any order.

@@ -140,7 +140,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RunReport:
     """The run, its learners by name and its evaluations, oldest first, at one moment."""
 
     run: RunRow
@@ -148,13 +148,13 @@ class Report:
     evaluations: tuple[EvaluationRow, ...] = ()
 
 
-def report(view: RunView, now_s: float) -> Report:
+def report(view: RunView, now_s: float) -> RunReport:
     """Return the rows of a view at ``now_s``, by the clock that gave ``fold`` its arrival times."""
     held = [view.learners[name] for name in sorted(view.learners)]
     told = [_learner_row(view, learner, now_s) for learner in held]
     rows, time = tuple(row for row, _ in told), ratios(split for _, split in told)
     evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations)
-    return Report(_run_row(view, rows, time, now_s), rows, evaluations)
+    return RunReport(_run_row(view, rows, time, now_s), rows, evaluations)
 
 
 def to_json(view: RunView, now_s: float) -> dict[str, object]:
@@ -168,7 +168,7 @@ def to_json(view: RunView, now_s: float) -> dict[str, object]:
     return {"run": run, "learners": learners, "evaluations": [asdict(e) for e in told.evaluations]}
 
 
-def doubted(view: RunView, now_s: float) -> list[str]:
+def unconfirmed(view: RunView, now_s: float) -> list[str]:
     """Return who is not gone yet, but would be without a connection: worth asking a broker for."""
     return [
         held.name

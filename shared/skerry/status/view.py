@@ -42,7 +42,7 @@ TEXTS_OF_LATE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RunShape:
     """What a view needs of a run's settings: P, K, when it ends, and how silence is judged."""
 
     run: str
@@ -140,7 +140,7 @@ class RunView:
     ``judged`` is that of the newest state, which may be known before those that led to it.
     """
 
-    frame: Frame
+    frame: RunShape
     learners: Mapping[str, LearnerView] = field(default_factory=dict[str, LearnerView])
     accepted: Mapping[str, int] = field(default_factory=dict[str, int])
     staleness: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -171,7 +171,7 @@ class RunView:
         return any(self.counted.get(f, 0) < version for f, version in self.versions.items())
 
     @property
-    def judging(self) -> bool:
+    def evaluating(self) -> bool:
         """Whether evaluations that are known to be there are still to come."""
         if self.judged is None:
             return False

@@ -23,15 +23,15 @@ from rich.console import Console
 from rich.table import Table
 
 from skerry.cli.cluster.folder import RunFolder, running
-from skerry.cli.follow import Feed
-from skerry.cli.live import Lines, Screen, keep_showing, screen
 from skerry.cli.programs import ROOT, SERVICES
+from skerry.cli.screen import Lines, Screen, keep_showing, screen
 from skerry.cli.status import CONNECT_S, newest_run
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
 from skerry.log import ledger
 from skerry.service.connect import bus_from
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
+from skerry.status.feed import RunFeed
 from skerry.store.checkpoint import verify
 from skerry.store.listing import locate
 from skerry_tools.chaos import plan as plans
@@ -282,7 +282,9 @@ async def _chaos(
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         lease = leased(bus, record.run, holder, config.log.replicas)
         await stack.enter_async_context(lease)
-        on = await stack.enter_async_context(_shown(Feed(bus, record.run), quiet=options.as_json))
+        on = await stack.enter_async_context(
+            _shown(RunFeed(bus, record.run), quiet=options.as_json)
+        )
         for note in notes:
             on.say(note)
         drill = _drill(options, drilled, plan, on, local.store)
@@ -366,7 +368,7 @@ class _Silent(Lines):
 
 
 @contextlib.asynccontextmanager
-async def _shown(feed: Feed, *, quiet: bool) -> AsyncGenerator[Screen]:
+async def _shown(feed: RunFeed, *, quiet: bool) -> AsyncGenerator[Screen]:
     """Show the run while the context lasts; ``quiet``: only sentences, on stderr."""
 
     async def follow() -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import sys
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,19 +19,18 @@ from rich.text import Text
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.goodput import USES
-from skerry.algorithm.liveness import Policy
 from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.cli import top
-from skerry.cli.follow import Feed, snapshot
-from skerry.cli.top import Known, alerts_of
-from skerry.cli.top_board import Scene, board, sparkline, split_bar
-from skerry.cli.top_past import MOST_LOSSES, Past
+from skerry.cli.board import board, sparkline, split_bar
+from skerry.cli.top import snapshot_json
 from skerry.log import ledger, presence
 from skerry.log.base import Room, Storage
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import (
+    CheckpointRecord,
     Commit,
     CommitOrigin,
+    Evaluation,
     LearnerPhase,
     Pulse,
     RefusalCause,
@@ -39,9 +39,11 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.service.watch import BrokerWatch
 from skerry.settings.models import RunConfig
-from skerry.status.alerts import Alert, Severity
-from skerry.status.report import report
-from skerry.status.view import Frame, RunView, fold
+from skerry.status.alerts import Alert, Severity, StreamStore
+from skerry.status.feed import RunFeed, read_model
+from skerry.status.model import RunModel, RunSnapshot
+from skerry.status.sources import RunMessage, Sources
+from skerry.status.timeline import interval_s
 from tests.support.builders import (
     checkpoint_record,
     commit,
@@ -51,16 +53,17 @@ from tests.support.builders import (
     pulse,
     refused,
     run_record,
+    until,
 )
 from tests.support.scripted_run import ScriptedRun
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
-    from skerry.status.view import Message
 
 NOW_S = 2_000_000.0
 DEADLINE_S = 20.0
+QUIET = BrokerWatch(report=lambda _event, _fields: None)
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
@@ -89,24 +92,31 @@ def closed(version: int, loss: float = 2.5, closed_s: float = NOW_S - 4, **chang
     return commit(version, **(base | changes))
 
 
-def scene(messages: Sequence[Message], *, later_s: float = 0.0) -> Scene:
-    view, past = RunView(Frame("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0))), Past()
-    view = replace(view, created_s=NOW_S - 60)
-    for message in messages:
-        at_s = message.sent_ns / 1e9 if isinstance(message, Pulse) else NOW_S
-        past.take(message, at_s)
-        view = fold(view, message, at_s)
-    now_s = NOW_S + later_s
-    now, known = report(view, now_s), Known(past, BrokerWatch())
-    told = alerts_of(now, RECORD, known, now_s)
-    return Scene(now, past, 1_000_000, now_s, told, CONFIG.sync.learners)
+CONFIG = RunConfig.model_validate(
+    {
+        "checkpoint": {"every_s": 30.0},
+        "sync": {"h_steps": 24, "quorum": 1, "fragments": 2},
+        "train": {"steps": 100},
+        "liveness": {"pulse_s": 0.5},
+    }
+)
+LEAVES = (LeafSpec("w", (1000, 1000)),)
+RECORD = run_record("r", plan(LEAVES, 2), CONFIG.model_dump_json(), created_ns=ns(NOW_S - 60))
 
 
-CONFIG = RunConfig.model_validate({"checkpoint": {"every_s": 30.0}, "sync": {"h_steps": 24}})
-RECORD = run_record("r", plan((LeafSpec("w", (8, 8)),), 1), CONFIG.model_dump_json())
+def scene(messages: Sequence[RunMessage], *, later_s: float = 0.0) -> RunSnapshot:
+    """Return a run that has sent these messages, pulses at their own time, all else by now."""
+    time_s = [NOW_S]
+    model = RunModel(RECORD, CONFIG, lambda: time_s[0], known_to=sys.maxsize)
+    for number, message in enumerate(messages, 1):
+        time_s[0] = message.sent_ns / 1e9 if isinstance(message, Pulse) else NOW_S
+        closed_ns = message.closed_ns if isinstance(message, Commit) else ns(NOW_S)
+        model.take(message, number, closed_ns)
+    time_s[0] = NOW_S + later_s
+    return model.snapshot()
 
 
-def drawn(seen: Scene, width: int = 120, height: int | None = None) -> list[str]:
+def drawn(seen: RunSnapshot, width: int = 120, height: int | None = None) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
     console.print(board(seen, width, height))
     file = console.file
@@ -122,7 +132,7 @@ EVALUATION = evaluation(
     bits_per_byte=4.0,
     evaluated_ns=ns(NOW_S),
 )
-LIVE: list[Message] = [
+LIVE: list[RunMessage] = [
     closed(1),
     *(closed(version, 3 - version / 100) for version in range(2, 40)),
     beat("a"),
@@ -155,20 +165,18 @@ def test_a_run_is_told_at_a_glance() -> None:
 
 def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of() -> None:
     seen = scene(LIVE)
-    reading = replace(seen.now.run, versions=(90, 0), counting=True)
-    text = "\n".join(drawn(replace(seen, now=replace(seen.now, run=reading))))
+    seen.model.peek(closed(90), 100, ns(NOW_S))
+    text = "\n".join(drawn(seen.model.snapshot()))
     assert "fragments 0:v90  1:v0" in text
 
 
 def test_data_parallel_is_that_of_as_many_as_the_run_is_laid_out_for() -> None:
     """Names that replaced others were never in one ring; the page counts the same."""
     seen = scene([*LIVE, beat("replaces-a"), beat("replaces-b")])
-    parallel = data_parallel_bytes(1_000_000, seen.past.steps_by_learner(), CONFIG.sync.learners)
-    moved = seen.now.run.bytes_up + seen.now.run.bytes_down
+    steps = seen.model.history.steps_by_learner()
+    parallel = data_parallel_bytes(1_000_000, steps, CONFIG.sync.learners)
+    moved = seen.report.run.bytes_up + seen.report.run.bytes_down
     assert f"1/{parallel / moved:.0f} of data-parallel" in "\n".join(drawn(seen))
-    empty = RunView(Frame("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0)))
-    shown = top._scene(empty, RECORD, Known(Past(), BrokerWatch()))
-    assert shown.learners == CONFIG.sync.learners
 
 
 def test_every_learner_has_a_row() -> None:
@@ -219,7 +227,7 @@ def test_a_learner_that_is_gone_is_a_warning() -> None:
     assert not any("gone" in line for line in drawn(scene(LIVE)))
 
 
-def warned(seen: Scene) -> list[str]:
+def warned(seen: RunSnapshot) -> list[str]:
     return [line.rstrip() for line in drawn(seen) if line.startswith("! ")]
 
 
@@ -239,7 +247,7 @@ def test_a_round_is_late_from_when_somebody_has_been_at_work() -> None:
     """What went into starting and catching up is no time in which a round was due."""
     back = beat("a", compile_s=6.0, recover_s=3.0, alive_s=30.0)
     seen = scene([*(closed(n, closed_s=NOW_S - 43_200 + n) for n in range(2, 10)), back])
-    assert seen.now.learners[0].worked_s == 21.0
+    assert seen.report.learners[0].worked_s == 21.0
     for worked_s, late in ((19.0, False), (21.0, True)):
         ready = replace(back, alive_s=9.0 + worked_s)
         told = warned(
@@ -255,7 +263,7 @@ def test_restored_fragments_are_no_rounds_and_none_is_late_by_them() -> None:
         closed(n, closed_s=NOW_S + n / 1000, origin=CommitOrigin.RESTORED) for n in range(2, 10)
     ]
     seen = scene([*restored, beat("a", 41, NOW_S + 60)], later_s=60)
-    assert (len(seen.past.rounds), seen.past.interval_s()) == (0, None)
+    assert interval_s(seen.model.history.timeline.rounds) is None
     assert not any("No round" in line for line in warned(seen))
 
 
@@ -298,15 +306,10 @@ def test_an_alert_is_shown_as_it_is_whatever_a_learner_is_called() -> None:
 
 
 def test_a_broker_that_is_away_and_a_full_account_are_alerts() -> None:
-    past, link = (
-        Past(),
-        BrokerWatch(clock_s=lambda: NOW_S - 30, report=lambda _event, _fields: None),
-    )
-    link.on_event("disconnected", {})
-    known = Known(past, link, [Room(Storage.FILE, 95, 100)])
-    keys = {a.key for a in alerts_of(scene(LIVE).now, RECORD, known, NOW_S)}
+    model, stores = scene(LIVE).model, [StreamStore(Room(Storage.FILE, 95, 100))]
+    keys = {alert.key for alert in model.snapshot(stores, away_s=30.0).alerts}
     assert {"broker", "store-file-"} <= keys
-    assert not alerts_of(scene(LIVE).now, RECORD, replace(known, at_rest=True), NOW_S)
+    assert not model.snapshot(stores, away_s=30.0, at_rest=True).alerts
 
 
 def test_what_the_model_wrote_last_is_one_harmless_line() -> None:
@@ -331,13 +334,10 @@ def test_warnings_of_every_kind_at_once_leave_room_for_learners() -> None:
     texts = replace(EVALUATION, evaluator="f", text_digest=8, evaluated_ns=9)
     seen = scene([*LIVE[:-1], texts, beat("gone", at_s=NOW_S - 500), *sick])
     late: dict[str, Any] = {"wall_s": 1e6, "checkpoint_s_ago": 1e6, "checkpoint_lacks_s": 1e6}
-    now = replace(seen.now, run=replace(seen.now.run, **late))
-    sync = CONFIG.sync.model_copy(update={"learners": len(now.learners)})
-    config_json = CONFIG.model_copy(update={"sync": sync}).model_dump_json()
-    record = replace(RECORD, config_json=config_json)
-    wrong = alerts_of(now, record, Known(seen.past, BrokerWatch()), NOW_S)
+    now = replace(seen.report, run=replace(seen.report.run, **late))
+    wrong = seen.model.alerts(now)
     assert {a.key for a in wrong} == {"gone", "loss", "goodput", "refused", "texts", "checkpoint"}
-    seen = replace(seen, now=now, alerts=wrong)
+    seen = replace(seen, report=now, alerts=wrong)
     lines = drawn(seen, 80, 20)
     assert sum(line.startswith("! ") for line in lines) == 6
     assert len(lines) <= 20
@@ -370,30 +370,12 @@ def test_shares_fill_the_bar() -> None:
     assert Text.from_markup(split_bar(dict.fromkeys(USES, 0.0), 10)).plain == " " * 10
 
 
-def test_the_loss_curve_is_bounded_and_keeps_its_ends() -> None:
-    past = Past()
-    for version in range(2, 2 + 4 * MOST_LOSSES):
-        past.take(closed(version, loss=float(version)))
-    assert len(past.losses) <= MOST_LOSSES
-    assert past.losses[0] < 10
-    assert past.losses[-1] > 4 * MOST_LOSSES - 10
-    assert past.losses == sorted(past.losses)
-
-
-def test_a_message_that_was_seen_changes_nothing() -> None:
-    once, twice = Past(), Past()
-    once.take(closed(2))
-    for _ in range(2):
-        twice.take(closed(2))
-    assert (list(once.rounds), once.losses) == (list(twice.rounds), twice.losses)
-
-
 async def test_the_newest_round_is_as_old_as_the_broker_says_whatever_its_syncers_clock() -> None:
     """A scripted run closes its rounds in 1970."""
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all()
-    at_once = report(await snapshot(scripted.bus, "run"), time.time())
-    feed = Feed(scripted.bus, "run")
+    at_once = (await read_model(scripted.bus, "run")).snapshot().report
+    feed = RunFeed(scripted.bus, "run")
     following = asyncio.create_task(feed.run())
     async with asyncio.timeout(20):
         while (now := feed.report()) is None or now.run.rounds < 3:  # noqa: ASYNC110 - it reads the log
@@ -411,7 +393,7 @@ async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
     """Read from its first commit, it looks for a while as if nothing had come since."""
     ago_s = [21 * 86_400.0]
     broker = MemoryBroker(clock_ns=lambda: time.time_ns() - int(ago_s[0] * 1e9))
-    scripted, past = await ScriptedRun.begin(broker.connect()), Past()
+    scripted = await ScriptedRun.begin(broker.connect())
     losses = (2.0, 5.0, 5.0, 5.0, 1.9)
     for version, loss in enumerate(losses, 1):
         ago_s[0] = 0.0 if version == len(losses) else ago_s[0] - 10.0
@@ -421,19 +403,18 @@ async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
     here = beat("a", sent_ns=time.time_ns(), alive_s=9e5)
     await presence.publish_pulse(scripted.bus, here)
 
-    def stopping(most: int, follow: Callable[..., AsyncGenerator[Any]]) -> Any:
-        async def some(*of: Any) -> AsyncGenerator[Any]:
-            messages = follow(*of)
-            async with aclosing(messages):
-                for _ in range(most):
-                    yield await anext(messages)
-                await asyncio.Event().wait()
+    follow = Sources.follow
+    most: dict[type, int] = {Commit: 12, Evaluation: 4}
 
-        return some
+    async def some(self: Sources, kind: type[RunMessage]) -> AsyncGenerator[Any]:
+        messages = follow(self, kind)
+        async with aclosing(messages):
+            for _ in range(most.get(kind, sys.maxsize)):
+                yield await anext(messages)
+            await asyncio.Event().wait()
 
-    monkeypatch.setattr(ledger, "follow_stored_commits", stopping(12, ledger.follow_stored_commits))
-    monkeypatch.setattr(ledger, "follow_evaluations", stopping(4, ledger.follow_evaluations))
-    feed = Feed(scripted.bus, "run", on_message=past.take)
+    monkeypatch.setattr(Sources, "follow", some)
+    feed = RunFeed(scripted.bus, "run")
     following = asyncio.create_task(feed.run())
     async with asyncio.timeout(DEADLINE_S):
         while (  # noqa: ASYNC110 - it reads the log
@@ -445,11 +426,11 @@ async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
             await asyncio.sleep(0)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    assert feed.view is not None
-    told = top._json(feed.view, scripted.record, Known(past, BrokerWatch()))
+    assert feed.model is not None
+    told = snapshot_json(feed.model.snapshot())
     wrong = {alert["key"] for alert in json.loads(json.dumps(told["alerts"]))}
     assert not wrong & {"no-commit", "held-out"}
-    assert (now.run.counting, feed.view.judging) == (True, True)
+    assert (now.run.counting, feed.model.view.evaluating) == (True, True)
     assert (now.run.versions[:3], now.run.step) == ((5, 5, 5), 40)
 
 
@@ -466,12 +447,15 @@ async def test_what_a_checkpoint_lacks_is_told_though_it_is_read_after_a_long_le
     ago_s[0] = 5.0
     await scripted.commit(0)
 
-    async def never(*_: Any) -> AsyncGenerator[Any]:
-        await asyncio.Event().wait()
-        yield
+    follow = Sources.follow
 
-    monkeypatch.setattr(ledger, "follow_checkpoints", never)
-    feed = Feed(scripted.bus, "run")
+    async def no_checkpoint(self: Sources, kind: type[RunMessage]) -> AsyncGenerator[Any]:
+        async for found in follow(self, kind):
+            if kind is not CheckpointRecord:
+                yield found
+
+    monkeypatch.setattr(Sources, "follow", no_checkpoint)
+    feed = RunFeed(scripted.bus, "run")
     following = asyncio.create_task(feed.run())
     async with asyncio.timeout(DEADLINE_S):
         while (now := feed.report()) is None or now.run.counting:  # noqa: ASYNC110 - it reads the log
@@ -495,30 +479,27 @@ async def test_who_was_started_again_and_again_is_told_of_by_a_top_that_starts_l
     ]
     here = beat("flaps", incarnation=joined[-1].incarnation)
     await presence.publish_pulse(scripted.bus, here)
-    known, once = Known(Past(), BrokerWatch()), Known(Past(), BrokerWatch())
-    view = await snapshot(scripted.bus, "run", on_message=once.past.take)
-    feed = Feed(scripted.bus, "run", on_message=known.past.take)
+    time_s = [time.time()]
+    once = await read_model(scripted.bus, "run", lambda: time_s[0])
+    feed = RunFeed(scripted.bus, "run", clock_s=lambda: time_s[0])
     following = asyncio.create_task(feed.run())
-    async with asyncio.timeout(DEADLINE_S):
-        while not known.past.lately.counted or known.past.lately.starts(0)["flaps"] < 3:  # noqa: ASYNC110 - it reads the log
-            await asyncio.sleep(0)
+    await until(lambda: feed.model and feed.model.history.lately.starts(0)["flaps"] >= 3)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    assert feed.view is not None
-    for one, seen in ((view, once), (feed.view, known)):
-        now_s = time.time()
-        told = {a.key for a in alerts_of(report(one, now_s), scripted.record, seen, now_s)}
-        assert "flapping-flaps" in told
-        told = {a.key for a in alerts_of(report(one, now_s), scripted.record, seen, now_s + 601)}
-        assert "flapping-flaps" not in told
+    assert feed.model is not None
+    for later_s, expected in ((0.0, True), (601.0, False)):
+        time_s[0] += later_s
+        for model in (once, feed.model):
+            keys = {alert.key for alert in model.snapshot().alerts}
+            assert ("flapping-flaps" in keys) is expected
 
 
 async def test_a_round_that_comes_is_new_though_the_brokers_clock_is_an_hour_behind() -> None:
     """So is what it refuses."""
-    broker, past = MemoryBroker(clock_ns=lambda: time.time_ns() - 3600 * 10**9), Past()
+    broker = MemoryBroker(clock_ns=lambda: time.time_ns() - 3600 * 10**9)
     scripted = await ScriptedRun.begin(broker.connect())
     await scripted.commit_all()
-    feed = Feed(scripted.bus, "run", on_message=past.take)
+    feed = RunFeed(scripted.bus, "run")
     following = asyncio.create_task(feed.run())
 
     async def ago_s(rounds: int) -> float:
@@ -535,39 +516,40 @@ async def test_a_round_that_comes_is_new_though_the_brokers_clock_is_an_hour_beh
         refusing = encode(closed(3))
         await scripted.bus.publish(Subjects("run").commit(0), refusing)
         assert await ago_s(7) < 60
-        assert past.lately.refused(time.time()) == {"too_stale": 1}
+        assert feed.model is not None
+        assert feed.model.history.lately.refused(time.time()) == {"too_stale": 1}
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_a_log_begun_anew_begins_the_view_and_what_is_remembered_anew() -> None:
-    broker, past = MemoryBroker(), Past()
+    broker = MemoryBroker()
     first = await ScriptedRun.begin(broker.connect())
     for step in range(3):
         await first.commit_all(step=step)
-    feed = Feed(broker.connect(), "run", on_message=past.take)
+    feed = RunFeed(broker.connect(), "run")
     following = asyncio.create_task(feed.run())
 
-    async def until(versions: list[int], rounds: int) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while (
-                (now := feed.report()) is None
-                or (list(now.run.versions[:3]), now.run.rounds) != (versions, rounds)
-                or len(past.rounds) != rounds
-            ):
-                assert not following.done()
-                await asyncio.sleep(0)
+    def reads(versions: tuple[int, ...], rounds: int) -> bool:
+        assert not following.done()
+        now = feed.snapshot()
+        if now is None or (now.report.run.versions[:3], now.report.run.rounds) != (
+            versions,
+            rounds,
+        ):
+            return False
+        return sum(row.merged for row in now.model.history.timeline.rounds.values()) == rounds
 
     try:
-        await until([3, 3, 3], 9)
+        await until(lambda: reads((3, 3, 3), 9))
         for name in tuple(broker.streams):
             stream = broker.streams.pop(name)
             stream.lost = True
             stream.wake()
         second = await ScriptedRun.begin(broker.connect())
         await second.commit_all(step=5)
-        await until([1, 1, 1], 3)
+        await until(lambda: reads((1, 1, 1), 3))
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -578,10 +560,8 @@ async def test_json_holds_the_state_and_the_newest_rounds() -> None:
     for step in range(3):
         await scripted.commit_all(step=step)
     await presence.publish_pulse(scripted.bus, beat("a"))
-    known = Known(Past(), BrokerWatch(), await scripted.bus.rooms())
-    view = await snapshot(scripted.bus, "run", on_message=known.past.take)
-    record = await ledger.read_run(scripted.bus, "run")
-    told = json.loads(json.dumps(top._json(view, record, known)))
+    model = await read_model(scripted.bus, "run")
+    told = json.loads(json.dumps(snapshot_json(model.snapshot())))
     assert [row["version"] for row in told["rounds"]] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert all(age >= 0 for age in told["fragment_age_s"][:3])
     assert told["learners"][0]["time"]["train"] >= 0
@@ -595,9 +575,8 @@ async def test_times_that_cannot_be_are_left_out() -> None:
     odd = encode(replace(second, grace_s=float("nan")))
     await scripted.bus.publish(Subjects("run").commit(0), odd)
     await presence.publish_pulse(scripted.bus, beat("a", step_time_s=float("inf")))
-    known = Known(Past(), BrokerWatch())
-    view = await snapshot(scripted.bus, "run", on_message=known.past.take)
-    told = json.dumps(top._json(view, scripted.record, known), allow_nan=False)
+    model = await read_model(scripted.bus, "run")
+    told = json.dumps(snapshot_json(model.snapshot()), allow_nan=False)
     assert [row["version"] for row in json.loads(told)["rounds"]] == [first.version]
     assert [row["heard"] for row in json.loads(told)["learners"]] == [False]
 
@@ -612,9 +591,8 @@ async def test_a_single_look_shows_what_can_be_read_where_the_newest_cannot(read
         await scripted.bus.publish(Subjects("run").commit(fragment), b"noise")
     await scripted.bus.publish(Subjects("run").checkpoint(), b"noise")
     await scripted.finish()
-    past = Past()
-    view = await asyncio.wait_for(snapshot(scripted.bus, "run", on_message=past.take), DEADLINE_S)
-    assert (view.rounds, len(past.rounds), view.checkpoint) == (6, 6, None)
+    model = await asyncio.wait_for(read_model(scripted.bus, "run"), DEADLINE_S)
+    assert (model.view.rounds, model.view.checkpoint) == (6, None)
 
 
 def test_a_curve_leaves_out_what_would_flatten_it() -> None:
@@ -625,10 +603,10 @@ def test_a_curve_leaves_out_what_would_flatten_it() -> None:
 async def test_it_draws_until_the_run_is_finished_and_once_more_at_the_end() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all()
-    out, known = io.StringIO(), Known(Past(), BrokerWatch())
+    out = io.StringIO()
     console = Console(file=out, width=80, height=24, force_terminal=True)
-    feed = Feed(scripted.bus, "run", on_message=known.past.take)
-    following = asyncio.create_task(top._follow(feed, known, console))
+    feed = RunFeed(scripted.bus, "run")
+    following = asyncio.create_task(top.follow(feed, QUIET, console))
     await scripted.finish()
     await asyncio.wait_for(following, DEADLINE_S)
     assert "finished" in out.getvalue()
@@ -644,18 +622,19 @@ async def test_of_a_finished_run_it_draws_all_there_is_however_long_the_ledger(
     assert not await top._is_over(scripted.bus, "another")
     await scripted.finish()
     assert await top._is_over(scripted.bus, "run")
-    follow = ledger.follow_stored_commits
+    follow = Sources.follow
 
-    async def slowly(*of: Any) -> AsyncGenerator[Any]:
-        async for found in follow(*of):
-            await asyncio.sleep(0.05)
+    async def slowly(self: Sources, kind: type[RunMessage]) -> AsyncGenerator[Any]:
+        async for found in follow(self, kind):
+            if kind is Commit:
+                await asyncio.sleep(0.05)
             yield found
 
-    monkeypatch.setattr(ledger, "follow_stored_commits", slowly)
-    out, known = io.StringIO(), Known(Past(), BrokerWatch())
+    monkeypatch.setattr(Sources, "follow", slowly)
+    out = io.StringIO()
     console = Console(file=out, width=80, height=24, force_terminal=True)
-    feed = Feed(scripted.bus, "run", on_message=known.past.take)
-    await asyncio.wait_for(top._follow(feed, known, console), DEADLINE_S)
+    feed = RunFeed(scripted.bus, "run")
+    await asyncio.wait_for(top.follow(feed, QUIET, console), DEADLINE_S)
     assert "rounds 30 " in out.getvalue()
 
 
@@ -665,19 +644,18 @@ async def test_a_run_that_ends_while_its_ledger_is_read_is_read_to_its_end(
     """The record of its end comes before commits that were not there when the reading began."""
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all()
-    follow, ended = ledger.follow_stored_commits, asyncio.Event()
+    follow, ended = Sources.follow, asyncio.Event()
 
-    async def late(*of: Any) -> AsyncGenerator[Any]:
-        messages = follow(*of)
-        async with aclosing(messages):
-            for read in range(6):
-                if read == 3:
-                    await ended.wait()
-                yield await anext(messages)
-            await asyncio.Event().wait()
+    async def late(self: Sources, kind: type[RunMessage]) -> AsyncGenerator[Any]:
+        read = 0
+        async for found in follow(self, kind):
+            if kind is Commit and read == 3:
+                await ended.wait()
+            read += 1
+            yield found
 
-    monkeypatch.setattr(ledger, "follow_stored_commits", late)
-    feed = Feed(scripted.bus, "run")
+    monkeypatch.setattr(Sources, "follow", late)
+    feed = RunFeed(scripted.bus, "run")
     following = asyncio.create_task(feed.run())
     try:
         async with asyncio.timeout(DEADLINE_S):

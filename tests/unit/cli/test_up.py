@@ -16,7 +16,7 @@ from rich.console import Console
 from skerry.cli.cluster.cluster import describe
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Change, ProcessEvent
-from skerry.cli.live import screen
+from skerry.cli.screen import screen
 from skerry.cli.up import broker_watch, conclude, free_page_port, say_page
 from skerry.settings.models import HealthSettings
 from skerry.status.format import printable

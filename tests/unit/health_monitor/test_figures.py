@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.liveness import Policy
 from skerry.log.base import Retention, Room, Storage, StreamInfo, StreamSpec
 from skerry.protocol.messages import (
@@ -26,17 +28,18 @@ from skerry.protocol.messages import (
     RefusalCause,
 )
 from skerry.settings.models import RunConfig
+from skerry.status.commit_totals import CommitTotals
+from skerry.status.model import RunModel
 from skerry.status.recent import STARTING_S
 from skerry.status.report import report
-from skerry.status.view import Frame, RunView, fold, peek
+from skerry.status.sources import MOST_LEARNERS, MessageCounts
+from skerry.status.view import RunShape, RunView, fold, peek
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Metric, MetricKind, of, prometheus_name
 from skerry.telemetry.points import Point, Spread, flat
 from skerry_health_monitor.metrics.broker import Server
 from skerry_health_monitor.metrics.figures import Known, figures, interval_s
 from skerry_health_monitor.metrics.prometheus import exposition
-from skerry_health_monitor.watching.sources import MOST_LEARNERS
-from skerry_health_monitor.watching.sums import Sums
 from tests.support.builders import (
     checkpoint_record,
     commit,
@@ -46,6 +49,7 @@ from tests.support.builders import (
     ns,
     pulse,
     refused,
+    run_record,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +59,7 @@ NOW_S = 1_000_000.0
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 CONFIG = RunConfig()
+CUT = plan([LeafSpec("w", (8, 8))], 1)
 
 PULSE = pulse(
     step=40,
@@ -100,22 +105,19 @@ def judged(**changes: Any) -> Evaluation:
 
 
 def view(*messages: Pulse | Commit | CheckpointRecord | Evaluation) -> RunView:
-    empty = RunView(Frame("r", 1, 1, 100, None, Policy(0.5, 3.0, 8.0)), created_s=NOW_S - 60)
+    empty = RunView(RunShape("r", 1, 1, 100, None, Policy(0.5, 3.0, 8.0)), created_s=NOW_S - 60)
     return reduce(lambda seen, message: fold(seen, message, NOW_S), messages, empty)
 
 
 def known(seen: RunView, *commits: Commit) -> Known:
-    sums = Sums("r")
+    model = RunModel(run_record("r", CUT), CONFIG, lambda: NOW_S)
+    model.view = seen
     for message in commits:
-        sums.take(message)
+        model.totals.take(message)
     spec = StreamSpec("SKERRY_r_STATE", (), Retention.LAST_PER_SUBJECT, Storage.FILE, 1000)
     return Known(
-        seen,
-        CONFIG,
-        "0.1.0",
-        sums,
-        {"pulse": 1},
-        {"pulse": 3},
+        model,
+        MessageCounts(Counter(pulse=1), Counter(pulse=3)),
         [StreamInfo("SKERRY_r_STATE", 7, 900, 1, 7, spec)],
         [Room(Storage.FILE, 950, 1000), Room(Storage.MEMORY, 30)],
     )
@@ -181,7 +183,7 @@ def test_what_the_codec_and_the_merge_took_is_told() -> None:
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_a_time_that_is_no_number_spoils_no_sum(odd: float) -> None:
-    sums = Sums("r")
+    sums = CommitTotals("r")
     sums.take(replace(closed(2), merge_s=odd, grace_s=odd, quorum_s=odd))
     sums.take(closed(3))
     told = {f.metric: f for f in sums.figures() if isinstance(f, Spread)}
@@ -242,7 +244,8 @@ def test_an_account_without_a_limit_is_told_of_without_one() -> None:
 def test_what_has_not_happened_yet_is_told_of_as_0_so_that_its_first_time_is_seen() -> None:
     found = figures(known(view(PULSE)), [], NOW_S)
     assert values(found, metrics.CONTRIBUTIONS)["r", "refused", "too_stale"] == 0
-    found = figures(replace(known(view(PULSE)), malformed={}), [], NOW_S)
+    counts = MessageCounts(Counter(pulse=1))
+    found = figures(replace(known(view(PULSE)), counts=counts), [], NOW_S)
     assert values(found, metrics.MONITOR_MALFORMED) == {("r", "pulse"): 0}
 
 
@@ -252,20 +255,20 @@ def test_a_run_without_a_commit_has_waited_for_one_since_it_was_created() -> Non
 
 
 def test_a_second_offer_of_initial_parameters_is_no_refusal() -> None:
-    sums = Sums("r")
+    sums = CommitTotals("r")
     sums.take(closed(refused=(refused(RefusalCause.GENESIS, "b"),)))
     found = [f for f in sums.figures() if isinstance(f, Point) and f.labels[1] == "refused"]
     assert sum(f.value for f in found) == 0
 
 
 def test_restored_parameters_are_no_round_of_no_time_with_a_path_for_a_reason() -> None:
-    sums = Sums("r")
+    sums = CommitTotals("r")
     sums.take(closed(40, origin=CommitOrigin.RESTORED, source="/checkpoints/40"))
     assert [f for f in sums.figures() if isinstance(f, Spread) and f.count] == []
 
 
 def test_a_round_that_never_had_its_quorum_counts_in_no_wait_for_it() -> None:
-    sums = Sums("r")
+    sums = CommitTotals("r")
     sums.take(closed(2, reason=CloseReason.TIMEOUT))
     counted = {f.metric for f in sums.figures() if isinstance(f, Spread) and f.count}
     assert metrics.ROUND_DURATION in counted
@@ -281,7 +284,7 @@ def test_sums_of_the_ledger_are_left_out_while_its_history_is_still_read() -> No
 
 
 def test_a_commit_that_was_counted_changes_nothing() -> None:
-    once, twice = Sums("r"), Sums("r")
+    once, twice = CommitTotals("r"), CommitTotals("r")
     once.take(closed())
     for _ in range(2):
         twice.take(closed())

@@ -7,17 +7,16 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from skerry.log import ledger
-from skerry.log.base import Record
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import Commit
 from skerry.settings.models import HealthSettings, RunConfig
+from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.service import Monitor, page_of
-from skerry_health_monitor.watching.sources import Sources
 from skerry_health_monitor.web.page import FILES
 from skerry_health_monitor.web.server import Connections, application
 from tests.support.scripted_run import ScriptedRun
@@ -45,11 +44,11 @@ async def served(
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     _, routes = page_of(monitor, Connections(), health or HealthSettings(), target)
     following = asyncio.create_task(monitor.follow())
-    transport = httpx.ASGITransport(application(monitor.view, "run", routes))
+    transport = httpx.ASGITransport(application(lambda: monitor.feed.view, "run", routes))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://monitor") as client:
             async with asyncio.timeout(DEADLINE_S):
-                while monitor.watch is None or not monitor.watch.history.timeline.rounds:  # noqa: ASYNC110 - it reads the log
+                while monitor.feed.model is None or not monitor.feed.model.history.timeline.rounds:  # noqa: ASYNC110 - it reads the log
                     await asyncio.sleep(0)
             yield client
     finally:
@@ -122,12 +121,15 @@ async def test_a_round_that_is_known_but_not_read_yet_is_asked_for_again(
     for _ in range(3):
         await scripted.commit_all()
 
-    async def the_first(_: Sources) -> AsyncGenerator[tuple[Record, Commit]]:
-        async for sequence, commit in ledger.follow_commits(scripted.bus, "run"):
-            yield Record("", sequence, 1, b""), commit
-            await asyncio.Event().wait()
+    follow = Sources.follow
 
-    monkeypatch.setattr(Sources, "commits", the_first)
+    async def the_first(self: Sources, kind: type[RunMessage]) -> AsyncGenerator[Any]:
+        async for found in follow(self, kind):
+            yield found
+            if kind is Commit:
+                await asyncio.Event().wait()
+
+    monkeypatch.setattr(Sources, "follow", the_first)
     async with served(scripted) as client:
         answers = [await client.get(f"/api/rounds/{path}") for path in ("0/1", "1/3", "1/5", "7/1")]
     assert [answer.status_code for answer in answers] == [200, 503, 404, 404]

@@ -13,16 +13,16 @@ from skerry.protocol.messages import (
     Pulse,
 )
 from skerry.settings.models import RunConfig
-from skerry_health_monitor.watching.book import Book
-from skerry_health_monitor.watching.watch import Watch
+from skerry.status.model import RunModel
+from skerry_health_monitor.alert_log import AlertLog
 from skerry_health_monitor.web.picture import (
     COLUMNS,
     MOST_ARRIVALS,
     Drawn,
-    Scene,
+    Page,
     Sections,
     marks,
-    picture,
+    sections,
 )
 from tests.support.builders import (
     checkpoint_record,
@@ -53,83 +53,83 @@ def closed(version: int, answers: int = 1) -> Commit:
 
 
 @pytest.fixture
-def watch() -> Watch:
-    """A watch that has seen one of everything."""
+def model() -> RunModel:
+    """A model that has seen one of everything."""
     record = run_record("run", plan((LeafSpec("w", (8, 8)),), 1), "{}")
-    watch = Watch(record, RunConfig(), lambda: NOW_S)
-    watch.joined(member(), 0, 1)
-    watch.committed(closed(1), 1, int(NOW_S * 1e9))
-    watch.committed(closed(2), 2, int(NOW_S * 1e9))
-    watch.take(beat())
-    watch.take(checkpoint_record("/there", versions=(1,), step=4))
-    watch.take(evaluation(5, bits_per_byte=float("nan"), sample="text"))
-    watch.judge()
-    return watch
+    model = RunModel(record, RunConfig(), lambda: NOW_S)
+    model.take(member(), 0, 1)
+    model.take(closed(1), 1, int(NOW_S * 1e9))
+    model.take(closed(2), 2, int(NOW_S * 1e9))
+    model.take(beat())
+    model.take(checkpoint_record("/there", versions=(1,), step=4))
+    model.take(evaluation(5, bits_per_byte=float("nan"), sample="text"))
+    model.judge()
+    return model
 
 
-def scene(watch: Watch) -> Scene:
-    return Scene(watch, watch.told, Book(), (), None, {}, NOW_S)
+def page(model: RunModel) -> Page:
+    return Page(model, model.judged, AlertLog(), (), None, {}, NOW_S)
 
 
-def drawn_of(watch: Watch, drawn: Drawn | None = None) -> Sections:
-    return picture(scene(watch), {} if drawn is None else drawn)
+def drawn_of(model: RunModel, drawn: Drawn | None = None) -> Sections:
+    return sections(page(model), {} if drawn is None else drawn)
 
 
 @pytest.mark.parametrize("section", ROWS)
-def test_every_row_has_a_value_for_every_column(watch: Watch, section: str) -> None:
-    rows = drawn_of(watch)[section]
+def test_every_row_has_a_value_for_every_column(model: RunModel, section: str) -> None:
+    rows = drawn_of(model)[section]
     assert rows
     assert {len(row) for row in rows.values()} == {len(COLUMNS[section])}
 
 
-def test_it_is_json_without_infinities(watch: Watch) -> None:
-    watch.take(beat(loss=float("inf"), alive_s=3.0, sent_ns=int(NOW_S * 1e9) + 1))
-    watch.judge()
-    text = json.dumps(drawn_of(watch), allow_nan=False)
+def test_it_is_json_without_infinities(model: RunModel) -> None:
+    model.take(beat(loss=float("inf"), alive_s=3.0, sent_ns=int(NOW_S * 1e9) + 1))
+    model.judge()
+    text = json.dumps(drawn_of(model), allow_nan=False)
     assert json.loads(text)["learners"]["a"][COLUMNS["learners"].index("loss")] is None
 
 
-def test_a_round_that_is_adopted_later_is_drawn_anew(watch: Watch) -> None:
+def test_a_round_that_is_adopted_later_is_drawn_anew(model: RunModel) -> None:
     drawn: Drawn = {}
     at = COLUMNS["rounds"].index("adopted")
-    assert drawn_of(watch, drawn)["rounds"]["0.2"][at] == 0
-    watch.take(beat(versions=(2,), alive_s=3.0))
-    assert drawn_of(watch, drawn)["rounds"]["0.2"][at] == 1
+    assert drawn_of(model, drawn)["rounds"]["0.2"][at] == 0
+    model.take(beat(versions=(2,), alive_s=3.0))
+    assert drawn_of(model, drawn)["rounds"]["0.2"][at] == 1
 
 
-def test_a_round_of_very_many_shows_some_of_their_answers(watch: Watch) -> None:
-    watch.committed(closed(3, answers=200), 3, int(NOW_S * 1e9))
-    row = drawn_of(watch)["rounds"]["0.3"]
+def test_a_round_of_very_many_shows_some_of_their_answers(model: RunModel) -> None:
+    model.take(closed(3, answers=200), 3, int(NOW_S * 1e9))
+    row = drawn_of(model)["rounds"]["0.3"]
     arrived = row[COLUMNS["rounds"].index("arrived_s")]
     assert len(arrived) == MOST_ARRIVALS
     assert (arrived[0], arrived[-1]) == (0.0, 0.199)
     assert row[COLUMNS["rounds"].index("learners")] == 200
 
 
-def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of(watch: Watch) -> None:
+def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of(model: RunModel) -> None:
     def row() -> dict[str, Any]:
-        return dict(zip(COLUMNS["fragments"], drawn_of(watch)["fragments"]["0"], strict=True))
+        return dict(zip(COLUMNS["fragments"], drawn_of(model)["fragments"]["0"], strict=True))
 
     assert (row()["version"], row()["closed_s"], row()["step"]) == (2, NOW_S, 8)
-    watch.know(closed(9), 9, int(NOW_S * 1e9))
+    model.peek(closed(9), 9, int(NOW_S * 1e9))
     assert (row()["version"], row()["closed_s"], row()["reason"]) == (9, None, "")
-    watch.committed(closed(9), 9, int(NOW_S * 1e9))
+    model.take(closed(9), 9, int(NOW_S * 1e9))
     assert (row()["version"], row()["closed_s"], row()["reason"]) == (9, NOW_S, "all_arrived")
 
 
-def test_marks_name_learners_that_the_picture_numbers(watch: Watch) -> None:
-    watch.take(beat("l0"))
-    watch.judge()
-    number = drawn_of(watch)["learners"]["l0"][0]
-    assert [mark[1] for mark in marks(scene(watch))] == [number]
-    assert marks(scene(watch), after=1) == []
+def test_marks_name_learners_that_the_picture_numbers(model: RunModel) -> None:
+    model.take(beat("l0"))
+    model.judge()
+    number = drawn_of(model)["learners"]["l0"][0]
+    assert [mark[1] for mark in marks(page(model))] == [number]
+    assert marks(page(model), after=1) == []
 
 
-def test_long_text_of_others_is_cut(watch: Watch) -> None:
-    watch.joined(member(incarnation=2, host="h" * 500), 0, 2)
-    watch.take(checkpoint_record("/" + "p" * 5000, step=4, written_ns=8))
-    watch.judge()
-    assert max(len(text) for text in strings(drawn_of(watch))) <= 601
+def test_long_text_of_others_is_cut(model: RunModel) -> None:
+    model.take(member(incarnation=2, host="h" * 500), 0, 2)
+    model.take(checkpoint_record("/" + "p" * 5000, step=4, written_ns=8))
+    model.judge()
+    assert max(len(text) for text in strings(drawn_of(model))) <= 601
 
 
 def strings(value: object) -> list[str]:

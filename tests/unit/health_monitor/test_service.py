@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ from skerry.protocol.messages import (
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import STREAM_KINDS, Subjects
 from skerry.settings.models import RunConfig
-from skerry.status.alerts import Store
+from skerry.status.alerts import StreamStore
+from skerry.status.model import RunModel
 from skerry.status.recent import RECENT_S
+from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.service import Monitor
-from skerry_health_monitor.watching.sources import Sources
-from skerry_health_monitor.watching.watch import Watch
 from skerry_health_monitor.web.server import application, listen
 from skerry_health_monitor.web.stream import event
 from tests.support.builders import checkpoint_record, evaluation, pulse, run_record
@@ -49,7 +49,7 @@ def beat(step: int, **changes: Any) -> Pulse:
 
 
 async def asked(monitor: Monitor, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(application(monitor.view, monitor.run))
+    transport = httpx.ASGITransport(application(lambda: monitor.feed.view, monitor.feed.name))
     async with httpx.AsyncClient(transport=transport, base_url="http://monitor") as client:
         return await client.get(path)
 
@@ -68,6 +68,21 @@ async def seen(monitor: Monitor, holds: Callable[[dict[str, Any]], bool]) -> dic
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+def instead(only: Mapping[type, Sequence[RunMessage]]) -> Callable[..., Any]:
+    """Return a ``Sources.follow`` that yields nothing but these messages of these kinds."""
+    follow = Sources.follow
+
+    async def some(self: Sources, kind: type[RunMessage]) -> AsyncGenerator[Any]:
+        if kind not in only:
+            async for found in follow(self, kind):
+                yield found
+        for sequence, message in enumerate(only.get(kind, ()), 1):
+            yield Record("", sequence, 0, b""), message
+        await asyncio.Event().wait()
+
+    return some
 
 
 async def test_it_answers_before_there_is_a_run() -> None:
@@ -98,8 +113,10 @@ async def test_a_store_of_the_broker_that_fills_up_is_an_alert() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await presence.publish_pulse(scripted.bus, beat(5))
     monitor = Monitor(scripted.bus, "run", until_finished=False)
-    monitor.brokers_stores = lambda: [Store(Room(Storage.FILE, 95, 100), "n1")]
-    await seen(monitor, lambda _: "store-file-n1" in monitor.book.active and monitor.rooms != ())
+    monitor.brokers_stores = lambda: [StreamStore(Room(Storage.FILE, 95, 100), "n1")]
+    await seen(
+        monitor, lambda _: "store-file-n1" in monitor.alert_log.active and monitor.rooms != ()
+    )
     assert {room.storage for room in monitor.rooms} == {Storage.FILE, Storage.MEMORY}
 
 
@@ -134,13 +151,9 @@ async def test_it_answers_with_the_newest_versions_before_it_has_read_the_histor
     for step in range(3):
         await scripted.commit_all(step=step)
 
-    async def endless(_: Sources) -> AsyncGenerator[tuple[Record, Commit]]:
-        await asyncio.Event().wait()
-        yield Record("", 0, 0, b""), scripted.manifests[0].commit
-
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     with monkeypatch.context() as patch:
-        patch.setattr(Sources, "commits", endless)
+        patch.setattr(Sources, "follow", instead({Commit: []}))
         told = (await seen(monitor, lambda answer: answer["run"]["step"] == 2))["run"]
     assert (told["versions"], told["rounds"], told["counting"]) == ([3, 3, 3], 0, True)
     told = (await seen(monitor, lambda answer: not answer["run"]["counting"]))["run"]
@@ -165,31 +178,23 @@ async def test_a_long_history_raises_no_alert_of_what_is_only_not_read_yet(
     async def old(*of: Any) -> RunRecord:
         return replace(await wait_run(*of), created_ns=began_ns)
 
-    async def no_checkpoint(_: Sources) -> AsyncGenerator[tuple[Record, CheckpointRecord]]:
-        await asyncio.Event().wait()
-        yield Record("", 0, 0, b""), checkpoint
-
-    async def all_but_the_last(_: Sources) -> AsyncGenerator[tuple[Record, Evaluation]]:
-        for version, loss in enumerate(losses[:-1], 1):
-            yield (
-                Record("", version, 0, b""),
-                evaluation(version, versions=(version,) * 3, loss=loss, evaluated_ns=now_ns),
-            )
-        await asyncio.Event().wait()
-
-    async def same(_: Sources) -> AsyncGenerator[tuple[Record, RunRecord]]:
-        yield Record("", 1, 0, b""), await old(scripted.bus, "run")
-        await asyncio.Event().wait()
-
+    read = [
+        evaluation(version, versions=(version,) * 3, loss=loss, evaluated_ns=now_ns)
+        for version, loss in enumerate(losses[:-1], 1)
+    ]
+    same: list[RunMessage] = [await old(scripted.bus, "run")]
     monkeypatch.setattr(ledger, "wait_run", old)
-    monkeypatch.setattr(Sources, "runs", same)
-    monkeypatch.setattr(Sources, "checkpoints", no_checkpoint)
-    monkeypatch.setattr(Sources, "evaluations", all_but_the_last)
+    only: dict[type, Sequence[RunMessage]] = {
+        RunRecord: same,
+        CheckpointRecord: [],
+        Evaluation: read,
+    }
+    monkeypatch.setattr(Sources, "follow", instead(only))
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     told = await seen(monitor, lambda answer: len(answer["evaluations"]) == len(losses) - 1)
-    assert monitor.watch is not None
-    monitor._look(monitor.watch)
-    assert not {"checkpoint", "held-out"} & set(monitor.book.active)
+    assert monitor.feed.model is not None
+    monitor.look(monitor.feed.model)
+    assert not {"checkpoint", "held-out"} & set(monitor.alert_log.active)
     assert (told["run"]["checkpoint"], told["run"]["held_out"]["loss"]) == ("/there", 1.9)
 
 
@@ -210,7 +215,7 @@ async def test_times_that_cannot_be_end_neither_it_nor_its_answers() -> None:
         sick = beat(5, learner=name, step_time_s=step_time_s)
         await presence.publish_pulse(scripted.bus, sick)
     monitor = Monitor(scripted.bus, "run", until_finished=False)
-    told = await seen(monitor, lambda _: monitor.tally.malformed == {"commit": 1, "pulse": 1})
+    told = await seen(monitor, lambda _: monitor.feed.counts.malformed == {"commit": 1, "pulse": 1})
     assert [row["name"] for row in told["learners"] if row["heard"]] == ["c"]
     assert event("whole", monitor.frame().sections)
 
@@ -287,13 +292,15 @@ async def test_who_was_started_again_and_again_is_told_of_by_a_monitor_that_star
     monitor = Monitor(
         scripted.bus, "run", until_finished=False, clock_s=lambda: time.time() + later_s
     )
-    await seen(monitor, lambda _: monitor.tally.read["member"] >= STARTS + joined[-1].incarnation)
-    assert monitor.watch is not None
-    monitor._look(monitor.watch)
-    assert "flapping-flaps" in monitor.book.active
+    await seen(
+        monitor, lambda _: monitor.feed.counts.read["member"] >= STARTS + joined[-1].incarnation
+    )
+    assert monitor.feed.model is not None
+    monitor.look(monitor.feed.model)
+    assert "flapping-flaps" in monitor.alert_log.active
     later_s = RECENT_S + 1.0
-    monitor._look(monitor.watch)
-    assert "flapping-flaps" not in monitor.book.active
+    monitor.look(monitor.feed.model)
+    assert "flapping-flaps" not in monitor.alert_log.active
 
 
 async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
@@ -301,14 +308,14 @@ async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect(), config=config)
     looks = 0
     monitor = Monitor(scripted.bus, "run", until_finished=False)
-    look = monitor._look
+    look = monitor.look
 
-    def counted(watch: Watch) -> None:
+    def counted(model: RunModel) -> None:
         nonlocal looks
         looks += 1
-        look(watch)
+        look(model)
 
-    monitor._look = counted  # type: ignore[method-assign]  # to know when it has judged
+    monitor.look = counted  # type: ignore[method-assign]  # to know when it has judged
     following = asyncio.create_task(monitor.follow())
     try:
         with capture_logs() as logs:

@@ -19,8 +19,8 @@ from skerry_health_monitor.web.stream import (
     MOST_CLIENTS,
     MOST_WAITING,
     Client,
-    Frame,
     Hub,
+    PageFrame,
     difference,
     pause_s,
 )
@@ -36,9 +36,9 @@ class Source:
     epoch: object = "first"
     marks: list[list[Any]] = field(default_factory=list[list[Any]])
 
-    def frame(self) -> Frame:
+    def frame(self) -> PageFrame:
         held = None if self.sections is None else {k: dict(v) for k, v in self.sections.items()}
-        return Frame(
+        return PageFrame(
             self.epoch, held, lambda after: [m for m in self.marks if m[0] > after], {"now_s": 1}
         )
 

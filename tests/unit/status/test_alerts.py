@@ -5,23 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from structlog.testing import capture_logs
-
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.log.base import Room, Storage
 from skerry.protocol.messages import (
+    CloseReason,
     Commit,
     LearnerPhase,
     RefusalCause,
 )
 from skerry.settings.models import RunConfig
-from skerry.status.alerts import Alert, Severity, Situation, Store, alerts
+from skerry.status.alerts import Alert, Severity, Situation, StreamStore, alerts
+from skerry.status.model import RunModel
 from skerry.status.recent import WAITED_S
-from skerry.status.report import EvaluationRow, LearnerRow, Report
-from skerry_health_monitor.watching.book import MOST_PAST, Book, Held
-from skerry_health_monitor.watching.timeline import Past, interval_s
-from skerry_health_monitor.watching.watch import Watch
+from skerry.status.report import EvaluationRow, LearnerRow, RunReport
+from skerry.status.timeline import CommittedRound, interval_s
 from tests.support.builders import commit, member, ns, pulse, refused, run_record
 
 NOW_S = 1_000_000.0
@@ -61,10 +59,10 @@ def refusing(causes: tuple[RefusalCause, ...]) -> Commit:
     return commit(refused=tuple(refused(cause) for cause in causes))
 
 
-def round_at(closed_s: float) -> Past:
-    return Past(
-        *(0, 1, 1, 1, "grace_over", "syncer", False, closed_s, 0.0, 0.0, closed_s, closed_s),
-        *((), (), 0, 0, 0, None, ""),
+def round_at(closed_s: float) -> CommittedRound:
+    return CommittedRound(
+        *(0, 1, 1, 1, "grace_over", CloseReason.GRACE_OVER, "syncer", False),
+        *(closed_s, 0.0, 0.0, closed_s, closed_s, (), (), (), 0, 0, None, ""),
     )
 
 
@@ -87,14 +85,14 @@ class Scene:
 
     def alerts(self) -> list[Alert]:
         record = run_record("run", plan((LeafSpec("w", (8, 8)),), 1), "{}")
-        watch = Watch(record, RunConfig(), lambda: NOW_S)
-        lately = watch.history.lately
+        model = RunModel(record, RunConfig(), lambda: NOW_S)
+        lately = model.history.lately
         for number, at_s in enumerate(self.started_s):
             lately.joined(member("a", number + 2, joined_ns=ns(at_s)), at_s)
         lately.committed(refusing(self.refused), NOW_S - 5)
         for version in range(4) if self.rounds_every_s else ():
             closed_s = version * (self.rounds_every_s or 0.0)
-            watch.history.timeline.rounds[0, version] = round_at(closed_s)
+            model.history.timeline.rounds[0, version] = round_at(closed_s)
         for ago_s in range(int(self.watched_s), -1, -5):
             alive_s = DAYS_S - ago_s
             lately.pulsed(pulse(busy_s=self.trained * alive_s, alive_s=alive_s), NOW_S - ago_s)
@@ -109,10 +107,10 @@ class Scene:
             "checkpoint_lacks": 1,
             "checkpoint_lacks_s": DAYS_S,
         }
-        run = replace(watch.told.run, **{**quiet, **self.run})
-        told = Report(run, self.learners, self.evaluations)
+        run = replace(model.judged.run, **{**quiet, **self.run})
+        now = RunReport(run, self.learners, self.evaluations)
         seen = Situation(
-            NOW_S, told, lately, interval_s(watch.history.timeline.rounds), 30.0, 1, 24, 60.0
+            NOW_S, now, lately, interval_s(model.history.timeline.rounds), 30.0, 1, 24, 60.0
         )
         return alerts(replace(seen, **self.more))
 
@@ -311,7 +309,7 @@ def test_held_out_loss_goes_the_wrong_way_once_it_does_three_times_in_a_row() ->
     assert Scene(evaluations=read(2.0, 9.0, None, 2.1, 2.2)).keys() == set()
     (found,) = Scene(evaluations=read(2.0, 2.5, 3.0, 3.1)).alerts()
     assert found.text == "Held-out loss 3.100 is well above its best, 2.000."
-    reading = {"judging": True}
+    reading = {"evaluating": True}
     assert Scene(evaluations=read(2.0, 2.5, 3.0, 3.1), more=reading).keys() == set()
 
 
@@ -348,10 +346,10 @@ def test_a_checkpoint_is_not_too_old_between_two_slow_rounds_nor_while_it_holds_
 
 def test_a_store_that_is_nearly_full_is_named_with_what_to_raise() -> None:
     stores = [
-        Store(Room(Storage.FILE, 95, 100), "n1"),
-        Store(Room(Storage.MEMORY, 80, 100), "n1"),
-        Store(Room(Storage.FILE, 91, 100)),
-        Store(Room(Storage.MEMORY, 91)),  # no limit
+        StreamStore(Room(Storage.FILE, 95, 100), "n1"),
+        StreamStore(Room(Storage.MEMORY, 80, 100), "n1"),
+        StreamStore(Room(Storage.FILE, 91, 100)),
+        StreamStore(Room(Storage.MEMORY, 91)),  # no limit
     ]
     broker, account = Scene(more={"stores": stores}).alerts()
     assert (broker.key, account.key) == ("store-file-n1", "store-file-")
@@ -374,51 +372,3 @@ def test_a_finished_run_misses_nobody() -> None:
 def test_the_worst_comes_first() -> None:
     scene = Scene(run={"last_round_s_ago": 130.0}, trained=0.3)
     assert [alert.key for alert in scene.alerts()] == ["no-commit", "goodput"]
-
-
-def alert(key: str, severity: Severity = Severity.WARNING) -> Alert:
-    return Alert(key, severity, "text", "fix")
-
-
-def test_an_alert_keeps_its_beginning_and_is_remembered_when_it_is_over() -> None:
-    book = Book()
-    assert book.update([alert("x")], 10.0)
-    assert not book.update([alert("x")], 11.0)
-    assert book.active["x"].since_s == 10.0
-    assert book.update([], 15.0)
-    assert [(held.since_s, held.until_s) for held in book.past] == [(10.0, 15.0)]
-
-
-def test_an_alert_that_becomes_worse_is_told_again_under_its_number() -> None:
-    book = Book()
-    severities = (Severity.WARNING, Severity.CRITICAL, Severity.CRITICAL, Severity.WARNING)
-    with capture_logs() as logs:
-        changed = [book.update([alert("x", told)], 10.0 + n) for n, told in enumerate(severities)]
-    assert changed == [True, True, False, True]
-    assert [(line["event"], line["severity"]) for line in logs] == [
-        ("alert", "warning"),
-        ("alert_worse", "critical"),
-    ]
-    assert book.active["x"] == Held(10_000, alert("x"), 10.0)
-
-
-def test_no_two_alerts_have_one_number_though_the_monitor_was_started_again() -> None:
-    books = Book(), Book()
-    for book, now_s in zip(books, (NOW_S, NOW_S + 1), strict=True):
-        book.update([alert("x"), alert("y")], now_s)
-    numbers = [held.number for book in books for held in book.active.values()]
-    assert numbers == sorted(set(numbers))
-
-
-def test_what_only_explains_is_not_remembered() -> None:
-    book = Book()
-    book.update([alert("x", Severity.INFO)], 10.0)
-    book.update([], 11.0)
-    assert not book.past
-
-
-def test_the_book_is_bounded() -> None:
-    book = Book()
-    for number in range(3 * MOST_PAST):
-        book.update([alert(f"x{number}")], float(number))
-    assert len(book.past) == MOST_PAST

@@ -27,11 +27,11 @@ from skerry.protocol.messages import (
     RunRecord,
     RunState,
 )
-from skerry.status.report import Report, doubted, report, to_json
+from skerry.status.report import RunReport, report, to_json, unconfirmed
 from skerry.status.view import (
     MOST_EVALUATIONS,
     TEXTS_OF_LATE,
-    Frame,
+    RunShape,
     RunView,
     committed,
     disconnected,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from skerry.status.view import Message
 
 T0 = 1_000_000.0
-EMPTY = RunView(Frame("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0)))
+EMPTY = RunView(RunShape("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0)))
 
 
 def at_ns(at_s: float) -> int:
@@ -114,12 +114,12 @@ def test_a_learner_that_fell_silent_is_suspect_and_then_gone() -> None:
 def test_whoever_lost_its_connection_is_gone_sooner_until_it_pulses_again() -> None:
     view = seen((0, joined()), *training(10))
     now_s = T0 + 11.3
-    assert doubted(view, T0 + 10.4) == []
-    assert doubted(view, now_s) == ["a"]
+    assert unconfirmed(view, T0 + 10.4) == []
+    assert unconfirmed(view, now_s) == ["a"]
     lost = disconnected(view, {"a": T0 + 10.1, "b": T0 + 10.1})
     (row,) = report(lost, now_s).learners
     assert (row.liveness, row.reason) == (Liveness.GONE, "disconnected")
-    assert doubted(lost, now_s) == [], "it is gone: nothing more to ask"
+    assert unconfirmed(lost, now_s) == [], "it is gone: nothing more to ask"
     (back,) = report(fold(lost, beat(11.4, 110), T0 + 11.4), T0 + 12.6).learners
     assert back.liveness is Liveness.ALIVE
 
@@ -132,9 +132,9 @@ def test_a_connection_that_ended_before_the_last_pulse_says_nothing() -> None:
 
 def test_whoever_stopped_or_is_gone_is_not_asked_for() -> None:
     view = seen((0, joined()), *training(10))
-    assert doubted(view, T0 + 60) == []
+    assert unconfirmed(view, T0 + 60) == []
     goodbye = replace(beat(10.5, 100), phase=LearnerPhase.STOPPED)
-    assert doubted(fold(view, goodbye, T0 + 10.5), T0 + 11.9) == []
+    assert unconfirmed(fold(view, goodbye, T0 + 10.5), T0 + 11.9) == []
 
 
 def test_pulses_without_steps_give_a_dead_trainer_away() -> None:
@@ -326,7 +326,7 @@ def test_a_blocking_learner_that_takes_no_step_has_no_speed_and_is_at_work() -> 
     policy = replace(EMPTY.frame.liveness, blocking=True)
     blocking = replace(EMPTY, frame=replace(EMPTY.frame, liveness=policy))
 
-    def told(*messages: tuple[float, Message]) -> Report:
+    def told(*messages: tuple[float, Message]) -> RunReport:
         view = reduce(lambda v, item: fold(v, item[1], T0 + item[0]), messages, blocking)
         return report(view, T0 + messages[-1][0])
 
@@ -499,12 +499,12 @@ def test_a_long_history_of_evaluations_thins_out_and_keeps_both_ends() -> None:
 def test_the_newest_evaluation_may_be_known_before_those_that_led_to_it() -> None:
     said = [judged(n) for n in (1, 2, 3)]
     ahead = peek_evaluation(EMPTY, said[2])
-    assert (ahead.judging, ahead.evaluations) == (True, ())
+    assert (ahead.evaluating, ahead.evaluations) == (True, ())
     assert report(ahead, T0).run.held_out is not None
     half = fold(ahead, said[0], T0)
-    assert (half.judging, half.judged) == (True, said[2])
+    assert (half.evaluating, half.judged) == (True, said[2])
     whole = reduce(lambda view, one: fold(view, one, T0), said[1:], half)
-    assert (whole.judging, whole.evaluations) == (False, tuple(said))
+    assert (whole.evaluating, whole.evaluations) == (False, tuple(said))
 
 
 def test_json_is_strict_even_with_an_evaluation_that_diverged() -> None:

@@ -20,37 +20,33 @@ from skerry.status.recent import (
     missed,
 )
 from skerry.status.report import report
+from skerry.status.sources import MOST_LEARNERS, MessageCounts
 from skerry.status.view import ENDED, spent_in
 from skerry.telemetry import metrics
 from skerry.telemetry.points import Point
-from skerry_health_monitor.watching.sources import MOST_LEARNERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from skerry.log.base import Room, StreamInfo
     from skerry.protocol.messages import Pulse
     from skerry.settings.models import RunConfig
-    from skerry.status.report import LearnerRow, Report
+    from skerry.status.model import RunModel
+    from skerry.status.report import LearnerRow, RunReport
     from skerry.status.view import RunView
     from skerry.telemetry.metrics import Metric
     from skerry.telemetry.points import Figure
     from skerry_health_monitor.metrics.broker import Server
-    from skerry_health_monitor.watching.sums import Sums
 
 MOST_NAME = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that is known of a run; ``read`` and ``malformed`` count its records by kind."""
+    """All that is known of a run, and of the messages and streams it is known from."""
 
-    view: RunView
-    config: RunConfig
-    release: str
-    sums: Sums
-    read: Mapping[str, int] = field(default_factory=dict[str, int])
-    malformed: Mapping[str, int] = field(default_factory=dict[str, int])
+    model: RunModel
+    counts: MessageCounts = field(default_factory=MessageCounts)
     streams: Sequence[StreamInfo] = ()
     rooms: Sequence[Room] = ()
 
@@ -64,19 +60,19 @@ def figures(known: Known | None, servers: Sequence[Server], now_s: float) -> lis
     found: list[Figure] = [*_servers(servers)]
     if known is None:
         return found
-    told = report(known.view, now_s)
+    told = report(known.model.view, now_s)
     found += _run(known, told)
     if not told.run.counting:
-        found += known.sums.figures()
+        found += known.model.totals.figures()
     for row in islice(told.learners, MOST_LEARNERS):
-        found += _learner(known.view, row)
+        found += _learner(known.model.view, row)
     found += _log(known, servers)
     return found
 
 
-def _run(known: Known, told: Report) -> Iterator[Figure]:
-    row, config, run = told.run, known.config, known.view.frame.run
-    yield Point(metrics.RUN_INFO, 1, (run, config.mode, known.release))
+def _run(known: Known, told: RunReport) -> Iterator[Figure]:
+    row, config, run = told.run, known.model.config, known.model.view.frame.run
+    yield Point(metrics.RUN_INFO, 1, (run, config.mode, known.model.record.skerry_version))
     yield Point(metrics.RUN_FINISHED, row.finished, (run,))
     yield Point(metrics.RUN_STEP, row.step, (run,))
     yield Point(metrics.RUN_STEP_TARGET, row.steps, (run,))
@@ -87,7 +83,7 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     yield Point(metrics.CHECKPOINT_BEHIND, row.checkpoint_lacks, (run,))
     behind_s = min(age_s, row.checkpoint_lacks_s)
     yield Point(metrics.CHECKPOINT_BEHIND_TIME, behind_s, (run,))
-    checkpoint = known.view.checkpoint
+    checkpoint = known.model.view.checkpoint
     since_s = row.wall_s if row.last_round_s_ago is None else row.last_round_s_ago
     yield Point(metrics.COMMIT_AGE, since_s, (run,))
     told_if_known: dict[Metric, float | None] = {
@@ -101,7 +97,7 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
             yield Point(metric, value, (run,))
     for fragment, version in enumerate(row.versions):
         yield Point(metrics.FRAGMENT_VERSION, version, (run, str(fragment)))
-    if not known.view.judging:
+    if not known.model.view.evaluating:
         yield from _held_out(run, told)
     yield Point(metrics.GOODPUT, row.time[TRAIN], (run,))
     for cause in Cause:
@@ -114,7 +110,7 @@ def _run(known: Known, told: Report) -> Iterator[Figure]:
     yield Point(metrics.LEARNERS_TARGET, config.sync.learners, (run,))
 
 
-def _held_out(run: str, told: Report) -> Iterator[Figure]:
+def _held_out(run: str, told: RunReport) -> Iterator[Figure]:
     newest = {e.evaluator: e.loss for e in told.evaluations}
     for evaluator, loss in newest.items():
         if loss is not None:
@@ -182,11 +178,11 @@ def _traffic(pulse: Pulse, labels: tuple[str, ...]) -> Iterator[Figure]:
 
 
 def _log(known: Known, servers: Iterable[Server]) -> Iterator[Figure]:
-    run = known.view.frame.run
-    for kind, count in known.read.items():
+    run = known.model.view.frame.run
+    for kind, count in known.counts.read.items():
         yield Point(metrics.MONITOR_MESSAGES, count, (run, kind))
-    for kind in known.read.keys() | known.malformed.keys():
-        yield Point(metrics.MONITOR_MALFORMED, known.malformed.get(kind, 0), (run, kind))
+    for kind in known.counts.read.keys() | known.counts.malformed.keys():
+        yield Point(metrics.MONITOR_MALFORMED, known.counts.malformed.get(kind, 0), (run, kind))
     lags: dict[str, int] = {}
     for server in servers:
         for name, lag in server.lags.items():

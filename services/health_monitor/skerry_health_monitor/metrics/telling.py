@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from skerry.log.base import Room, Storage
-from skerry.status.alerts import Store
+from skerry.status.alerts import StreamStore
 from skerry.telemetry.points import flat
 from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.figures import figures
@@ -45,10 +45,10 @@ class Telling:
         """Return every metric as of now."""
         return figures(self._known(), self._brokers.servers(), self._clock_s())
 
-    def stores(self) -> list[Store]:
+    def stores(self) -> list[StreamStore]:
         """Return how full each broker's stores are, of those that have told."""
         return [
-            Store(Room(storage, held, most), server.name)
+            StreamStore(Room(storage, held, most), server.name)
             for server in self._brokers.servers()
             for storage, held, most in (
                 (Storage.FILE, server.held_file_bytes, server.most_file_bytes),
@@ -78,7 +78,7 @@ class Telling:
                 await asyncio.sleep(every_s)
                 known = self._known()
                 if known is not None and not over:
-                    over = known.view.finished
+                    over = known.model.view.finished
                     self._offer(outlets, known)
         finally:
             known = self._known()
@@ -88,6 +88,6 @@ class Telling:
             await asyncio.gather(*closing)
 
     def _offer(self, outlets: Sequence[Outlet], known: Known) -> None:
-        row = Row(self._clock_s(), known.view.step, flat(self.figures()))
+        row = Row(self._clock_s(), known.model.view.step, flat(self.figures()))
         for outlet in outlets:
             outlet.offer(row)

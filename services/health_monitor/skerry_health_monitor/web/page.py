@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit
-    from skerry_health_monitor.watching.watch import Watch
+    from skerry.status.model import RunModel
     from skerry_health_monitor.web.stream import Client, Hub
 
 FILES = Path(__file__).parent / "static"
@@ -50,28 +50,28 @@ Cut = Callable[[tuple[str, int]], None]
 """Ends the connection of a client, by its address, whatever still waits to be sent on it."""
 
 
-def routes(hub: Hub, watch: Callable[[], Watch | None], bus: Bus, cut: Cut) -> list[BaseRoute]:
+def routes(hub: Hub, current: Callable[[], RunModel | None], bus: Bus, cut: Cut) -> list[BaseRoute]:
     """Return what the page needs."""
 
     async def index(_: Request) -> Response:
         return FileResponse(FILES / "index.html", media_type="text/html")
 
     async def one_round(request: Request) -> Response:
-        held = watch()
+        model = current()
         fragment, version = (int(request.path_params[name]) for name in ("fragment", "version"))
-        if held is None:
+        if model is None:
             return JSONResponse({"error": "The log is not read yet: try again."}, 503)
-        place = held.history.timeline.place(fragment, version)
+        place = model.history.timeline.place(fragment, version)
         if place is None:
-            return _unread() if _to_come(held, fragment, version) else _missing(fragment, version)
+            return _unread() if _to_come(model, fragment, version) else _missing(fragment, version)
         try:
             async with asyncio.timeout(LOOK_UP_S):
-                found = await _look_up(bus, held, fragment, version, place - 1)
+                found = await _look_up(bus, model.record.run, fragment, version, place - 1)
         except (BrokerUnavailable, TimeoutError):
             return JSONResponse({"error": "The broker does not answer: try again."}, 503)
         if found is None:
             return _missing(fragment, version)
-        told = {**plain(found[1]), "ledger_sequence": found[0]}
+        told = {**as_json(found[1]), "ledger_sequence": found[0]}
         return Response(
             json.dumps(told, indent=1, ensure_ascii=False), media_type="application/json"
         )
@@ -84,9 +84,9 @@ def routes(hub: Hub, watch: Callable[[], Watch | None], bus: Bus, cut: Cut) -> l
     ]
 
 
-def _to_come(watch: Watch, fragment: int, version: int) -> bool:
+def _to_come(model: RunModel, fragment: int, version: int) -> bool:
     """Say whether a commit is known to be there, though the ledger is not read that far."""
-    return watch.view.counting and 0 < version <= watch.view.versions.get(fragment, 0)
+    return model.view.counting and 0 < version <= model.view.versions.get(fragment, 0)
 
 
 def _unread() -> Response:
@@ -100,10 +100,10 @@ def _missing(fragment: int, version: int) -> Response:
 
 
 async def _look_up(
-    bus: Bus, watch: Watch, fragment: int, version: int, after: int
+    bus: Bus, run: str, fragment: int, version: int, after: int
 ) -> tuple[int, Commit] | None:
     """Read on behind a place in the ledger up to this version; None if it was left out."""
-    commits = ledger.follow_commits(bus, watch.record.run, after, fragment=fragment)
+    commits = ledger.follow_commits(bus, run, after, fragment=fragment)
     async with aclosing(commits):
         async for sequence, commit in commits:
             if commit.version >= version:
@@ -111,7 +111,7 @@ async def _look_up(
     return None
 
 
-def plain(commit: Commit) -> dict[str, Any]:
+def as_json(commit: Commit) -> dict[str, Any]:
     """Return a commit for JSON: digests as hexadecimal, which JSON's numbers cannot hold."""
     told = asdict(commit) | {"reason": why(commit)}
     for name in ("plan_digest", "params_digest", "master_digest", "previous"):

@@ -8,23 +8,21 @@ Times are seconds since the epoch: ages grow in the browser without a word from 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.status.format import clip, rounded
-from skerry_health_monitor.watching.timeline import interval_s
+from skerry.status.timeline import interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.log.base import StreamInfo
-    from skerry.status.report import LearnerRow, Report, RunRow
-    from skerry_health_monitor.watching.book import Book
-    from skerry_health_monitor.watching.curves import Curve
-    from skerry_health_monitor.watching.history import History
-    from skerry_health_monitor.watching.timeline import Key, Past
-    from skerry_health_monitor.watching.watch import Watch
+    from skerry.status.curves import BinnedCurve
+    from skerry.status.history import History
+    from skerry.status.model import RunModel
+    from skerry.status.report import LearnerRow, RunReport, RunRow
+    from skerry.status.timeline import CommittedRound, Key
+    from skerry_health_monitor.alert_log import AlertLog
 
 Section = dict[str, Any]
 Sections = dict[str, Section]
@@ -62,33 +60,33 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """All that a picture is made from; ``more`` are facts that only the process knows."""
+class Page:
+    """All that the page is made from; ``more`` are facts that only the process knows."""
 
-    watch: Watch
-    told: Report
-    book: Book
+    model: RunModel
+    report: RunReport
+    alert_log: AlertLog
     streams: Sequence[StreamInfo]
     away_since_s: float | None
     more: Mapping[str, object]
     now_s: float
 
 
-Drawn = dict["Key", tuple["Past", int, list[object]]]
+Drawn = dict["Key", tuple["CommittedRound", int, list[object]]]
 """Rounds, by how many they were adopted, and what was made of them: most stay the same."""
 
 
-def picture(scene: Scene, drawn: Drawn) -> Sections:
+def sections(page: Page, drawn: Drawn) -> Sections:
     """Return every section of the page as of now; ``drawn`` is kept from one to the next."""
-    history, view = scene.watch.history, scene.watch.view
+    history, view = page.model.history, page.model.view
     numbers = {name: number for number, name in enumerate(view.learners)}
     curves = history.curves.by_name()
     return {
-        "facts": {**_facts(scene.watch), **scene.more, "columns": COLUMNS},
-        "run": _run(scene),
+        "facts": {**_facts(page.model), **page.more, "columns": COLUMNS},
+        "run": _run(page),
         "learners": {
-            row.name: _learner(row, numbers[row.name], history, scene.now_s)
-            for row in scene.told.learners
+            row.name: _learner(row, numbers[row.name], history, page.now_s)
+            for row in page.report.learners
         },
         "lanes": {
             name: [[round(turn.at_s, 1), turn.state] for turn in lane.turns]
@@ -97,24 +95,24 @@ def picture(scene: Scene, drawn: Drawn) -> Sections:
         },
         "rounds": _rounds(history, drawn),
         "open": _open(history),
-        "fragments": _fragments(scene.watch),
+        "fragments": _fragments(page.model),
         "checkpoints": _checkpoints(history),
-        "evaluations": _evaluations(scene.watch),
+        "evaluations": _evaluations(page.model),
         "samples": _samples(history),
-        "alerts": _alerts(scene.book),
+        "alerts": _alerts(page.alert_log),
         "streams": {
             clip(s.name): [s.messages, s.bytes, s.spec.max_bytes, s.spec.retention.value]
-            for s in scene.streams
+            for s in page.streams
         },
         **{f"curve_{name}": _curve(curve) for name, curve in curves.items()},
     }
 
 
-def marks(scene: Scene, after: int = 0) -> list[list[Any]]:
+def marks(page: Page, after: int = 0) -> list[list[Any]]:
     """Return the contributions of late with a number above ``after``, oldest first."""
-    numbers = {name: number for number, name in enumerate(scene.watch.view.learners)}
+    numbers = {name: number for number, name in enumerate(page.model.view.learners)}
     found: list[list[Any]] = []
-    for mark in reversed(scene.watch.history.marks):
+    for mark in reversed(page.model.history.marks):
         if mark.number <= after:
             break
         if mark.learner in numbers:
@@ -122,13 +120,13 @@ def marks(scene: Scene, after: int = 0) -> list[list[Any]]:
     return found[::-1]
 
 
-def _facts(watch: Watch) -> Section:
-    config, record = watch.config, watch.record
+def _facts(model: RunModel) -> Section:
+    config, record = model.config, model.record
     return {
         "run": clip(record.run),
         "mode": config.mode,
         "model": clip(config.model.factory or config.model.preset),
-        "parameters": sum(prod(leaf.shape) for leaf in record.leaves),
+        "parameters": model.parameters,
         "fragments": record.fragments,
         "h_steps": config.sync.h_steps,
         "overlap_steps": config.sync.overlap_steps,
@@ -146,13 +144,10 @@ def _facts(watch: Watch) -> Section:
     }
 
 
-def _run(scene: Scene) -> Section:
-    run, history = scene.told.run, scene.watch.history
-    config = scene.watch.config
-    params = sum(prod(leaf.shape) for leaf in scene.watch.record.leaves)
+def _run(page: Page) -> Section:
+    run, history = page.report.run, page.model.history
     gap_s = interval_s(history.timeline.rounds)
-    parallel = data_parallel_bytes(params, history.steps_by_learner(), config.sync.learners)
-    last_s = scene.watch.view.last_commit_s
+    last_s = page.model.view.last_commit_s
     return {
         "finished": run.finished,
         "step": run.step,
@@ -172,7 +167,7 @@ def _run(scene: Scene) -> Section:
         "refused": {cause.value: count for cause, count in run.refused.items()},
         "bytes_up": run.bytes_up,
         "bytes_down": run.bytes_down,
-        "bytes_data_parallel": parallel,
+        "bytes_data_parallel": page.model.bytes_data_parallel(),
         "last_round": clip(run.last_round),
         "last_round_s": None if last_s is None else round(last_s, 2),
         "checkpoint_step": run.checkpoint_step,
@@ -182,7 +177,7 @@ def _run(scene: Scene) -> Section:
         "eta_s": None if run.eta_s is None else round(run.eta_s),
         "counting": run.counting,
         "round_gap_s": rounded(gap_s),
-        "away_since_s": scene.away_since_s,
+        "away_since_s": page.away_since_s,
         "widths_s": {name: c.width_s for name, c in history.curves.by_name().items()},
     }
 
@@ -224,7 +219,7 @@ def _rounds(history: History, drawn: Drawn) -> Section:
     return {f"{f}.{v}": shown for (f, v), (*_, shown) in drawn.items()}
 
 
-def _round(row: Past) -> list[object]:
+def _round(row: CommittedRound) -> list[object]:
     return [
         *(row.fragment, row.version, row.step, clip(row.reason), round(row.opened_s, 3)),
         *(round(row.quorum_s, 4), round(row.grace_s, 4), round(row.closed_s, 3)),
@@ -254,18 +249,18 @@ def _open(history: History) -> Section:
     }
 
 
-def _fragments(watch: Watch) -> Section:
-    newest = watch.history.timeline.newest
+def _fragments(model: RunModel) -> Section:
+    newest = model.history.timeline.newest
     shown: Section = {}
-    for fragment in range(watch.record.fragments):
+    for fragment in range(model.record.fragments):
         row = newest.get(fragment)
-        version = watch.view.versions.get(fragment, 0)
+        version = model.view.versions.get(fragment, 0)
         if row is None or row.version < version:  # its history is still being read
-            shown[str(fragment)] = [version, 0, None, "", watch.sizes[fragment], 0, 0]
+            shown[str(fragment)] = [version, 0, None, "", model.sizes[fragment], 0, 0]
             continue
         shown[str(fragment)] = [
             *(row.version, row.step, round(row.closed_s, 2), clip(row.reason)),
-            watch.sizes[fragment],
+            model.sizes[fragment],
             *(row.adopted, row.staleness),
         ]
     return shown
@@ -281,13 +276,13 @@ def _checkpoints(history: History) -> Section:
     }
 
 
-def _evaluations(watch: Watch) -> Section:
+def _evaluations(model: RunModel) -> Section:
     return {
         str(e.evaluated_ns): [
             *(round(e.evaluated_ns / 1e9, 1), e.step, e.tokens, rounded(e.loss)),
             *(rounded(e.bits_per_byte), rounded(e.perplexity), clip(e.evaluator)),
         ]
-        for e in watch.view.evaluations
+        for e in model.view.evaluations
     }
 
 
@@ -303,17 +298,17 @@ def _samples(history: History) -> Section:
     }
 
 
-def _alerts(book: Book) -> Section:
+def _alerts(alert_log: AlertLog) -> Section:
     return {
         str(held.number): [
             *(held.alert.severity.value, held.alert.text, held.alert.fix),
             *(round(held.since_s, 1), None if held.until_s is None else round(held.until_s, 1)),
         ]
-        for held in (*book.past, *book.active.values())
+        for held in (*alert_log.past, *alert_log.active.values())
     }
 
 
-def _curve(curve: Curve) -> Section:
+def _curve(curve: BinnedCurve) -> Section:
     return {
         f"{curve.width_s:g}:{number}": [
             *(number * curve.width_s, held.step, round(held.total), rounded(held.loss)),

@@ -35,7 +35,7 @@ BEAT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PageFrame:
     """One picture: ``epoch`` changes where differences to the last one would make no sense.
 
     ``marks`` returns the marks behind a number; None for ``sections``: there is no run yet.
@@ -85,11 +85,11 @@ class Client:
 class Hub:
     """Sends pictures to all clients; works only while there are any."""
 
-    def __init__(self, frame: Callable[[], Frame], changed: asyncio.Event) -> None:
+    def __init__(self, frame: Callable[[], PageFrame], changed: asyncio.Event) -> None:
         self._frame = frame
         self._changed = changed
         self._came = asyncio.Event()
-        self._sent: Frame | None = None
+        self._sent: PageFrame | None = None
         self._said_s = 0.0
         self._marked = 0
         self.clients: set[Client] = set()
@@ -151,7 +151,7 @@ class Hub:
         if changes or marks:
             self._send(event("change", {**now.head, "sections": changes, "marks": marks}))
 
-    def _whole(self, frame: Frame) -> bytes:
+    def _whole(self, frame: PageFrame) -> bytes:
         if frame.sections is None:
             return event("waiting", frame.head)
         marks = frame.marks(0)

@@ -21,7 +21,7 @@ MOST_PAST = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldAlert:
     """An alert and when it began; ``until_s`` is None while it holds. Seconds since the epoch.
 
     No other alert has its ``number``, none of an earlier start of the monitor either: a page that
@@ -35,11 +35,11 @@ class Held:
 
 
 @dataclass(slots=True)
-class Book:
+class AlertLog:
     """The alerts of one run, as long as this monitor lives; ``numbered`` is the newest number."""
 
-    active: dict[str, Held] = field(default_factory=dict[str, Held])
-    past: deque[Held] = field(default_factory=lambda: deque[Held](maxlen=MOST_PAST))
+    active: dict[str, HeldAlert] = field(default_factory=dict[str, HeldAlert])
+    past: deque[HeldAlert] = field(default_factory=lambda: deque[HeldAlert](maxlen=MOST_PAST))
     numbered: int = 0
 
     def update(self, now: Iterable[Alert], now_s: float) -> bool:
@@ -51,9 +51,9 @@ class Book:
             if held is None:
                 # By the clock, so that a monitor that is started again goes on above.
                 self.numbered = max(self.numbered + 1, int(now_s * 1000))
-                self.active[alert.key] = Held(self.numbered, alert, now_s)
+                self.active[alert.key] = HeldAlert(self.numbered, alert, now_s)
             else:
-                self.active[alert.key] = Held(held.number, alert, held.since_s)
+                self.active[alert.key] = HeldAlert(held.number, alert, held.since_s)
             changed |= held is None or held.alert.severity is not alert.severity
             if held is None or alert.severity.rank > held.alert.severity.rank:
                 (log.info if alert.severity is Severity.INFO else log.warning)(
@@ -65,5 +65,5 @@ class Book:
         for over in before.values():
             log.info("alert_over", key=over.alert.key, lasted_s=round(now_s - over.since_s, 1))
             if over.alert.severity is not Severity.INFO:
-                self.past.append(Held(over.number, over.alert, over.since_s, now_s))
+                self.past.append(HeldAlert(over.number, over.alert, over.since_s, now_s))
         return changed or bool(before)

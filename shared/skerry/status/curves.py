@@ -41,7 +41,7 @@ class Bin:
 
 
 @dataclass(slots=True)
-class Curve:
+class BinnedCurve:
     """At most ``most`` bins of ``width_s`` seconds, by their number since the epoch.
 
     A ``rolling`` curve forgets its oldest bins; any other one doubles its width instead and so
@@ -81,9 +81,9 @@ class Curve:
 class Curves:
     """The same commits at three scales: the whole run, the last day, the last hour."""
 
-    run: Curve = field(default_factory=lambda: Curve(1.0, 720))
-    day: Curve = field(default_factory=lambda: Curve(120.0, 720, rolling=True))
-    hour: Curve = field(default_factory=lambda: Curve(5.0, 720, rolling=True))
+    run: BinnedCurve = field(default_factory=lambda: BinnedCurve(1.0, 720))
+    day: BinnedCurve = field(default_factory=lambda: BinnedCurve(120.0, 720, rolling=True))
+    hour: BinnedCurve = field(default_factory=lambda: BinnedCurve(5.0, 720, rolling=True))
     total: float = 0.0
 
     def begin(self, tokens: float) -> None:
@@ -97,5 +97,5 @@ class Curves:
         for curve in (self.run, self.day, self.hour):
             curve.add(at_s, dated)
 
-    def by_name(self) -> dict[str, Curve]:
+    def by_name(self) -> dict[str, BinnedCurve]:
         return {"run": self.run, "day": self.day, "hour": self.hour}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry_health_monitor.watching.curves import Bin, Curve, Curves
+from skerry.status.curves import Bin, BinnedCurve, Curves
 
 
 def one(tokens: float, loss: float = 2.0, step: int = 1) -> Bin:
@@ -14,7 +14,7 @@ def one(tokens: float, loss: float = 2.0, step: int = 1) -> Bin:
 
 
 def test_a_bin_holds_the_mean_loss_by_tokens() -> None:
-    curve = Curve(10.0, 8)
+    curve = BinnedCurve(10.0, 8)
     curve.add(3.0, one(100, loss=1.0))
     curve.add(7.0, one(300, loss=3.0))
     (held,) = curve.bins.values()
@@ -26,14 +26,14 @@ def test_what_merged_nothing_has_no_loss() -> None:
 
 
 def test_a_rolling_curve_forgets_what_is_older_than_its_reach() -> None:
-    curve = Curve(1.0, 3, rolling=True)
+    curve = BinnedCurve(1.0, 3, rolling=True)
     for at_s in range(10):
         curve.add(float(at_s), one(1))
     assert sorted(curve.bins) == [7, 8, 9]
 
 
 def test_a_rolling_curve_stays_bounded_under_a_clock_that_is_set_back() -> None:
-    curve = Curve(1.0, 3, rolling=True)
+    curve = BinnedCurve(1.0, 3, rolling=True)
     for at_s in (100, 101, 102, 5, 6, 7):
         curve.add(float(at_s), one(1))
         assert len(curve.bins) <= 3
@@ -41,7 +41,7 @@ def test_a_rolling_curve_stays_bounded_under_a_clock_that_is_set_back() -> None:
 
 @given(st.lists(st.floats(0, 2e6), min_size=1, max_size=60))
 def test_a_whole_curve_keeps_every_token_in_bounded_room(times: list[float]) -> None:
-    curve = Curve(1.0, 16)
+    curve = BinnedCurve(1.0, 16)
     for at_s in times:
         curve.add(at_s, one(5))
     assert len(curve.bins) <= 16

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from skerry.protocol.messages import Commit, CommitOrigin, Consumed, Pulse
-from skerry_health_monitor.watching.timeline import (
+from skerry.status.timeline import (
     AHEAD_S,
     SPARSE,
     WRITTEN_S,
     Places,
     Timeline,
     arrivals,
+    committed_round,
+    corrected,
     interval_s,
-    past,
-    set_right,
 )
 from tests.support.builders import commit, consumed, ns, pulse, round_
 
@@ -37,7 +37,7 @@ def beat(learner: str, *versions: int, alive_s: float = 100.0) -> Pulse:
 def filled(most: int, versions: int) -> Timeline:
     timeline = Timeline(most)
     for version in range(1, versions + 1):
-        timeline.committed(past(closed(version), 100 + version, float(version)))
+        timeline.committed(committed_round(closed(version), 100 + version, float(version)))
     return timeline
 
 
@@ -61,13 +61,13 @@ def test_there_is_no_place_for_what_nobody_has_committed() -> None:
 def test_a_ledger_that_begins_late_has_places_too() -> None:
     timeline = Timeline()
     for version in range(500, 520):
-        timeline.committed(past(closed(version), version, 1.0))
+        timeline.committed(committed_round(closed(version), version, 1.0))
     assert timeline.place(0, 519) in range(500, 520)
 
 
 def test_a_version_that_jumps_takes_no_more_room_than_another() -> None:
     timeline = filled(3, 5)
-    timeline.committed(past(closed(2**62), 106, 1.0))
+    timeline.committed(committed_round(closed(2**62), 106, 1.0))
     assert timeline.place(0, 2**62) == 106
     assert timeline.place(0, 5) == 101
     assert len(timeline.places[0].firsts) == 2
@@ -98,10 +98,10 @@ def test_a_syncer_whose_clock_is_off_closes_no_round_before_the_run_or_in_the_fu
     created_ns, stored_ns = 1000 * 10**9, 2000 * 10**9
     answer = merged("a", 9000 * 10**9 + 250_000_000)
     early, late, right = (
-        set_right(closed(version, 0, answer), stored_ns, created_ns) for version in (5, 9000, 1960)
+        corrected(closed(version, 0, answer), stored_ns, created_ns) for version in (5, 9000, 1960)
     )
     assert early.closed_ns == stored_ns - int(WRITTEN_S * 1e9)
-    assert set_right(closed(5), created_ns + 10**9, created_ns).closed_ns == created_ns
+    assert corrected(closed(5), created_ns + 10**9, created_ns).closed_ns == created_ns
     assert late.closed_ns == stored_ns + int(AHEAD_S * 1e9)
     assert arrivals(late) == (0.25,)
     assert right == closed(1960, 0, answer)
@@ -111,7 +111,7 @@ def test_a_syncer_whose_clock_is_off_closes_no_round_before_the_run_or_in_the_fu
 def test_adoption_counts_each_learner_once_whenever_its_pulse_comes() -> None:
     timeline = Timeline()
     timeline.pulsed(beat("early", 1), 1.0)
-    timeline.committed(past(closed(1), 1, 1.0))
+    timeline.committed(committed_round(closed(1), 1, 1.0))
     timeline.pulsed(beat("late", 1), 3.0)
     timeline.pulsed(beat("late", 1), 4.0)
     row = timeline.rounds[0, 1]
@@ -125,7 +125,7 @@ def test_nobody_was_seen_to_adopt_what_had_been_before_the_monitor_was_there() -
     timeline.pulsed(beat("a", 3), 10_000.0)
     timeline.pulsed(beat("b", 2), 10_000.0)
     for version in (1, 2, 3):
-        timeline.committed(past(closed(version), version, float(version)))
+        timeline.committed(committed_round(closed(version), version, float(version)))
     told = [(timeline.rounds[0, v].adopted, timeline.rounds[0, v].adopted_s) for v in (1, 2, 3)]
     assert told == [(2, None), (2, None), (1, None)]
 
@@ -144,7 +144,7 @@ def test_a_learner_that_starts_again_adopts_no_version_a_second_time() -> None:
 def test_a_learner_that_joins_late_does_not_move_when_old_rounds_were_adopted() -> None:
     timeline = filled(10, 3)
     timeline.pulsed(beat("a", 3), 6.0)
-    timeline.committed(past(closed(4), 104, 50.0))
+    timeline.committed(committed_round(closed(4), 104, 50.0))
     timeline.pulsed(beat("late", 4, alive_s=20.0), 60.0)
     assert [timeline.rounds[0, v].adopted for v in (3, 4)] == [2, 1]
     assert [timeline.rounds[0, v].adopted_s for v in (3, 4)] == [6.0, 60.0]
@@ -162,7 +162,7 @@ def test_a_round_is_in_the_air_until_its_version_is_committed() -> None:
     assert timeline.open[0].version == 2
     timeline.opened(round_(attempt=1))
     assert timeline.open[0].attempt == 1
-    timeline.committed(past(closed(2), 102, 1.0))
+    timeline.committed(committed_round(closed(2), 102, 1.0))
     timeline.opened(round_())
     assert timeline.open == {}
 
@@ -173,7 +173,9 @@ def test_arrivals_are_told_from_the_opening_and_only_where_they_were_noted() -> 
 
 
 def test_a_loss_that_is_no_number_leaves_the_mean_alone() -> None:
-    row = past(closed(2, 0, merged("a", loss=float("nan")), merged("b", loss=3.0)), 1, 1.0)
+    row = committed_round(
+        closed(2, 0, merged("a", loss=float("nan")), merged("b", loss=3.0)), 1, 1.0
+    )
     assert (row.loss, row.tokens) == (3.0, 1000)
 
 
@@ -182,7 +184,7 @@ def test_restored_fragments_say_nothing_of_how_often_rounds_come() -> None:
     timeline = Timeline()
     for fragment in range(8):
         written = closed(40, fragment, origin=CommitOrigin.RESTORED)
-        timeline.committed(past(written, fragment, 1.0))
+        timeline.committed(committed_round(written, fragment, 1.0))
     assert interval_s(timeline.rounds) is None
 
 

@@ -15,15 +15,15 @@ from skerry.protocol.messages import (
     Pulse,
     RefusalCause,
 )
-from skerry.status.recent import RECENT_S
-from skerry.status.report import LearnerRow
-from skerry_health_monitor.watching import history as watching_history
-from skerry_health_monitor.watching.history import (
+from skerry.status import history as status_history
+from skerry.status.history import (
     MOST_CHECKPOINTS,
     MOST_SAMPLES,
     MOST_TURNS,
     History,
 )
+from skerry.status.recent import RECENT_S
+from skerry.status.report import LearnerRow
 from tests.support.builders import (
     checkpoint_record,
     commit,
@@ -51,7 +51,7 @@ def beat(incarnation: int, steps: int) -> Pulse:
 def test_names_that_only_commits_know_do_not_fill_the_lanes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watching_history, "MOST_LEARNERS", 2)
+    monkeypatch.setattr(status_history, "MOST_LEARNERS", 2)
     history = History(1)
     for version, name in enumerate(("a", "b", "c"), 1):
         merged = replace(closed(version).consumed[0], learner=name)

@@ -22,10 +22,10 @@ from skerry.protocol.messages import (
     begins_history,
     is_round,
 )
+from skerry.status.curves import Bin, Curves
 from skerry.status.recent import Recent
-from skerry_health_monitor.watching.curves import Bin, Curves
-from skerry_health_monitor.watching.sources import MOST_LEARNERS
-from skerry_health_monitor.watching.timeline import Past, Timeline, past
+from skerry.status.sources import MOST_LEARNERS
+from skerry.status.timeline import CommittedRound, Timeline, committed_round
 
 if TYPE_CHECKING:
     from skerry.protocol.messages import MemberRecord
@@ -54,7 +54,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MergedMark:
     """A contribution of a learner was merged at ``at_s``; ``late``: it was stale."""
 
     number: int
@@ -75,7 +75,7 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Work:
+class StepCount:
     """Steps taken, summed over the incarnations that pulses told of."""
 
     earlier: int = 0
@@ -102,9 +102,9 @@ class History:
     timeline: Timeline = field(default_factory=Timeline)
     curves: Curves = field(default_factory=Curves)
     lanes: dict[str, Lane] = field(default_factory=dict[str, Lane])
-    work: dict[str, Work] = field(default_factory=dict[str, Work])
+    work: dict[str, StepCount] = field(default_factory=dict[str, StepCount])
     lately: Recent = field(default_factory=Recent)
-    marks: deque[Mark] = field(default_factory=lambda: deque[Mark](maxlen=MOST_MARKS))
+    marks: deque[MergedMark] = field(default_factory=lambda: deque[MergedMark](maxlen=MOST_MARKS))
     numbered: int = 0
     checkpoints: dict[str, CheckpointRecord] = field(default_factory=dict[str, "CheckpointRecord"])
     samples: list[Evaluation] = field(default_factory=list[Evaluation])
@@ -134,7 +134,7 @@ class History:
         newest = self.timeline.newest.get(commit.fragment)
         if newest is not None and commit.version <= newest.version:
             return
-        row = past(commit, sequence, stored_s)
+        row = committed_round(commit, sequence, stored_s)
         self.timeline.committed(row)
         self.lately.committed(commit, at_s)
         if not is_round(commit):
@@ -173,7 +173,7 @@ class History:
         self.lately.pulsed(pulse, now_s)
         work = self.work.get(pulse.learner)
         if work is None:
-            work = self.work[pulse.learner] = Work()
+            work = self.work[pulse.learner] = StepCount()
         work.pulsed(pulse)
         self._lane(pulse.learner)
 
@@ -182,9 +182,9 @@ class History:
             return
         lane.marked_s = at_s
         self.numbered += 1
-        self.marks.append(Mark(self.numbered, learner, at_s, late))
+        self.marks.append(MergedMark(self.numbered, learner, at_s, late))
 
-    def _bin(self, row: Past) -> Bin:
+    def _bin(self, row: CommittedRound) -> Bin:
         share = row.tokens / self.fragments
         told = row.loss is not None and isfinite(row.loss)
         return Bin(

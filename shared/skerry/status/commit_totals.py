@@ -21,7 +21,7 @@ CAUSES = tuple(cause for cause in RefusalCause if cause is not RefusalCause.GENE
 second offer of initial parameters is no trouble, and not counted."""
 
 
-class Sums:
+class CommitTotals:
     """A fold over one run's commits, each fragment's in order; twice the same changes nothing."""
 
     def __init__(self, run: str) -> None:

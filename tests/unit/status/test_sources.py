@@ -1,4 +1,4 @@
-"""What the monitor takes in of a log into which anybody may have written anything."""
+"""What viewers take in of a log into which anybody may have written anything."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import Pulse, Round
+from skerry.protocol.messages import Commit, Pulse, Round
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry_health_monitor.watching import sources
-from skerry_health_monitor.watching.sources import Sources, Tally
+from skerry.status import sources
+from skerry.status.sources import MessageCounts, Sources
 from tests.support.builders import commit, member, pulse, round_
 
 RUN = "run"
@@ -33,10 +33,10 @@ async def connected() -> MemoryBus:
     return bus
 
 
-async def pulses(bus: MemoryBus, tally: Tally, count: int) -> list[Pulse]:
+async def pulses(bus: MemoryBus, counts: MessageCounts, count: int) -> list[Pulse]:
     """Return the first pulses that are taken in."""
     taken: list[Pulse] = []
-    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).pulses()) as found:
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(Pulse)) as found:
         async for _, told in found:
             taken.append(told)
             if len(taken) == count:
@@ -45,28 +45,28 @@ async def pulses(bus: MemoryBus, tally: Tally, count: int) -> list[Pulse]:
 
 
 async def test_a_pulse_that_names_more_fragments_than_there_are_is_left_out() -> None:
-    bus, tally = await connected(), Tally()
+    bus, counts = await connected(), MessageCounts()
     huge = replace(PULSE, learner="huge", versions=(1,) * (P + 1))
     for told in (huge, PULSE):
         await bus.publish(NAMES.pulse(told.learner), encode(told))
-    assert await pulses(bus, tally, 1) == [PULSE]
-    assert tally.malformed == {"pulse": 1}
+    assert await pulses(bus, counts, 1) == [PULSE]
+    assert counts.malformed == {"pulse": 1}
 
 
 async def test_names_beyond_the_most_are_left_out_and_those_before_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sources, "MOST_LEARNERS", 3)
-    bus, tally = await connected(), Tally()
+    bus, counts = await connected(), MessageCounts()
     for number in (1, 2, 3, 4, 5):
         told = replace(PULSE, learner=f"l{number}")
         await bus.publish(NAMES.pulse(told.learner), encode(told))
-    assert [p.learner for p in await pulses(bus, tally, 3)] == ["l1", "l2", "l3"]
+    assert [p.learner for p in await pulses(bus, counts, 3)] == ["l1", "l2", "l3"]
     joined = member("late")
-    assert tally.fits(joined, P), "names that only pulse keep out nobody who joins"
+    assert counts.fits(joined, P), "names that only pulse keep out nobody who joins"
     await bus.publish(NAMES.pulse("l1"), encode(replace(PULSE, learner="l1", steps=9)))
-    assert (await pulses(bus, tally, 3))[-1].steps == 9
-    assert tally.malformed == {"pulse": 2}
+    assert (await pulses(bus, counts, 3))[-1].steps == 9
+    assert counts.malformed == {"pulse": 2}
 
 
 @pytest.mark.parametrize(
@@ -75,62 +75,62 @@ async def test_names_beyond_the_most_are_left_out_and_those_before_stay(
 async def test_a_round_of_no_fragment_or_of_another_than_its_subjects_is_left_out(
     told: Round, fragment: int
 ) -> None:
-    bus, tally = await connected(), Tally()
+    bus, counts = await connected(), MessageCounts()
     await bus.publish(NAMES.round(fragment), encode(told))
     await bus.publish(NAMES.round(1), encode(replace(ROUND, fragment=1)))
-    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).rounds()) as found:
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(Round)) as found:
         _, first = await anext(found)
     assert first.fragment == 1
-    assert tally.malformed == {"round": 1}
+    assert counts.malformed == {"round": 1}
 
 
 async def test_a_commit_of_no_fragment_is_left_out() -> None:
-    bus, tally = await connected(), Tally()
+    bus, counts = await connected(), MessageCounts()
     for fragment in (2**40, 0):
         await bus.publish(NAMES.commit(fragment), encode(replace(COMMIT, fragment=fragment)))
-    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).commits()) as found:
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(Commit)) as found:
         _, first = await anext(found)
     assert first.fragment == 0
-    assert tally.malformed == {"commit": 1}
+    assert counts.malformed == {"commit": 1}
 
 
 @pytest.mark.parametrize("odd", [nan, inf, -1.0])
 async def test_a_time_that_cannot_be_is_left_out_with_what_tells_it(odd: float) -> None:
-    bus, tally = await connected(), Tally()
+    bus, counts = await connected(), MessageCounts()
     for told in (replace(PULSE, recover_s=odd), replace(PULSE, learner="b", loss=odd)):
         await bus.publish(NAMES.pulse(told.learner), encode(told))
-    assert [pulse.learner for pulse in await pulses(bus, tally, 1)] == ["b"]
+    assert [pulse.learner for pulse in await pulses(bus, counts, 1)] == ["b"]
     for done in (replace(COMMIT, merge_s=odd), replace(COMMIT, version=2)):
         await bus.publish(NAMES.commit(0), encode(done))
-    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, tally, P).commits()) as found:
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(Commit)) as found:
         _, first = await anext(found)
     assert first.version == 2
-    assert tally.malformed == {"pulse": 1, "commit": 1}
+    assert counts.malformed == {"pulse": 1, "commit": 1}
 
 
 async def test_what_is_left_out_while_we_watch_is_new_whatever_the_brokers_clock_says() -> None:
-    bus, tally = await connected(), Tally()
+    bus, counts = await connected(), MessageCounts()
     await bus.publish(NAMES.round(1), b"noise")
-    reading = Sources(bus, RUN, tally, P, lambda: STORED_S + 3600.0)
-    async with asyncio.timeout(10), aclosing(reading.rounds()) as found:
+    reading = Sources(bus, RUN, counts, P, lambda: STORED_S + 3600.0)
+    async with asyncio.timeout(10), aclosing(reading.follow(Round)) as found:
         first = asyncio.ensure_future(anext(found))
-        while not tally.malformed:  # noqa: ASYNC110 - it reads the log
+        while not counts.malformed:  # noqa: ASYNC110 - it reads the log
             await asyncio.sleep(0)
         await bus.publish(NAMES.round(1), b"more noise")
         await bus.publish(NAMES.round(0), encode(ROUND))
         await first
-    assert list(tally.lately) == [STORED_S, STORED_S + 3600.0]
+    assert list(counts.lately) == [STORED_S, STORED_S + 3600.0]
 
 
 async def test_what_is_left_out_is_new_after_a_broker_that_lost_its_memory_too() -> None:
     """Its streams in memory count from 1 again, below what was there when we began to watch."""
     broker = MemoryBroker(clock_ns=lambda: int(STORED_S * 1e9))
-    bus, tally = broker.connect(), Tally()
+    bus, counts = broker.connect(), MessageCounts()
     await bus.declare(specs(RUN))
     for _ in range(5):
         await bus.publish(NAMES.pulse("a"), encode(PULSE))
-    reading = Sources(bus, RUN, tally, P, lambda: STORED_S + 3600.0)
-    async with asyncio.timeout(10), aclosing(reading.pulses()) as found:
+    reading = Sources(bus, RUN, counts, P, lambda: STORED_S + 3600.0)
+    async with asyncio.timeout(10), aclosing(reading.follow(Pulse)) as found:
         await anext(found)
         second = asyncio.ensure_future(anext(found))
         await asyncio.sleep(0)
@@ -142,13 +142,13 @@ async def test_what_is_left_out_is_new_after_a_broker_that_lost_its_memory_too()
         await bus.publish(NAMES.pulse("noise"), b"noise")
         await bus.publish(NAMES.pulse("a"), encode(replace(PULSE, steps=9)))
         await second
-    assert list(tally.lately) == [STORED_S + 3600.0]
+    assert list(counts.lately) == [STORED_S + 3600.0]
 
 
 async def test_what_was_left_out_counts_for_as_long_as_it_is_new() -> None:
-    bus, tally = await connected(), Tally()
+    bus, counts = await connected(), MessageCounts()
     await bus.publish(NAMES.pulse("noise"), b"noise")
     await bus.publish(NAMES.pulse("a"), encode(PULSE))
-    await pulses(bus, tally, 1)
-    assert (tally.since(STORED_S), tally.since(STORED_S + 1)) == (1, 0)
-    assert tally.malformed.total() == 1
+    await pulses(bus, counts, 1)
+    assert (counts.since(STORED_S), counts.since(STORED_S + 1)) == (1, 0)
+    assert counts.malformed.total() == 1

@@ -13,7 +13,7 @@ from skerry.status import recent
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.protocol.messages import Commit, Pulse, Round
+    from skerry.protocol.messages import CloseReason, Commit, Pulse, Round
 
 MOST_ROUNDS = 160
 SPARSE = 64
@@ -30,7 +30,7 @@ Key = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Past:
+class CommittedRound:
     """One committed round; times in seconds since the epoch, ``loss`` in nats per token.
 
     ``stored_s`` is when the broker had its ledger record. ``arrived_s`` are seconds from opening
@@ -46,6 +46,7 @@ class Past:
     sequence: int
     step: int
     reason: str
+    closed_by: CloseReason | None
     syncer: str
     final: bool
     opened_s: float
@@ -55,7 +56,7 @@ class Past:
     stored_s: float
     learners: tuple[str, ...]
     arrived_s: tuple[float, ...]
-    refused: int
+    causes: tuple[RefusalCause, ...]
     staleness: int
     tokens: int
     loss: float | None
@@ -64,8 +65,13 @@ class Past:
     adopted: int = 0
     adopted_s: float | None = None
 
+    @property
+    def refused(self) -> int:
+        """How many contributions were refused; a second offer of initial parameters is none."""
+        return sum(cause is not RefusalCause.GENESIS for cause in self.causes)
 
-def set_right(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
+
+def corrected(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
     """Return the commit by a clock that can be right.
 
     A syncer's may say that it closed a round before the run was created, at ``since_ns``, after the
@@ -90,16 +96,17 @@ def set_right(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
     )
 
 
-def past(commit: Commit, sequence: int, stored_s: float) -> Past:
+def committed_round(commit: Commit, sequence: int, stored_s: float) -> CommittedRound:
     """Return a commit as a row of the timeline."""
     told = [(c.loss, c.tokens) for c in commit.consumed if isfinite(c.loss) and c.tokens]
     weight = sum(tokens for _, tokens in told)
-    return Past(
+    return CommittedRound(
         fragment=commit.fragment,
         version=commit.version,
         sequence=sequence,
         step=commit.step,
         reason=why(commit),
+        closed_by=commit.reason,
         syncer=commit.syncer,
         final=commit.final,
         opened_s=commit.opened_ns / 1e9,
@@ -109,7 +116,7 @@ def past(commit: Commit, sequence: int, stored_s: float) -> Past:
         stored_s=stored_s,
         learners=tuple(c.learner for c in commit.consumed),
         arrived_s=arrivals(commit),
-        refused=sum(refused.cause is not RefusalCause.GENESIS for refused in commit.refused),
+        causes=tuple(refused.cause for refused in commit.refused),
         staleness=max((c.staleness for c in commit.consumed), default=0),
         tokens=sum(c.tokens for c in commit.consumed),
         loss=sum(loss * tokens for loss, tokens in told) / weight if weight else None,
@@ -169,15 +176,15 @@ class Timeline:
     """
 
     most: int = MOST_ROUNDS
-    rounds: dict[Key, Past] = field(default_factory=dict[Key, Past])
+    rounds: dict[Key, CommittedRound] = field(default_factory=dict[Key, CommittedRound])
     open: dict[int, Round] = field(default_factory=dict[int, "Round"])
-    newest: dict[int, Past] = field(default_factory=dict[int, Past])
+    newest: dict[int, CommittedRound] = field(default_factory=dict[int, CommittedRound])
     places: dict[int, Places] = field(default_factory=dict[int, Places])
     said: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     held: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     ahead: dict[int, int] = field(default_factory=dict[int, int])
 
-    def committed(self, row: Past) -> None:
+    def committed(self, row: CommittedRound) -> None:
         """Take in the next commit of a fragment; one that was seen before changes nothing."""
         before = self.newest.get(row.fragment)
         if before is not None and row.version <= before.version:
@@ -237,7 +244,7 @@ def _at(versions: Sequence[int], fragment: int) -> int:
     return versions[fragment] if fragment < len(versions) else 0
 
 
-def interval_s(rounds: Mapping[Key, Past]) -> float | None:
+def interval_s(rounds: Mapping[Key, CommittedRound]) -> float | None:
     """Return the mean seconds between the commits of late, None for fewer than three of them.
 
     By the broker's clock, which is one: those of syncers may differ, or be set meanwhile.

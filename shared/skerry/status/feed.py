@@ -1,0 +1,196 @@
+"""Follow a run's log into its model, or read it once: what every viewer begins with."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from skerry.errors import BrokerUnavailable, BusError, first_cause
+from skerry.log import ledger
+from skerry.protocol.messages import (
+    CheckpointRecord,
+    Commit,
+    Evaluation,
+    MemberRecord,
+    Pulse,
+    Round,
+    RunRecord,
+    RunState,
+)
+from skerry.settings.loading import run_config_from_json
+from skerry.status.model import RunModel
+from skerry.status.recent import RECENT_S
+from skerry.status.report import RunReport, report
+from skerry.status.sources import MessageCounts, RunMessage, Sources
+from skerry.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from skerry.log.base import Bus, Record
+    from skerry.status.alerts import StreamStore
+    from skerry.status.model import RunSnapshot
+    from skerry.status.view import RunView
+
+    OnMessage = Callable[[RunMessage, float], None]
+
+AHEAD_S = 60.0
+RETRY_S = 1.0
+AHEAD: tuple[type[RunMessage], ...] = (MemberRecord, Pulse, Commit, CheckpointRecord, Evaluation)
+FOLLOWED: tuple[type[RunMessage], ...] = (
+    MemberRecord,
+    Commit,
+    CheckpointRecord,
+    Evaluation,
+    Pulse,
+    Round,
+)
+STORED: tuple[type[RunMessage], ...] = (MemberRecord, Evaluation, Commit)
+NEWEST: tuple[type[RunMessage], ...] = (Pulse, CheckpointRecord)
+"""What a single look reads from its beginning, and of what it reads the newest alone."""
+
+
+class RunFeed:
+    """The model of one run; ``run`` keeps it as new as the log until it is cancelled.
+
+    ``begun`` is set once there is a model, ``finished`` once the run is and all of its rounds are
+    in the model, ``changed`` with each message. ``counts`` is what has been read.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        run: str,
+        *,
+        on_message: OnMessage | None = None,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.bus = bus
+        self.name = run
+        self.clock_s = clock_s
+        self.model: RunModel | None = None
+        self.counts = MessageCounts()
+        self.begun, self.changed, self.finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._on_message = on_message
+
+    @property
+    def view(self) -> RunView | None:
+        """What is known of the run, None before it is in the log."""
+        return None if self.model is None else self.model.view
+
+    def report(self) -> RunReport | None:
+        """Return the rows as of now, or None before there is a run."""
+        return None if self.view is None else report(self.view, self.clock_s())
+
+    def snapshot(
+        self, stores: Sequence[StreamStore] = (), away_s: float | None = None
+    ) -> RunSnapshot | None:
+        """Return the run as of now, or None before there is one; see ``RunModel.snapshot``."""
+        malformed = self.counts.since(self.clock_s() - RECENT_S)
+        return None if self.model is None else self.model.snapshot(stores, away_s, malformed)
+
+    async def run(self) -> None:
+        """Wait for the run, then fold in all that is said about it, for ever.
+
+        Where the log is begun anew, so is the model: versions count from 1 again there. Raises
+        ConfigError for the settings of another release.
+        """
+        while True:
+            try:
+                await self.session()
+            except (BrokerUnavailable, BaseExceptionGroup) as error:
+                cause = first_cause(error)
+                if not isinstance(cause, BrokerUnavailable):
+                    raise cause from error
+                await asyncio.sleep(RETRY_S)
+
+    async def session(self) -> None:
+        """Follow one log of the run until another one takes its place."""
+        record = await ledger.wait_run(self.bus, self.name)
+        config = run_config_from_json(record.config_json, record.skerry_version)
+        model = RunModel(record, config, self.clock_s)
+        sources = Sources(self.bus, self.name, self.counts, record.fragments, self.clock_s)
+        await _look_ahead(model, sources, AHEAD)
+        self.model = model
+        self.begun.set()
+        self._pass_on(record, self.clock_s())
+        async with TaskGroup() as group:
+            following = [
+                group.create_task(self._follow(kind, sources, model), name=kind.__name__)
+                for kind in FOLLOWED
+            ]
+            await self._until_replaced(sources, model)
+            for task in following:
+                task.cancel()
+
+    async def _until_replaced(self, sources: Sources, model: RunModel) -> None:
+        """Follow the run's own record until it is that of another run of that name."""
+        records = sources.follow(RunRecord)
+        async with aclosing(records):
+            async for stored, record in records:
+                if record.created_ns != model.record.created_ns:
+                    return
+                if is_finished(record):  # its end may be read before its last commits are
+                    await _look_ahead(model, sources, (Commit,))
+                self._take(model, stored, record)
+        msg = "The log ended while it was followed."
+        raise BusError(msg)
+
+    async def _follow(self, kind: type[RunMessage], sources: Sources, model: RunModel) -> None:
+        messages = sources.follow(kind)
+        async with aclosing(messages):
+            async for stored, message in messages:
+                self._take(model, stored, message)
+
+    def _take(self, model: RunModel, stored: Record, message: RunMessage) -> None:
+        at_s = model.take(message, stored.sequence, stored.time_ns)
+        if model.view.finished and not model.view.counting:
+            self.finished.set()
+        self._pass_on(message, at_s)
+
+    def _pass_on(self, message: RunMessage, at_s: float) -> None:
+        self.changed.set()
+        if self._on_message is not None:
+            self._on_message(message, at_s)
+
+
+async def _look_ahead(model: RunModel, sources: Sources, kinds: Sequence[type[RunMessage]]) -> None:
+    """Take note of what is newest before the history that leads to it is read.
+
+    That may take minutes, in which the newest commit read so far would look days old. Raises
+    BrokerUnavailable for a log that was begun anew meanwhile, and may lack its end.
+    """
+    try:
+        async with asyncio.timeout(AHEAD_S):
+            found = await asyncio.gather(*(sources.newest(kind) for kind in kinds))
+    except TimeoutError as error:
+        msg = "The newest records of the log could not be read in time."
+        raise BrokerUnavailable(msg) from error
+    for messages in found:
+        for stored, message in messages:
+            model.peek(message, stored.sequence, stored.time_ns)
+
+
+async def read_model(bus: Bus, run: str, clock_s: Callable[[], float] = time.time) -> RunModel:
+    """Return the model of the run as it stands in the log; RunNotFound if there is none."""
+    record = await ledger.read_run(bus, run)
+    config = run_config_from_json(record.config_json, record.skerry_version)
+    model = RunModel(record, config, clock_s, known_to=sys.maxsize)
+    sources = Sources(bus, run, MessageCounts(), record.fragments, clock_s)
+    for kind in STORED:
+        messages = sources.stored(kind)
+        async with aclosing(messages):
+            async for stored, message in messages:
+                model.take(message, stored.sequence, stored.time_ns)
+    for kind in NEWEST:
+        for stored, message in await sources.newest(kind):
+            model.take(message, stored.sequence, stored.time_ns)
+    return model
+
+
+def is_finished(record: RunRecord) -> bool:
+    """Return True if a run takes no more contributions."""
+    return record.state is RunState.FINISHED

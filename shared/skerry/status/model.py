@@ -1,0 +1,245 @@
+"""What is known of one run: a fold over its log that every viewer reads."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.algorithm.fragments import plan
+from skerry.algorithm.liveness import Liveness, LivenessReason, policy_from
+from skerry.algorithm.traffic import data_parallel_bytes
+from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Round
+from skerry.status.alerts import Situation, alerts
+from skerry.status.commit_totals import CommitTotals
+from skerry.status.history import History
+from skerry.status.report import report, unconfirmed
+from skerry.status.timeline import corrected, interval_s
+from skerry.status.view import (
+    RunShape,
+    RunView,
+    committed,
+    disconnected,
+    fold,
+    peek,
+    peek_evaluation,
+    seen_s,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from skerry.protocol.messages import RunRecord
+    from skerry.settings.models import RunConfig
+    from skerry.status.alerts import Alert, StreamStore
+    from skerry.status.report import LearnerRow, RunReport
+    from skerry.status.sources import RunMessage
+
+log = structlog.get_logger()
+
+EVENTS = {
+    Liveness.SUSPECT: "learner_suspect",
+    Liveness.GONE: "learner_gone",
+    Liveness.ALIVE: "learner_back",
+}
+MOST_LINES = 8
+"""So many changes are logged at a time; the rest are counted in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """A run at one moment, as viewers show it: its rows, what is wrong, and all else it knows."""
+
+    model: RunModel
+    now_s: float
+    report: RunReport
+    alerts: Sequence[Alert] = ()
+
+
+class RunModel:
+    """The newest view of one run, its history, and the liveness last judged of each learner.
+
+    ``clock_s`` gives seconds since the epoch; silence is judged by arrivals on it. ``judged`` is
+    the report that ``judge`` judged by, ``sizes`` are the parameters of each fragment. Records up
+    to the ledger sequence ``known_to`` were there before we began.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        config: RunConfig,
+        clock_s: Callable[[], float] = time.time,
+        known_to: int = 0,
+    ) -> None:
+        self._clock_s = clock_s
+        self._known_to = known_to
+        self._liveness: dict[str, Liveness] = {}
+        self.record = record
+        self.config = config
+        self.history = History(record.fragments)
+        self.totals = CommitTotals(record.run)
+        self.sizes = [f.size for f in plan(record.leaves, record.fragments).fragments]
+        self.parameters = sum(prod(leaf.shape) for leaf in record.leaves)
+        self.view = fold(RunView(_shape(record, config)), record, clock_s())
+        self.judged = report(self.view, clock_s())
+
+    def take(self, message: RunMessage, sequence: int = 0, stored_ns: int = 0) -> float:
+        """Fold in one message of the log and return when it was there; twice changes nothing.
+
+        ``sequence`` is its place in the ledger, and ``stored_ns`` when the broker had it: history
+        is as old as the broker says, what comes later as its arrival.
+        """
+        now_s = self._clock_s()
+        match message:
+            case Round():
+                self.history.timeline.opened(message)
+            case MemberRecord():
+                now_s = seen_s(now_s, stored_ns, sequence, self._known_to)
+                if message.incarnation:  # 0: a name that a restored run keeps a data shard for
+                    self.view = fold(self.view, message, now_s)
+                    self.history.joined(message, now_s)
+            case Commit():
+                now_s = seen_s(now_s, stored_ns, sequence, self._known_to)
+                commit = corrected(message, stored_ns, self.record.created_ns)
+                self.view = committed(self.view, commit, now_s)
+                self.history.committed(commit, sequence, stored_ns / 1e9, now_s)
+                self.totals.take(commit)
+            case _:
+                self.view = fold(self.view, message, now_s)
+                self.history.take(message, now_s)
+        return now_s
+
+    def peek(self, message: RunMessage, sequence: int = 0, stored_ns: int = 0) -> None:
+        """Take note of a newest message ahead of the history that leads to it."""
+        match message:
+            case Commit():
+                self._known_to = max(self._known_to, sequence)
+                commit = corrected(message, stored_ns, self.record.created_ns)
+                self.view = peek(self.view, commit, min(self._clock_s(), stored_ns / 1e9))
+            case Evaluation():
+                self.view = peek_evaluation(self.view, message)
+            case MemberRecord():
+                self._known_to = max(self._known_to, sequence)
+                self.take(message, sequence, stored_ns)
+            case _:
+                self.take(message, sequence, stored_ns)
+
+    def bytes_data_parallel(self) -> int:
+        """Return what all-reducing the steps taken would have sent, in f32."""
+        steps, learners = self.history.steps_by_learner(), self.config.sync.learners
+        return data_parallel_bytes(self.parameters, steps, learners)
+
+    def closed(self, ago_s: Mapping[str, float]) -> None:
+        """Take note of whose connection was closed how long ago."""
+        now_s = self._clock_s()
+        self.view = disconnected(self.view, {name: now_s - s for name, s in ago_s.items()})
+
+    def unconfirmed(self) -> list[str]:
+        """Return the learners whose silence the broker may be able to explain."""
+        return [] if self.view.finished else unconfirmed(self.view, self._clock_s())
+
+    def snapshot(
+        self,
+        stores: Sequence[StreamStore] = (),
+        away_s: float | None = None,
+        malformed: int = 0,
+        *,
+        at_rest: bool = False,
+    ) -> RunSnapshot:
+        """Return the run as of now; nothing is wrong with one ``at_rest``, on which nobody works.
+
+        ``stores`` are how full the broker's stores are, ``away_s`` for how long it has not
+        answered, ``malformed`` counts the messages of the last RECENT_S that were left out.
+        """
+        now_s = self._clock_s()
+        now = report(self.view, now_s)
+        if at_rest:
+            return RunSnapshot(self, now_s, resting(now))
+        return RunSnapshot(self, now_s, now, self.alerts(now, stores, away_s, malformed))
+
+    def alerts(
+        self,
+        now: RunReport,
+        stores: Sequence[StreamStore] = (),
+        away_s: float | None = None,
+        malformed: int = 0,
+    ) -> list[Alert]:
+        """Return what is wrong, the worst first; see ``snapshot``.
+
+        While a long ledger is being read, its rounds say nothing of how often they come.
+        """
+        config = self.config
+        gap_s = None if self.view.counting else interval_s(self.history.timeline.rounds)
+        return alerts(
+            Situation(
+                now_s=self._clock_s(),
+                now=now,
+                lately=self.history.lately,
+                gap_s=gap_s,
+                checkpoint_every_s=config.checkpoint.every_s,
+                quorum=config.sync.quorum,
+                h_steps=config.sync.h_steps,
+                round_timeout_s=config.sync.round_timeout_s,
+                stores=stores,
+                broker_away_s=away_s,
+                malformed=malformed,
+                evaluating=self.view.evaluating,
+            )
+        )
+
+    def judge(self) -> list[tuple[str, str]]:
+        """Log each learner that has become suspect, gone or alive again; return event and name.
+
+        A run that is finished falls silent by itself, which is no trouble.
+        """
+        now_s = self._clock_s()
+        self.judged = report(self.view, now_s)
+        if self.view.finished:
+            return []
+        self.history.judged(self.judged.learners, now_s)
+        changed = [
+            row
+            for row in self.judged.learners
+            if row.liveness is not self._liveness.get(row.name, Liveness.ALIVE)
+        ]
+        self._liveness |= {row.name: row.liveness for row in changed}
+        for row in changed[:MOST_LINES]:
+            self._log(row)
+        if more := Counter(EVENTS[row.liveness] for row in changed[MOST_LINES:]):
+            log.warning("more_learners_changed", run=self.record.run, **more)
+        return [(EVENTS[row.liveness], row.name) for row in changed]
+
+    def _log(self, row: LearnerRow) -> None:
+        expected = row.liveness is Liveness.ALIVE or row.reason is LivenessReason.STOPPED
+        (log.info if expected else log.warning)(
+            EVENTS[row.liveness],
+            run=self.record.run,
+            learner=row.name,
+            incarnation=row.incarnation,
+            reason=row.reason,
+            step=row.step,
+            seen_s_ago=round(row.seen_s_ago, 3),
+        )
+
+
+def resting(now: RunReport) -> RunReport:
+    """Return the report of a log at rest: pulses end with their broker, and nobody is at work."""
+    phase = LearnerPhase.FINISHED if now.run.finished else LearnerPhase.STOPPED
+    return replace(now, learners=tuple(replace(row, phase=phase) for row in now.learners))
+
+
+def _shape(record: RunRecord, config: RunConfig) -> RunShape:
+    return RunShape(
+        run=record.run,
+        fragments=record.fragments,
+        quorum=config.sync.quorum,
+        steps=config.train.steps,
+        duration_s=config.train.duration_s,
+        liveness=policy_from(
+            **config.liveness.model_dump(), blocking=not config.sync.overlap_steps
+        ),
+    )

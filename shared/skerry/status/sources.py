@@ -1,0 +1,181 @@
+"""A run's messages as viewers read them: unreadable and impossible ones are counted and left out.
+
+A viewer that took any number for a fragment's, or any name for a learner's, would be filled by
+everybody who may publish.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from skerry.errors import WireError
+from skerry.log.base import Deliver
+from skerry.protocol.messages import (
+    CheckpointRecord,
+    Commit,
+    Evaluation,
+    MemberRecord,
+    Pulse,
+    Round,
+    RunRecord,
+)
+from skerry.protocol.records import believable, decode
+from skerry.protocol.subjects import TOKEN, Subjects
+from skerry.status.view import seen_s
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from skerry.log.base import Bus, Record
+
+RunMessage = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Pulse | Round
+T = TypeVar("T", bound=RunMessage)
+
+
+class Topic(NamedTuple):
+    """What a kind of message is counted as, its subjects, and where a follower of it begins."""
+
+    name: str
+    subjects: Callable[[Subjects], str]
+    deliver: Deliver
+
+
+TOPICS: Mapping[type[object], Topic] = {
+    RunRecord: Topic("run", Subjects.run_record, Deliver.LAST_PER_SUBJECT),
+    MemberRecord: Topic("member", Subjects.members, Deliver.ALL),
+    Commit: Topic("commit", Subjects.commits, Deliver.ALL),
+    CheckpointRecord: Topic("checkpoint", Subjects.checkpoint, Deliver.ALL),
+    Evaluation: Topic("evaluation", Subjects.evaluation, Deliver.ALL),
+    Pulse: Topic("pulse", Subjects.pulses, Deliver.LAST_PER_SUBJECT),
+    Round: Topic("round", Subjects.rounds, Deliver.LAST_PER_SUBJECT),
+}
+"""Every start of a learner is read, old ones too: one that flaps did so before."""
+
+MOST_LEARNERS = 1000
+"""Names come from the log: more learners than these are not taken in."""
+MOST_LATELY = 1000
+
+
+@dataclass(slots=True)
+class MessageCounts:
+    """How many messages of each kind were read, and how many were malformed.
+
+    ``joined`` are the names with a member's record, ``heard`` those that have only pulsed, so that
+    invented ones do not keep out learners that join later. ``lately`` is when the newest malformed
+    ones came (seconds since the epoch): by our clock, or the broker's for those that were there
+    when we began.
+    """
+
+    read: Counter[str] = field(default_factory=Counter[str])
+    malformed: Counter[str] = field(default_factory=Counter[str])
+    joined: set[str] = field(default_factory=set[str])
+    heard: set[str] = field(default_factory=set[str])
+    lately: deque[float] = field(default_factory=lambda: deque[float](maxlen=MOST_LATELY))
+
+    def since(self, at_s: float) -> int:
+        """Return how many malformed messages came since then, as far as they are remembered."""
+        return sum(came_s >= at_s for came_s in self.lately)
+
+    def fits(self, message: RunMessage, fragments: int) -> bool:
+        """Return True if a run of so many fragments can have this message."""
+        match message:
+            case Pulse():
+                if len(message.versions) > fragments or not believable(message):
+                    return False
+                return self._known(message.learner, joined=False)
+            case MemberRecord():
+                return self._known(message.learner, joined=True)
+            case Commit():
+                return message.fragment < fragments and believable(message)
+            case Round():
+                return message.fragment < fragments
+            case _:
+                return True
+
+    def _known(self, learner: str, *, joined: bool) -> bool:
+        if TOKEN.fullmatch(learner) is None:
+            return False
+        if learner in self.joined or (learner in self.heard and not joined):
+            return True
+        names = self.joined if joined else self.heard
+        if len(names) >= MOST_LEARNERS:
+            return False
+        names.add(learner)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """One run's messages by kind, each with the record it came in.
+
+    ``fragments`` is P, ``clock_s`` gives seconds since the epoch.
+    """
+
+    bus: Bus
+    run: str
+    counts: MessageCounts
+    fragments: int
+    clock_s: Callable[[], float] = time.time
+
+    async def follow(self, kind: type[T]) -> AsyncGenerator[tuple[Record, T]]:
+        """Yield the messages of a kind for ever."""
+        topic, pattern = TOPICS[kind], TOPICS[kind].subjects(Subjects(self.run))
+        known_to = max((r.sequence for r in await self.bus.last_each(pattern)), default=0)
+        before = 0
+        records = self.bus.follow(pattern, deliver=topic.deliver)
+        async with aclosing(records):
+            async for record in records:
+                if record.sequence <= before:  # a stream in memory that began anew with its broker
+                    known_to = 0
+                before = record.sequence
+                message = self._read(kind, record)
+                if message is None:
+                    self.counts.malformed[topic.name] += 1
+                    came_s = seen_s(self.clock_s(), record.time_ns, record.sequence, known_to)
+                    self.counts.lately.append(came_s)
+                    continue
+                self.counts.read[topic.name] += 1
+                yield record, message
+
+    async def newest(self, kind: type[T]) -> list[tuple[Record, T]]:
+        """Return what is newest of each subject; following counts what is left out."""
+        records = await self.bus.last_each(TOPICS[kind].subjects(Subjects(self.run)))
+        found = [(record, self._read(kind, record)) for record in records]
+        return [(record, message) for record, message in found if message is not None]
+
+    async def stored(self, kind: type[T]) -> AsyncGenerator[tuple[Record, T]]:
+        """Yield every message of a kind that the log holds by now, oldest first."""
+        pattern = TOPICS[kind].subjects(Subjects(self.run))
+        last = max((r.sequence for r in await self.bus.last_each(pattern)), default=0)
+        if not last:
+            return
+        records = self.bus.follow(pattern, deliver=Deliver.ALL)
+        async with aclosing(records):
+            async for record in records:
+                if (message := self._read(kind, record)) is not None:
+                    yield record, message
+                if record.sequence >= last:
+                    return
+
+    def _read(self, kind: type[T], record: Record) -> T | None:
+        try:
+            message = decode(kind, record.payload, run=self.run)
+        except WireError:
+            return None
+        fits = _is_of(message, record.subject) and self.counts.fits(message, self.fragments)
+        return message if fits else None
+
+
+def _is_of(message: RunMessage, subject: str) -> bool:
+    """Return True if a message names the learner, or the fragment, of its subject."""
+    match message:
+        case Pulse() | MemberRecord():
+            return message.learner == subject.rpartition(".")[2]
+        case Commit() | Round():
+            return str(message.fragment) == subject.rpartition(".")[2]
+        case _:
+            return True

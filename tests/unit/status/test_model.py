@@ -1,0 +1,188 @@
+"""Who is told to be suspect, gone or back, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.protocol.messages import (
+    Commit,
+    LearnerPhase,
+    Pulse,
+    RefusalCause,
+    Refused,
+    RunRecord,
+    RunState,
+)
+from skerry.settings.models import RunConfig
+from skerry.status.model import RunModel
+from skerry.status.report import report
+from skerry.status.timeline import AHEAD_S, interval_s
+from tests.support.builders import commit, member, ns, pulse, run_record
+
+PULSE_S = 0.5
+STARTED_S = 1_000_000.0
+
+
+@dataclass
+class Clock:
+    now_s: float = STARTED_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def record() -> RunRecord:
+    cut = plan((LeafSpec("w", (8, 8)),), 1)
+    return run_record("run", cut, RunConfig().model_dump_json(), created_ns=1)
+
+
+def beat(clock: Clock, step: int, phase: LearnerPhase = LearnerPhase.TRAINING) -> Pulse:
+    since_s = clock.now_s - STARTED_S
+    return pulse(step=step, phase=phase, sent_ns=ns(clock.now_s), alive_s=since_s)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def model(clock: Clock) -> RunModel:
+    """A model that has seen twenty regular pulses of learner ``a``."""
+    model = RunModel(record(), RunConfig(), clock)
+    for step in range(20):
+        clock.now_s += PULSE_S
+        model.take(beat(clock, step))
+        assert model.judge() == []
+    return model
+
+
+def until_gone(model: RunModel, clock: Clock, limit_s: float = 60.0) -> list[str]:
+    """Let time pass until somebody is gone and return the events on the way."""
+    events: list[str] = []
+    end_s = clock.now_s + limit_s
+    while clock.now_s < end_s and "learner_gone" not in events:
+        clock.now_s += PULSE_S / 2
+        events += [event for event, _ in model.judge()]
+    return events
+
+
+def test_a_learner_that_falls_silent_is_suspect_first_then_gone(
+    model: RunModel, clock: Clock
+) -> None:
+    assert until_gone(model, clock) == ["learner_suspect", "learner_gone"]
+
+
+def test_a_pulse_brings_a_suspect_learner_back(model: RunModel, clock: Clock) -> None:
+    until_gone(model, clock)
+    model.take(beat(clock, 30))
+    assert model.judge() == [("learner_back", "a")]
+
+
+def test_each_change_is_logged_once_with_what_is_known(model: RunModel, clock: Clock) -> None:
+    with capture_logs() as logs:
+        until_gone(model, clock)
+        model.judge()
+    assert [line["event"] for line in logs] == ["learner_suspect", "learner_gone"]
+    assert {line["learner"] for line in logs} == {"a"}
+    assert logs[-1]["reason"] in {"silent", "stalled"}
+    assert logs[-1]["log_level"] == "warning"
+
+
+def test_a_learner_that_says_goodbye_is_no_warning(model: RunModel, clock: Clock) -> None:
+    model.take(beat(clock, 21, LearnerPhase.STOPPED))
+    clock.now_s += 0.001
+    model.take(beat(clock, 21, LearnerPhase.STOPPED))
+    with capture_logs() as logs:
+        model.judge()
+    assert [(line["log_level"], line["reason"]) for line in logs] == [("info", "stopped")]
+
+
+def test_silence_after_the_end_of_the_run_is_nobodys_trouble(model: RunModel, clock: Clock) -> None:
+    model.take(replace(record(), state=RunState.FINISHED))
+    assert until_gone(model, clock, limit_s=600.0) == []
+
+
+def test_a_start_that_comes_while_it_is_watched_is_new_though_the_brokers_clock_is_behind(
+    model: RunModel, clock: Clock
+) -> None:
+    behind_ns = round((clock.now_s - 1800.0) * 1e9)
+    model.peek(member(incarnation=2, joined_ns=behind_ns), 5, behind_ns)
+    model.take(member(incarnation=1, joined_ns=behind_ns), 4, behind_ns)
+    assert model.history.lately.starts(clock.now_s) == {}
+    model.take(member(incarnation=3, joined_ns=behind_ns), 6, behind_ns)
+    assert model.history.lately.starts(clock.now_s) == {"a": 1}
+
+
+def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(
+    model: RunModel, clock: Clock
+) -> None:
+    model.take(member("restored", 0, shard=3), 0, 1)
+    assert model.judge() == []
+    assert [row.name for row in report(model.view, clock.now_s).learners] == ["a"]
+
+
+def closed(version: int, closed_s: float, **changes: Any) -> Commit:
+    times = {"opened_ns": ns(closed_s - 1), "closed_ns": ns(closed_s)}
+    return commit(version, **times, **changes)
+
+
+def test_a_commit_of_the_far_future_is_not_the_newest_for_ever(
+    model: RunModel, clock: Clock
+) -> None:
+    """No round would be late for as long as such a clock is believed."""
+    stored_ns, odd = int(clock.now_s * 1e9), closed(1, 3 * clock.now_s)
+    model.peek(odd, 1, stored_ns)
+    model.take(odd, 1, stored_ns)
+    clock.now_s += 120.0
+    model.judge()
+    assert model.judged.run.last_round_s_ago == pytest.approx(120.0)
+    (row,) = model.history.timeline.rounds.values()
+    assert row.closed_s == pytest.approx(stored_ns / 1e9 + AHEAD_S)
+
+
+@pytest.mark.parametrize("off_s", [-30.0, -3600.0, 0.0, 30.0])
+def test_a_round_is_as_old_as_its_arrival_whatever_its_syncers_clock_says(
+    model: RunModel, clock: Clock, off_s: float
+) -> None:
+    for version in range(1, 20):
+        clock.now_s += 2.0
+        off = off_s if version > 10 else 0.0
+        model.take(closed(version, clock.now_s + off), version, int(clock.now_s * 1e9))
+        model.judge()
+        assert model.judged.run.last_round_s_ago == pytest.approx(0.0)
+    assert model.view.last_commit is not None
+    assert model.view.last_commit.version == 19
+    clock.now_s += 5.0
+    model.judge()
+    assert model.judged.run.last_round_s_ago == pytest.approx(5.0)
+    assert interval_s(model.history.timeline.rounds) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+def test_a_refusal_is_as_old_as_its_arrival_whatever_the_brokers_clock_says(
+    model: RunModel, clock: Clock, off_s: float
+) -> None:
+    refused = replace(
+        closed(2, clock.now_s + off_s), refused=(Refused(RefusalCause.TOO_STALE, "a"),)
+    )
+    model.take(refused, 2, int((clock.now_s + off_s) * 1e9))
+    assert model.history.lately.refused(clock.now_s + 590) == {"too_stale": 1}
+    assert model.history.lately.refused(clock.now_s + 610) == {}
+
+
+def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(
+    model: RunModel, clock: Clock
+) -> None:
+    stored_s = clock.now_s - 100.0
+    model.peek(closed(7, stored_s - 3600.0), 9, int(stored_s * 1e9))
+    for version in range(1, 8):
+        at_s = stored_s - 7 + version
+        model.take(closed(version, at_s), 2 + version, int(at_s * 1e9))
+    model.judge()
+    assert model.judged.run.last_round_s_ago == pytest.approx(100.0)
