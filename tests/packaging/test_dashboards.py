@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from skerry.status.rules import rendered
 from skerry.telemetry.metrics import ALL, MONITOR, Metric, MetricKind, of, prometheus_name
 
 if TYPE_CHECKING:
@@ -81,6 +83,21 @@ def test_promtool_finds_nothing_wrong(root: Path, promtool: str, check: tuple[st
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_rules_are_those_of_the_table(root: Path, rules: str) -> None:
+    assert rules == rendered()
+    path = str(root / "infra" / "prometheus" / "rules.yml")
+    command = [sys.executable, "-m", "skerry.status.rules", "--check", path]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_a_file_of_rules_that_the_table_does_not_say_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yml"
+    path.write_text(rendered() + "#")
+    command = [sys.executable, "-m", "skerry.status.rules", "--check", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "run this without --check" in done.stderr) == (1, True)
 
 
 def test_every_alert_has_a_test_that_fires_it_and_one_in_which_it_is_silent(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.status.alerts import Severity
+from skerry.status.alert_table import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.status.alerts import Alert
+    from skerry.status.alert_table import Alert
 
 log = structlog.get_logger()
 

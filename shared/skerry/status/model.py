@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from skerry.protocol.messages import RunRecord
     from skerry.settings.models import RunConfig
-    from skerry.status.alerts import Alert, StreamStore
+    from skerry.status.alert_table import Alert
+    from skerry.status.alerts import StreamStore
     from skerry.status.report import LearnerRow, RunReport
     from skerry.status.sources import RunMessage
 

@@ -39,7 +39,8 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.service.watch import BrokerWatch
 from skerry.settings.models import RunConfig
-from skerry.status.alerts import Alert, Severity, StreamStore
+from skerry.status.alert_table import Alert, Severity
+from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.model import RunModel, RunSnapshot
 from skerry.status.sources import RunMessage, Sources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from skerry.status.alerts import Alert, Severity
+from skerry.status.alert_table import Alert, Severity
 from skerry_health_monitor.alert_log import MOST_PAST, AlertLog, HeldAlert
 
 NOW_S = 1_000_000.0

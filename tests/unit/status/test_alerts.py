@@ -15,7 +15,8 @@ from skerry.protocol.messages import (
     RefusalCause,
 )
 from skerry.settings.models import RunConfig
-from skerry.status.alerts import Alert, Severity, Situation, StreamStore, alerts
+from skerry.status.alert_table import Alert, Severity
+from skerry.status.alerts import Situation, StreamStore, alerts
 from skerry.status.model import RunModel
 from skerry.status.recent import WAITED_S
 from skerry.status.report import EvaluationRow, LearnerRow, RunReport
