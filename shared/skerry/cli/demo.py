@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Any, cast
 
-from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.cli.cluster.cluster import (
     Cluster,
     StopSignal,
@@ -28,7 +27,7 @@ from skerry.cli.cluster.team import Team
 from skerry.cli.outage import Outage
 from skerry.cli.programs import argv_of
 from skerry.cli.screen import screen
-from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink, parameters
+from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink
 from skerry.cli.up import conduct, existing, ignored
 from skerry.errors import ConfigError, SkerryError
 from skerry.log import ledger
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from skerry.settings.models import Settings
     from skerry.status.feed import RunFeed
     from skerry.status.format import size
-    from skerry.status.report import RunReport
+    from skerry.status.model import RunSnapshot
     from skerry.status.sources import RunMessage
 from skerry.store.listing import Summary
 
@@ -70,8 +69,6 @@ class Recorder:
     log_offset: int = 0
     outage: Outage | None = None
     downlink: Downlink = field(default_factory=Downlink)
-    incarnations: dict[str, int] = field(default_factory=dict[str, int])
-    steps: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     genesis: asyncio.Event = field(default_factory=asyncio.Event)
     victim_counted: asyncio.Event = field(default_factory=asyncio.Event)
     first_step_s: float | None = None
@@ -99,16 +96,7 @@ class Recorder:
             outage.started_s = time.time()
             self.on.say(f"{VICTIM} is started again as pid {event.pid}.")
 
-    def steps_by_learner(self) -> dict[str, int]:
-        """Return the steps each learner took, all its incarnations together."""
-        sums: dict[str, int] = {}
-        for (learner, _), steps in self.steps.items():
-            sums[learner] = sums.get(learner, 0) + steps
-        return sums
-
     def _pulse(self, pulse: Pulse, at_s: float) -> None:
-        self.incarnations[pulse.learner] = pulse.incarnation
-        self.steps[pulse.learner, pulse.incarnation] = pulse.steps
         if pulse.learner == VICTIM and pulse.steps and pulse.contributions:
             self.victim_counted.set()
         if pulse.steps and self.first_step_s is None:
@@ -197,8 +185,8 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
     if cluster.stop.asked.is_set():
         on.say("Stopped; `skerry demo --resume` goes on from here.")
         return None
-    now = feed.report()
-    if now is None or not now.run.finished:
+    now = feed.snapshot()
+    if now is None or not now.report.run.finished:
         msg = f"The services ended before the run was finished: see {cluster.folder.logs}."
         raise SkerryError(msg)
     on.say("The run is finished. Evaluating the first and the last checkpoint.")
@@ -216,21 +204,20 @@ async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, fee
     await recorder.genesis.wait()
     await recorder.victim_counted.wait()
     duration_s = cluster.settings.run.train.duration_s or 0.0
-    began_s = feed.view.started_s if feed.view is not None else None
-    at_s = (began_s or time.time()) + KILL_AT * duration_s
+    assert feed.view is not None  # the messages above came from it
+    at_s = (feed.view.started_s or time.time()) + KILL_AT * duration_s
     await asyncio.sleep(max(0.0, at_s - time.time()))
-    incarnation = recorder.incarnations.get(VICTIM, 0)
-    recorder.outage = Outage(VICTIM, incarnation, time.time())
+    victim = feed.view.learners[VICTIM]
+    recorder.outage = Outage(VICTIM, victim.incarnation, time.time())
     recorder.log_offset = size_of(recorder.victim_log)
     pid = kept.kill(VICTIM, back_after_s=AWAY_S)
     recorder.on.say(f"Half way: {VICTIM} (pid {pid}) gets SIGKILL, without a warning.")
 
 
-async def _results(cluster: Cluster, recorder: Recorder, now: RunReport) -> dict[str, object]:
-    on, outage, run = recorder.on, recorder.outage, now.run
+async def _results(cluster: Cluster, recorder: Recorder, now: RunSnapshot) -> dict[str, object]:
+    on, outage, run = recorder.on, recorder.outage, now.report.run
     async with bus_from(cluster.nats, "summary") as bus:
-        record = await ledger.read_run(bus, RUN)
-        uplink = await measure_uplink(bus, record, recorder.began_s)
+        uplink = await measure_uplink(bus, now.model.record, recorder.began_s)
     kept = [s for s in summaries(cluster.settings.local.store.path / RUN) if not s.error]
     if not kept:
         msg = f"The checkpointer wrote nothing: see {cluster.folder.logs}/checkpointer.log."
@@ -239,8 +226,7 @@ async def _results(cluster: Cluster, recorder: Recorder, now: RunReport) -> dict
     async with TaskGroup() as group:
         start = group.create_task(_evaluate(cluster, first), name="eval-start")
         end = group.create_task(_evaluate(cluster, last), name="eval-end")
-    params, steps = parameters(record), recorder.steps_by_learner()
-    parallel = data_parallel_bytes(params, steps, cluster.settings.run.sync.learners)
+    parallel = now.model.bytes_data_parallel()
     sampling = argv_of("sample", last.path, "--tokens", str(SAMPLE_TOKENS))
     text = await call(cluster.folder, sampling, "sample")
     results: dict[str, object] = {
@@ -262,15 +248,15 @@ async def _results(cluster: Cluster, recorder: Recorder, now: RunReport) -> dict
         "bytes_down": run.bytes_down,
         "bytes_state": recorder.downlink.state_bytes,
         "bytes_data_parallel_bf16": parallel // 2,
-        "parameters": params,
-        "steps": steps,
+        "parameters": now.model.parameters,
+        "steps": now.model.history.steps_by_learner(),
         "first_step_s": recorder.first_step_s,
         "recovery_with_compile_s": None if outage is None else outage.wall_s,
         "steps_during_outage": None if outage is None else outage.steps_of_others,
         "rounds_during_outage": None if outage is None else outage.rounds,
         "eval_step_start": first.step,
         "eval_step_end": last.step,
-        "evaluations": [{"step": row.step, "loss": row.loss} for row in now.evaluations],
+        "evaluations": [{"step": row.step, "loss": row.loss} for row in now.report.evaluations],
         "sample": text.strip(),
     }
     for sentence in summary_lines(results):

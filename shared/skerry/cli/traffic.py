@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import plan
-from skerry.log import ledger
 from skerry.log.base import Deliver
 from skerry.log.state import follow_manifests
-from skerry.protocol.messages import CommitOrigin
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.messages import Commit, CommitOrigin
+from skerry.protocol.subjects import TOKEN, Subjects
+from skerry.status.sources import MessageCounts, Sources
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, Manifest, RunRecord
+    from skerry.protocol.messages import Manifest, RunRecord
 
 PARAMS = "params"
 
@@ -51,7 +50,9 @@ class Downlink:
         return 8 * self.bytes / self.params if self.params else None
 
     def add(self, cut: Plan, manifest: Manifest) -> None:
-        """Count one committed version of a fragment."""
+        """Count one committed version of a fragment that the plan has."""
+        if manifest.commit.fragment >= len(cut.fragments):
+            return
         sizes = {part.name: sum(c.size for c in part.chunks) for part in manifest.parts}
         stored = {c.sequence: c.size for part in manifest.parts for c in part.chunks}
         self.state_bytes += sum(stored.values())
@@ -65,11 +66,6 @@ def plan_of(record: RunRecord) -> Plan:
     return plan(record.leaves, record.fragments)
 
 
-def parameters(record: RunRecord) -> int:
-    """Return the number of parameters of a run's model."""
-    return sum(prod(leaf.shape) for leaf in record.leaves)
-
-
 async def measure_downlink(bus: Bus, record: RunRecord, into: Downlink) -> None:
     """Count every manifest from now on, until cancelled."""
     cut = plan_of(record)
@@ -79,62 +75,36 @@ async def measure_downlink(bus: Bus, record: RunRecord, into: Downlink) -> None:
             into.add(cut, manifest)
 
 
-async def commits_until(bus: Bus, run: str, newest: dict[int, int]) -> list[Commit]:
-    """Return every commit of the run up to these versions of its fragments."""
-    found: list[Commit] = []
-    missing = set(newest)
-    if not missing:
-        return found
-    commits = ledger.follow_commits(bus, run)
-    async with aclosing(commits):
-        async for _, commit in commits:
-            found.append(commit)
-            if commit.version >= newest[commit.fragment]:
-                missing.discard(commit.fragment)
-            if not missing:
-                break
-    return found
-
-
 async def measure_uplink(bus: Bus, record: RunRecord, since_s: float = 0.0) -> Uplink:
     """Read the contributions that the log still holds and count their bytes.
 
     ``bytes_sent`` counts those stored after ``since_s`` (seconds since the epoch), so that a run
     that was resumed is compared with the steps of the same session.
     """
-    subjects = Subjects(record.run)
-    cut = plan_of(record)
-    newest = {f: c.version for f, c in (await ledger.last_commits(bus, record.run)).items()}
-    merged: set[tuple[int, str]] = set()
-    params = 0
-    for commit in await commits_until(bus, record.run, newest):
-        if commit.origin is CommitOrigin.GENESIS:
-            continue
-        for consumed in commit.consumed:
-            params += cut.fragments[commit.fragment].size
-            subject = subjects.contribution(commit.fragment, consumed.learner)
-            whole = range(consumed.sequence_first, consumed.sequence_last + 1)
-            merged.update((sequence, subject) for sequence in whole)
-    return await _count(bus, subjects, merged, params, since_s)
-
-
-async def _count(
-    bus: Bus, subjects: Subjects, merged: set[tuple[int, str]], params: int, since_s: float
-) -> Uplink:
-    """Sum payload sizes; ``merged`` are the sequences of merged contributions with their subject.
-
-    Chunks of two contributions may lie between one another, hence the subject.
-    """
+    subjects, cut = Subjects(record.run), plan_of(record)
     name = subjects.stream("CONTRIB")
     last = next((s.last_seq for s in await bus.streams() if s.name == name and s.messages), 0)
+    # Chunks of two contributions may lie between one another: each counts with its subject.
+    merged: set[tuple[int, str]] = set()
+    params = 0
+    commits = Sources(bus, record.run, MessageCounts(), record.fragments).stored(Commit)
+    async with aclosing(commits):
+        async for _, commit in commits:
+            for consumed in () if commit.origin is CommitOrigin.GENESIS else commit.consumed:
+                if TOKEN.fullmatch(consumed.learner) is None:
+                    continue
+                params += cut.fragments[commit.fragment].size
+                subject = subjects.contribution(commit.fragment, consumed.learner)
+                whole = range(consumed.sequence_first, min(last, consumed.sequence_last) + 1)
+                merged.update((sequence, subject) for sequence in whole)
     sent = useful = 0
-    if last:
-        records = bus.follow(subjects.contributions(), deliver=Deliver.ALL)
-        async with aclosing(records):
-            async for record in records:
-                sent += len(record.payload) * (record.time_ns >= since_s * 1e9)
-                if (record.sequence, record.subject) in merged:
-                    useful += len(record.payload)
-                if record.sequence >= last:
-                    break
+    if not last:
+        return Uplink(sent, useful, params)
+    records = bus.follow(subjects.contributions(), deliver=Deliver.ALL)
+    async with aclosing(records):
+        async for stored in records:
+            sent += len(stored.payload) * (stored.time_ns >= since_s * 1e9)
+            useful += len(stored.payload) * ((stored.sequence, stored.subject) in merged)
+            if stored.sequence >= last:
+                break
     return Uplink(sent, useful, params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.traffic import data_parallel_bytes
-from skerry.cli.traffic import Downlink, measure_uplink, parameters
+from skerry.cli.traffic import Downlink, measure_uplink
 from skerry.log import contributions, recovery
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
@@ -25,6 +26,7 @@ from skerry.protocol.messages import (
     ContributionHeader,
     ContributionKind,
 )
+from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from tests.support.builders import commit, consumed, header, manifest, part, run_record
@@ -46,12 +48,6 @@ def committed(version: int, *merged: Consumed, **changes: Any) -> Commit:
 
 def merged(learner: str, first: int, last: int) -> Consumed:
     return consumed(learner, sequence_first=first, sequence_last=last)
-
-
-def test_parameters_are_counted_without_padding() -> None:
-    assert (
-        parameters(run_record(RUN, plan([LeafSpec("w", (3, 5)), LeafSpec("b", ())], 1), "")) == 16
-    )
 
 
 def test_all_reduce_sends_twice_the_share_of_the_others_per_step() -> None:
@@ -121,6 +117,24 @@ async def test_what_was_sent_before_a_resumed_session_is_not_of_it() -> None:
     assert last is not None
     uplink = await measure_uplink(bus, RECORD, since_s=2.0)
     assert uplink.bytes_sent == len(last.payload)
+
+
+async def test_absurd_commits_and_manifests_neither_end_nor_hang_what_counts_bytes() -> None:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    fragment = PLAN.fragments[0]
+    chunks = encode_vector("int4", walk(fragment, 1), 65536)
+    sender = contributions.Sender(bus, RUN, PLAN)
+    await sender.send(offered("a", 1, ContributionKind.OUTER_GRADIENT), chunks)
+    odd = (merged("a", 1, 2**63), merged("no.name", 1, 1))
+    await bus.publish(Subjects(RUN).commit(0), encode(committed(2, *odd)))
+    elsewhere = replace(committed(2, merged("a", 1, 1)), fragment=2**40)
+    await bus.publish(Subjects(RUN).commit(2**40), encode(elsewhere))
+    uplink = await measure_uplink(bus, RECORD)
+    assert (uplink.bytes_merged, uplink.params_merged) == (uplink.bytes_sent, fragment.size)
+    downlink = Downlink()
+    downlink.add(PLAN, manifest(2, 2**40, part("params", ChunkRef(1, 2**62, 0))))
+    assert downlink == Downlink()
 
 
 async def test_a_log_without_contributions_sent_nothing() -> None:

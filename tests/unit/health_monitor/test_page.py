@@ -136,7 +136,9 @@ async def test_a_round_that_is_known_but_not_read_yet_is_asked_for_again(
     assert "Still reading the history" in answers[1].json()["error"]
 
 
-@pytest.mark.parametrize("path", ["0/99", "7/1", "0/0"])
+@pytest.mark.parametrize(
+    "path", ["0/99", "7/1", "0/0", "x/1", "0/-1", "0/²", "0/" + "9" * 20, "0/" + "9" * 5000]
+)
 async def test_a_round_that_never_was_is_not_found(path: str) -> None:
     async with served(await begun()) as client:
         answer = await client.get(f"/api/rounds/{path}")

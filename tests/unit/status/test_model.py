@@ -19,7 +19,7 @@ from skerry.protocol.messages import (
     RunState,
 )
 from skerry.settings.models import RunConfig
-from skerry.status.model import RunModel
+from skerry.status.model import MOST_LINES, RunModel
 from skerry.status.report import report
 from skerry.status.timeline import AHEAD_S, interval_s
 from tests.support.builders import commit, member, ns, pulse, run_record
@@ -186,3 +186,19 @@ def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(
         model.take(closed(version, at_s), 2 + version, int(at_s * 1e9))
     model.judge()
     assert model.judged.run.last_round_s_ago == pytest.approx(100.0)
+
+
+def test_parameters_are_counted_without_padding() -> None:
+    cut = plan([LeafSpec("w", (3, 5)), LeafSpec("b", ())], 1)
+    assert RunModel(run_record(plan=cut), RunConfig()).parameters == 16
+
+
+def test_a_crowd_that_changes_at_once_is_one_line_beyond_the_first_few(clock: Clock) -> None:
+    model = RunModel(record(), RunConfig(), clock)
+    for number in range(500):
+        model.take(replace(beat(clock, 1), learner=f"l{number}"))
+    clock.now_s += 3600.0
+    with capture_logs() as logs:
+        assert len(model.judge()) == 500
+    assert len(logs) == MOST_LINES + 1
+    assert logs[-1]["learner_gone"] == 500 - MOST_LINES

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from starlette.staticfiles import StaticFiles
 from skerry.errors import BrokerUnavailable
 from skerry.log import ledger
 from skerry.protocol.messages import why
+from skerry.status.format import clip
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -45,6 +47,8 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 LOOK_UP_S = 10.0
+NUMBER = re.compile(r"[0-9]{1,20}")
+"""A fragment or version in an address: Python refuses to read thousands of digits."""
 
 Cut = Callable[[tuple[str, int]], None]
 """Ends the connection of a client, by its address, whatever still waits to be sent on it."""
@@ -58,7 +62,10 @@ def routes(hub: Hub, current: Callable[[], RunModel | None], bus: Bus, cut: Cut)
 
     async def one_round(request: Request) -> Response:
         model = current()
-        fragment, version = (int(request.path_params[name]) for name in ("fragment", "version"))
+        texts = [request.path_params[name] for name in ("fragment", "version")]
+        if not all(NUMBER.fullmatch(text) for text in texts):
+            return _missing(*texts)
+        fragment, version = map(int, texts)
         if model is None:
             return JSONResponse({"error": "The log is not read yet: try again."}, 503)
         place = model.history.timeline.place(fragment, version)
@@ -80,7 +87,7 @@ def routes(hub: Hub, current: Callable[[], RunModel | None], bus: Bus, cut: Cut)
         Route("/", index),
         Mount("/static", StaticFiles(directory=FILES)),
         Route("/api/stream", EventStream(hub, cut)),
-        Route("/api/rounds/{fragment:int}/{version:int}", one_round),
+        Route("/api/rounds/{fragment}/{version}", one_round),
     ]
 
 
@@ -94,8 +101,9 @@ def _unread() -> Response:
     return JSONResponse({"error": error}, 503)
 
 
-def _missing(fragment: int, version: int) -> Response:
-    error = f"The ledger has no version {version} of fragment {fragment}."
+def _missing(fragment: int | str, version: int | str) -> Response:
+    names = (clip(str(number)) for number in (version, fragment))
+    error = "The ledger has no version {} of fragment {}.".format(*names)
     return JSONResponse({"error": error}, 404)
 
 
