@@ -158,6 +158,7 @@ def test_ctrl_c_stops_everything_and_twice_at_once(tmp_path: Path, times: int) -
         assert "Traceback" not in said
 
 
+@pytest.mark.drill
 def test_kill_9_of_the_command_leaves_nothing_running_and_the_same_command_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_broker_that_runs_already_is_used_and_left_alone(
     assert not (tmp_path / ".skerry" / run_id / "broker").exists()
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     ("allowed", "asked", "words"),
     [

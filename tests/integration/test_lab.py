@@ -266,6 +266,7 @@ def test_a_scenario_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_command_quickly_and_without_a_word(
     corpus: Path, tmp_path: Path, jax_cache: Path
