@@ -51,7 +51,7 @@ def test_what_reads_alerts_aloud_is_there_before_the_first_one(show: Show, page:
     assert page.locator("#alerts-told").evaluate("e => e.checkVisibility()")
 
 
-def test_an_alert_that_gets_worse_is_told_again(show: Show, page: Page) -> None:
+def test_an_alert_that_gets_worse_is_announced_again(show: Show, page: Page) -> None:
     config = {**QUICK, "sync": {"learners": 3, "fragments": 8, "quorum": 2}}
     theatre = show(Stage(learners=3, config=config))
     theatre.run(theatre.stage.past(30, 1))
@@ -65,7 +65,7 @@ def test_an_alert_that_gets_worse_is_told_again(show: Show, page: Page) -> None:
     expect(told).to_contain_text("critical: learner-2 is gone: 1 of the 2")
 
 
-def test_a_second_learner_that_dies_is_told_though_the_alert_is_the_same(
+def test_a_second_learner_that_dies_is_announced_though_the_alert_is_the_same(
     show: Show, page: Page
 ) -> None:
     config = {**QUICK, "sync": {"learners": 3, "fragments": 8, "quorum": 1}}
@@ -95,7 +95,7 @@ OTHER = (
 )
 
 
-def test_what_grows_older_by_itself_is_not_told_again(show: Show, page: Page) -> None:
+def test_what_only_grows_older_is_not_announced_again(show: Show, page: Page) -> None:
     page.goto(show(Stage()).url)
     differ = """async pairs => {
         const { gist } = await import("/static/format.js");
@@ -105,7 +105,7 @@ def test_what_grows_older_by_itself_is_not_told_again(show: Show, page: Page) ->
     assert page.evaluate(differ, OTHER) == [True] * len(OTHER)
 
 
-def test_alerts_of_a_monitor_that_is_started_again_are_told(show: Show, page: Page) -> None:
+def test_alerts_of_a_restarted_monitor_are_announced(show: Show, page: Page) -> None:
     stage = Stage()
     first = show(stage)
     first.call(first.monitor.link.on_event, "disconnected", {})  # its first alert
@@ -130,7 +130,7 @@ def test_alerts_of_a_monitor_that_is_started_again_are_told(show: Show, page: Pa
     expect(told).to_contain_text("critical: The broker")
 
 
-def test_a_learner_that_catches_up_is_told_from_one_that_trains(show: Show, page: Page) -> None:
+def test_a_learner_that_catches_up_looks_unlike_one_that_trains(show: Show, page: Page) -> None:
     theatre = show(Stage(learners=2))
     theatre.run(theatre.stage.past(30, 1))
     theatre.stage.actors["learner-2"].phase = LearnerPhase.CATCHING_UP
@@ -188,7 +188,7 @@ def test_the_times_of_a_round_are_of_one_clock(show: Show, page: Page) -> None:
     assert abs(opened_s - (stage.now_s - WRITTEN_S - 1)) < 0.01
 
 
-def test_the_newest_checkpoint_is_told_though_an_older_one_is_read_after_it(
+def test_the_newest_checkpoint_is_shown_though_an_older_one_is_read_after_it(
     show: Show, page: Page
 ) -> None:
     theatre = show(stage := Stage())
@@ -213,7 +213,7 @@ def test_a_version_from_a_checkpoint_says_why_it_has_no_trace(show: Show, page: 
     page.wait_for_selector("#trace-id:has-text('none: this version came from a checkpoint')")
 
 
-def test_a_round_in_the_air_tells_its_trace_and_becomes_its_record(show: Show, page: Page) -> None:
+def test_an_open_round_shows_its_trace_and_becomes_its_record(show: Show, page: Page) -> None:
     theatre = show(Stage(), TRACES)
     theatre.run(theatre.stage.past(60, 1))
     opened = theatre.run(theatre.stage.open(3))
@@ -264,7 +264,7 @@ HIDING = """
 """What a browser does to the page of a tab that another is shown before: headless, none ever is."""
 
 
-def test_a_tab_in_the_background_tells_of_an_alert_in_its_title(show: Show, page: Page) -> None:
+def test_a_tab_in_the_background_shows_an_alert_in_its_title(show: Show, page: Page) -> None:
     theatre = show(Stage(learners=3, config=QUICK))
     theatre.run(theatre.stage.past(30, 1))
     theatre.play()
@@ -281,7 +281,7 @@ def test_a_tab_in_the_background_tells_of_an_alert_in_its_title(show: Show, page
     page.wait_for_selector("#alerts-now li:has-text('learner-2 is gone')")
 
 
-def test_charts_show_what_came_while_nobody_looked(show: Show, page: Page) -> None:
+def test_charts_show_what_came_while_the_tab_was_hidden(show: Show, page: Page) -> None:
     theatre = show(Stage())
     theatre.run(theatre.stage.past(60, 1))
     page.add_init_script(HIDING)
@@ -357,7 +357,7 @@ def test_rows_stay_where_they_are_while_somebody_points_at_them(show: Show, page
     assert page.evaluate(PLACES) == places
 
 
-def test_rows_are_let_go_once_nobody_points_at_them(show: Show, page: Page) -> None:
+def test_rows_move_again_once_the_pointer_leaves(show: Show, page: Page) -> None:
     theatre = show(Stage())
     theatre.run(theatre.stage.past(60, 1))
     page.goto(theatre.url)
@@ -396,7 +396,7 @@ def painted(page: Page) -> None:
     page.evaluate("() => new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))")
 
 
-def test_rows_outlast_the_rounds_that_the_page_is_told_of(show: Show, page: Page) -> None:
+def test_rows_outlast_the_rounds_that_the_page_receives(show: Show, page: Page) -> None:
     theatre = show(Stage())
     stage = theatre.stage
     theatre.run(stage.past(60, 1))
@@ -581,7 +581,7 @@ def test_what_the_model_wrote_earlier_can_be_looked_up(show: Show, page: Page) -
     page.wait_for_selector("#sample:has-text('aaa')")
 
 
-def test_a_broker_that_is_away_is_told_and_nobody_is_blamed(show: Show, page: Page) -> None:
+def test_a_broker_that_is_away_is_shown_and_no_learner_is_blamed(show: Show, page: Page) -> None:
     theatre = show(Stage())
     theatre.run(theatre.stage.past(30, 1))
     theatre.play()
@@ -685,7 +685,7 @@ BARRED = """fragment => {
 """How many pixels of a fragment's strip are within a round."""
 
 
-def test_strips_show_the_rounds_that_came_while_nobody_looked(show: Show, page: Page) -> None:
+def test_strips_show_the_rounds_that_came_while_the_tab_was_hidden(show: Show, page: Page) -> None:
     theatre = show(Stage(fragments=2))
     stage = theatre.stage
     theatre.run(stage.past(200, 10))

@@ -146,7 +146,7 @@ async def test_steps_go_on_while_the_broker_hangs(
 
 
 @pytest.mark.parametrize("outage_s", [12.0, pytest.param(60.0, marks=pytest.mark.soak)])
-async def test_a_broker_that_was_gone_is_taken_up_again(
+async def test_training_goes_on_when_the_broker_returns(
     nats_server: NatsServer,
     run_id: str,
     tmp_path: Path,

@@ -78,7 +78,7 @@ RUN = "left"
 COMMAND = (*SKERRY, "chaos", "--run", RUN)
 
 
-def test_what_a_killed_drill_has_left_is_healed_by_command_and_by_the_next_drill(
+def test_the_faults_of_a_killed_drill_are_healed_by_command_and_by_the_next_drill(
     tmp_path: Path, tiny_config: Path, jax_cache: Path
 ) -> None:
     plan = tmp_path / "lasting.json"

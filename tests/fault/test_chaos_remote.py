@@ -121,7 +121,7 @@ async def site(folder: Path, config: Path, cache: Path) -> AsyncGenerator[Site]:
         server.kill()
 
 
-async def test_a_run_that_was_started_by_hand_survives_its_messages(
+async def test_a_run_that_was_started_by_hand_survives_damaged_messages(
     tmp_path: Path, tiny_config: Path, jax_cache: Path
 ) -> None:
     plan, report = tmp_path / "plan.json", tmp_path / "report.json"
@@ -169,7 +169,7 @@ async def test_a_run_that_was_started_by_hand_survives_its_messages(
     assert codes == [None] * 4
 
 
-async def test_what_no_log_can_give_is_refused_and_nothing_is_struck(
+async def test_faults_that_need_processes_are_refused_over_a_broker(
     tmp_path: Path, tiny_config: Path, jax_cache: Path
 ) -> None:
     plan = tmp_path / "plan.json"

@@ -185,7 +185,7 @@ async def test_shards_of_a_killed_syncer_move_to_the_other(
 
 
 @pytest.mark.drill
-async def test_syncer_that_is_told_to_stop_leaves_nobody_waiting(
+async def test_a_stopped_syncer_hands_its_shards_over_at_once(
     shared_nats: NatsServer, run_id: str, tmp_path: Path
 ) -> None:
     async with running(shared_nats, run_id, tmp_path, names="ab") as under_way:

@@ -242,7 +242,7 @@ async def retell(bus: MemoryBus, manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("part", ["params", "master"])
-async def test_state_that_is_another_vector_than_its_commit_tells_of_is_found(part: str) -> None:
+async def test_state_that_differs_from_its_commit_is_found(part: str) -> None:
     bus = await trained()
     held = (await state.read_manifests(bus, RUN, PLAN))[0]
     told = replace(held.commit, **{f"{part}_digest": 7})  # type: ignore[arg-type]
@@ -274,7 +274,7 @@ async def test_part_that_the_manifest_names_twice_is_found() -> None:
     assert "names a part twice" in report.violations[0].sentence
 
 
-async def test_contribution_below_the_floor_that_nobody_resolved_is_found() -> None:
+async def test_an_unresolved_contribution_below_the_floor_is_found() -> None:
     bus = await trained()
     sequence, commit = next((s, c) for s, c in commits_of(bus, 0)[1:-1] if len(c.consumed) == 2)
     kept = replace(commit, consumed=commit.consumed[:1])
@@ -293,7 +293,7 @@ async def test_refusal_accounts_for_a_contribution() -> None:
     assert What.UNRESOLVED not in kinds(report)
 
 
-async def test_commit_that_tells_other_weights_does_not_replay() -> None:
+async def test_a_commit_with_other_weights_does_not_replay() -> None:
     bus = await trained()
     sequence, commit = next((s, c) for s, c in commits_of(bus, 0)[1:] if len(c.consumed) == 2)
     rows = tuple(replace(c, weight=w) for c, w in zip(commit.consumed, (0.9, 0.1), strict=True))
@@ -332,7 +332,7 @@ async def test_moment_before_the_first_commit_is_refused() -> None:
         await replay(await log_of(bus), target=Target(sequence=1))
 
 
-async def test_window_that_has_dropped_something_is_told_per_fragment() -> None:
+async def test_what_the_window_has_dropped_is_reported_per_fragment() -> None:
     bus = await trained(6)
     needed = next(c.consumed[0].sequence_last for _, c in commits_of(bus, 0) if c.version == 3)
     held = bus.broker.streams[SUBJECTS.stream("CONTRIB")]
@@ -448,7 +448,7 @@ async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
     assert min(f.base for f in replayed.fragments) > 0
 
 
-async def test_checkpoint_of_another_history_is_told_by_its_digest(tmp_path: Path) -> None:
+async def test_a_checkpoint_of_another_history_is_found_by_its_digest(tmp_path: Path) -> None:
     other = await trained(3)
     record, store = await ledger.read_run(other, RUN), LocalStore(tmp_path / RUN)
     written = await Checkpointer.of(other, record, store).save()

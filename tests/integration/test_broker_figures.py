@@ -34,7 +34,7 @@ def local(tmp_path: Path) -> Iterator[NatsServer]:
     broker.stop()
 
 
-async def test_a_broker_tells_of_its_clients_its_store_and_its_slowest_reader(
+async def test_a_broker_reports_its_clients_its_store_and_its_slowest_reader(
     local: NatsServer,
 ) -> None:
     names = Subjects("r")
@@ -66,7 +66,7 @@ accounts { A { jetstream: {max_file: 900KB, max_mem: 1MB}, users: [{user: a, pas
 """
 
 
-async def test_a_broker_and_an_account_tell_how_full_they_are_and_of_how_much(
+async def test_a_broker_and_an_account_report_how_full_they_are_and_their_limits(
     tmp_path: Path,
 ) -> None:
     small = NatsServer(tmp_path / "broker", settings=SMALL, monitored=True)
@@ -92,7 +92,7 @@ async def test_a_broker_and_an_account_tell_how_full_they_are_and_of_how_much(
     assert own[Storage.MEMORY].used_bytes == 0
 
 
-async def test_a_broker_that_is_away_is_down_said_once_and_found_again_at_its_port(
+async def test_a_broker_that_is_away_is_reported_once_and_found_again_at_its_port(
     local: NatsServer,
 ) -> None:
     brokers = Brokers([local.monitor_url])

@@ -118,7 +118,7 @@ async def test_it_reports_a_learner_that_falls_silent_and_comes_back(
         await running.until("/api/run", lambda run: not alive(run))
 
 
-async def test_of_a_dead_process_the_broker_knows_before_its_silence_tells(tmp_path: Path) -> None:
+async def test_the_broker_reports_a_dead_process_before_its_silence_does(tmp_path: Path) -> None:
     broker = NatsServer(tmp_path / "broker", monitored=True)
     broker.start()
     told = ("--set", f'metrics.broker="{broker.monitor_url}"')

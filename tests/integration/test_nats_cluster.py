@@ -299,7 +299,7 @@ async def test_a_follower_passes_what_was_purged_and_deleted(
     assert await bus.get(stream, 11) is None
 
 
-async def test_a_follower_takes_up_a_stream_that_was_removed_and_made_anew(
+async def test_a_follower_continues_on_a_stream_that_was_removed_and_recreated(
     cluster: NatsCluster, bus: NatsBus, names: Subjects
 ) -> None:
     stream = names.stream("CONTRIB")

@@ -245,7 +245,7 @@ async def test_a_missing_heartbeat_makes_a_new_consumer(
         assert [record.payload for record in await waiting] == [b"x"]
 
 
-async def test_a_memory_stream_that_began_anew_is_followed_from_its_start(
+async def test_a_memory_stream_that_restarted_is_followed_from_its_start(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     for i in range(5):
@@ -260,7 +260,7 @@ async def test_a_memory_stream_that_began_anew_is_followed_from_its_start(
         assert [r.payload for r in await waiting] == [b"new a", b"new b"]
 
 
-async def test_a_longer_memory_stream_that_began_anew_is_noticed_too(
+async def test_a_memory_stream_that_restarted_and_grew_longer_is_noticed(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     await bus.publish(names.pulse("a"), b"old")

@@ -97,7 +97,7 @@ async def test_killed_learner_comes_back_with_the_latest_state(
 
 
 @pytest.mark.drill
-async def test_who_trains_lets_others_on_its_machine_have_the_cpu_first(
+async def test_a_learner_yields_the_cpu_to_other_services(
     shared_nats: NatsServer, run_id: str, site: Site, tiny_config: Path
 ) -> None:
     async with site.run(shared_nats, run_id, tiny_config) as (cluster, bus):

@@ -73,7 +73,7 @@ def chunk_of(manifest: Manifest, part: str) -> int:
     return next(p for p in manifest.parts if p.name == part).chunks[0].sequence
 
 
-async def test_purged_state_is_named_and_never_begun_anew(
+async def test_purged_state_is_named_and_never_recreated(
     shared_nats: NatsServer, run_id: str
 ) -> None:
     async with NatsBus(shared_nats.url, name="test") as bus:
@@ -87,7 +87,7 @@ async def test_purged_state_is_named_and_never_begun_anew(
 
 
 @pytest.mark.drill
-async def test_state_that_is_purged_under_a_running_syncer_is_named_all_the_same(
+async def test_state_that_is_purged_under_a_running_syncer_is_named(
     shared_nats: NatsServer, run_id: str
 ) -> None:
     settings = CONFIG.model_copy(update={"sync": SyncConfig(fragments=1, h_steps=8, lease_s=0.5)})
@@ -132,7 +132,7 @@ async def test_deleted_chunk_of_the_master_is_named_with_its_place(
 
 
 @pytest.mark.drill
-async def test_older_copy_of_the_store_ends_a_learner_that_has_seen_newer(
+async def test_an_older_copy_of_the_store_ends_a_learner_that_has_seen_a_newer_one(
     nats_server: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Put in place while the learner lives: it follows on, and nothing else tells it."""
@@ -179,7 +179,7 @@ async def lose_ledger(bus: NatsBus, run: str, *, emptied: bool) -> None:
 
 @pytest.mark.drill
 @pytest.mark.parametrize("emptied", [True, False], ids=["purged", "deleted"])
-async def test_lost_ledger_is_named_by_every_service_and_never_begun_anew(
+async def test_every_service_names_a_lost_ledger_and_creates_no_run(
     shared_nats: NatsServer, run_id: str, tmp_path: Path, *, emptied: bool
 ) -> None:
     async with NatsBus(shared_nats.url, name="test") as bus:
@@ -199,7 +199,7 @@ async def test_lost_ledger_is_named_by_every_service_and_never_begun_anew(
         assert "begin another run from the checkpoint with `skerry up --from CHECKPOINT" in said
 
 
-async def test_ledger_without_its_commits_is_named_and_not_begun_with_the_newest(
+async def test_a_ledger_without_its_commits_is_named_and_not_continued(
     shared_nats: NatsServer, run_id: str
 ) -> None:
     async with NatsBus(shared_nats.url, name="test") as bus:

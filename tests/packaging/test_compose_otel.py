@@ -49,7 +49,7 @@ def collector(root: Path) -> dict[str, Any]:
     return config
 
 
-def test_every_service_that_tells_of_rounds_sends_to_the_collector(
+def test_every_service_that_reports_rounds_sends_to_the_collector(
     services: dict[str, Any],
 ) -> None:
     for name in TELLING:
