@@ -80,6 +80,11 @@ async def test_a_small_max_payload_is_refused_with_the_line_to_set(tmp_path: Pat
         with pytest.raises(BrokerUnfit, match=r"`max_payload: 600000`.*sync\.chunk_bytes"):
             await connect(server.url, needed_payload_bytes=600_000)
         await connect(server.url, needed_payload_bytes=65_536)
+        async with NatsBus(server.url) as bus:
+            with pytest.raises(
+                BrokerUnfit, match="put `max_payload: 1048576`"
+            ):  # not the message's
+                await bus.publish("skerry.r.contrib.0.a", bytes(70_000))
 
 
 async def test_a_refused_login_says_what_to_set(tmp_path: Path) -> None:

@@ -9,9 +9,17 @@ from contextlib import suppress
 
 import pytest
 
-from skerry.errors import ConfigError, RunNotFound, SkerryError, first_cause
+from skerry.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    RunNotFound,
+    SkerryError,
+    StorageFull,
+    first_cause,
+)
+from skerry.service import shell
 from skerry.service.entry import exit_on_error, run_service
-from skerry.service.shell import LoopLostError, ShutdownTimeoutError, serve
+from skerry.service.shell import LoopLostError, ShutdownTimeoutError, outlast, serve
 
 
 class Drain:
@@ -119,3 +127,44 @@ async def test_loop_that_is_cancelled_without_a_reason_ends_the_service_with_an_
     with pytest.raises(BaseExceptionGroup) as raised:
         await asyncio.wait_for(serve({"work": strays, "idle": forever}, shutdown_s=5), 10)
     assert [type(error) for error in raised.value.exceptions] == [LoopLostError]
+
+
+AWAY = BrokerUnavailable("It is away.", url="nats://b")
+
+
+async def ending_with(*ends: BaseException | str) -> str:
+    """Outlast sessions that end like that, one after the other, and return what the last returns.
+
+    Sessions that are left over are a failure.
+    """
+    left = list(ends)
+
+    async def session() -> str:
+        end = left.pop(0)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    try:
+        return await outlast(session)
+    finally:
+        assert not left
+
+
+async def test_a_session_is_run_again_while_the_broker_is_away_or_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "RETRY_S", 0.0)
+    full = ExceptionGroup("tasks", [StorageFull("It is full.")])
+    assert await ending_with(AWAY, full, AWAY, "over") == "over"
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_any_other_end_of_a_session_is_raised_with_its_cause(grouped: bool) -> None:
+    why, other = KeyError("run"), RunNotFound("There is no run.")
+    other.__cause__ = why
+    end = ExceptionGroup("tasks", [other]) if grouped else other
+    with pytest.raises(RunNotFound) as caught:
+        await ending_with(end)
+    assert caught.value is other
+    assert caught.value.__cause__ is (end if grouped else why)
