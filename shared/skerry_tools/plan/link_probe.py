@@ -127,9 +127,8 @@ async def measure(
     payload = os.urandom(chunk)  # nothing on the way can compress it
     start, numbers = clock(), iter(range(count))
     async with TaskGroup() as group:
-        for worker in range(window):
-            publishing = _publish(bus, subject, payload, numbers)
-            group.create_task(publishing, name=f"probe_{worker}")
+        for _ in range(window):
+            group.create_task(_publish(bus, subject, payload, numbers), name="probe")
     up_s = max(clock() - start - rtt_s, 1e-9)
     start = clock()
     read = await asyncio.wait_for(_read(bus, subject, last, count), KEEP_S)
@@ -144,11 +143,5 @@ async def _publish(bus: Bus, subject: str, payload: bytes, numbers: Iterator[int
 
 async def _read(bus: Bus, subject: str, after: int, count: int) -> int:
     """Read so many messages that came after ``after``; return their bytes."""
-    total = 0
     async with aclosing(bus.follow(subject, after=after)) as records:
-        async for record in records:
-            total += len(record.payload)
-            count -= 1
-            if not count:
-                break
-    return total
+        return sum([len((await anext(records)).payload) for _ in range(count)])

@@ -126,14 +126,9 @@ def deployment(asked: Question) -> Deployment:
     load, layers = sync_load(asked)
     active = tables.plan.active_parameters or load.parameters
     sites = {
-        name: PlannedSite(
-            name,
-            site,
-            step_s(asked, site, active),
-            step_tokens(asked, site),
-            name == tables.hub.site,
-        )
+        name: PlannedSite(name, site, step_s(asked, site, active), step_tokens(asked, site), local)
         for name, site in tables.sites.items()
+        for local in (name == tables.hub.site,)
     }
     window = float(log.window_bytes) if "window_bytes" in log.model_fields_set else None
     return Deployment(load, sites, tables.hub, tables.plan, layers, window)

@@ -112,7 +112,7 @@ def _and_more(names: list[str]) -> str:
 
 def _caveats(plan: RunPlan) -> Iterator[tuple[str, str]]:
     """Yield where a plan leaves what its models were checked on: what rests on it, and why."""
-    at, load, sites = plan.at, plan.at.load, list(plan.at.sites.values())
+    at, load = plan.at, plan.at.load
 
     def far(value: float, least: float, most: float) -> bool:
         return not least / TIMES <= value <= most * TIMES
@@ -123,18 +123,17 @@ def _caveats(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "links", f"{at.learners} learners; at most {CHECKED_LEARNERS} are published"
     if load.sync.h_steps > CHECKED_H:
         yield "links", f"H = {load.sync.h_steps}; at most 500 is published"
-    for site in sites:
+    for site in at.sites.values():
         if far(site.step_s, 0.1, 4.9):
-            yield (
-                "links",
-                f"steps of {shown(site.step_s, 's')} at {site.name}; checked on 0.1-4.9 s",
-            )
+            steps = f"steps of {shown(site.step_s, 's')} at {site.name}"
+            yield "links", f"{steps}; checked on 0.1-4.9 s"
         if far(site.up_bits_s, 0.1e9, 1e12) or far(site.down_bits_s, 0.1e9, 1e12):
             yield "links", f"the link of {site.name}; checked on 0.1-1000 Gbit/s"
     yield from (("cpu", why) for why in _unmeasured(at))
     if plan.question.bare_tokens:
+        tokens = next(iter(at.sites.values())).step_tokens
         why = "tokens a second, time and cost; the tokens of a learner's step are not given"
-        yield "tokens", f"{why} (--step-tokens), and {sites[0].step_tokens:g} were taken"
+        yield "tokens", f"{why} (--step-tokens), and {tokens:g} were taken"
 
 
 def _unmeasured(at: Deployment) -> Iterator[str]:
@@ -149,42 +148,33 @@ def _unmeasured(at: Deployment) -> Iterator[str]:
 
 def _notes(plan: RunPlan) -> Iterator[str]:
     """Yield what no constraint says and a reader should know."""
-    at = plan.at
-    meshes = [site.name for site in at.sites.values() if site.table.chips > 1]
+    at, stored = plan.at, plan.at.hub_round.broker_bytes_s
+    meshes = ", ".join(site.name for site in at.sites.values() if site.table.chips > 1)
     if meshes:
-        yield (
-            "today's code runs one device per learner: learners of several chips, at "
-            f"{', '.join(meshes)}, cannot run yet, and only their traffic is planned"
-        )
-    stored = at.hub_round.broker_bytes_s
+        one = "today's code runs one device per learner: learners of several chips"
+        yield f"{one}, at {meshes}, cannot run yet, and only their traffic is planned"
     if at.hub.write is None and stored > measured.BROKER_WRITE_B_S / 2:
-        yield (
-            f"the broker must store {shown(stored, 'B/s')}: give hub.write to have that judged "
-            f"(one broker on two shared cores took {shown(measured.BROKER_WRITE_B_S, 'B/s')} here)"
-        )
+        here = f"one broker on two shared cores took {shown(measured.BROKER_WRITE_B_S, 'B/s')} here"
+        need = f"the broker must store {shown(stored, 'B/s')}"
+        yield f"{need}: give hub.write to have that judged ({here})"
     each_s = measured.COMMIT_CPU_S[at.load.outer_vectors > 0]
     cores = each_s * at.load.parameters / at.period_s
     if cores > 1:
-        yield (
-            f"whole commits took {each_s * 1e9:.0f} CPU s for 1e9 parameters here: {cores:.1f} "
-            "cores of the syncers all the time; judged are decode, merge and encode alone"
-        )
+        took = f"whole commits took {each_s * 1e9:.0f} CPU s for 1e9 parameters here: {cores:.1f}"
+        yield f"{took} cores of the syncers all the time; judged are decode, merge and encode alone"
     if at.window_bytes is None and at.initial_bytes > plan.question.run.log.window_bytes:
-        yield (
-            f"the broker reserves {shown(2 * at.initial_bytes, 'B')} for contributions (twice what "
-            "all learners send at the beginning): "
-            f"log.window_bytes={at.initial_bytes:.0f} at least, if that is too much"
-        )
+        twice = f"the broker reserves {shown(2 * at.initial_bytes, 'B')} for contributions"
+        least = f"log.window_bytes={at.initial_bytes:.0f} at least, if that is too much"
+        yield f"{twice} (twice what all learners send at the beginning): {least}"
 
 
 def _notes_on_sites(plan: RunPlan) -> Iterator[str]:
     """Yield which learners a plan would do better without, or with one of them."""
     sites, whole = plan.at.sites.values(), sum(site.tokens_s for site in plan.at.sites.values())
     if plan.at.learners > MOST_LEARNERS:
-        yield (
-            f"{plan.at.learners} learners: the paper's average score was 54.4, 55.0, 55.4, 53.4 for"
-            f" M = 2, 4, 8, 16; join learners of a site until {MOST_LEARNERS} are left"
-        )
+        scores = "the paper's average score was 54.4, 55.0, 55.4, 53.4 for M = 2, 4, 8, 16"
+        join = f"join learners of a site until {MOST_LEARNERS} are left"
+        yield f"{plan.at.learners} learners: {scores}; {join}"
     if plan.at.learners == 1:
         yield "1 learner: there is nothing to synchronise (mode=single)"
     for site in sites if len(sites) > 1 else ():

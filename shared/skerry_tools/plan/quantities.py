@@ -42,10 +42,8 @@ class Dimension:
             _refuse(f"write {self.form}")
         found = _FORM.fullmatch(str(text).removeprefix("+"))
         if found is None:
-            sign = (
-                "it must be more than 0" if str(text).strip()[:1] == "-" else f"write {self.form}"
-            )
-            _refuse(sign)
+            negative = str(text).strip().startswith("-")
+            _refuse("it must be more than 0" if negative else f"write {self.form}")
         number, unit = float(found[1].replace("_", "")), found[2]
         if number <= 0 or not math.isfinite(number):
             _refuse("it must be more than 0 and finite")
@@ -100,15 +98,9 @@ def rate_bytes(text: object) -> float:
     return rate_bits(text) / 8
 
 
-Rate: TypeAlias = Annotated[float, BeforeValidator(rate_bits)]
-"""In bit/s."""
-ByteRate: TypeAlias = Annotated[float, BeforeValidator(rate_bytes)]
-"""In B/s."""
-Size: TypeAlias = Annotated[float, BeforeValidator(size_bytes)]
-"""In bytes."""
+Rate: TypeAlias = Annotated[float, BeforeValidator(rate_bits)]  # in bit/s
+ByteRate: TypeAlias = Annotated[float, BeforeValidator(rate_bytes)]  # in B/s
+Size: TypeAlias = Annotated[float, BeforeValidator(size_bytes)]  # in bytes
 Time: TypeAlias = Annotated[float, BeforeValidator(seconds)]
-"""In seconds."""
-Flops: TypeAlias = Annotated[float, BeforeValidator(flops)]
-"""In FLOP/s."""
-Count: TypeAlias = Annotated[float, BeforeValidator(count)]
-"""A large number; B is a billion."""
+Flops: TypeAlias = Annotated[float, BeforeValidator(flops)]  # in FLOP/s
+Count: TypeAlias = Annotated[float, BeforeValidator(count)]  # B is a billion

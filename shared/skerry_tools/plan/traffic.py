@@ -245,17 +245,11 @@ class Deployment:
         return {name: self._site_round(site) for name, site in self.sites.items()}
 
     def _site_round(self, site: PlannedSite) -> SiteRound:
-        load, gap, burst = (
-            self.load,
-            self.load.launch_gap_steps,
-            self.due_together * self.load.fragment,
-        )
-        upload_s = encode_s(load.sync.contribution_scheme, burst, site.table.cores)
-        elsewhere_s = (
-            upload_s
-            + self.hub_round.syncer_s
-            + decode_s(load.sync.global_scheme, burst, site.table.cores)
-        )
+        load, gap, cores = self.load, self.load.launch_gap_steps, site.table.cores
+        burst = self.due_together * load.fragment
+        upload_s = encode_s(load.sync.contribution_scheme, burst, cores)
+        read_s = decode_s(load.sync.global_scheme, burst, cores)
+        elsewhere_s = upload_s + self.hub_round.syncer_s + read_s
         average, wire_s, round_s = 0.0, 0.0, elsewhere_s
         if not site.local:
             average = site.learners * load.parameters / self.period_s
