@@ -12,11 +12,14 @@ from typer.testing import CliRunner
 
 from skerry.settings.tree import Tree
 from skerry_tools.__main__ import app
+from skerry_tools.plan import measured, plan, simulation
 from skerry_tools.plan.measured import WIRE_BITS
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import question, read, shipped
+from skerry_tools.plan.sampled_rounds import WINDOWS
 from skerry_tools.plan.simulation import error_points, sweep
 from skerry_tools.plan.simulation_answer import setup_of
+from skerry_tools.plan.tables import PlanTable, SimulationTable, SweepTable
 
 PAGE = (Path(__file__).parents[4] / "docs" / "planning.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```\n\$ skerry (.*)\n([^`]*)```", PAGE)
@@ -55,13 +58,13 @@ def test_bits_on_the_wire_are_those_that_plans_use() -> None:
 
 def test_the_four_regions_are_as_fast_as_the_page_says() -> None:
     names = ("east", "central", "south", "west")
-    found = rows("| links | global")
-    assert len(found) == 4
-    for link, (scheme, printed) in zip(("5", "3", "2", "2"), found.values(), strict=True):
+    lines = rows("| links | global")
+    assert len(lines) == 4
+    for link, (scheme, printed) in zip(("5", "3", "2", "2"), lines.values(), strict=True):
         sets = [f"sites.{name}.up={link} Gbit/s" for name in names]
         tree = read([shipped("plan")["four-regions"]], [*sets, f"sync.global_scheme={scheme}"])
-        plan = make(question(tree))
-        assert printed == (f"{plan.speed_up(1):.2f} x" if plan.feasible else "not feasible")
+        found = make(question(tree))
+        assert printed == (f"{found.speed_up(1):.2f} x" if found.feasible else "not feasible")
 
 
 def test_the_published_table_is_the_one_that_is_simulated() -> None:
@@ -80,3 +83,31 @@ def test_another_choice_makes_the_error_that_the_page_says(
 ) -> None:
     error = error_points(sweep(setup_of(None, [setting.strip("`"), "sweep.failures=3000"])))
     assert error == pytest.approx(float(printed[0]), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "values"),
+    [
+        (r"the least H that works, from the default (\d+) on", [plan.CHOICES["h_steps"][0]]),
+        (r"then the least P from (\d+) on", [plan.CHOICES["fragments"][0]]),
+        (r"default: (\d+) for each parameter", [plan.TOKENS_PER_PARAMETER]),
+        (r"`plan.gradient_bits`, (\d+)\)", [PlanTable().gradient_bits]),
+        (r"M below (\d) or above (\d)", [measured.MERGE_CHECKED[0], measured.MERGE_CHECKED[-1]]),
+        (
+            r"took (\d+) CPU seconds for 1e9 parameters \((\d+) with momentum\)",
+            [seconds * 1e9 for seconds in measured.COMMIT_CPU_S],
+        ),
+        (r"95 %, of the means of (\d+) equal parts", [simulation.BATCHES]),
+        (r"says so; (\d+) of them in (\d+) samples", [SimulationTable().rounds, WINDOWS]),
+        (r"`skerry simulate --table` \(([\d,]+) failures a cell\)", [SweepTable().failures]),
+        (
+            r"Beyond ([\d.]+) million chips, (\d+) learners and (\d+) failures per pause",
+            [simulation.CHECKED_CHIPS / 1e6, simulation.CHECKED_LEARNERS, simulation.CHECKED_LOAD],
+        ),
+    ],
+)
+def test_a_number_in_a_sentence_is_the_one_that_is_used(sentence: str, values: list[float]) -> None:
+    found = re.search(sentence, " ".join(PAGE.split()))
+    assert found
+    printed = [text.replace(",", "") for text in found.groups() if text]
+    assert list(map(float, printed)) == pytest.approx(values)
