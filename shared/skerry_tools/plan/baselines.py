@@ -21,9 +21,9 @@ BACKWARD = 2 / 3
 
 
 def halting(rate_s: float, pause_s: float, clock: FailureClock) -> float:
-    """Return the share of time that an island runs which halts until nothing is broken.
+    """Return the share of time that a learner runs which halts until nothing is broken.
 
-    ``rate_s``: failures per second of the whole island while it runs. Failures of what runs:
+    ``rate_s``: failures per second of the whole learner while it runs. Failures of what runs:
     ``1 / (1 + rate * pause)``, one cycle is a run and a pause. By the calendar: ``exp(-rate *
     pause)``, the chance that nothing broke within the last pause, as the idle share of infinitely
     many servers (Takacs, Introduction to the Theory of Queues, 1962). Of a pause that varies, only

@@ -14,7 +14,7 @@ from skerry.service.options import Sets
 
 if TYPE_CHECKING:  # what plans and simulations import is not needed for --help
     from skerry_tools.plan.figures import Answer
-    from skerry_tools.plan.simulation import Faults, Outcome, Setup
+    from skerry_tools.plan.simulation import Faults, Setup, SimulatedRun
 
 
 def _option(help_: str, metavar: str, *names: str, least: int | None = None) -> Any:
@@ -206,7 +206,7 @@ def _faults(path: Path | None, asked: Setup) -> Faults:
     return NO_FAULTS if path is None else faults_of(load(path), services(len(asked.learners)))
 
 
-def _save_faults(outcome: Outcome, path: Path | None) -> None:
+def _save_faults(outcome: SimulatedRun, path: Path | None) -> None:
     if path is not None:
         from skerry_tools.chaos.plan import dump
         from skerry_tools.plan.fault_plans import plan_of

@@ -1,8 +1,8 @@
-"""One island's time, failure by failure: what it did when, and what took the rest.
+"""One learner's time, failure by failure: what it did when, and what took the rest.
 
 All its slices fail by one process, whose rate follows how many of them are exposed, so the cost of
-a simulation grows with failures and not with chips. An *elastic* island pauses, goes on without the
-slice that failed, and pauses again to take it back; any other one halts until it is whole.
+a simulation grows with failures and not with chips. An *elastic* learner pauses, goes on without
+the slice that failed, and pauses again to take it back; any other one halts until it is whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from skerry_tools.plan.tables import (
     FailureClock,
     PauseTable,
-    RecoveryLaw,
+    RecoveryDistribution,
     RecoveryTable,
     SavingTable,
     Upscale,
@@ -28,11 +28,11 @@ from skerry_tools.plan.tables import (
 
 BLOCK = 4096
 GRID = 8192
-"""Points by which the mean of an exponentiated Weibull law is integrated; error below 1e-6."""
+"""Points by which the mean of a Weibull distribution is integrated; error below 1e-6."""
 
 
 class TimeUse(IntEnum):
-    """What an island's time goes into: TRAIN, and everything that takes from it."""
+    """What a learner's time goes into: TRAIN, and everything that takes from it."""
 
     TRAIN = 0
     MISSING = 1  # slices that are away while the others train
@@ -41,16 +41,16 @@ class TimeUse(IntEnum):
     RECOVER = 4  # waiting for what failed: nothing can run without it
     ROLLBACK = 5  # work done since the last checkpoint, and lost
     CHECKPOINT = 6
-    OUTAGE = 7  # the site is away, or the island was killed or stopped on purpose
+    OUTAGE = 7  # the site is away, or the learner was killed or stopped on purpose
     WAIT = 8  # standing still for others, in blocking modes
     PREEMPTED = 9  # not given to the run: no part of what goodput divides by
 
 
 @dataclass(frozen=True, slots=True)
-class FailingIsland:
+class FailingLearner:
     """One learner's hardware: ``slices`` equal parts that fail, leave and come back as one each.
 
-    ``slice_rate_s`` is failures per second of one slice. Elastic islands never roll back.
+    ``slice_rate_s`` is failures per second of one slice. Elastic learners never roll back.
     """
 
     slices: int
@@ -64,7 +64,7 @@ class FailingIsland:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A planned stretch in which an island does nothing: an outage, a preemption, a fault.
+    """A planned stretch in which a learner does nothing: an outage, a preemption, a fault.
 
     ``restart``: its state is gone, so it starts again afterwards, with a pause and rollback.
     """
@@ -76,8 +76,8 @@ class Absence:
 
 
 @dataclass(frozen=True, slots=True)
-class IslandTimeline:
-    """What an island did: stretch i goes from ``times[i]`` to the next, the last to the end.
+class LearnerTimeline:
+    """What a learner did: stretch i goes from ``times[i]`` to the next, the last to the end.
 
     ``shares[i]`` of it trained; the rest went into ``uses[i]``. ``undone`` is work in seconds that
     was lost again at ``undone_at``. All arrays are one-dimensional.
@@ -97,11 +97,11 @@ class IslandTimeline:
 
     @property
     def running_share(self) -> float:
-        """Share of its time that the island trains, with however many slices."""
+        """Share of its time that the learner trains, with however many slices."""
         return float(self.lengths[self.shares > 0].sum() / self.end_s)
 
     def spent(self) -> NDArray[np.float64]:
-        """Return seconds by use, of the whole island: shape [len(TimeUse)]."""
+        """Return seconds by use, of the whole learner: shape [len(TimeUse)]."""
         lengths, undone = self.lengths, float(self.undone.sum())
         lost = lengths * (1.0 - self.shares)
         sums = np.bincount(self.uses, weights=lost, minlength=len(TimeUse)).astype(np.float64)
@@ -110,47 +110,49 @@ class IslandTimeline:
         return sums
 
 
-def draw(law: RecoveryTable, chance: Generator, count: int) -> NDArray[np.float64]:
-    """Return ``count`` durations of this law in seconds, shape [count].
+def draw(table: RecoveryTable, chance: Generator, count: int) -> NDArray[np.float64]:
+    """Return ``count`` durations of this distribution in seconds, shape [count].
 
-    Only uniforms are drawn, so that a seed means the same with every version of numpy. Weibull's
-    law is exponentiated, ``F(x) = (1 - exp(-x^shape))^exponent`` (Mudholkar and Srivastava, 1993),
-    and scaled by its mean, the integral of 1 - F.
+    Only uniforms are drawn, so that a seed means the same with every version of numpy. The
+    Weibull distribution is exponentiated, ``F(x) = (1 - exp(-x^shape))^exponent`` (Mudholkar and
+    Srivastava, 1993), and scaled by its mean, the integral of 1 - F.
     """
-    if law.law is RecoveryLaw.DETERMINISTIC:
-        return np.full(count, law.mean_s)
+    if table.law is RecoveryDistribution.DETERMINISTIC:
+        return np.full(count, table.mean_s)
     uniform = chance.random(count)
-    if law.law is RecoveryLaw.EXPONENTIAL:
-        return -law.mean_s * np.log1p(-uniform)
-    if law.law is RecoveryLaw.LOG_NORMAL:
+    if table.law is RecoveryDistribution.EXPONENTIAL:
+        return -table.mean_s * np.log1p(-uniform)
+    if table.law is RecoveryDistribution.LOG_NORMAL:
         normal = np.sqrt(-2.0 * np.log1p(-uniform)) * np.cos(2 * np.pi * chance.random(count))
-        return law.mean_s * np.exp(law.spread * normal - 0.5 * law.spread**2)
-    logs = np.linspace(-60.0, math.log(800.0) / law.spread, GRID)
-    above = -np.expm1(law.exponent * np.log(-np.expm1(-np.exp(law.spread * logs))))
-    root = np.minimum(np.power(uniform, 1.0 / law.exponent), 1.0 - 1e-16)
-    scale = law.mean_s / float(np.trapezoid(above * np.exp(logs), logs))
-    return scale * np.power(-np.log1p(-root), 1.0 / law.spread)
+        return table.mean_s * np.exp(table.spread * normal - 0.5 * table.spread**2)
+    logs = np.linspace(-60.0, math.log(800.0) / table.spread, GRID)
+    above = -np.expm1(table.exponent * np.log(-np.expm1(-np.exp(table.spread * logs))))
+    root = np.minimum(np.power(uniform, 1.0 / table.exponent), 1.0 - 1e-16)
+    scale = table.mean_s / float(np.trapezoid(above * np.exp(logs), logs))
+    return scale * np.power(-np.log1p(-root), 1.0 / table.spread)
 
 
 def walk(
-    island: FailingIsland, end_s: float, chance: Generator, absences: Sequence[Absence] = ()
-) -> IslandTimeline:
-    """Return what an island does until ``end_s``; the same generator state gives the same."""
+    learner: FailingLearner, end_s: float, chance: Generator, absences: Sequence[Absence] = ()
+) -> LearnerTimeline:
+    """Return what a learner does until ``end_s``; the same generator state gives the same."""
 
     def stream(block: Callable[[], NDArray[np.float64]]) -> Iterator[float]:
         while True:
             yield from block().tolist()
 
     hazards = stream(lambda: -np.log1p(-chance.random(BLOCK)))
-    recoveries = stream(lambda: draw(island.recovery, chance, BLOCK))
+    recoveries = stream(lambda: draw(learner.recovery, chance, BLOCK))
     ordered = sorted(absences, key=lambda one: one.begin_s)[::-1]
-    walked = _IslandWalk(island, end_s, ordered, hazards, recoveries, island.slices, next(hazards))
+    walked = _FailureWalk(
+        learner, end_s, ordered, hazards, recoveries, learner.slices, next(hazards)
+    )
     walked.run()
     seen = walked.seen
     undone = np.array(seen.undone or np.empty((0, 2)), dtype=np.float64)
-    return IslandTimeline(
+    return LearnerTimeline(
         times=np.minimum(np.array(seen.begins), end_s),
-        shares=np.array(seen.trains) / island.slices,
+        shares=np.array(seen.trains) / learner.slices,
         uses=np.array(seen.uses, dtype=np.int64),
         undone_at=undone[:, 0],
         undone=undone[:, 1],
@@ -171,14 +173,14 @@ class _Stretches:
 
 
 @dataclass(slots=True)
-class _IslandWalk:
-    """The walk along an island's events.
+class _FailureWalk:
+    """The walk along a learner's events.
 
-    ``hazard`` is how much more exposure the island survives, ``away`` when each failed slice works
+    ``hazard`` is how much more exposure the learner survives, ``away`` when each failed slice works
     again, ``since`` how much work no checkpoint holds. ``absences`` begin with the last.
     """
 
-    island: FailingIsland
+    learner: FailingLearner
     end_s: float
     absences: list[Absence]
     hazards: Iterator[float]
@@ -192,11 +194,11 @@ class _IslandWalk:
 
     def run(self) -> None:
         """Walk from event to event: a failure, slices that are back, a checkpoint, an absence."""
-        island, end_s, away = self.island, self.end_s, self.away
-        pauses, every_s, gate = island.pauses, island.saving.every, 0.0
+        learner, end_s, away = self.learner, self.end_s, self.away
+        pauses, every_s, gate = learner.pauses, learner.saving.every, 0.0
         batch_s = pauses.batch_s if pauses.upscale is Upscale.BATCH else 0.0
         all_back = pauses.upscale is Upscale.ALL_BACK
-        every_s = math.inf if every_s is None or island.elastic else every_s
+        every_s = math.inf if every_s is None or learner.elastic else every_s
         missing, recover = int(TimeUse.MISSING), int(TimeUse.RECOVER)  # faster than its members
         begins, trains, uses = (
             self.seen.begins.append,
@@ -205,7 +207,7 @@ class _IslandWalk:
         )
         while self.now < end_s:
             now, working = self.now, self.working
-            exposed = working * island.slice_rate_s
+            exposed = working * learner.slice_rate_s
             fail = now + self.hazard / exposed if exposed else math.inf
             back = math.inf
             if away:
@@ -247,10 +249,10 @@ class _IslandWalk:
 
         Then it is that slice's time, and nothing is drawn yet for when it works again.
         """
-        if self.island.clock is FailureClock.RUNNING:
+        if self.learner.clock is FailureClock.RUNNING:
             return False
-        slices = self.working if self.island.elastic else self.island.slices
-        exposed = slices * self.island.slice_rate_s
+        slices = self.working if self.learner.elastic else self.learner.slices
+        exposed = slices * self.learner.slice_rate_s
         left = exposed * (until - self.now)
         if self.hazard >= left or self.now >= self.end_s:
             self.hazard -= left
@@ -264,10 +266,10 @@ class _IslandWalk:
         """Go on without a slice, or halt until all work again and start."""
         self.seen.failures += 1
         self.hazard = next(self.hazards)
-        if self.island.elastic:
+        if self.learner.elastic:
             self.working -= 1
             heappush(self.away, self.now + next(self.recoveries))
-            self._pause(TimeUse.DOWNSCALE, self.island.pauses.downscale_s)
+            self._pause(TimeUse.DOWNSCALE, self.learner.pauses.downscale_s)
             return
         self._undo()
         failed = True
@@ -278,31 +280,31 @@ class _IslandWalk:
                 until = max(until, self.now + next(self.recoveries))
             self.now = until
             self._stand(TimeUse.UPSCALE, until)
-            failed = self._fails_before(self.now + self.island.pauses.upscale_s)
+            failed = self._fails_before(self.now + self.learner.pauses.upscale_s)
         self._start()
 
     def _pause(self, use: TimeUse, seconds: float) -> None:
-        """Pause an elastic island; by the calendar, what fails meanwhile takes one more pause."""
+        """Pause an elastic learner; by the calendar, what fails meanwhile takes one more pause."""
         begun = self.now
         self._stand(use, begun + seconds)
-        while self.island.clock is FailureClock.CALENDAR and begun < self.end_s:
+        while self.learner.clock is FailureClock.CALENDAR and begun < self.end_s:
             until, working, self.now = self.now, self.working, begun
             while self.working and self._fails_before(until):
                 self.working -= 1
                 heappush(self.away, self.now + next(self.recoveries))
             begun = self.now = until
-            if self.working == working or not self.island.pauses.downscale_s:
+            if self.working == working or not self.learner.pauses.downscale_s:
                 break
-            self._stand(TimeUse.DOWNSCALE, begun + self.island.pauses.downscale_s)
+            self._stand(TimeUse.DOWNSCALE, begun + self.learner.pauses.downscale_s)
 
     def _save(self) -> None:
         """Write a checkpoint, or fail on the way."""
-        exposed = self.island.slices * self.island.slice_rate_s
-        used = self.island.saving.cost_s * exposed
+        exposed = self.learner.slices * self.learner.slice_rate_s
+        used = self.learner.saving.cost_s * exposed
         self._stand(TimeUse.CHECKPOINT, self.now)
         if self.hazard > used:
             self.hazard -= used
-            self.now += self.island.saving.cost_s
+            self.now += self.learner.saving.cost_s
             self.since = 0.0
         else:
             self.now += self.hazard / exposed
@@ -313,7 +315,7 @@ class _IslandWalk:
 
         An absence that begins meanwhile interrupts it; one that lost the state begins it again.
         """
-        pauses, left = self.island.pauses, self.island.pauses.upscale_s
+        pauses, left = self.learner.pauses, self.learner.pauses.upscale_s
         while self.absences and (soon := self._next_absence()) < self.now + left:
             absence = self.absences.pop()
             if absence.end_s <= self.now:
@@ -334,7 +336,7 @@ class _IslandWalk:
                 self._start()
 
     def _undo(self) -> None:
-        """Lose the work since the last checkpoint, where the island rolls back."""
-        if self.island.saving.rollback and self.since and not self.island.elastic:
+        """Lose the work since the last checkpoint, where the learner rolls back."""
+        if self.learner.saving.rollback and self.since and not self.learner.elastic:
             self.seen.undone.append((self.now, self.since))
         self.since = 0.0

@@ -22,7 +22,7 @@ from skerry_tools.chaos.plan import (
 )
 from skerry_tools.plan.failures import Absence, TimeUse
 from skerry_tools.plan.question import refuse
-from skerry_tools.plan.simulation import Faults, Outcome
+from skerry_tools.plan.simulation import Faults, SimulatedRun
 
 LEARNER, SYNCER = "learner", "syncer"
 NO_TIME = frozenset({
@@ -70,7 +70,7 @@ def faults_of(plan: FaultPlan, services: Mapping[str, str], take_over_s: float =
     )
 
 
-def plan_of(found: Outcome) -> FaultPlan:
+def plan_of(found: SimulatedRun) -> FaultPlan:
     """Return what failed in a simulation as a plan that ``skerry chaos`` can carry out.
 
     It kills whole learners, so ConfigError where a learner has more than one slice.

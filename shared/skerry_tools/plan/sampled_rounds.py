@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import schedule
 from skerry.protocol import rounds
-from skerry_tools.plan.failures import IslandTimeline
+from skerry_tools.plan.failures import LearnerTimeline
 
 Stretch: TypeAlias = tuple[float, float]
 """Begin and end, in seconds since the run began."""
@@ -84,7 +84,7 @@ class Track:
 
     def __init__(
         self,
-        timeline: IslandTimeline,
+        timeline: LearnerTimeline,
         step_s: float,
         upload_s: float = 0.0,
         cut: Sequence[Stretch] = (),
@@ -133,7 +133,7 @@ def sample(rules: RoundRules, tracks: Sequence[Track], end_s: float, count: int)
     """Simulate about ``count`` rounds in samples spread over the run."""
     each_s = rules.schedule.h_steps / rules.schedule.fragments * min(t.step_s for t in tracks)
     windows = 1 if end_s / each_s <= count else min(WINDOWS, count)
-    each_s, samples = end_s / windows, [Sample(rules, tracks, end_s) for _ in range(windows)]
+    each_s, samples = end_s / windows, [RoundSample(rules, tracks, end_s) for _ in range(windows)]
     for index, one in enumerate(samples):
         one.follow((index * each_s, (index + 1) * each_s), -(-count // windows), index * GOLDEN % 1)
     given = math.fsum(one.given_s for one in samples)
@@ -150,7 +150,7 @@ def after(at: float, stretches: Sequence[Stretch]) -> float:
 
 
 @dataclass(slots=True)
-class Sample:
+class RoundSample:
     """Consecutive rounds, none of them followed beyond ``end_s``.
 
     ``held_s`` is how long learners waited for rounds, of ``given_s`` that they ran with that.

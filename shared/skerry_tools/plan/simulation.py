@@ -1,4 +1,4 @@
-"""A simulation put together: islands that fail, rounds over them, and what comes of it.
+"""A simulation put together: learners that fail, rounds over them, and what comes of it.
 
 Every learner draws from a generator of its own, made of the seed and its number, so that one more
 learner changes nothing for the others and the same seed gives the same bytes. Three quantities are
@@ -19,7 +19,7 @@ from numpy.random import PCG64, Generator
 
 from skerry.algorithm import schedule
 from skerry.protocol.rounds import Policy
-from skerry_tools.plan.failures import Absence, FailingIsland, IslandTimeline, TimeUse, walk
+from skerry_tools.plan.failures import Absence, FailingLearner, LearnerTimeline, TimeUse, walk
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import Question, check_simulation
 from skerry_tools.plan.sampled_rounds import RoundRules, SampledRounds, Stretch, Track, sample
@@ -27,7 +27,7 @@ from skerry_tools.plan.tables import Layout, ScenarioTables
 
 DAY_S = 86400.0
 CHECKED_LOAD = 7.0
-"""Failures per pause of an island, up to where the model was compared with published figures."""
+"""Failures per pause of a learner, up to where the model was compared with published figures."""
 CHECKED_LEARNERS, CHECKED_CHIPS, FEW_FAILURES = 16, 2.4e6, 100
 BATCHES, STUDENT_95 = 30, 2.045
 """Equal parts of a run, and the 97.5 % point of Student's law with one degree of freedom less."""
@@ -69,7 +69,7 @@ NO_FAULTS = Faults()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedRun:
     """What became of a run. Shares are of the time given to it, by chips, unless said otherwise.
 
     ``half_width`` is half the 95 % confidence interval of the goodput; ``uptime[k - 1]`` the share
@@ -84,7 +84,7 @@ class Outcome:
     uptime: tuple[float, ...]
     rounds: SampledRounds
     tokens_s: float | None
-    timelines: tuple[IslandTimeline, ...]
+    timelines: tuple[LearnerTimeline, ...]
 
     @property
     def running(self) -> float:
@@ -158,7 +158,7 @@ def with_tables(asked: Question, **tables: Any) -> Question:
     return replace(asked, tables=asked.tables.model_copy(update=tables))
 
 
-def simulate(asked: Setup, faults: Faults = NO_FAULTS, end_s: float | None = None) -> Outcome:
+def simulate(asked: Setup, faults: Faults = NO_FAULTS, end_s: float | None = None) -> SimulatedRun:
     """Return what becomes of a run; ``faults`` happen on top of what the scenario draws."""
     tables = asked.question.tables
     end_s = tables.simulation.days * DAY_S if end_s is None else end_s
@@ -178,7 +178,7 @@ def simulate(asked: Setup, faults: Faults = NO_FAULTS, end_s: float | None = Non
     trained = [one.spent()[TimeUse.TRAIN] / one.end_s * kept for one in timelines]
     paces = [(one.step_tokens, one.step_s) for one in asked.learners]
     speeds = [n / s * share for (n, s), share in zip(paces, trained, strict=True) if n is not None]
-    return Outcome(
+    return SimulatedRun(
         setup=asked,
         end_s=end_s,
         goodput=split[TimeUse.TRAIN],
@@ -191,7 +191,7 @@ def simulate(asked: Setup, faults: Faults = NO_FAULTS, end_s: float | None = Non
     )
 
 
-def _timelines(asked: Setup, faults: Faults, end_s: float) -> Iterator[IslandTimeline]:
+def _timelines(asked: Setup, faults: Faults, end_s: float) -> Iterator[LearnerTimeline]:
     tables = asked.question.tables
     planned = [(away, TimeUse.OUTAGE) for away in tables.outages]
     planned += [(away, TimeUse.PREEMPTED) for away in tables.preemptions]
@@ -204,13 +204,13 @@ def _timelines(asked: Setup, faults: Faults, end_s: float) -> Iterator[IslandTim
                 absences.append(Absence(begin, begin + away.lasts, use))
                 begin = math.inf if away.every is None else begin + away.every
         seeds = np.random.SeedSequence([tables.simulation.seed, number])
-        yield walk(island(tables, one.chips), end_s, Generator(PCG64(seeds)), absences)
+        yield walk(hardware(tables, one.chips), end_s, Generator(PCG64(seeds)), absences)
 
 
-def island(tables: ScenarioTables, chips: float) -> FailingIsland:
+def hardware(tables: ScenarioTables, chips: float) -> FailingLearner:
     """Return one learner's hardware of so many chips."""
     slices, elastic = max(1, round(chips / tables.fleet.slice_chips)), tables.fleet.elastic
-    return FailingIsland(
+    return FailingLearner(
         slices=slices,
         slice_rate_s=chips / slices / tables.failures.chip_mtbi,
         elastic=tables.fleet.layout != "data-parallel" if elastic is None else elastic,
@@ -230,7 +230,7 @@ def round_rules(asked: Question, faults: Faults = NO_FAULTS) -> RoundRules:
     return RoundRules(timetable, policy, asked.tables.timing.commit_s, faults.stalled)
 
 
-def round_tracks(asked: Setup, timelines: Sequence[IslandTimeline], faults: Faults) -> list[Track]:
+def round_tracks(asked: Setup, timelines: Sequence[LearnerTimeline], faults: Faults) -> list[Track]:
     """Return when each learner runs, and how far into a step it begins."""
     seeds = [asked.question.tables.simulation.seed, len(timelines), 1]
     phases = Generator(PCG64(seeds)).random(len(timelines)).tolist()
@@ -240,7 +240,7 @@ def round_tracks(asked: Setup, timelines: Sequence[IslandTimeline], faults: Faul
     ]
 
 
-def _half_width(timelines: Sequence[IslandTimeline], chips: np.ndarray[Any, Any]) -> float:
+def _half_width(timelines: Sequence[LearnerTimeline], chips: np.ndarray[Any, Any]) -> float:
     """Return half the width of the goodput's 95 % confidence interval.
 
     By the means of BATCHES equal parts of the run, which are as good as independent once they are
@@ -260,7 +260,7 @@ def _half_width(timelines: Sequence[IslandTimeline], chips: np.ndarray[Any, Any]
     return STUDENT_95 * float(means.std(ddof=1)) / math.sqrt(means.size) if means.size > 1 else 0.0
 
 
-def uptime_of(timelines: Sequence[IslandTimeline]) -> list[float]:
+def uptime_of(timelines: Sequence[LearnerTimeline]) -> list[float]:
     """Return the share of time that at least K learners run, for K from 1 to M."""
     times = np.concatenate([one.times for one in timelines])
     steps = [np.diff((one.shares > 0).astype(np.int64), prepend=0) for one in timelines]
@@ -279,16 +279,16 @@ def binomial_uptime(quorum: int, learners: int, running: float) -> float:
     )
 
 
-def caveats(found: Outcome) -> Iterator[str]:
+def caveats(found: SimulatedRun) -> Iterator[str]:
     """Yield what of the question lies beyond what the model was checked on."""
     tables, learners = found.setup.question.tables, len(found.timelines)
     if not found.setup.feasible:
         yield "the links or the syncer do not carry this: see `skerry plan`"
-    own = island(tables, tables.fleet.chips / learners)
+    own = hardware(tables, tables.fleet.chips / learners)
     pause_s = max(tables.recovery.mean_s, tables.pauses.downscale_s) + tables.pauses.upscale_s
     load = own.slices * own.slice_rate_s * pause_s
     if load > CHECKED_LOAD:
-        yield f"an island fails {load:.1f} times per pause; checked up to {CHECKED_LOAD:g}"
+        yield f"a learner fails {load:.1f} times per pause; checked up to {CHECKED_LOAD:g}"
     if learners > CHECKED_LEARNERS:
         yield f"{learners} learners; checked up to {CHECKED_LEARNERS}"
     if tables.fleet.chips > CHECKED_CHIPS:

@@ -23,7 +23,7 @@ from skerry_tools.plan.figures import (
     sourced,
 )
 from skerry_tools.plan.question import question, read, refuse, shipped
-from skerry_tools.plan.simulation import DAY_S, Outcome, Setup, SweepCell
+from skerry_tools.plan.simulation import DAY_S, Setup, SimulatedRun, SweepCell
 
 DEFAULT = "goodput-table"
 UPTIME = "Uptime(K): share of the time that at least K learners train"
@@ -57,7 +57,7 @@ def setup_of(named: str | None, sets: Sequence[str]) -> Setup:
     return simulation.setup(question(read([path], sets), path.stem))
 
 
-def lead(found: Outcome) -> str:
+def lead(found: SimulatedRun) -> str:
     """Return the answer in a sentence or two."""
     asked, learners = found.setup.question, len(found.timelines)
     fleet, quorum = asked.tables.fleet, asked.run.sync.quorum
@@ -84,7 +84,7 @@ def lead(found: Outcome) -> str:
     return f"{said}."
 
 
-def answer(found: Outcome, *, sweep: bool = False) -> Answer:
+def answer(found: SimulatedRun, *, sweep: bool = False) -> Answer:
     """Return an outcome as text, JSON and charts; ``sweep``: with the scenario's table."""
     asked = found.setup.question
     caveats, tables = list(simulation.caveats(found)), list(_tables(found))
@@ -107,7 +107,7 @@ def answer(found: Outcome, *, sweep: bool = False) -> Answer:
     return Answer(text, values, tables, lambda: list(_charts(found, cells)))
 
 
-def _tables(found: Outcome) -> Iterator[FigureTable]:
+def _tables(found: SimulatedRun) -> Iterator[FigureTable]:
     far = next(simulation.caveats(found), None)
     kind = FigureKind.EXTRAPOLATED if far else FigureKind.DERIVED
     assumed = figures(_assumed(found), FigureKind.INPUT)
@@ -126,22 +126,22 @@ def _tables(found: Outcome) -> Iterator[FigureTable]:
         yield FigureTable("merges", "Rounds", figures(_rounds(found)))
 
 
-def _assumed(found: Outcome) -> Iterator[Row]:
+def _assumed(found: SimulatedRun) -> Iterator[Row]:
     tables = found.setup.question.tables
-    law = f"mean, {tables.recovery.law}, until a slice works again"
+    mean = f"mean, {tables.recovery.law}, until a slice works again"
     yield "chips", tables.fleet.chips, "chip", ""
     yield "learners", len(found.timelines), "1", ""
     yield "chips_of_a_slice", tables.fleet.slice_chips, "chip", "fail and come back together"
     mtbi_s, two = tables.failures.chip_mtbi, f"mean time between two, {tables.failures.clock}"
     yield "interruption_of_a_chip", mtbi_s, "s", two
-    yield "recovery", tables.recovery.mean_s, "s", law
-    yield "downscale", tables.pauses.downscale_s, "s", "pause for all slices of an island"
+    yield "recovery", tables.recovery.mean_s, "s", mean
+    yield "downscale", tables.pauses.downscale_s, "s", "pause for all slices of a learner"
     yield "upscale", tables.pauses.upscale_s, "s", f"as long a pause, {tables.pauses.upscale}"
     if tables.checkpoints.every is not None:
         yield "checkpoint_every", tables.checkpoints.every, "s", "of training"
 
 
-def _result(found: Outcome) -> Iterator[Row]:
+def _result(found: SimulatedRun) -> Iterator[Row]:
     tables, chips = found.setup.question.tables, sum(one.chips for one in found.setup.learners)
     between_s = tables.failures.chip_mtbi * len(found.timelines) / chips
     yield "goodput", found.goodput, "share", BY_CHIPS
@@ -156,7 +156,7 @@ def _result(found: Outcome) -> Iterator[Row]:
         yield "time_to_tokens", found.time_to_tokens_s, "s", "at that speed"
 
 
-def _rounds(found: Outcome) -> Iterator[Row]:
+def _rounds(found: SimulatedRun) -> Iterator[Row]:
     seen, count = found.rounds, len(found.rounds.rounds)
     took_s = sum(one.closed_s - one.opened_s for one in seen.rounds) / count
     yield "looked_at", count, "1", "rounds, in samples over the run"
@@ -179,7 +179,7 @@ def _sweep_table(cells: Sequence[SweepCell]) -> FigureTable:
     return FigureTable("table", "Goodput by chips", rows, [note] if note else [])
 
 
-def _charts(found: Outcome, cells: Sequence[SweepCell]) -> Iterator[LineChart]:
+def _charts(found: SimulatedRun, cells: Sequence[SweepCell]) -> Iterator[LineChart]:
     if cells:
         goodputs, known = defaultdict[str, list[Point]](list), defaultdict[str, list[Point]](list)
         for cell in cells:
@@ -196,7 +196,7 @@ def _charts(found: Outcome, cells: Sequence[SweepCell]) -> Iterator[LineChart]:
         yield LineChart("uptime", UPTIME, "K", series, log=False)
 
 
-def _uptimes(found: Outcome) -> Iterator[tuple[int, float, float]]:
+def _uptimes(found: SimulatedRun) -> Iterator[tuple[int, float, float]]:
     """Yield K and its uptime, simulated and of independent learners."""
     for k, share in enumerate(found.uptime, start=1):
         binomial = simulation.binomial_uptime(k, len(found.timelines), found.running)

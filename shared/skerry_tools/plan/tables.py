@@ -29,7 +29,7 @@ class FailureClock(StrEnum):
     CALENDAR = "calendar"
 
 
-class RecoveryLaw(StrEnum):
+class RecoveryDistribution(StrEnum):
     """How the durations of recoveries are distributed."""
 
     DETERMINISTIC = "deterministic"
@@ -98,10 +98,10 @@ class HubTable(Table):
 class FleetTable(Table):
     """The chips of a simulation, and how they train together."""
 
-    layout: Layout = "decoupled"  # sync.learners islands; else one of all chips
+    layout: Layout = "decoupled"  # sync.learners; else one learner of all chips
     chips: Count = 2.4e6  # in all; learners share them equally
     slice_chips: Count = 256.0  # chips that fail, leave and come back together
-    elastic: bool | None = None  # an island goes on without a slice; empty: by the layout
+    elastic: bool | None = None  # a learner goes on without a slice; empty: by the layout
 
 
 class FailureTable(Table):
@@ -114,7 +114,7 @@ class FailureTable(Table):
 class RecoveryTable(Table):
     """How long a slice that failed is away."""
 
-    law: RecoveryLaw = RecoveryLaw.LOG_NORMAL
+    law: RecoveryDistribution = RecoveryDistribution.LOG_NORMAL
     mean_s: Seconds = 60.0
     spread: float = Field(default=0.5, gt=0)  # sigma of the logarithm, or shape (Weibull)
     exponent: float = Field(default=1.0, gt=0)  # second parameter of exponentiated-weibull

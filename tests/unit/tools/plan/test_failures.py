@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.traffic import data_parallel_bytes
 from skerry_tools.plan.baselines import halting, ring_bits
-from skerry_tools.plan.failures import Absence, FailingIsland, IslandTimeline, TimeUse, draw, walk
+from skerry_tools.plan.failures import Absence, FailingLearner, LearnerTimeline, TimeUse, draw, walk
 from skerry_tools.plan.simulation import binomial_uptime, uptime_of
 from skerry_tools.plan.tables import (
     FailureClock,
     PauseTable,
-    RecoveryLaw,
+    RecoveryDistribution,
     RecoveryTable,
     SavingTable,
     Upscale,
@@ -26,10 +26,12 @@ from skerry_tools.plan.tables import (
 
 SLICES = 1000
 LAWS = st.sampled_from([
-    RecoveryTable(law=RecoveryLaw.DETERMINISTIC, mean_s=1.0),
-    RecoveryTable(law=RecoveryLaw.EXPONENTIAL, mean_s=1.0),
-    RecoveryTable(law=RecoveryLaw.LOG_NORMAL, mean_s=1.0, spread=0.5),
-    RecoveryTable(law=RecoveryLaw.EXPONENTIATED_WEIBULL, mean_s=1.0, spread=1.5, exponent=2.0),
+    RecoveryTable(law=RecoveryDistribution.DETERMINISTIC, mean_s=1.0),
+    RecoveryTable(law=RecoveryDistribution.EXPONENTIAL, mean_s=1.0),
+    RecoveryTable(law=RecoveryDistribution.LOG_NORMAL, mean_s=1.0, spread=0.5),
+    RecoveryTable(
+        law=RecoveryDistribution.EXPONENTIATED_WEIBULL, mean_s=1.0, spread=1.5, exponent=2.0
+    ),
 ])  # fmt: skip
 LOADS = st.floats(0.05, 2.0)
 """Failures per mean pause: from 5 % of the time lost to most of it."""
@@ -42,26 +44,26 @@ def chance(seed: int) -> np.random.Generator:
 
 
 def fixed(mean_s: float) -> RecoveryTable:
-    return RecoveryTable(law=RecoveryLaw.DETERMINISTIC, mean_s=mean_s)
+    return RecoveryTable(law=RecoveryDistribution.DETERMINISTIC, mean_s=mean_s)
 
 
 def failing(
     load: float, *, elastic: bool = False, clock: FailureClock = FailureClock.RUNNING,
     recovery: RecoveryTable | None = None, saving: SavingTable | None = None, **pauses: Any,
-) -> FailingIsland:  # fmt: skip
-    """An island of many slices with one failure per 100 s while all run, and pauses of 100 load."""
+) -> FailingLearner:  # fmt: skip
+    """A learner of many slices with one failure per 100 s while all run, and pauses of 100 load."""
     recovery = (recovery or fixed(1.0)).model_copy(update={"mean_s": 100.0 * load})
     table = PauseTable.model_validate({"downscale_s": 0.0, "upscale_s": 0.0, **pauses})
-    return FailingIsland(
+    return FailingLearner(
         SLICES, 0.01 / SLICES, elastic, clock, recovery, table, saving or SavingTable()
     )
 
 
-def walked(island: FailingIsland, failures: float, seed: int = 0) -> IslandTimeline:
-    return walk(island, failures * 100.0, chance(seed))
+def walked(learner: FailingLearner, failures: float, seed: int = 0) -> LearnerTimeline:
+    return walk(learner, failures * 100.0, chance(seed))
 
 
-def trained(timeline: IslandTimeline) -> float:
+def trained(timeline: LearnerTimeline) -> float:
     """Return the share of time that is work which lasts: the goodput where nothing is lent."""
     return float(timeline.spent()[TimeUse.TRAIN] / timeline.end_s)
 
@@ -129,8 +131,8 @@ def test_all_time_is_accounted_for(
     }
     away = [Absence(500.0, 900.0), Absence(600.0, 700.0), Absence(2e4, 2.1e4, TimeUse.PREEMPTED)]
     for elastic in (True, False):
-        island = failing(load, elastic=elastic, clock=clock, saving=saving, **pauses)
-        timeline = walk(island, 3e4, chance(seed), away)
+        learner = failing(load, elastic=elastic, clock=clock, saving=saving, **pauses)
+        timeline = walk(learner, 3e4, chance(seed), away)
         assert np.all(timeline.lengths >= 0)
         assert timeline.spent().sum() == pytest.approx(3e4)
         assert np.all(timeline.spent() >= -1e-6)
@@ -153,8 +155,8 @@ def test_the_calendar_costs_more_than_the_running_clock() -> None:
 
 
 def test_the_same_seed_gives_the_same_walk() -> None:
-    island = failing(0.5, recovery=RecoveryTable(spread=0.5))
-    one, same, other = (walked(island, 500, seed) for seed in (1, 1, 2))
+    learner = failing(0.5, recovery=RecoveryTable(spread=0.5))
+    one, same, other = (walked(learner, 500, seed) for seed in (1, 1, 2))
     assert one.times.tobytes() == same.times.tobytes()
     assert one.times.tobytes() != other.times.tobytes()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from skerry.algorithm.schedule import Schedule
 from skerry.errors import ConfigError
 from skerry.protocol.rounds import Policy
-from skerry_tools.plan.failures import Absence, FailingIsland, TimeUse, walk
+from skerry_tools.plan.failures import Absence, FailingLearner, TimeUse, walk
 from skerry_tools.plan.sampled_rounds import RoundRules, SampledRounds, Track, sample
 from skerry_tools.plan.simulation import (
     Faults,
@@ -30,7 +30,7 @@ from skerry_tools.plan.simulation_answer import setup_of
 from skerry_tools.plan.tables import FailureClock, PauseTable, RecoveryTable, SavingTable
 
 DAY = 86400.0
-CALM = FailingIsland(
+CALM = FailingLearner(
     1, 0.0, True, FailureClock.RUNNING, RecoveryTable(), PauseTable(upscale_s=0.0), SavingTable()
 )
 QUIET = ("failures.chip_mtbi=1e11", "fleet.chips=8", "pauses.upscale_s=0")
