@@ -24,7 +24,7 @@ DEFAULTS: Mapping[tuple[str, str], object] = {
     ("data", "batch"): 4,
     ("train", "steps"): 500,
 }
-"""What a lab run is where nobody says otherwise, beside the small reference model."""
+"""Defaults of a lab run, beside the small reference model."""
 
 
 def load(
@@ -73,13 +73,12 @@ def _put_learners(tree: Tree, learners: int | None) -> None:
     if learners is not None:
         tree.put(("sync", "learners"), learners, "--learners")
     elif isinstance(islands, list) and ("sync", "learners") not in tree.origins:
-        told = [
-            cast("dict[str, Any]", island)
+        first = [
+            island
             for island in cast("list[object]", islands)
-            if isinstance(island, dict)
+            if isinstance(island, dict) and not cast("dict[str, Any]", island).get("joins")
         ]
-        there = sum(not island.get("joins") for island in told)
-        tree.put(("sync", "learners"), max(1, there), "islands")
+        tree.put(("sync", "learners"), max(1, len(first)), "islands")
 
 
 def _put_defaults(tree: Tree) -> None:
@@ -108,12 +107,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        msg = f"The scenario {path} cannot be read: {error.strerror or error}."
-        raise ConfigError(msg, path=str(path)) from error
+        raise _unreadable(path, f"cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        msg = f"The scenario {path} is not valid JSON: {error}."
-        raise ConfigError(msg, path=str(path)) from error
+        raise _unreadable(path, f"is not valid JSON: {error}") from error
     if not isinstance(values, dict):
-        msg = f"The scenario {path} is no JSON object: it begins with {str(values)[:20]!r}."
-        raise ConfigError(msg, path=str(path))
+        raise _unreadable(path, f"is no JSON object: it begins with {str(values)[:20]!r}")
     return cast("dict[str, Any]", values)
+
+
+def _unreadable(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"The scenario {path} {why}.", path=str(path))

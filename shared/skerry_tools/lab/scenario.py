@@ -49,7 +49,7 @@ class Failures(Table):
     """Islands that are killed and come back, each on its own at random moments."""
 
     islands: tuple[str, ...] = ()
-    """Who fails; the others never do."""
+    """Islands that fail; the others never do."""
     every_s: float = Field(default=60.0, gt=0)
     """Mean seconds from a start to the next kill, exponentially distributed."""
     down_s: float = Field(default=10.0, ge=0)
@@ -66,9 +66,9 @@ class Judging(Table):
     points: int = Field(default=10, ge=1)
     """Evaluations, evenly spread over the run's steps, beside the one at the end."""
     batches: int = Field(default=8, ge=1)
-    """Batches of each of them,"""
+    """Batches of each of them."""
     final_batches: int = Field(default=64, ge=1)
-    """and of the one at the end, which is what a run is judged by."""
+    """Batches of the one at the end, whose loss is the run's."""
     batch: int = Field(default=32, ge=1)
     """Sequences per batch."""
 
@@ -97,7 +97,7 @@ class Scenario(Table):
 
     @property
     def digest(self) -> str:
-        """What tells this scenario from every other one: 16 hexadecimal digits."""
+        """A digest of everything in the scenario: 16 hexadecimal digits."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
