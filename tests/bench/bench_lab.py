@@ -25,7 +25,7 @@ from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
 from skerry_tools.lab.lab import Lab
 from skerry_tools.lab.learner import Feed
-from skerry_tools.lab.scenario import REFERENCE, Judging, Scenario
+from skerry_tools.lab.scenario import REFERENCE, Judging, LabScenario
 
 GOAL = 0.7
 SETTLE_S = 0.3
@@ -148,7 +148,7 @@ def measure(learners: int, turns: int, seconds: float) -> Verdict:
     alone = Alone(learners)
     alone.turn(1.0)
     taken = Turns(alone, turns, seconds)
-    scenario = Scenario(run=config(learners, ENDLESS, 4), judging=Judging(points=1, batches=1))
+    scenario = LabScenario(run=config(learners, ENDLESS, 4), judging=Judging(points=1, batches=1))
     with suppress(Enough):
         Lab(scenario, watch=taken).run()
     pairs = list(zip(taken.of_lab, taken.of_alone, strict=True))

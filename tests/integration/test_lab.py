@@ -36,7 +36,7 @@ from skerry.settings.models import (
 )
 from skerry.tasks import TaskGroup
 from skerry_tools.lab.lab import RUN, Lab
-from skerry_tools.lab.scenario import Judging, Scenario
+from skerry_tools.lab.scenario import Judging, LabScenario
 from tests.support.builders import pulse
 from tests.support.cluster import Cluster
 from tests.support.nats_server import NatsServer
@@ -62,7 +62,7 @@ class Tape:
     sent: dict[str, dict[Key, list[Record]]]
 
 
-def taped(scenario: Scenario) -> Tape:
+def taped(scenario: LabScenario) -> Tape:
     """Run a scenario in the lab and keep what its commits were made of."""
     lab = Lab(scenario)
     lab.run()
@@ -131,7 +131,7 @@ async def committed(bus: Bus, wanted: int) -> dict[Key, Digests]:
     return found
 
 
-def scenario(text: Path, sync: dict[str, object], outer: OuterConfig) -> Scenario:
+def scenario(text: Path, sync: dict[str, object], outer: OuterConfig) -> LabScenario:
     """Return a run of two learners that wait for each other in every round."""
     together: dict[str, object] = {
         "learners": 2,
@@ -148,7 +148,7 @@ def scenario(text: Path, sync: dict[str, object], outer: OuterConfig) -> Scenari
         outer=outer,
         liveness=LivenessConfig(pulse_s=0.2),
     )
-    return Scenario(run=config, judging=Judging(points=1, batches=1, final_batches=1, batch=4))
+    return LabScenario(run=config, judging=Judging(points=1, batches=1, final_batches=1, batch=4))
 
 
 @pytest.mark.nats

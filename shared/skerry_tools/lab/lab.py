@@ -36,7 +36,7 @@ from skerry_tools.lab.lifecycle import IslandLifecycle
 from skerry_tools.lab.link import DistantLink
 from skerry_tools.lab.progress import RunProgress
 from skerry_tools.lab.rho import Rho
-from skerry_tools.lab.scenario import Link, Scenario, check
+from skerry_tools.lab.scenario import LabScenario, LinkSettings, check
 from skerry_tools.virtual import Stuck, VirtualLoop
 
 RUN = "lab"
@@ -95,7 +95,7 @@ class Lab:
 
     def __init__(
         self,
-        scenario: Scenario,
+        scenario: LabScenario,
         report: Report | None = None,
         work: Work | None = None,
         watch: Watch | None = None,
@@ -219,7 +219,7 @@ class Lab:
     def _far(self) -> Bus:
         """Return a client that sits on an island, behind the link."""
         link = self.scenario.link
-        if link == Link():
+        if link == LinkSettings():
             return self.connect()
         distant = DistantLink(link, lambda stored_ns: (stored_ns - EPOCH_NS) / 1e9)
         return self.broker.connect(distant)
@@ -253,7 +253,7 @@ class Lab:
         )
 
 
-def seeded(scenario: Scenario) -> RunConfig:
+def seeded(scenario: LabScenario) -> RunConfig:
     """Return the scenario's run with its seed: of the initial parameters and of the shuffle."""
     config = scenario.run
     return config.model_copy(

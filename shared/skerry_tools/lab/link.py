@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from skerry.log.base import Record
 from skerry.log.client import Message
-from skerry_tools.lab.scenario import Link
+from skerry_tools.lab.scenario import LinkSettings
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class DistantLink:
     timeout_s = math.inf
     """Nothing is ever lost: a slow answer is waited for."""
 
-    def __init__(self, link: Link, stored_s: Callable[[int], float]) -> None:
+    def __init__(self, link: LinkSettings, stored_s: Callable[[int], float]) -> None:
         self._stored_s = stored_s
         self._up = Pipe(link.latency_s, link.up_bytes_s)
         self._down = Pipe(link.latency_s, link.down_bytes_s)

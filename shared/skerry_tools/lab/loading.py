@@ -16,7 +16,7 @@ from skerry.settings import loading
 from skerry.settings.checks import check_run
 from skerry.settings.models import LocalSettings, RunConfig
 from skerry.settings.tree import Leaf, Tree, annotations_of, leaves
-from skerry_tools.lab.scenario import REFERENCE, Scenario, check
+from skerry_tools.lab.scenario import REFERENCE, LabScenario, check
 
 RUN = "run"
 DEFAULTS: Mapping[tuple[str, str], object] = {
@@ -34,7 +34,7 @@ def load(
     learners: int | None = None,
     seed: int | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Scenario:
+) -> LabScenario:
     """Resolve defaults, the file (TOML or JSON), the environment and ``--set``; later ones win.
 
     Raises ConfigError with the path of what is wrong, and where it comes from.
@@ -51,13 +51,13 @@ def load(
     _put_defaults(tree)
     run = loading.validated(RunConfig, tree)
     check_run(run)
-    scenario = loading.validated(Scenario, tree).model_copy(update={RUN: run})
+    scenario = loading.validated(LabScenario, tree).model_copy(update={RUN: run})
     check(scenario)
     return scenario
 
 
 def _known() -> list[Leaf]:
-    own = {name: kind for name, kind in annotations_of(Scenario).items() if name != RUN}
+    own = {name: kind for name, kind in annotations_of(LabScenario).items() if name != RUN}
     return leaves({**own, **annotations_of(RunConfig), **annotations_of(LocalSettings)})
 
 

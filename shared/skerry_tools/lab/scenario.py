@@ -34,7 +34,7 @@ class Island(Table):
     """When it is taken away, killed, for good; empty: never."""
 
 
-class Link(Table):
+class LinkSettings(Table):
     """The way between every island and the broker."""
 
     latency_s: float = Field(default=0.0, ge=0)
@@ -73,7 +73,7 @@ class Judging(Table):
     """Sequences per batch."""
 
 
-class Scenario(Table):
+class LabScenario(Table):
     """One lab run. ``run`` holds the settings that a real run of the same kind would have."""
 
     name: str = "lab"
@@ -82,7 +82,7 @@ class Scenario(Table):
     run: RunConfig = RunConfig()
     islands: tuple[Island, ...] = ()
     """Empty: ``sync.learners`` equal ones."""
-    link: Link = Link()
+    link: LinkSettings = LinkSettings()
     failures: Failures = Failures()
     judging: Judging = Judging()
     rho: bool = False
@@ -102,13 +102,13 @@ class Scenario(Table):
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def check(scenario: Scenario) -> None:
+def check(scenario: LabScenario) -> None:
     """Raise ConfigError if the islands of a scenario contradict each other or its run."""
     for sentence in _contradictions(scenario):
         raise ConfigError(sentence, path=sentence.partition(" ")[0])
 
 
-def _contradictions(scenario: Scenario) -> Iterator[str]:
+def _contradictions(scenario: LabScenario) -> Iterator[str]:
     fleet, names = scenario.fleet, [island.name for island in scenario.fleet]
     for name in names:
         checked_token(name, "islands.name")

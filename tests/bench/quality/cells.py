@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from skerry.settings.loading import load
-from skerry_tools.lab.scenario import Failures, Island, Judging, Link, Scenario
+from skerry_tools.lab.scenario import Failures, Island, Judging, LabScenario, LinkSettings
 
 CODE = 2
 """Raised by hand when the code of training, merging or judging changes what a run comes to."""
@@ -58,7 +58,7 @@ LARGE = Size(
 )
 """246 k parameters."""
 COMMON = (f"data.seq_len={SEQ_LEN}",)
-NO_FAILURES, NEAR = Failures(), Link()
+NO_FAILURES, NEAR = Failures(), LinkSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Cell:
     share: float = 1.0
     islands: tuple[Island, ...] = ()
     failures: Failures = NO_FAILURES
-    link: Link = NEAR
+    link: LinkSettings = NEAR
     points: int = 10
     rho: bool = False
     extra: float = 0.0
@@ -108,7 +108,7 @@ class Cell:
         in_bulk = 1.0 if self.batch <= BATCH else IN_BULK
         return self.tokens * (1 + self.extra) * self.size.cost * in_bulk
 
-    def scenario(self, seed: int) -> Scenario:
+    def scenario(self, seed: int) -> LabScenario:
         """Return the lab run; cells of equal settings have equal ones, whatever their names.
 
         The seed also orders the data, so that runs of one seed can be compared in pairs.
@@ -122,7 +122,7 @@ class Cell:
             f"train.steps={self.steps}",
             *self.sets,
         )
-        return Scenario(
+        return LabScenario(
             name="quality",
             seed=seed,
             run=load(sets=sets, environ={}).run,
@@ -167,7 +167,7 @@ class Wanted:
     experiment: str
     cell: Cell
     seed: int
-    scenario: Scenario = field(compare=False)
+    scenario: LabScenario = field(compare=False)
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skerry_tools.lab.scenario import Link
+from skerry_tools.lab.scenario import LinkSettings
 
 from .cells import M_TOKENS, Cell, Experiment
 from .fleets import STEP_S, M, fleet, pace
@@ -65,5 +65,5 @@ def _cell(latency: str, latency_s: float, policy: str) -> Cell:
         against="" if key == reference else reference,
         share=1.0 if policy == WAITING else pace(islands),
         islands=islands,
-        link=Link(latency_s=latency_s),
+        link=LinkSettings(latency_s=latency_s),
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from skerry.errors import LabError, SkerryError, first_cause
-from skerry_tools.lab.scenario import Scenario
+from skerry_tools.lab.scenario import LabScenario
 
 from .cells import Wanted
 from .sources import SourcesEdited, check_sources, sources
@@ -43,7 +43,7 @@ def lab_run(scenario_json: str, folder: str, expected: str) -> float:
     from skerry_tools.lab.lab import Lab
 
     check_sources(expected, _imported())
-    scenario = Scenario.model_validate_json(scenario_json)
+    scenario = LabScenario.model_validate_json(scenario_json)
     result = Lab(scenario).run()
     machine = {
         "python": platform.python_version(),

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from skerry_tools.lab.scenario import Scenario
+from skerry_tools.lab.scenario import LabScenario
 
 from .cells import CODE
 
@@ -28,7 +28,7 @@ TEXTS = ("training_text", "held_out_text")
 class Found:
     """A finished run: its scenario, and what ``skerry_tools.lab.lab.LabResult.to_dict`` said."""
 
-    scenario: Scenario
+    scenario: LabScenario
     result: dict[str, Any]
 
     @property
@@ -85,7 +85,7 @@ class Store:
         """Return every result that is readable and of this code, by its scenario's digest."""
         return {found.scenario.digest: found for found in self._read()}
 
-    def put(self, scenario: Scenario, result: dict[str, Any]) -> Path:
+    def put(self, scenario: LabScenario, result: dict[str, Any]) -> Path:
         """Add a result to the archive, whole or not at all; several processes may do so at once."""
         self._folder.mkdir(parents=True, exist_ok=True)
         record = {
@@ -121,7 +121,7 @@ class Store:
                 record = json.loads(line)
                 if record["code"] != self._code:
                     continue
-                scenario = Scenario.model_validate_json(json.dumps(record["scenario"]))
+                scenario = LabScenario.model_validate_json(json.dumps(record["scenario"]))
                 yield Found(scenario, cast("dict[str, Any]", record["result"]))
             except (ValueError, KeyError, TypeError, ValidationError):
                 continue  # of another release, or none of ours: the run is made again

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from bench.quality.store import Store
 
-from skerry_tools.lab.scenario import Scenario
+from skerry_tools.lab.scenario import LabScenario
 
 
 def killed_once(text: str, folder: str, expected: str) -> float:
     """Die as a worker that the kernel kills does, but only the first time for a seed of 1."""
     del expected
-    scenario = Scenario.model_validate_json(text)
+    scenario = LabScenario.model_validate_json(text)
     mark = Path(folder) / "died"
     if scenario.seed == 1 and not mark.exists():
         mark.touch()

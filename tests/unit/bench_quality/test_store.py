@@ -18,7 +18,7 @@ from bench.quality.store import ARCHIVE, Store
 from mortal import killed_once
 
 from skerry.errors import LabError
-from skerry_tools.lab.scenario import Scenario
+from skerry_tools.lab.scenario import LabScenario
 
 
 def wanted(*seeds: int) -> list[Wanted]:
@@ -30,7 +30,7 @@ def rewrite(folder: Path, text: str) -> None:
     (folder / ARCHIVE).write_bytes(gzip.compress(text.encode()))
 
 
-def stored(folder: Path, scenario: Scenario) -> dict[str, Any]:
+def stored(folder: Path, scenario: LabScenario) -> dict[str, Any]:
     """Return what the archive holds of a scenario that has just been put into it."""
     Store(folder).put(scenario, {"loss": 1.5})
     line: dict[str, Any] = json.loads(Store(folder).lines()[0])
@@ -54,7 +54,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def runner_into(ran: list[int], fails: tuple[int, ...] = ()) -> pool.Runner:
     def runner(text: str, folder: str, expected: str) -> float:
         assert expected == sources()
-        scenario = Scenario.model_validate_json(text)
+        scenario = LabScenario.model_validate_json(text)
         ran.append(scenario.seed)
         if scenario.seed in fails:
             msg = "The quorum has died."

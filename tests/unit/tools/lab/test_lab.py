@@ -18,12 +18,12 @@ from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig
 from skerry_tools.lab.lab import RUN, Lab, LabResult
-from skerry_tools.lab.scenario import Failures, Island, Judging, Link, Scenario
+from skerry_tools.lab.scenario import Failures, Island, Judging, LabScenario, LinkSettings
 
 T = TypeVar("T")
 
 
-def run(scenario: Scenario, **watchers: Any) -> LabResult:
+def run(scenario: LabScenario, **watchers: Any) -> LabResult:
     return Lab(scenario, **watchers).run()
 
 
@@ -56,9 +56,9 @@ def timeless(result: LabResult) -> LabResult:
 
 
 @pytest.fixture(scope="module")
-def eventful(config: RunConfig, judging: Judging) -> Scenario:
+def eventful(config: RunConfig, judging: Judging) -> LabScenario:
     """Unequal islands on a slow link, of which one fails, one comes late and one leaves."""
-    return Scenario(
+    return LabScenario(
         run=config,
         judging=judging,
         islands=(
@@ -67,25 +67,25 @@ def eventful(config: RunConfig, judging: Judging) -> Scenario:
             Island(name="late", step_s=0.05, jitter=0.2, joins=0.4),
             Island(name="leaver", leaves=0.6),
         ),
-        link=Link(latency_s=0.02, up_bytes_s=50_000, down_bytes_s=200_000),
+        link=LinkSettings(latency_s=0.02, up_bytes_s=50_000, down_bytes_s=200_000),
         failures=Failures(islands=("shaky",), every_s=2.0, down_s=0.3, save_every_s=0.2),
     )
 
 
 @pytest.fixture(scope="module")
-def lived(eventful: Scenario) -> tuple[Lab, LabResult]:
+def lived(eventful: LabScenario) -> tuple[Lab, LabResult]:
     lab = Lab(eventful)
     return lab, lab.run()
 
 
 def test_equal_scenarios_give_equal_results(
-    eventful: Scenario, lived: tuple[Lab, LabResult]
+    eventful: LabScenario, lived: tuple[Lab, LabResult]
 ) -> None:
     assert timeless(run(eventful)) == timeless(lived[1])
 
 
 def test_another_seed_gives_another_result(
-    eventful: Scenario, lived: tuple[Lab, LabResult]
+    eventful: LabScenario, lived: tuple[Lab, LabResult]
 ) -> None:
     other = run(eventful.model_copy(update={"seed": 1}))
     assert other.params_digests != lived[1].params_digests
@@ -116,7 +116,7 @@ def test_a_result_names_which_text_it_is_of(
     text = tmp_path / "text.txt"
     text.write_text("pack my box with five dozen liquor jugs. " * 200)
     data = config.data.model_copy(update={"paths": (str(text),)})
-    other = run(Scenario(run=config.model_copy(update={"data": data}), judging=judging))
+    other = run(LabScenario(run=config.model_copy(update={"data": data}), judging=judging))
     assert other.training_text != result.training_text
     assert other.held_out_text != result.held_out_text
 
@@ -131,7 +131,7 @@ def test_a_killed_learner_goes_on_from_the_ledger(lived: tuple[Lab, LabResult]) 
     assert [m.inner for m in settled][:2] == ["new", "warm"]
 
 
-def test_a_cold_restart_is_on_record_as_such(eventful: Scenario) -> None:
+def test_a_cold_restart_is_on_record_as_such(eventful: LabScenario) -> None:
     cold = eventful.failures.model_copy(update={"warm": False})
     lab = Lab(eventful.model_copy(update={"failures": cold}))
     assert lab.run().kills >= 1
@@ -169,9 +169,9 @@ def test_second_offers_of_initial_parameters_are_not_counted_as_refused(
 
 
 def test_a_slow_link_makes_contributions_late(config: RunConfig, judging: Judging) -> None:
-    near = run(Scenario(run=config, judging=judging))
-    slow = Link(latency_s=0.8)
-    far = run(Scenario(run=config, judging=judging, link=slow))
+    near = run(LabScenario(run=config, judging=judging))
+    slow = LinkSettings(latency_s=0.8)
+    far = run(LabScenario(run=config, judging=judging, link=slow))
     assert near.staleness == 0
     assert far.staleness > 0
 
@@ -186,11 +186,11 @@ def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
         graced = sync.model_copy(update={"grace_gamma": grace_gamma})
         train = config.train.model_copy(update={"steps": 240})
         return run(
-            Scenario(
+            LabScenario(
                 run=config.model_copy(update={"sync": graced, "train": train}),
                 judging=judging,
                 islands=tuple(Island(name=name, step_s=0.1, jitter=0.1) for name in "abc"),
-                link=Link(latency_s=0.2),
+                link=LinkSettings(latency_s=0.2),
             )
         )
 
@@ -202,7 +202,9 @@ def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
 
 def test_evaluations_are_as_many_as_asked_for(config: RunConfig, judging: Judging) -> None:
     heard = list[float]()
-    result = run(Scenario(run=config, judging=judging), report=lambda seen: heard.append(seen.loss))
+    result = run(
+        LabScenario(run=config, judging=judging), report=lambda seen: heard.append(seen.loss)
+    )
     assert len(result.curve) == len(heard) + 1
     assert judging.points - 1 <= len(heard) <= judging.points
     steps = [point["step"] for point in result.curve]
@@ -213,7 +215,8 @@ def test_evaluations_are_as_many_as_asked_for(config: RunConfig, judging: Judgin
 def test_a_watcher_is_called_after_every_commit(config: RunConfig, judging: Judging) -> None:
     seen = list[int]()
     result = run(
-        Scenario(run=config, judging=judging), watch=lambda lab: seen.append(lab.progress.commits)
+        LabScenario(run=config, judging=judging),
+        watch=lambda lab: seen.append(lab.progress.commits),
     )
     assert seen == list(range(1, result.commits + 1))
 
@@ -224,7 +227,7 @@ def test_the_global_model_is_evaluated_under_every_adoption(
     from skerry_tools.lab.evaluation import LabEvaluator
 
     blended = config.sync.model_copy(update={"adoption": "blend", "quorum": 2})
-    lab = Lab(Scenario(run=config.model_copy(update={"sync": blended}), judging=judging))
+    lab = Lab(LabScenario(run=config.model_copy(update={"sync": blended}), judging=judging))
     result = lab.run()
     again = LabEvaluator(lab.connect(), RUN, lab.work, lab.compiled.loss, judging)
     assert read(again.last(0.0)).loss == result.loss
@@ -233,11 +236,11 @@ def test_the_global_model_is_evaluated_under_every_adoption(
 def test_a_run_that_all_leave_ends_with_a_sentence(config: RunConfig, judging: Judging) -> None:
     gone = tuple(Island(name=name, leaves=0.3) for name in ("a", "b"))
     with pytest.raises(LabError, match="Every island has left at step"):
-        run(Scenario(run=config, judging=judging, islands=gone))
+        run(LabScenario(run=config, judging=judging, islands=gone))
 
 
 def test_a_scenario_that_contradicts_itself_is_refused(config: RunConfig) -> None:
-    failing = Scenario(run=config, failures=Failures(islands=("nobody",)))
+    failing = LabScenario(run=config, failures=Failures(islands=("nobody",)))
     with pytest.raises(ConfigError, match=r"failures\.islands has 'nobody'"):
         Lab(failing)
 
@@ -250,7 +253,7 @@ def test_an_interrupted_run_ends_in_order(config: RunConfig, judging: Judging) -
         if lab.progress.commits == 4:
             signal.raise_signal(signal.SIGINT)
 
-    lab = Lab(Scenario(run=config, judging=judging), watch=interrupt)
+    lab = Lab(LabScenario(run=config, judging=judging), watch=interrupt)
     with pytest.raises(KeyboardInterrupt):
         lab.run()
     assert lab.loop.is_closed()

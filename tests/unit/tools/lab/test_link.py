@@ -14,7 +14,7 @@ from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from skerry_tools.lab.link import DistantLink, Pipe
-from skerry_tools.lab.scenario import Link
+from skerry_tools.lab.scenario import LinkSettings
 from skerry_tools.virtual import VirtualLoop
 
 SUBJECTS = Subjects("r")
@@ -61,7 +61,9 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
     async def main(loop: VirtualLoop) -> None:
         broker = MemoryBroker(clock_ns=lambda: round(loop.time() * 1e9))
         near = broker.connect()
-        far = broker.connect(DistantLink(Link(latency_s=1.0), lambda stored_ns: stored_ns / 1e9))
+        far = broker.connect(
+            DistantLink(LinkSettings(latency_s=1.0), lambda stored_ns: stored_ns / 1e9)
+        )
         await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
 
         async def listen() -> None:
@@ -84,7 +86,9 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
 def test_a_request_goes_there_and_back() -> None:
     async def main(loop: VirtualLoop) -> None:
         broker = MemoryBroker(clock_ns=lambda: round(loop.time() * 1e9))
-        far = broker.connect(DistantLink(Link(latency_s=0.5), lambda stored_ns: stored_ns / 1e9))
+        far = broker.connect(
+            DistantLink(LinkSettings(latency_s=0.5), lambda stored_ns: stored_ns / 1e9)
+        )
         await far.last(SUBJECTS.run_record())
         assert loop.time() == pytest.approx(1.0)
         await far.last_each(SUBJECTS.members())

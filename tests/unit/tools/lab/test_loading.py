@@ -9,7 +9,7 @@ import pytest
 
 from skerry.errors import ConfigError
 from skerry_tools.lab.loading import load
-from skerry_tools.lab.scenario import REFERENCE, Scenario
+from skerry_tools.lab.scenario import REFERENCE, LabScenario
 
 FILE = """
 seed = 3
@@ -143,4 +143,4 @@ def test_learners_and_islands_exclude_each_other(file: Path) -> None:
 
 
 def test_equal_scenarios_have_equal_digests() -> None:
-    assert Scenario(seed=1).digest == Scenario(seed=1).digest != Scenario(seed=2).digest
+    assert LabScenario(seed=1).digest == LabScenario(seed=1).digest != LabScenario(seed=2).digest

@@ -19,7 +19,7 @@ from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfi
 from skerry.settings.modes import Mode
 from skerry_learner.trainer.step import TrainState, make_optimizer, make_step
 from skerry_tools.lab.lab import RUN, Lab, LabResult
-from skerry_tools.lab.scenario import Failures, Judging, Link, Scenario
+from skerry_tools.lab.scenario import Failures, Judging, LabScenario, LinkSettings
 
 F32s = NDArray[np.float32]
 STEP_S = 0.1
@@ -32,7 +32,7 @@ def scenario_of(tmp_path: Path) -> Any:
         "".join(f"{i} the quick brown fox jumps over {i * i % 97}. " for i in range(900))
     )
 
-    def make(mode: Mode, steps: int, link: Link | None = None, **sync: Any) -> Scenario:
+    def make(mode: Mode, steps: int, link: LinkSettings | None = None, **sync: Any) -> LabScenario:
         run = RunConfig(
             mode=mode,
             model=ModelConfig(layers=1, d_model=16, heads=2, kv_heads=1, d_ff=24),
@@ -41,7 +41,7 @@ def scenario_of(tmp_path: Path) -> Any:
             sync=SyncConfig.model_validate(sync),
         )
         few = Judging(points=1, batches=1, final_batches=2, batch=4)
-        return Scenario(run=run, link=link or Link(), judging=few)
+        return LabScenario(run=run, link=link or LinkSettings(), judging=few)
 
     return make
 
@@ -93,7 +93,7 @@ def test_a_blocking_round_costs_six_trips_and_no_wait(
     """Pulse, round, contribution, manifest, and asking for the fragment and getting it."""
 
     def took(steps: int) -> LabResult:
-        link = Link(latency_s=latency_s)
+        link = LinkSettings(latency_s=latency_s)
         return Lab(scenario_of(mode, steps, link, h_steps=h_steps)).run()
 
     short, long = took(8), took(24)

@@ -25,7 +25,7 @@ from skerry_tools.lab import lab as lab_module
 from skerry_tools.lab import rho as rho_module
 from skerry_tools.lab.lab import RUN, Lab
 from skerry_tools.lab.rho import Rho
-from skerry_tools.lab.scenario import Judging, Scenario
+from skerry_tools.lab.scenario import Judging, LabScenario
 
 Vector = NDArray[np.float32]
 At = tuple[int, int]
@@ -63,7 +63,7 @@ def measured(
     train = config.train.model_copy(update={"steps": 80})
     patch.setattr(lab_module, "Rho", Watched)
     run = config.model_copy(update={"outer": outer, "train": train})
-    lab = Lab(Scenario(run=run, judging=judging, rho=True))
+    lab = Lab(LabScenario(run=run, judging=judging, rho=True))
     result = lab.run()
     assert result.rho is not None
     return lab, result.rho
@@ -149,7 +149,7 @@ def test_nothing_is_told_across_versions_that_were_not_read(
 
 def test_a_version_into_which_nothing_was_merged_is_no_gradient(config: RunConfig) -> None:
     """With momentum it would look like one along the momentum."""
-    plan = Lab(Scenario(run=config)).work.plan
+    plan = Lab(LabScenario(run=config)).work.plan
     rho = Rho(
         MemoryBroker().connect(), RUN, plan, make_outer("nesterov", lr=1, momentum=0.5, h_steps=8)
     )
