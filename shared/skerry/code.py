@@ -3,7 +3,7 @@
 A run record, a checkpoint or a remote config may name any function of any module. It is called only
 if this machine's owner allowed its module: with the setting ``allow_code``, or by naming the
 function in this process's own settings. Skerry's own models and rules and optax's optimizers are
-always allowed. What is called must also be *defined* in an allowed module, so that
+always allowed. The function must also be *defined* in an allowed module, so that
 ``mine:Popen`` is refused although ``mine`` imports it.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 OWN = ("skerry.algorithm", "skerry.models")
 OPTAX = (
@@ -68,12 +68,35 @@ def load(reference: str, setting: str) -> Callable[..., Any]:
     """
     refuse(reference, setting)
     module, _, function = reference.partition(":")
-    found = cast("Callable[..., Any]", getattr(import_module(module), function))
-    inner = found.func if isinstance(found, partial) else found
+    found: object = getattr(import_module(module), function)
+    inner: object = cast("partial[object]", found).func if isinstance(found, partial) else found
     home = str(getattr(inner, "__module__", None) or type(inner).__module__)
     if reference not in DOCUMENTED and not _is_allowed(home):
         raise _refused(reference, setting, home)
-    return found
+    return cast("Callable[..., Any]", found)
+
+
+def build(
+    reference: str,
+    setting: str,
+    options: Mapping[str, object],
+    failure: type[ConfigError] = ConfigError,
+) -> Any:
+    """Return what the function that a setting names returns for these options.
+
+    Raises CodeRefused, and ``failure`` for whatever the import or the call raises.
+    """
+    try:
+        return load(reference, setting)(**options)
+    except CodeRefused:
+        raise
+    except Exception as error:
+        takes = f" that takes {', '.join(options)} as keyword arguments" if options else ""
+        msg = (
+            f"{setting} {reference!r} failed: {error}. It must name an importable module:function"
+            f"{takes}."
+        )
+        raise failure(msg, path=setting) from error
 
 
 def _is_allowed(module: str) -> bool:

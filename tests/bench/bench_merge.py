@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import backend, merge_numpy
 from skerry.algorithm.fragments import Fragment, Slice
-from skerry.algorithm.merge import Method, direction, slice_norms
+from skerry.algorithm.merge import direction, slice_norms
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import Outer, make_outer, merge_and_apply
 
@@ -38,11 +38,11 @@ def contribution(fragment: Fragment, scheme: str, seed: int) -> OuterGradient:
 class Round:
     """A round of ``count`` contributions to one fragment, merged and stepped again and again."""
 
-    def __init__(self, fragment: Fragment, scheme: str, count: int, method: Method) -> None:
+    def __init__(self, fragment: Fragment, scheme: str, count: int, method: str) -> None:
         self.fragment = fragment
         self.items = [contribution(fragment, scheme, seed) for seed in range(count)]
         self.weights = [1 / count] * count
-        self.method: Method = method
+        self.method = method
         self.averaged = (False,) * len(fragment.slices)
 
     def step(

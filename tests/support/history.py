@@ -22,7 +22,6 @@ from skerry_tools.audit.verify import verify
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
-    from skerry.algorithm.merge import Method
     from skerry.algorithm.outer import Outer
     from skerry.log.base import Bus
 
@@ -59,7 +58,7 @@ async def read_history(
     run: str,
     plan: Plan | None = None,
     outer: Outer | None = None,
-    method: Method | None = None,
+    method: str | None = None,
     *,
     puppets: bool = True,
 ) -> History:

@@ -57,6 +57,8 @@ def test_code_from_elsewhere_is_refused_with_what_to_do_before_it_is_imported() 
         ([], {"SKERRY_ALLOW_CODE": "mine"}),
         (["model.factory=mine.models:another"], {}),
         (["outer.preset=mine.models:make"], {}),
+        (["sync.merge=mine.models:rule"], {}),
+        (["train.inner=mine.models:make"], {}),
     ],
 )
 def test_the_owner_of_a_machine_allows_a_module(

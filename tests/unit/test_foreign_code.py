@@ -94,11 +94,21 @@ async def test_a_models_command_is_refused_and_not_run(
     assert not os.path.exists(mark)  # noqa: ASYNC240,PTH110 - it takes no time
 
 
-@pytest.mark.parametrize("attack", [syncer, replayed, restore])
-async def test_an_outer_optimizers_module_is_refused_and_not_imported(
-    tmp_path: Path, mark: Path, attack: Attack
+@pytest.mark.parametrize(
+    ("attack", "named"),
+    [
+        (syncer, {"outer": {"preset": "evil:make"}}),
+        (replayed, {"outer": {"preset": "evil:make"}}),
+        (restore, {"outer": {"preset": "evil:make"}}),
+        (syncer, {"sync": {"merge": "evil:make"}}),
+        (restore, {"sync": {"merge": "evil:make"}}),
+        (restore, {"train": {"inner": "evil:make"}}),
+    ],
+)
+async def test_a_rules_module_is_refused_and_not_imported(
+    tmp_path: Path, mark: Path, attack: Attack, named: dict[str, dict[str, str]]
 ) -> None:
-    config = RunConfig.model_validate({"outer": {"preset": "evil:make"}})
+    config = RunConfig.model_validate(named)
     run = await ScriptedRun.begin(MemoryBroker().connect(), "run", config=config)
     await run.commit_all()
     with pytest.raises(code.CodeRefused, match="--set allow_code=evil"):

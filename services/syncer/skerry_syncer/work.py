@@ -10,6 +10,7 @@ import structlog
 
 from skerry.algorithm import liveness, schedule
 from skerry.algorithm.adamw import AdamW
+from skerry.algorithm.merge import rule_of
 from skerry.algorithm.outer import make_outer
 from skerry.log import presence
 from skerry.log.streams import specs
@@ -58,6 +59,7 @@ class Work:
         """
         config = run_config_from_json(record.config_json, record.skerry_version)
         plan = plan_of(record)
+        rule_of(config.sync.merge)
         outer = make_outer(
             config.outer.preset,
             lr=config.outer.lr,

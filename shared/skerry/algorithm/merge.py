@@ -17,23 +17,24 @@ from __future__ import annotations
 
 import math
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from skerry import code
 from skerry.algorithm import backend
+from skerry.algorithm.fragments import BLOCK, padded
 from skerry.algorithm.merge_numpy import OuterGradient, Spans, spans_of
 from skerry.algorithm.planes import check_planes, peak
-from skerry.errors import Diverged
+from skerry.algorithm.presets import MERGES
+from skerry.errors import ConfigError, Diverged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment
-
-Method = Literal["average", "rda"]
 
 DEGENERATE = 1e-6
 """A mean of unit vectors this short is rounding noise, not a direction."""
@@ -45,6 +46,14 @@ _ROUNDING = 1e-3
 """What summing up in f32 may add to a norm, and more."""
 _NO_NORM = 2.0**-100
 """Norms up to this count as zero: their reciprocal would leave f32."""
+
+
+MergeRule: TypeAlias = "Callable[[NDArray[np.float32], NDArray[np.float64]], NDArray[np.float32]]"
+"""A rule besides ``average`` and ``rda``, for the part of one tensor that a fragment holds.
+
+It takes the decoded outer gradients f32 (contributions, n), in an order that depends on their
+contents only, and weights f64 (contributions,) that sum to one, and returns the merged f32 (n,).
+"""
 
 
 class Direction(NamedTuple):
@@ -76,6 +85,23 @@ def sound(item: OuterGradient, fragment: Fragment, master: NDArray[np.float32] |
     return top <= ABSURD or master is None or top <= ABSURD * float(np.abs(master).max(initial=0.0))
 
 
+def rule_of(method: str) -> MergeRule | None:
+    """Return the function that ``sync.merge`` names; None for a rule of our own name.
+
+    Raises CodeRefused where this machine does not allow it, ConfigError where there is none.
+    """
+    if method in MERGES:
+        return None
+    try:
+        return code.load(method, "sync.merge")
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        known = ", ".join(MERGES)
+        msg = f"sync.merge {method!r} cannot be loaded ({error}): use {known} or module:function"
+        raise ConfigError(msg, path="sync.merge") from error
+
+
 def slice_norms(fragment: Fragment, x: NDArray[np.float32]) -> tuple[float, ...]:
     """Return the L2 norm of each slice of a padded vector f32 (padded_size,)."""
     squares = backend.merger().segment_squares(x, spans_of(fragment))
@@ -83,7 +109,7 @@ def slice_norms(fragment: Fragment, x: NDArray[np.float32]) -> tuple[float, ...]
 
 
 def merge(
-    method: Method,
+    method: str,
     contributions: Sequence[OuterGradient],
     weights: Sequence[float],
     fragment: Fragment,
@@ -92,7 +118,8 @@ def merge(
     """Merge contributions to one outer gradient f32 (padded_size,).
 
     Args:
-        method: ``average``, or ``rda`` for every slice that ``averaged`` does not mark.
+        method: the rule for every slice that ``averaged`` does not mark: ``average``, ``rda`` or
+            the ``module:function`` of a MergeRule.
         contributions: quantised outer gradients of this fragment; missing norms are computed.
         weights: one per contribution, none negative, sum one; else ValueError.
         fragment: which slices the vector holds.
@@ -110,7 +137,7 @@ def merge(
 
 @np.errstate(over="ignore", invalid="ignore")
 def direction(
-    method: Method,
+    method: str,
     contributions: Sequence[OuterGradient],
     weights: Sequence[float],
     fragment: Fragment,
@@ -121,7 +148,7 @@ def direction(
 
     The vector is ``into`` if given, whatever it held.
     """
-    spans = spans_of(fragment)
+    spans, rule = spans_of(fragment), rule_of(method)
     _check(contributions, weights, fragment, averaged)
     radial = ~np.asarray(averaged, np.bool_) & (method == "rda")
     ordered, shares, norms = _in_order(contributions, weights, fragment, needed=bool(radial.any()))
@@ -133,6 +160,9 @@ def direction(
     out = np.empty(fragment.padded_size, np.float32) if into is None else into
     accumulate = backend.merger().accumulate
     lengths = np.sqrt(accumulate(ordered, coefficients, spans, out))
+    if rule is not None:
+        _apply_rule(rule, ordered, shares, fragment, ~np.asarray(averaged, np.bool_), out)
+        lengths = np.sqrt(backend.merger().segment_squares(out, spans))
     lost = radial & (lengths <= DEGENERATE)
     if bool(lost.any()):
         average = np.repeat(shares[:, None].astype(np.float32), int(lost.sum()), axis=1)
@@ -144,6 +174,28 @@ def direction(
         msg = "a merged outer gradient is not finite; a contribution carries NaN or infinity"
         raise Diverged(msg)
     return Direction(out, gains, spans, norm)
+
+
+def _apply_rule(
+    rule: MergeRule,
+    ordered: Sequence[OuterGradient],
+    shares: NDArray[np.float64],
+    fragment: Fragment,
+    chosen: NDArray[np.bool_],
+    out: NDArray[np.float32],
+) -> None:
+    """Write what a rule makes of each chosen slice into ``out``; ConfigError if it does not fit."""
+    for piece, start, picked in zip(fragment.slices, fragment.offsets, chosen, strict=False):
+        if not picked:
+            continue
+        stop = start + padded(piece.size)
+        decode, blocks = backend.cpu().dequantise, slice(start // BLOCK, stop // BLOCK)
+        values = [decode(i.scheme, i.planes.part(blocks))[: piece.size] for i in ordered]
+        merged = np.asarray(rule(np.stack(values), shares))
+        if merged.shape != (piece.size,):
+            msg = f"sync.merge returned shape {merged.shape} for {piece.size} values"
+            raise ConfigError(msg, path="sync.merge")
+        out[start : start + piece.size] = merged
 
 
 def largest(contributions: Sequence[OuterGradient], fragment: Fragment) -> int:

@@ -31,9 +31,9 @@ from skerry import code
 from skerry.algorithm import backend
 from skerry.algorithm.adamw import AdamW, Moments
 from skerry.algorithm.fragments import padded
-from skerry.algorithm.merge import Method, direction, merge
+from skerry.algorithm.merge import direction, merge
 from skerry.algorithm.merge_numpy import whole
-from skerry.algorithm.outer_presets import PRESETS, Sgd, resolved
+from skerry.algorithm.presets import OUTERS, Sgd, resolved
 from skerry.errors import ConfigError, Diverged
 
 if TYPE_CHECKING:
@@ -88,12 +88,14 @@ def make_outer(
         msg = f"outer.momentum is {momentum}: give a number from 0 up to, but not including, 1"
         raise ConfigError(msg, path="outer.momentum")
     if ":" in preset:
-        return from_optax(preset, _load(preset, {"lr": lr, "momentum": momentum}))
-    if preset not in PRESETS:
-        nearest = next(iter(get_close_matches(preset, PRESETS, n=1, cutoff=0.0)), "")
+        return from_optax(
+            preset, optax_named(preset, "outer.preset", {"lr": lr, "momentum": momentum})
+        )
+    if preset not in OUTERS:
+        nearest = next(iter(get_close_matches(preset, OUTERS, n=1, cutoff=0.0)), "")
         msg = (
             f"outer.preset {preset!r} is not known: did you mean {nearest!r}? "
-            f"Use one of {', '.join(PRESETS)}, or module:function"
+            f"Use one of {', '.join(OUTERS)}, or module:function"
         )
         raise ConfigError(msg, path="outer.preset", nearest=nearest)
     if preset == "adamw":
@@ -109,7 +111,7 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     state: Any,
     contributions: Sequence[OuterGradient],
     weights: Sequence[float],
-    method: Method,
+    method: str,
     fragment: Fragment,
     averaged: Sequence[bool],
     spare: Sequence[F32s] = (),
@@ -221,19 +223,18 @@ def from_optax(name: str, transformation: GradientTransformation) -> Outer:
     return Outer(name, init, apply, leaves, restore)
 
 
-def _load(path: str, options: Mapping[str, float | None]) -> GradientTransformation:
-    """Call the factory at ``module:function`` with the options that are set."""
-    try:
-        factory = code.load(path, "outer.preset")
-        made = factory(**{key: value for key, value in options.items() if value is not None})
-    except code.CodeRefused:
-        raise
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        msg = f"outer.preset {path!r} cannot be loaded: {error}"
-        raise ConfigError(msg, path="outer.preset") from error
+def optax_named(
+    path: str, setting: str, options: Mapping[str, float | None]
+) -> GradientTransformation:
+    """Return the transformation that ``setting`` names, made with the options that are set.
+
+    Raises CodeRefused, and ConfigError for what is no optax transformation.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    made = code.build(path, setting, given)
     if not (callable(getattr(made, "init", None)) and callable(getattr(made, "update", None))):
-        msg = f"outer.preset {path!r} returned {type(made).__name__}, not an optax transformation"
-        raise ConfigError(msg, path="outer.preset")
+        msg = f"{setting} {path!r} returned {type(made).__name__}, not an optax transformation"
+        raise ConfigError(msg, path=setting)
     return cast("GradientTransformation", made)
 
 

@@ -47,15 +47,8 @@ def build_model(config: ModelConfig, train: TrainConfig) -> Model:
 
 
 def load_factory(path: str, options: Mapping[str, str | int | float | bool]) -> Model:
-    """Call ``module:function`` with ``options`` and check that what it returns is a model."""
-    try:
-        model = code.load(path, "model.factory")(**options)
-    except code.CodeRefused:
-        raise
-    except Exception as error:
-        msg = f"model.factory {path!r} failed: {error}. It must name an importable module:function"
-        msg += " that takes model.options as keyword arguments."
-        raise ModelError(msg, path="model.factory") from error
+    """Return the model that ``module:function`` makes of ``options``; else raises ModelError."""
+    model = code.build(path, "model.factory", options, ModelError)
     if not isinstance(model, Model):
         msg = f"model.factory {path!r} returned a {type(model).__name__} without init and loss:"
         raise ModelError(msg + " see skerry.models.base.Model.", path="model.factory")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from skerry import code
-from skerry.algorithm.outer_presets import PRESETS
+from skerry.algorithm.presets import INNERS, MERGES, OUTERS
 from skerry.errors import ConfigError
 from skerry.settings.models import store_kinds
 from skerry.settings.modes import clauses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from skerry.settings.models import (
         DataConfig,
@@ -29,8 +29,18 @@ if TYPE_CHECKING:
     )
 
 
+CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "model.factory": ("",),
+    "train.inner": INNERS,
+    "sync.merge": MERGES,
+    "outer.preset": OUTERS,
+}
+"""Settings that name a function as ``module:function``, and the values that are none."""
+
+
 def check_run(run: RunConfig) -> None:
     """Raise ConfigError if two settings of a run contradict each other."""
+    _refuse(_of_code(run))
     _refuse(_of_mode(run))
     _refuse(_of_sync(run))
     _refuse(_of_model(run.model))
@@ -40,8 +50,15 @@ def check_run(run: RunConfig) -> None:
 
 def refuse_code(run: RunConfig) -> None:
     """Raise CodeRefused if a run from elsewhere names code that this machine does not allow."""
-    code.refuse(run.model.factory, "model.factory")
-    code.refuse(run.outer.preset, "outer.preset")
+    for path, value in named_code(run):
+        code.refuse(value, path)
+
+
+def named_code(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield path and value of every setting that may name a function of the user's own."""
+    for path in CODE_SETTINGS:
+        table, _, name = path.partition(".")
+        yield path, getattr(getattr(run, table), name)
 
 
 def check_local(local: LocalSettings) -> None:
@@ -65,6 +82,14 @@ def masked_url(url: str) -> str:
 def _refuse(sentences: Iterator[str]) -> None:
     for sentence in sentences:
         raise ConfigError(sentence, path=sentence.partition(" ")[0])
+
+
+def _of_code(run: RunConfig) -> Iterator[str]:
+    for path, value in named_code(run):
+        known = CODE_SETTINGS[path]
+        if value not in known and not code.module_of(value):
+            names = f"{', '.join(known)}, or " if any(known) else ""
+            yield f'{path} is "{value}", but it must be {names}module:function.'
 
 
 def _of_mode(run: RunConfig) -> Iterator[str]:
@@ -136,8 +161,6 @@ def _of_model(model: ModelConfig) -> Iterator[str]:
         yield f"model.heads is {heads} but model.d_model is {width}: heads must divide d_model."
     if heads is not None and kv_heads is not None and heads % kv_heads:
         yield f"model.kv_heads is {kv_heads} but model.heads is {heads}: it must divide heads."
-    if model.factory and not _names_function(model.factory):
-        yield f'model.factory is "{model.factory}", but it must be module:function.'
     if model.options and not model.factory:
         yield "model.options is set but model.factory is empty: it is for a model of your own."
 
@@ -157,9 +180,6 @@ def _of_data(data: DataConfig) -> Iterator[str]:
 
 def _of_outer(run: RunConfig) -> Iterator[str]:
     outer = run.outer
-    if outer.preset not in PRESETS and not _names_function(outer.preset):
-        names = ", ".join(PRESETS)
-        yield f'outer.preset is "{outer.preset}", but it must be {names}, or module:function.'
     if outer.preset == "direct" and outer.momentum:
         yield (
             f'outer.momentum is {outer.momentum} but outer.preset is "direct", which has none: '
@@ -216,8 +236,3 @@ def _of_metrics(metrics: MetricsSettings) -> Iterator[str]:
                 f'metrics.broker has "{masked_url(url)}", but a monitoring address looks like '
                 "http://127.0.0.1:8222 (`http: ...` in the broker's config)."
             )
-
-
-def _names_function(text: str) -> bool:
-    module, colon, function = text.partition(":")
-    return bool(module and colon and function)

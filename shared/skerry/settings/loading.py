@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from skerry import code
-from skerry.algorithm.outer_presets import Sgd, formerly, resolved
+from skerry.algorithm.presets import Sgd, formerly, resolved
 from skerry.errors import ConfigError
-from skerry.settings.checks import check_local, check_run, masked_url
+from skerry.settings.checks import check_local, check_run, masked_url, named_code
 from skerry.settings.models import (
     LocalSettings,
     OuterConfig,
@@ -86,7 +86,7 @@ def load(
     local = validated(LocalSettings, tree)
     check_run(run)
     check_local(local)
-    named = map(code.module_of, (run.model.factory, run.outer.preset))
+    named = (code.module_of(value) for _, value in named_code(run))
     code.allow((*local.allow_code, *filter(None, named)))
     return Settings(run=run, local=local)
 

@@ -98,8 +98,9 @@ class DataConfig(Table):
 class TrainConfig(Table):
     """The inner loop."""
 
-    inner: Literal["adamw", "gradient"] = "adamw"
-    """``adamw``, or ``gradient``: a step subtracts the bare gradient, for mode data-parallel."""
+    inner: str = "adamw"
+    """``adamw``, ``gradient`` (a step subtracts the bare gradient, for mode data-parallel), or
+    ``module:function`` that takes ``learning_rate`` and returns an optax optimizer."""
     steps: int = Field(default=1000, ge=1)
     """Steps on the global clock after which a run ends."""
     duration_s: float | None = Field(default=None, gt=0)
@@ -163,8 +164,9 @@ class SyncConfig(Table):
     staleness_discount: float = Field(default=0.5, gt=0, le=1)
     """A contribution's weight is multiplied by this for each version it is behind: experiment
     ``lateness``. With the grace window little is, unless rounds take longer than H steps."""
-    merge: Literal["average", "rda"] = "rda"
-    """How outer gradients are merged; embeddings are always averaged: experiment ``outer``."""
+    merge: str = "rda"
+    """How outer gradients are merged: ``average``, ``rda`` (experiment ``outer``), or
+    ``module:function`` as ``skerry.algorithm.merge.MergeRule``. Embeddings are always averaged."""
     adoption: Literal["overwrite", "blend", "rebase"] = "rebase"
     """What a learner does with its own progress when a new global fragment arrives: experiment
     ``adoption``."""
@@ -429,8 +431,8 @@ class LocalSettings(Table):
     telemetry: TelemetrySettings = TelemetrySettings()
     metrics: MetricsSettings = MetricsSettings()
     allow_code: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
-    """Modules whose functions a run or a checkpoint may name as model.factory or outer.preset;
-    those that this machine's own settings name are allowed as well."""
+    """Modules whose functions a run or a checkpoint may name (model.factory, train.inner,
+    sync.merge, outer.preset); those that this machine's own settings name are allowed as well."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
     shutdown_s: float = Field(default=10.0, gt=0)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment, Plan
-    from skerry.algorithm.merge import Method
     from skerry.algorithm.outer import Outer
     from skerry.protocol.messages import Commit
     from skerry.settings.models import RunConfig
@@ -60,7 +59,7 @@ class Stored(NamedTuple):
 class Policy:
     """Another policy; what is None stays as the run had it."""
 
-    merge: Method | None = None
+    merge: str | None = None
     outer: str | None = None
     outer_lr: float | None = None
     outer_momentum: float | None = None

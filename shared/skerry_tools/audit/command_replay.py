@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from skerry import code
+from skerry.algorithm.presets import MERGES
 from skerry.cli.status import log_of
 from skerry.errors import ConfigError, HistoryBroken, StateLost
 from skerry.log import ledger
@@ -70,14 +72,16 @@ def policy_of(
     staleness_discount: float | None,
 ) -> Policy | None:
     """Return the policy that is asked about; None where nothing is."""
-    if merge not in {None, "average", "rda"}:
-        msg = f"--merge {merge!r} is not known: use average or rda."
-        raise ConfigError(msg, path="merge")
+    if merge not in {None, *MERGES}:
+        if not (module := code.module_of(str(merge))):
+            msg = f"--merge {merge!r} is not known: use {' or '.join(MERGES)}, or module:function."
+            raise ConfigError(msg, path="merge")
+        code.allow([module])
     if staleness_discount is not None and not 0 < staleness_discount <= 1:
         msg = f"--staleness-discount is {staleness_discount}: give a number above 0, at most 1."
         raise ConfigError(msg, path="staleness_discount")
     policy = Policy(
-        merge="rda" if merge == "rda" else "average" if merge else None,
+        merge=merge,
         outer=outer,
         outer_lr=outer_lr,
         outer_momentum=outer_momentum,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from skerry.algorithm.outer_presets import PRESETS, resolved
+from skerry.algorithm.presets import OUTERS, resolved
 from skerry.models.sizes import leaf_specs_of, sizes_of
 from skerry_tools.plan.baselines import Bill, TrainingMethod, bill, methods
 from skerry_tools.plan.figures import shown
@@ -171,7 +171,7 @@ def outer_vectors(asked: Question) -> int:
     outer = asked.run.outer
     if outer.preset == "adamw":
         return 2
-    if outer.preset not in PRESETS:  # the user's own: a guess
+    if outer.preset not in OUTERS:  # the user's own: a guess
         return 1
     _, sgd = resolved(outer.preset, asked.run.sync.h_steps)
     return int((sgd.momentum if outer.momentum is None else outer.momentum) > 0)

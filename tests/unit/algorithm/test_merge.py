@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from skerry.algorithm.fragments import BLOCK, Fragment, Slice
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.planes import Planes, peak
 from skerry.algorithm.schemes import SCHEMES
-from skerry.errors import Diverged
+from skerry.errors import ConfigError, Diverged
 
 FRAGMENT = Fragment(3, (Slice(0, 0, 1000), Slice(1, 0, 1), Slice(2, 5, 5 + 2 * BLOCK)))
 NO_EMBEDDING = (False, False, False)
@@ -70,7 +72,7 @@ def test_rda_follows_its_formula_per_tensor(group: list[tuple[int, str, int]]) -
 @given(group=groups, method=st.sampled_from(["average", "rda"]), data=st.data())
 @settings(max_examples=40)
 def test_a_permutation_of_contributions_changes_no_bit(
-    group: list[tuple[int, str, int]], method: merge.Method, data: st.DataObject
+    group: list[tuple[int, str, int]], method: str, data: st.DataObject
 ) -> None:
     total = sum(share for *_, share in group)
     pairs = [(contribution(vector(seed), s), share / total) for seed, s, share in group]
@@ -120,7 +122,7 @@ def test_embeddings_are_averaged_even_by_rda() -> None:
 
 @pytest.mark.parametrize("scheme", tuple(SCHEMES))
 @pytest.mark.parametrize("method", ["average", "rda"])
-def test_one_contribution_is_merged_to_itself(scheme: str, method: merge.Method) -> None:
+def test_one_contribution_is_merged_to_itself(scheme: str, method: str) -> None:
     item = contribution(vector(4), scheme)
     merged = merge.merge(method, [item], [1.0], FRAGMENT, NO_EMBEDDING)
     assert merged == pytest.approx(decoded(item), rel=1e-5)
@@ -189,9 +191,7 @@ def test_slice_norms_survive_values_whose_squares_leave_f32() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("method", ["average", "rda"])
-def test_a_contribution_that_decodes_to_nonsense_is_refused(
-    bad: float, method: merge.Method
-) -> None:
+def test_a_contribution_that_decodes_to_nonsense_is_refused(bad: float, method: str) -> None:
     x = vector(8)
     x[3] = bad
     item = OuterGradient("f32", Planes(x.view(np.uint8).reshape(-1, 1024), _NO_SCALES))
@@ -246,3 +246,55 @@ def test_a_norm_longer_than_the_values_does_not_count(scheme: str, seed: int, bo
     longest = np.sqrt(np.diff(FRAGMENT.offsets)) * peak(scheme, planes)
     wrong = (*norms[:-1], float(longest[-1]) * boast)
     assert not merge.sound(merge.OuterGradient(scheme, planes, wrong), FRAGMENT, None)
+
+
+def median(values: NDArray[np.float32], weights: NDArray[np.float64]) -> NDArray[np.float32]:
+    """A rule as CONTRIBUTING describes it."""
+    assert weights.sum() == pytest.approx(1)
+    return np.median(values, axis=0)
+
+
+def one_number(values: NDArray[np.float32], _weights: NDArray[np.float64]) -> NDArray[np.float32]:
+    return values[:1, 0]
+
+
+MEDIAN = f"{__name__}:median"
+EMBEDDING_FIRST = (True, False, False)
+
+
+def test_a_rule_of_ones_own_merges_all_but_embeddings(allow_code: Callable[..., None]) -> None:
+    allow_code(__name__)
+    items = [contribution(vector(seed), "int8") for seed in range(3)]
+    weights = [0.2, 0.3, 0.5]
+    found = merge.merge(MEDIAN, items, weights, FRAGMENT, EMBEDDING_FIRST)
+    average = merge.merge("average", items, weights, FRAGMENT, EMBEDDING_FIRST)
+    middle = np.median([decoded(item) for item in items], axis=0)
+    first = FRAGMENT.offsets[1]
+    assert np.array_equal(found[:first], average[:first])
+    assert np.array_equal(found[first:], middle[first:].astype(np.float32))
+    assert np.array_equal(
+        merge.merge(MEDIAN, items[::-1], weights[::-1], FRAGMENT, EMBEDDING_FIRST), found
+    )
+
+
+def test_a_rule_that_is_not_allowed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--set allow_code=tests"):
+        merge.rule_of(MEDIAN)
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        ("no_such_module:rule", "no_such_module"),
+        (f"{__name__}:missing", "missing"),
+        ("mean", "use average, rda or module:function"),
+        (f"{__name__}:one_number", r"shape \(1,\) for 1000 values"),
+    ],
+)
+def test_a_rule_that_does_not_work_is_a_config_error(
+    method: str, problem: str, allow_code: Callable[..., None]
+) -> None:
+    allow_code(__name__, "no_such_module")
+    with pytest.raises(ConfigError, match=problem) as caught:
+        merge.merge(method, [contribution(vector(0))], [1.0], FRAGMENT, NO_EMBEDDING)
+    assert caught.value.path == "sync.merge"

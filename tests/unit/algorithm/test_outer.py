@@ -100,7 +100,7 @@ def test_dead_vectors_are_recycled_without_changing_the_result(name: str, size: 
     outer = preset(name)
     master, state, items = vector(0), outer.init(vector(0)), contributions(1)
     spare = [np.full(size, np.nan, np.float32) for _ in range(2)]
-    method: merge.Method = "rda"
+    method: str = "rda"
     rest = method, FRAGMENT, AVERAGED
     expected, fresh, norm = merge_and_apply(outer, master, state, items, WEIGHTS, *rest)
     found, recycled, same_norm = merge_and_apply(outer, master, state, items, WEIGHTS, *rest, spare)

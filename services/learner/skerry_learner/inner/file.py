@@ -30,7 +30,15 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 LENGTH = struct.Struct("<Q")
 ZEROS = "0" * 16
 OPENING = b'{"__metadata__":{"checksum":"'
-CODES = {"float32": "F32", "int32": "I32"}
+CODES = {
+    "float32": "F32",
+    "float16": "F16",
+    "int32": "I32",
+    "uint32": "U32",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 LARGEST_METADATA = 65_536
 PIECE = 4 * 1024**2
 

@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 
+from skerry.algorithm.outer import optax_named
+from skerry.algorithm.presets import INNERS
 from skerry.models.base import Model, Params
 from skerry.settings.models import TrainConfig
 from skerry_learner.trainer.schedule import learning_rate
 
 
 class TrainState(NamedTuple):
-    """What one step turns into the next: f32 parameters and AdamW's moments."""
+    """What one step turns into the next: f32 parameters and the inner optimizer's state."""
 
     params: Params
     optimizer: Any
@@ -36,12 +38,16 @@ StepFunction: TypeAlias = Callable[
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Return AdamW (arXiv 1711.05101) without its learning rate; decay falls on matrices only.
+    """Return the inner optimizer without its learning rate.
 
-    Where the inner loop gives bare gradients, they pass through, and there is no state.
+    AdamW (arXiv 1711.05101), with decay on matrices only; ``gradient`` passes gradients through.
+    Any other is made with a learning rate of 1, so that the run's schedule scales its updates.
     """
     if config.inner == "gradient":
         return optax.identity()
+    if config.inner not in INNERS:
+        named = optax_named(config.inner, "train.inner", {"learning_rate": 1.0})
+        return optax.chain(optax.clip_by_global_norm(config.clip), named, optax.scale(-1.0))
 
     def matrices(params: Params) -> Any:
         return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)

@@ -1,0 +1,39 @@
+"""The rules that go by a name of their own, and what outer preset ``auto`` is.
+
+Every other rule is ``module:function``. This module needs no array library, so that settings and
+plans know the names; ``skerry.algorithm.outer`` says where the numbers come from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+INNERS = ("adamw", "gradient")
+"""Values of ``train.inner``: what a learner's step does."""
+MERGES = ("average", "rda")
+"""Values of ``sync.merge``: how outer gradients become one (``skerry.algorithm.merge``)."""
+OUTERS = ("auto", "nesterov", "direct", "adamw")
+"""Values of ``outer.preset``: what the syncer does with a merged outer gradient."""
+MOMENTUM_FROM_H = 64
+"""From this many inner steps per round on a short momentum was better than none in each pair of
+runs (experiment ``outer`` of docs/quality.md, which ends at 256)."""
+FORMERLY_DIRECT_H = 256
+
+
+class Sgd(NamedTuple):
+    """Hyper-parameters of momentum SGD; ``momentum`` 0 keeps no state."""
+
+    lr: float
+    momentum: float
+
+
+def resolved(preset: str, h_steps: int) -> tuple[str, Sgd]:
+    """Return which of ``direct`` and ``nesterov`` a preset is at this H, and its numbers."""
+    if preset == "direct" or (preset == "auto" and h_steps < MOMENTUM_FROM_H):
+        return "direct", Sgd(1.0, 0.0)
+    return "nesterov", Sgd(0.7, 0.5 if preset == "auto" else 0.9)
+
+
+def formerly(h_steps: int) -> Sgd:
+    """Return what ``auto`` means in a run record that still holds the word."""
+    return Sgd(1.0, 0.0) if h_steps <= FORMERLY_DIRECT_H else Sgd(0.7, 0.9)
