@@ -246,19 +246,19 @@ class Conductor:
         now = now_s()
         if self.leaving or self.fleet.finished(now):
             return
-        launch, _ = schedule.next_round(*self._situation(now))
+        launch, _ = self._launch_state(now).next_round()
         if launch is not None:
             self.shard.fragments[launch.fragment].launched_step = launch.due_step
             await self._launch(launch.fragment, final=False)
             self.wake.set()
 
-    def _situation(self, now: float) -> schedule.Situation:
+    def _launch_state(self, now: float) -> schedule.LaunchState:
         states = [
-            schedule.FragmentState(index, s.version, s.last_due_step, index in self.open)
+            schedule.FragmentDue(index, s.version, s.last_due_step, index in self.open)
             for index, s in self.shard.fragments.items()
             if s.version > 0
         ]
-        return schedule.Situation(
+        return schedule.LaunchState(
             self.timetable,
             self._clock(now),
             now,
@@ -412,7 +412,7 @@ class Conductor:
         """Return how long nothing can happen unless something arrives."""
         now = now_s()
         waits = [REPUBLISH_S]
-        launch_s = schedule.next_launch_s(*self._situation(now))
+        launch_s = self._launch_state(now).next_launch_s()
         if launch_s is not None and not self.fleet.finished(now):
             waits.append(launch_s)
         waits += [

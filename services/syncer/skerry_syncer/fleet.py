@@ -22,9 +22,9 @@ class Seen:
 
     pulse: Pulse
     heartbeat: liveness.Heartbeat
-    progress: liveness.Progress
+    progress: liveness.StepProgress
 
-    def alive(self, now_s: float, policy: liveness.Policy) -> bool:
+    def alive(self, now_s: float, policy: liveness.LivenessPolicy) -> bool:
         """Tell whether this learner is anything but gone."""
         judged, _ = liveness.judge(
             self.heartbeat,
@@ -43,7 +43,7 @@ class Fleet:
     One that went silent at work is waited for as long as ``patience_s`` before the run may end.
     """
 
-    policy: liveness.Policy
+    policy: liveness.LivenessPolicy
     patience_s: float = 0.0
     seen: dict[str, Seen] = field(default_factory=dict[str, Seen])
 
@@ -55,7 +55,7 @@ class Fleet:
         step, step_s = pulse.step, pulse.step_time_s
         if held is None or held.pulse.incarnation != pulse.incarnation:
             heartbeat = liveness.first_heartbeat(now_s, self.policy)
-            progress = liveness.first_progress(step, now_s, step_s)
+            progress = liveness.StepProgress(step, now_s, step_s)
         else:
             heartbeat = liveness.observe(held.heartbeat, now_s)
             progress = liveness.advance(held.progress, step, now_s, step_s)

@@ -68,7 +68,7 @@ class Work:
             adamw=AdamW.of(config.train, plan),
         )
         blocking = not config.sync.overlap_steps
-        policy = liveness.policy_from(**config.liveness.model_dump(), blocking=blocking)
+        policy = liveness.LivenessPolicy(**config.liveness.model_dump(), blocking=blocking)
         fleet = Fleet(policy, config.sync.round_timeout_s)
         work = cls(bus, record, config, plan, outer, name, fleet, wall_ns)
         await work.declare()

@@ -1,14 +1,13 @@
-"""Who is alive, judged by each learner's own rhythm.
+"""Which learners are alive, judged by the rhythm of each.
 
 Source: N. Hayashibara, X. Defago, R. Yared, T. Katayama, "The phi accrual failure detector",
 SRDS 2004: suspicion ``phi(t) = -log10(P_later(t))``, where ``P_later(t)`` is the chance that a
-pulse comes more than t after the last, under a normal law with the mean and variance of the
-intervals so far. phi = 3 is thus wrong once in a thousand pauses, phi = 8 once in 10^8.
+pulse comes more than t after the last, under a normal distribution with the mean and variance of
+the intervals so far. phi = 3 is thus wrong once in a thousand pauses, phi = 8 once in 10^8.
 
-What we add: the variance is never taken to be below that of a memoryless sender, whose standard
-deviation is its mean, the least one may assume of an interval of which only the mean is known;
-a learner whose pulses go on while its steps do not is judged by its steps; and of one that is known
-to have no connection any more, a silence is believed sooner.
+Skerry adds three rules. The standard deviation is never taken to be below the mean, which is that
+of a memoryless sender. A learner whose pulses go on while its steps do not is judged by its steps.
+A learner that has lost its connection is gone after a shorter silence.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 WINDOW = 100
-"""Intervals that are remembered: enough to know a variance to sqrt(2 / 100), 14 %."""
+"""Intervals in the mean: enough to know a variance to sqrt(2 / 100), 14 %."""
 
 OUTAGE_SIGMAS = 6.0
-"""An interval this far out has a chance below 1e-9: an outage, learnt from only up to here."""
+"""An interval this far out has a chance below 1e-9: an outage counts as this long."""
 
 
 CLOSED_PHI = 1.0
-"""Without a connection, a silence that one in ten pauses reaches is enough."""
+"""The level for gone without a connection: one in ten pauses is that long."""
 
 
 class Liveness(StrEnum):
-    """How a learner looks from here."""
+    """The state of a learner as its pulses show it."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -37,21 +36,21 @@ class Liveness(StrEnum):
 
 
 class LivenessReason(StrEnum):
-    """Why a learner looks like that."""
+    """Why a learner is in that state."""
 
     PULSING = "pulsing"
     SILENT = "silent"
-    """Its pulses stay away."""
+    """Its pulses do not come."""
     DISCONNECTED = "disconnected"
-    """Its pulses stay away, and it has lost its connection."""
+    """Its pulses do not come, and it has lost its connection."""
     STALLED = "stalled"
-    """It pulses and says that it trains, and its steps stay away."""
+    """It pulses and says that it trains, but its step does not advance."""
     STOPPED = "stopped"
     """It said goodbye."""
 
 
 class Activity(StrEnum):
-    """What a learner says it is doing, as far as it matters here: must its steps advance?"""
+    """What a learner says it is doing; its steps must advance only while it trains."""
 
     WAITING = "waiting"
     TRAINING = "training"
@@ -60,10 +59,10 @@ class Activity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """How often a learner means to pulse, and at which suspicion it is suspect and gone.
+class LivenessPolicy:
+    """The interval between a learner's pulses, and the levels of phi for suspect and gone.
 
-    ``blocking`` learners stop for each other, so standing still says nothing about them.
+    ``blocking`` learners stop for each other, so their steps are not judged.
     """
 
     pulse_s: float
@@ -83,7 +82,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepProgress:
     """The newest step, when it was first seen, and how long one takes (0: not measured yet)."""
 
     step: int
@@ -91,23 +90,16 @@ class Progress:
     step_time_s: float
 
 
-def policy_from(
-    *, pulse_s: float, suspect_phi: float, gone_phi: float, blocking: bool = False
-) -> Policy:
-    """Return the policy that a run's ``[liveness]`` table says, and its mode."""
-    return Policy(pulse_s, suspect_phi, gone_phi, blocking)
-
-
-def first_heartbeat(now_s: float, policy: Policy) -> Heartbeat:
-    """Return what is known at the first pulse: the interval the sender was told to keep."""
+def first_heartbeat(now_s: float, policy: LivenessPolicy) -> Heartbeat:
+    """Return the heartbeat at the first pulse, which knows only the interval of the policy."""
     return Heartbeat(now_s, policy.pulse_s, 0.0, 0)
 
 
 def observe(heartbeat: Heartbeat, now_s: float) -> Heartbeat:
-    """Fold in a pulse that came at ``now_s``.
+    """Return the heartbeat after a pulse at ``now_s``.
 
     Means over all intervals until there are WINDOW, then exponential ones of that length; the
-    told interval counts as the first. An outage moves them no further than OUTAGE_SIGMAS.
+    interval of the policy counts as the first. An outage moves them by at most OUTAGE_SIGMAS.
     """
     longest = heartbeat.mean_s + OUTAGE_SIGMAS * _deviation_s(heartbeat, heartbeat.mean_s)
     interval = min(max(0.0, now_s - heartbeat.last_s), longest)
@@ -121,15 +113,10 @@ def observe(heartbeat: Heartbeat, now_s: float) -> Heartbeat:
     )
 
 
-def first_progress(step: int, now_s: float, step_time_s: float) -> Progress:
-    """Return the progress at a learner's first pulse."""
-    return Progress(step, now_s, step_time_s)
-
-
-def advance(progress: Progress, step: int, now_s: float, step_time_s: float) -> Progress:
-    """Fold in the step of a pulse; only a higher one is an advance."""
+def advance(progress: StepProgress, step: int, now_s: float, step_time_s: float) -> StepProgress:
+    """Return the progress after a pulse; only a higher step is an advance."""
     if step > progress.step:
-        return Progress(step, now_s, step_time_s)
+        return StepProgress(step, now_s, step_time_s)
     return replace(progress, step_time_s=step_time_s)
 
 
@@ -146,13 +133,13 @@ def phi(heartbeat: Heartbeat, now_s: float, expected_s: float) -> float:
     return _tail_phi((silent_s - mean_s) / _deviation_s(heartbeat, mean_s))
 
 
-def stalled_phi(progress: Progress, now_s: float, expected_s: float) -> float:
+def stalled_phi(progress: StepProgress, now_s: float, expected_s: float) -> float:
     """Return the suspicion that training has stopped although pulses go on.
 
-    Steps are seen only through pulses, too coarsely to learn their variance, so the law is the
-    memoryless one: ``t / mean * log10(e)``, with a mean of one step or ``expected_s``, the interval
-    of pulses, whichever is longer. A. Lakshman, P. Malik, "Cassandra", 2010, section on failure
-    detection, uses this law for phi. 0 until a step time is known.
+    Steps are seen only through pulses, too coarsely to learn their variance, so the distribution is
+    the memoryless one: ``t / mean * log10(e)``, with a mean of one step or ``expected_s``, the
+    interval of pulses, whichever is longer. A. Lakshman, P. Malik, "Cassandra", 2010, section on
+    failure detection, uses this distribution for phi. 0 until a step time is known.
     """
     if progress.step_time_s <= 0:
         return 0.0
@@ -163,10 +150,10 @@ def stalled_phi(progress: Progress, now_s: float, expected_s: float) -> float:
 def judge(
     heartbeat: Heartbeat,
     now_s: float,
-    policy: Policy,
+    policy: LivenessPolicy,
     *,
     activity: Activity = Activity.WAITING,
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
     closed: bool = False,
 ) -> tuple[Liveness, LivenessReason]:
     """Return whether a learner is alive, and why; ``closed``: it has lost its connection since.

@@ -7,8 +7,8 @@ streaming partial updates (offsets) and on overlapping communication (tau); Deco
 ours: on a fast link rounds would otherwise follow each other far more often than H steps apart.
 
 Where tau = 0 (*blocking*) a learner stops at a due step until its round is over, and says so. Then
-no clock needs to be estimated and no floor to be kept: H steps lie between two rounds by the
-stopping itself, and any other wait would be added to every round.
+no clock needs to be estimated and no floor to be kept: the stop itself puts H steps between two
+rounds, and any other wait would be added to every round.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """P fragments, each due once per H steps, meant to be in the air for tau steps.
+    """P fragments, each due once per H steps, each round meant to last tau steps.
 
-    ``own`` of them are launched by whoever asks, the rest by other syncers; None: all are.
+    ``own`` of them are launched by this syncer, the rest by others; None: all are.
     """
 
     fragments: int
@@ -36,17 +36,17 @@ class Schedule:
 
     @property
     def launched(self) -> int:
-        """How many fragments the launches that are asked for are about."""
+        """Fragments that this syncer launches."""
         return self.fragments if self.own is None else self.own
 
     @property
     def blocking(self) -> bool:
-        """Whether learners stop at each due step until the round is over."""
+        """True if learners stop at each due step until the round is over."""
         return self.overlap_steps == 0
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentState:
+class FragmentDue:
     """Where a fragment stands; ``last_due_step`` is that of its newest round, 0 at genesis."""
 
     fragment: int
@@ -75,18 +75,6 @@ class LaunchReason(StrEnum):
     """The newest launch was too short a time ago."""
 
 
-class Situation(NamedTuple):
-    """All that ``next_round`` and ``next_launch_s`` decide on, in the order of their arguments."""
-
-    schedule: Schedule
-    clock: int
-    now_s: float
-    last_launch_s: float | None
-    step_time_s: float
-    states: Sequence[FragmentState]
-    max_in_flight: int
-
-
 def offset(schedule: Schedule, fragment: int) -> int:
     """Return the first step of a period at which the fragment is due: ``p * H // P``."""
     return fragment * schedule.h_steps // schedule.fragments
@@ -109,7 +97,7 @@ def global_clock(steps: Iterable[float], quorum: int) -> int:
     """Return the step of the K-th fastest learner; of the slowest if there are fewer, 0 if none.
 
     Decoupled DiLoCo (arXiv 2604.21428), on the syncer: a round can only be answered by a quorum
-    that has got there, so the K-th fastest learner, not the fastest, tells the time.
+    that has got there, so the K-th fastest learner, not the fastest, sets the clock.
     """
     fastest = sorted(steps, reverse=True)
     return math.floor(fastest[min(max(quorum, 1), len(fastest)) - 1]) if fastest else 0
@@ -118,8 +106,8 @@ def global_clock(steps: Iterable[float], quorum: int) -> int:
 def extrapolated_step(step: int, age_s: float, step_time_s: float, limit: int) -> int:
     """Estimate where a learner is now from a report ``age_s`` seconds old, in whole steps.
 
-    At most ``limit`` steps are added, so that the clock does not run away with a learner that
-    died, and none if its step time is not known yet.
+    At most ``limit`` steps are added, so that a learner that died does not carry the clock on, and
+    none if its step time is not known yet.
     """
     if step_time_s <= 0 or age_s <= 0:
         return step
@@ -129,9 +117,9 @@ def extrapolated_step(step: int, age_s: float, step_time_s: float, limit: int) -
 def launch_floor_s(schedule: Schedule, step_time_s: float) -> float:
     """Return the least time between two launches in seconds: ``H * step_time / P``.
 
-    Of a part of the fragments, so many times as long that the floors of all parts together allow
-    one launch per ``H * step_time / P``. Blocking learners keep the distance themselves, and their
-    step time holds the wait for the round before: a floor of it could only grow.
+    P is the number of fragments launched here, so that the floors of all syncers together allow one
+    launch per ``H * step_time / P``. Blocking learners keep the distance themselves, and their step
+    time includes the wait for the round before: a floor made from it could only grow.
     """
     if schedule.blocking:
         return 0.0
@@ -142,8 +130,8 @@ def max_in_flight(schedule: Schedule) -> int:
     """Return how many rounds may be open at once.
 
     A round is meant to live for tau steps and P / H rounds start per step, so ``tau * P / H``
-    overlap; what is due at one and the same step comes on top: one fragment, or P / H where P
-    exceeds H. P is the number of fragments that are launched here.
+    overlap; the fragments due at one and the same step come on top: one, or P / H where P exceeds
+    H. P is the number of fragments that are launched here.
     """
     per_step = schedule.launched / schedule.h_steps
     room = math.ceil(schedule.overlap_steps * per_step) + math.ceil(per_step)
@@ -151,7 +139,7 @@ def max_in_flight(schedule: Schedule) -> int:
 
 
 def room_steps(schedule: Schedule) -> float:
-    """Return for how many steps a round may live without holding up those after it.
+    """Return how many steps a round may last without delaying later ones.
 
     One is launched each H / P steps, and ``max_in_flight`` may be open.
     """
@@ -171,73 +159,61 @@ def learner_room(schedule: Schedule, shards: int) -> int:
     return max(2, sum(opened))
 
 
-def next_round(
-    schedule: Schedule,
-    clock: int,
-    now_s: float,
-    last_launch_s: float | None,
-    step_time_s: float,
-    states: Sequence[FragmentState],
-    max_in_flight: int,
-) -> tuple[Launch | None, LaunchReason]:
-    """Choose the fragment whose round should be opened now, if any, and say why.
+class LaunchState(NamedTuple):
+    """Everything that decides which round is opened next, and when."""
 
-    The most overdue fragment goes first, the lowest number among equals. A fragment that missed
-    several periods gets one round, at its latest due step, not one per period.
-    """
-    if sum(state.in_flight for state in states) >= max_in_flight:
-        return None, LaunchReason.IN_FLIGHT
-    waiting = _overdue(schedule, clock, states)
-    if not waiting:
-        return None, LaunchReason.NOT_DUE
-    if _floor_left_s(schedule, now_s, last_launch_s, step_time_s) > 0:
-        return None, LaunchReason.LAUNCH_FLOOR
-    _, fragment, version = waiting[0]
-    due = latest_due_step(schedule, fragment, clock)
-    return Launch(fragment, version + 1, due), LaunchReason.DUE
+    schedule: Schedule
+    clock: int
+    now_s: float
+    last_launch_s: float | None
+    step_time_s: float
+    states: Sequence[FragmentDue]
+    max_in_flight: int
 
+    def next_round(self) -> tuple[Launch | None, LaunchReason]:
+        """Return the round to open now, if any, and why.
 
-def next_launch_s(
-    schedule: Schedule,
-    clock: int,
-    now_s: float,
-    last_launch_s: float | None,
-    step_time_s: float,
-    states: Sequence[FragmentState],
-    max_in_flight: int,
-) -> float | None:
-    """Return in how many seconds time alone could make ``next_round`` launch; 0: now.
+        The most overdue fragment goes first, the lowest number among equals. A fragment that missed
+        several periods gets one round, at its latest due step, not one per period.
+        """
+        if sum(state.in_flight for state in self.states) >= self.max_in_flight:
+            return None, LaunchReason.IN_FLIGHT
+        overdue = self._overdue()
+        if not overdue:
+            return None, LaunchReason.NOT_DUE
+        if self._floor_left_s() > 0:
+            return None, LaunchReason.LAUNCH_FLOOR
+        _, fragment, version = overdue[0]
+        due = latest_due_step(self.schedule, fragment, self.clock)
+        return Launch(fragment, version + 1, due), LaunchReason.DUE
 
-    None if only an event can: a round that closes, a first measurement of the step time, or a
-    blocking learner that has come to its due step.
-    """
-    idle = [state for state in states if not state.in_flight]
-    if len(states) - len(idle) >= max_in_flight or not idle:
-        return None
-    floor_s = _floor_left_s(schedule, now_s, last_launch_s, step_time_s)
-    due = min(due_step(schedule, s.fragment, s.last_due_step) for s in idle)
-    if due <= clock:
-        return floor_s
-    if schedule.blocking or step_time_s <= 0:
-        return None
-    return max(floor_s, (due - clock) * step_time_s)
+    def next_launch_s(self) -> float | None:
+        """Return in how many seconds time alone could make ``next_round`` launch; 0: now.
 
+        None if only an event can: a round that closes, a first measurement of the step time, or a
+        blocking learner that has come to its due step.
+        """
+        idle = [state for state in self.states if not state.in_flight]
+        if len(self.states) - len(idle) >= self.max_in_flight or not idle:
+            return None
+        due = min(due_step(self.schedule, s.fragment, s.last_due_step) for s in idle)
+        if due <= self.clock:
+            return self._floor_left_s()
+        if self.schedule.blocking or self.step_time_s <= 0:
+            return None
+        return max(self._floor_left_s(), (due - self.clock) * self.step_time_s)
 
-def _overdue(
-    schedule: Schedule, clock: int, states: Sequence[FragmentState]
-) -> list[tuple[int, int, int]]:
-    """Return (first missed due step, fragment, version) of what is due, most overdue first."""
-    missed = (
-        (due_step(schedule, s.fragment, s.last_due_step), s.fragment, s.version)
-        for s in states
-        if not s.in_flight
-    )
-    return sorted(entry for entry in missed if entry[0] <= clock)
+    def _overdue(self) -> list[tuple[int, int, int]]:
+        """Return (first missed due step, fragment, version) of what is due, most overdue first."""
+        missed = (
+            (due_step(self.schedule, s.fragment, s.last_due_step), s.fragment, s.version)
+            for s in self.states
+            if not s.in_flight
+        )
+        return sorted(entry for entry in missed if entry[0] <= self.clock)
 
-
-def _floor_left_s(
-    schedule: Schedule, now_s: float, last_launch_s: float | None, step_time_s: float
-) -> float:
-    if last_launch_s is None:
-        return 0.0
-    return max(0.0, last_launch_s + launch_floor_s(schedule, step_time_s) - now_s)
+    def _floor_left_s(self) -> float:
+        if self.last_launch_s is None:
+            return 0.0
+        floor_s = launch_floor_s(self.schedule, self.step_time_s)
+        return max(0.0, self.last_launch_s + floor_s - self.now_s)

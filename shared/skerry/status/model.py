@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.algorithm.fragments import plan
-from skerry.algorithm.liveness import Liveness, LivenessReason, policy_from
+from skerry.algorithm.liveness import Liveness, LivenessPolicy, LivenessReason
 from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Round
 from skerry.status.alerts import Situation, alerts
@@ -240,7 +240,7 @@ def _shape(record: RunRecord, config: RunConfig) -> RunShape:
         quorum=config.sync.quorum,
         steps=config.train.steps,
         duration_s=config.train.duration_s,
-        liveness=policy_from(
+        liveness=LivenessPolicy(
             **config.liveness.model_dump(), blocking=not config.sync.overlap_steps
         ),
     )

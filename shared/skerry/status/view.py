@@ -50,7 +50,7 @@ class RunShape:
     quorum: int
     steps: int
     duration_s: float | None
-    liveness: liveness.Policy
+    liveness: liveness.LivenessPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class LearnerView:
     joined_s: float
     heartbeat: liveness.Heartbeat
     pulse: Pulse | None = None
-    progress: liveness.Progress | None = None
+    progress: liveness.StepProgress | None = None
     earlier: Totals = Totals()
     ended_s: float | None = None
     closed_s: float | None = None
@@ -288,7 +288,7 @@ def _pulsed(view: RunView, pulse: Pulse, at_s: float) -> LearnerView | None:
             else liveness.observe(held.heartbeat, seen_s)
         ),
         progress=(
-            liveness.first_progress(pulse.step, seen_s, pulse.step_time_s)
+            liveness.StepProgress(pulse.step, seen_s, pulse.step_time_s)
             if held.progress is None
             else liveness.advance(held.progress, pulse.step, seen_s, pulse.step_time_s)
         ),

@@ -10,23 +10,21 @@ from skerry.algorithm.liveness import (
     Activity,
     Heartbeat,
     Liveness,
-    Policy,
-    Progress,
+    LivenessPolicy,
+    StepProgress,
     advance,
     first_heartbeat,
-    first_progress,
     judge,
     observe,
     phi,
-    policy_from,
     stalled_phi,
 )
 
 quick = settings(max_examples=100)
-POLICY = Policy(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0)
+POLICY = LivenessPolicy(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0)
 
 
-def rhythm(intervals: list[float], policy: Policy = POLICY) -> Heartbeat:
+def rhythm(intervals: list[float], policy: LivenessPolicy = POLICY) -> Heartbeat:
     heartbeat = first_heartbeat(0.0, policy)
     for interval in intervals:
         heartbeat = observe(heartbeat, heartbeat.last_s + interval)
@@ -80,7 +78,7 @@ def test_one_outage_does_not_teach_patience() -> None:
 
 def test_a_step_that_has_become_long_is_not_silence() -> None:
     heartbeat = rhythm([0.5] * 50)
-    progress = Progress(10, heartbeat.last_s, step_time_s=30.0)
+    progress = StepProgress(10, heartbeat.last_s, step_time_s=30.0)
     now_s = heartbeat.last_s + 60.0
     assert judge(heartbeat, now_s, POLICY)[0] is Liveness.GONE
     assert judge(heartbeat, now_s, POLICY, progress=progress)[0] is Liveness.ALIVE
@@ -118,7 +116,7 @@ def test_a_pulse_from_before_the_last_does_not_turn_time_back() -> None:
     assert observe(heartbeat, 0.1).last_s == heartbeat.last_s
 
 
-STUCK = Progress(step=7, advanced_s=0.0, step_time_s=0.1)
+STUCK = StepProgress(step=7, advanced_s=0.0, step_time_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +140,7 @@ def test_only_training_must_advance(activity: Activity) -> None:
 
 
 def test_one_that_stops_for_the_others_must_pulse_and_not_step() -> None:
-    blocking = policy_from(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0, blocking=True)
+    blocking = LivenessPolicy(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0, blocking=True)
     held = Heartbeat(1000.0, 0.5, 0.0, 20)
     verdict = judge(held, 1000.0, blocking, activity=Activity.TRAINING, progress=STUCK)
     assert verdict == (Liveness.ALIVE, "pulsing")
@@ -157,17 +155,17 @@ def test_one_that_said_goodbye_is_gone_at_once() -> None:
 
 
 def test_nothing_is_stalled_before_a_step_time_is_known() -> None:
-    assert stalled_phi(Progress(0, 0.0, 0.0), 1e6, 0.5) == 0.0
+    assert stalled_phi(StepProgress(0, 0.0, 0.0), 1e6, 0.5) == 0.0
 
 
 def test_only_a_higher_step_is_an_advance() -> None:
-    first = first_progress(5, 1.0, 0.1)
-    assert advance(first, 5, 2.0, 0.2) == Progress(5, 1.0, 0.2)
-    assert advance(first, 6, 2.0, 0.2) == Progress(6, 2.0, 0.2)
+    first = StepProgress(5, 1.0, 0.1)
+    assert advance(first, 5, 2.0, 0.2) == StepProgress(5, 1.0, 0.2)
+    assert advance(first, 6, 2.0, 0.2) == StepProgress(6, 2.0, 0.2)
 
 
 def test_the_policy_is_what_the_settings_say() -> None:
-    assert policy_from(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0) == POLICY
+    assert LivenessPolicy(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0) == POLICY
 
 
 @pytest.mark.parametrize(("silence_s", "gone"), [(0.9, False), (1.2, True)])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.algorithm.schedule import (
-    FragmentState,
+    FragmentDue,
+    Launch,
+    LaunchReason,
+    LaunchState,
     Schedule,
     due_step,
     extrapolated_step,
@@ -17,8 +21,6 @@ from skerry.algorithm.schedule import (
     latest_due_step,
     launch_floor_s,
     max_in_flight,
-    next_launch_s,
-    next_round,
     offset,
     room_steps,
 )
@@ -27,12 +29,20 @@ quick = settings(max_examples=80)
 schedules = st.builds(Schedule, st.integers(1, 48), st.integers(1, 100), st.integers(0, 8))
 
 
-def idle(fragment: int, last_due_step: int = 0, version: int = 1) -> FragmentState:
-    return FragmentState(fragment, version, last_due_step, in_flight=False)
+def next_round(*state: Any) -> tuple[Launch | None, LaunchReason]:
+    return LaunchState(*state).next_round()
 
 
-def flying(fragment: int, last_due_step: int = 0, version: int = 1) -> FragmentState:
-    return FragmentState(fragment, version, last_due_step, in_flight=True)
+def next_launch_s(*state: Any) -> float | None:
+    return LaunchState(*state).next_launch_s()
+
+
+def idle(fragment: int, last_due_step: int = 0, version: int = 1) -> FragmentDue:
+    return FragmentDue(fragment, version, last_due_step, in_flight=False)
+
+
+def flying(fragment: int, last_due_step: int = 0, version: int = 1) -> FragmentDue:
+    return FragmentDue(fragment, version, last_due_step, in_flight=True)
 
 
 @quick
@@ -186,7 +196,7 @@ def test_waking_in_time_finds_a_launch(
     flags = data.draw(
         st.lists(st.booleans(), min_size=schedule.fragments, max_size=schedule.fragments)
     )
-    states = [FragmentState(p, 1, 0, in_flight=flag) for p, flag in enumerate(flags)]
+    states = [FragmentDue(p, 1, 0, in_flight=flag) for p, flag in enumerate(flags)]
     room = max_in_flight(schedule)
     wait_s = next_launch_s(schedule, clock, since_s, 0.0, step_time_s, states, room)
     if wait_s is None:

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.algorithm.liveness import Policy
+from skerry.algorithm.liveness import LivenessPolicy
 from skerry.log.base import Retention, Room, Storage, StreamInfo, StreamSpec
 from skerry.protocol.messages import (
     CheckpointRecord,
@@ -105,7 +105,9 @@ def judged(**changes: Any) -> Evaluation:
 
 
 def view(*messages: Pulse | Commit | CheckpointRecord | Evaluation) -> RunView:
-    empty = RunView(RunShape("r", 1, 1, 100, None, Policy(0.5, 3.0, 8.0)), created_s=NOW_S - 60)
+    empty = RunView(
+        RunShape("r", 1, 1, 100, None, LivenessPolicy(0.5, 3.0, 8.0)), created_s=NOW_S - 60
+    )
     return reduce(lambda seen, message: fold(seen, message, NOW_S), messages, empty)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.liveness import Liveness, Policy
+from skerry.algorithm.liveness import Liveness, LivenessPolicy
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from skerry.status.view import Message
 
 T0 = 1_000_000.0
-EMPTY = RunView(RunShape("r", 2, 1, 100, None, Policy(0.5, 3.0, 8.0)))
+EMPTY = RunView(RunShape("r", 2, 1, 100, None, LivenessPolicy(0.5, 3.0, 8.0)))
 
 
 def at_ns(at_s: float) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from skerry.algorithm.liveness import policy_from
+from skerry.algorithm.liveness import LivenessPolicy
 from skerry.protocol.messages import LearnerPhase
 from skerry.settings.models import LivenessConfig
 from skerry_syncer.fleet import Fleet
@@ -18,7 +18,7 @@ PULSE = pulse("fast", 100, phase=LearnerPhase.FINISHED)
 
 def fleet_of(phase: LearnerPhase, silent_s: float) -> Fleet:
     """Return a fleet whose other learner was last heard ``silent_s`` before now (1000 s)."""
-    fleet = Fleet(policy_from(**LivenessConfig().model_dump()), PATIENCE_S)
+    fleet = Fleet(LivenessPolicy(**LivenessConfig().model_dump()), PATIENCE_S)
     fleet.observe(replace(PULSE, learner="slow", phase=phase), 1000.0 - silent_s)
     fleet.observe(PULSE, 1000.0)
     return fleet
