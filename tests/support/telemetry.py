@@ -7,8 +7,8 @@ from typing import Self
 
 from opentelemetry.sdk.metrics import MeterProvider  # noqa: TID251 - a reader for tests
 from opentelemetry.sdk.metrics.export import (  # noqa: TID251
-    HistogramDataPoint,
     InMemoryMetricReader,
+    NumberDataPoint,
 )
 
 from skerry.telemetry import instruments, tracing
@@ -45,7 +45,7 @@ class Collected:
             metric.name: [
                 (
                     dict(point.attributes or {}),
-                    point.sum if isinstance(point, HistogramDataPoint) else point.value,
+                    point.value if isinstance(point, NumberDataPoint) else point.sum,
                 )
                 for point in metric.data.data_points
             ]
