@@ -28,7 +28,7 @@ from skerry_learner.sync.session import Session
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import TrainingLoop
 from skerry_tools.lab import scenario
-from skerry_tools.lab.moments import Shelf
+from skerry_tools.lab.saved_optimizer import SavedOptimizer
 
 AHEAD = 16
 """Batches read from the corpus in one go."""
@@ -50,7 +50,7 @@ class Ground:
 
 
 @dataclass(slots=True)
-class Tally:
+class TrainedTime:
     """What all incarnations on one island have done: whole steps, and seconds inside them."""
 
     steps: int = 0
@@ -78,7 +78,7 @@ class Signal:
         self._event.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        msg = f"Nobody can wait {timeout} s for another thread here: await changed()."
+        msg = f"No other thread ends a wait of {timeout} s here: await changed()."
         raise RuntimeError(msg)
 
     async def changed(self, timeout_s: float) -> None:
@@ -115,13 +115,13 @@ class Feed:
 
 
 @dataclass(slots=True)
-class Learner:
+class LabLearner:
     """One incarnation on one island; ``live`` is its whole life."""
 
     ground: Ground
     hardware: scenario.Island
-    shelf: Shelf | None
-    tally: Tally
+    shelf: SavedOptimizer | None
+    tally: TrainedTime
 
     async def live(self) -> None:
         """Join, train, and leave when the run is finished."""

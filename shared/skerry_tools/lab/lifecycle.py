@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field
 
 from skerry.algorithm.goodput import Share, allocated_s
-from skerry_tools.lab.learner import Ground, Learner, Tally
-from skerry_tools.lab.moments import Shelf
+from skerry_tools.lab.learner import Ground, LabLearner, TrainedTime
 from skerry_tools.lab.progress import RunProgress
+from skerry_tools.lab.saved_optimizer import SavedOptimizer
 from skerry_tools.lab.scenario import Failures, Island
 
 
@@ -25,7 +25,7 @@ class IslandLifecycle:
     island: Island
     failures: Failures
     progress: RunProgress
-    tally: Tally = field(default_factory=Tally)
+    tally: TrainedTime = field(default_factory=TrainedTime)
     kills: int = 0
     joined_s: float | None = None
     ended_s: float | None = None
@@ -36,7 +36,9 @@ class IslandLifecycle:
         ground, island, failures = self.ground, self.island, self.failures
         draw = random.Random(f"{ground.seed}/failures/{island.name}")  # noqa: S311 - a schedule, no secret
         fails = island.name in failures.islands
-        saved = Shelf(failures.save_every_s, ground.clock) if fails and failures.warm else None
+        saved = (
+            SavedOptimizer(failures.save_every_s, ground.clock) if fails and failures.warm else None
+        )
         await self._at(island.joins)
         self.joined_s = ground.clock()
         leaving = asyncio.create_task(self._leaving(), name=f"{island.name} leaves")
@@ -70,10 +72,10 @@ class IslandLifecycle:
         await self.progress.reached(round(share * self.progress.steps))
 
     async def _live(
-        self, saved: Shelf | None, leaving: asyncio.Task[None], left_s: float | None
+        self, saved: SavedOptimizer | None, leaving: asyncio.Task[None], left_s: float | None
     ) -> bool:
         """Run one incarnation, ``left_s`` at most; return True at the run's end."""
-        learner = Learner(self.ground, self.island, saved, self.tally)
+        learner = LabLearner(self.ground, self.island, saved, self.tally)
         life = asyncio.create_task(learner.live(), name=self.island.name)
         try:
             await asyncio.wait({life, leaving}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

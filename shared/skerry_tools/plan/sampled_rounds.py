@@ -1,4 +1,4 @@
-"""Rounds over simulated learners: which take part in a merge, why it closes, who waits how long.
+"""Rounds over simulated learners: which take part in a merge, why it closes, how long they wait.
 
 When a round closes, and how soon the next one may open, is decided by the functions that the syncer
 calls; this file only moves learners and time. Rounds are simulated in samples, since a month has a

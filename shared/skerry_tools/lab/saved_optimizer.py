@@ -1,4 +1,4 @@
-"""What outlives a learner's kill on the disk of a real island, and in memory here."""
+"""The optimizer state that outlives a kill: on disk for a real learner, in memory here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skerry_learner.inner import restore
 from skerry_learner.inner.restore import RestoredState
 
 
-class Shelf:
+class SavedOptimizer:
     """One island's saved inner optimizer state, over all its incarnations."""
 
     def __init__(self, every_s: float, clock: Callable[[], float]) -> None:
