@@ -89,7 +89,7 @@ def replay(  # noqa: PLR0913 - one option each
 
     A what-if merges the same contributions under another policy and says how far it drifts.
     """
-    from skerry_tools.audit.command_replay import Asked, policy_of, run_replay
+    from skerry_tools.audit.command_replay import ReplayOptions, policy_of, run_replay
 
     with exit_on_error():
         policy = policy_of(
@@ -106,7 +106,7 @@ def replay(  # noqa: PLR0913 - one option each
             sets=set_ or [],
             run=run,
             nats=nats,
-            asked=Asked(to, from_, out, policy),
+            options=ReplayOptions(to, from_, out, policy),
             as_json=json,
         )
 

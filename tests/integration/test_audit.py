@@ -25,15 +25,13 @@ from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
 from skerry_syncer.service import session
 from skerry_tools.audit.bases import CheckpointBases, usable
-from skerry_tools.audit.branch import Policy, overall
 from skerry_tools.audit.checks import Rules
-from skerry_tools.audit.log import Log
+from skerry_tools.audit.log import RunLog
+from skerry_tools.audit.moment import Moment, survey
 from skerry_tools.audit.replay import replay
-from skerry_tools.audit.survey import survey
-from skerry_tools.audit.target import Target
-from skerry_tools.audit.verify import Report, verify
+from skerry_tools.audit.verify import AuditReport, verify
 from skerry_tools.audit.violations import What
-from skerry_tools.audit.window import read_window
+from skerry_tools.audit.whatif import WhatIfPolicy, overall
 from tests.support.builders import run_record
 from tests.support.puppet import Puppet
 
@@ -85,15 +83,15 @@ async def train(bus: MemoryBus, versions: int) -> None:
         await until_version(bus, versions)
 
 
-async def verified(bus: MemoryBus, *, with_replay: bool = True) -> Report:
+async def verified(bus: MemoryBus, *, with_replay: bool = True) -> AuditReport:
     return await verify(bus, RUN, replay=with_replay, rules=PUPPETS)
 
 
-async def log_of(bus: MemoryBus) -> Log:
-    return Log.of(bus, await ledger.read_run(bus, RUN))
+async def log_of(bus: MemoryBus) -> RunLog:
+    return RunLog.of(bus, await ledger.read_run(bus, RUN))
 
 
-def kinds(report: Report) -> set[What]:
+def kinds(report: AuditReport) -> set[What]:
     return {violation.what for violation in report.violations}
 
 
@@ -309,7 +307,7 @@ async def test_replay_to_a_version_gives_what_was_committed_then() -> None:
     def keep(fragment: Fragment, vector: np.ndarray) -> None:
         vectors[fragment.index] = vector
 
-    replayed = await replay(await log_of(bus), target=Target(version=3), sink=keep)
+    replayed = await replay(await log_of(bus), moment=Moment(version=3), sink=keep)
     assert replayed.whole
     assert replayed.wrong == ()
     for index in (0, 1):
@@ -320,7 +318,7 @@ async def test_replay_to_a_version_gives_what_was_committed_then() -> None:
 async def test_replay_to_the_moment_of_one_fragment_is_a_cut_of_the_ledger() -> None:
     bus = await trained()
     sequence, _ = commits_of(bus, 1)[2]
-    replayed = await replay(await log_of(bus), target=Target(version=3, fragment=1))
+    replayed = await replay(await log_of(bus), moment=Moment(version=3, fragment=1))
     other = [c.version for s, c in commits_of(bus, 0) if s <= sequence]
     assert [f.reached for f in replayed.fragments] == [other[-1], 3]
     assert replayed.whole
@@ -329,7 +327,7 @@ async def test_replay_to_the_moment_of_one_fragment_is_a_cut_of_the_ledger() -> 
 async def test_moment_before_the_first_commit_is_refused() -> None:
     bus = await trained(1)
     with pytest.raises(ConfigError, match="choose a later --to"):
-        await replay(await log_of(bus), target=Target(sequence=1))
+        await replay(await log_of(bus), moment=Moment(sequence=1))
 
 
 async def test_what_the_window_has_dropped_is_reported_per_fragment() -> None:
@@ -349,7 +347,7 @@ async def test_what_the_window_has_dropped_is_reported_per_fragment() -> None:
 
 async def test_same_policy_does_not_drift() -> None:
     bus = await trained()
-    replayed = await replay(await log_of(bus), policy=Policy(merge="rda", outer="nesterov"))
+    replayed = await replay(await log_of(bus), policy=WhatIfPolicy(merge="rda", outer="nesterov"))
     drift = overall([f.curve for f in replayed.fragments if f.curve])
     assert drift.distance == 0
     assert drift.cosine == pytest.approx(1)
@@ -357,7 +355,7 @@ async def test_same_policy_does_not_drift() -> None:
 
 async def test_another_optimizer_drifts_and_says_how_far() -> None:
     bus = await trained()
-    replayed = await replay(await log_of(bus), policy=Policy(outer="direct"))
+    replayed = await replay(await log_of(bus), policy=WhatIfPolicy(outer="direct"))
     curves = [f.curve for f in replayed.fragments if f.curve]
     assert replayed.wrong == ()
     assert overall(curves).distance > 0
@@ -368,7 +366,7 @@ async def test_another_optimizer_drifts_and_says_how_far() -> None:
 
 async def test_smaller_quorum_merges_everything_all_the_same_but_later() -> None:
     bus = await trained(6)
-    replayed = await replay(await log_of(bus), policy=Policy(quorum=1))
+    replayed = await replay(await log_of(bus), policy=WhatIfPolicy(quorum=1))
     assert replayed.whole
     for fragment in replayed.fragments:
         assert fragment.curve is not None
@@ -379,7 +377,9 @@ async def test_smaller_quorum_merges_everything_all_the_same_but_later() -> None
 
 async def test_larger_quorum_takes_early_what_was_merged_late_and_the_rest_still_replays() -> None:
     few = CONFIG.model_copy(update={"sync": CONFIG.sync.model_copy(update={"quorum": 1})})
-    replayed = await replay(await log_of(await trained(6, config=few)), policy=Policy(quorum=2))
+    replayed = await replay(
+        await log_of(await trained(6, config=few)), policy=WhatIfPolicy(quorum=2)
+    )
     assert replayed.whole
     assert replayed.wrong == ()
 
@@ -412,7 +412,7 @@ async def test_quorum_does_not_take_a_syncers_clock_for_the_brokers(
             for sequence, commit in commits_of(bus, fragment):
                 rows = tuple(replace(c, arrived_ns=0) for c in commit.consumed)
                 tamper(bus, sequence, encode(replace(commit, consumed=rows)))
-    policy = Policy(quorum=1)
+    policy = WhatIfPolicy(quorum=1)
     right = await replay(await log_of(bus), policy=policy)
     set_syncers_clock(bus, off_s * 1_000_000_000)
     wrong = await replay(await log_of(bus), policy=policy)
@@ -433,8 +433,8 @@ async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
         drop(bus, "CONTRIB", sequence)
     await train(bus, 7)
     log = await log_of(bus)
-    found = await survey(log, Target(), await read_window(log))
-    assert found.folders == (str(store.root),), "the ledger tells where else to look"
+    found = await survey(log, Moment())
+    assert found.folders == [str(store.root)], "the ledger tells where else to look"
     assert usable(tmp_path / "elsewhere", log, found) == store.where(written.name)
     denied = tmp_path / ("x" * 300)  # no disk looks there, whoever asks
     assert usable(denied, log, found) == store.where(written.name)

@@ -16,7 +16,7 @@ from skerry.protocol.messages import Evaluation
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry.status.feed import read_model
-from skerry_tools.audit.log import Log
+from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.verify import verify
 from tests.support.cluster import Cluster
 from tests.support.nats_server import NatsServer
@@ -89,7 +89,7 @@ async def test_it_follows_a_run_through_a_broker_restart_and_ends_with_it(
         await scripted.finish()
         assert await evaluator.ended(SLOW_S) == 0, evaluator.said[-2000:]
         said = await until(bus, run_id, (3, 3, 3))
-        entries = Log.of(bus, scripted.record).ledger(await bus_end(bus, run_id))
+        entries = RunLog.of(bus, scripted.record).ledger(await bus_end(bus, run_id))
         async with aclosing(entries):
             problems = [entry.problem async for entry in entries]
     assert set(problems) == {""}

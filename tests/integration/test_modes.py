@@ -15,7 +15,7 @@ from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import Commit, RunRecord, RunState
 from skerry.settings.loading import run_config_from_json
 from skerry.settings.models import RunConfig
-from skerry_tools.audit.log import Log
+from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
@@ -87,7 +87,7 @@ async def ended(cluster: Cluster, bus: NatsBus) -> Ended:
         return len(finals) == record.fragments
 
     commits = await until_commit(bus, cluster.run, last)
-    replayed = await replay(Log.of(bus, record))
+    replayed = await replay(RunLog.of(bus, record))
     assert not replayed.wrong
     assert replayed.whole
     later = [commit for commit in commits if commit.version > 1]

@@ -17,7 +17,7 @@ from skerry.log.state_writer import StateWriter
 from skerry.protocol.messages import Commit
 from skerry.settings.models import RunConfig
 from skerry_tools.audit.checks import Rules
-from skerry_tools.audit.log import Log, newest, read
+from skerry_tools.audit.log import RunLog, newest, read
 from skerry_tools.audit.verify import verify
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ async def read_history(
     config's. The plan, the outer optimizer and the merge are those of the run's own config.
     """
     del plan, outer, method
-    log = Log.of(bus, await ledger.read_run(bus, run))
+    log = RunLog.of(bus, await ledger.read_run(bus, run))
     rules = Rules.of(log.config)
     if puppets:
         rules = replace(rules, sequence_tokens=None)
@@ -83,7 +83,7 @@ async def read_history(
     return History(commits, whole, said)
 
 
-async def _contributions(log: Log) -> dict[Key, Contribution]:
+async def _contributions(log: RunLog) -> dict[Key, Contribution]:
     pattern, inbox = log.subjects.contributions(), Inbox(log.run, log.plan)
     records = read(log.bus, pattern, await newest(log.bus, pattern))
     async with aclosing(records):

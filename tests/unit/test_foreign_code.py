@@ -19,7 +19,7 @@ from skerry_evaluator.commands import print_sample, print_verdicts
 from skerry_evaluator.service import Evaluator
 from skerry_learner.joining import find_or_create
 from skerry_syncer.work import Work
-from skerry_tools.audit.log import Log
+from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
 from tests.support.scripted_run import ScriptedRun
 
@@ -54,7 +54,7 @@ async def syncer(run: ScriptedRun, _folder: Path) -> object:
 
 
 async def replayed(run: ScriptedRun, _folder: Path) -> object:
-    return await replay(Log.of(run.bus, run.record))
+    return await replay(RunLog.of(run.bus, run.record))
 
 
 async def sample(run: ScriptedRun, folder: Path) -> object:

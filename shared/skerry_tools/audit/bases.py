@@ -8,7 +8,7 @@ from skerry.errors import ConfigError, RunMismatch, StoreError
 from skerry.store.checkpoint import fragments, read_manifest
 from skerry.store.listing import locate, summaries
 from skerry.store.opening import FROM_ENVIRONMENT, normal, parent_of
-from skerry_tools.audit.replayed import Base
+from skerry_tools.audit.replay import Base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from skerry.settings.models import StoreSettings
     from skerry.store.listing import Summary
     from skerry.store.manifest import SavedFragment
-    from skerry_tools.audit.log import Log
-    from skerry_tools.audit.survey import Survey
+    from skerry_tools.audit.log import RunLog
+    from skerry_tools.audit.moment import Survey
 
     Saved = Iterator[tuple[SavedFragment, Mapping[str, NDArray[np.float32]]]]
 
@@ -30,7 +30,7 @@ class CheckpointBases:
     """The fragments of one checkpoint, read and verified one by one as they are asked for."""
 
     def __init__(
-        self, where: str | Path, log: Log, access: StoreSettings = FROM_ENVIRONMENT
+        self, where: str | Path, log: RunLog, access: StoreSettings = FROM_ENVIRONMENT
     ) -> None:
         """Open a checkpoint, or the newest one of a run's folder.
 
@@ -56,7 +56,7 @@ class CheckpointBases:
 
 
 def usable(
-    folder: str | Path, log: Log, found: Survey, access: StoreSettings = FROM_ENVIRONMENT
+    folder: str | Path, log: RunLog, found: Survey, access: StoreSettings = FROM_ENVIRONMENT
 ) -> str | None:
     """Return the oldest checkpoint from which the window reaches the moment asked for, or None.
 
@@ -79,15 +79,15 @@ def usable(
     return None
 
 
-def _places(folder: str | Path, log: Log, told: Sequence[str]) -> list[str]:
+def _places(folder: str | Path, log: RunLog, recorded: Sequence[str]) -> list[str]:
     """Return the folders that may hold checkpoints of a run, each of them once."""
     origin = log.record.restored_from
     begun = [parent_of(normal(origin))[0]] if origin else []
-    return list(dict.fromkeys([*begun, normal(folder), *told]))
+    return list(dict.fromkeys([*begun, normal(folder), *recorded]))
 
 
-def _reaches(versions: Sequence[int], log: Log, found: Survey) -> bool:
-    """Tell whether the window leads from these versions to the moment asked for."""
+def _reaches(versions: Sequence[int], log: RunLog, found: Survey) -> bool:
+    """Return True if the window leads from these versions to the moment asked for."""
     return len(versions) == len(log.plan.fragments) and all(
         found.reach[index].base <= version <= found.versions[index]
         for index, version in enumerate(versions)

@@ -112,6 +112,10 @@ class Checks:
         """Return what is known of a fragment."""
         return self.books.setdefault(fragment, FragmentBook())
 
+    def accounts(self, learner: str) -> list[Account]:
+        """Return the accounts of a learner, one for each fragment that has one."""
+        return [book.accounts[learner] for book in self.books.values() if learner in book.accounts]
+
     def offer(self, offer: Offer) -> None:
         """Take a whole contribution of the window, before the first commit."""
         told = offer.header
@@ -121,8 +125,7 @@ class Checks:
     def member(self, record: MemberRecord, sequence: int) -> list[Violation]:
         """Take a start of a learner."""
         starts = self._starts(record.learner)
-        accounts = (book.accounts.get(record.learner) for book in self.books.values())
-        used = max((account.cursor for account in accounts if account), default=0)
+        used = max((account.cursor for account in self.accounts(record.learner)), default=0)
         return list(starts.member(record, sequence, used))
 
     def commit(self, commit: Commit, sequence: int, at_ns: int) -> list[Violation]:

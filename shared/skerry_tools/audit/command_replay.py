@@ -14,32 +14,28 @@ from rich.table import Table
 
 from skerry import code
 from skerry.algorithm.presets import MERGES
-from skerry.cli.status import log_of
+from skerry.cli.status import log_of, newest_run
 from skerry.errors import ConfigError, HistoryBroken, StateLost
 from skerry.log import ledger
 from skerry.service.connect import bus_from
 from skerry.settings import loading
 from skerry.store.opening import root_of
 from skerry_tools.audit.bases import CheckpointBases, usable
-from skerry_tools.audit.branch import Policy, overall
-from skerry_tools.audit.command_verify import newest_run, progress, window_sentences
-from skerry_tools.audit.log import Log
+from skerry_tools.audit.command_verify import progress, window_sentences
+from skerry_tools.audit.log import RunLog
+from skerry_tools.audit.moment import Moment, parse, survey
 from skerry_tools.audit.parameters import file_of, parameters
-from skerry_tools.audit.replay import replay
-from skerry_tools.audit.replayed import Replayed, from_genesis, lost_sentence, require_whole
-from skerry_tools.audit.survey import survey
-from skerry_tools.audit.target import Target, parse
-from skerry_tools.audit.window import read_window
+from skerry_tools.audit.replay import from_genesis, replay
+from skerry_tools.audit.whatif import WhatIfPolicy, overall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from skerry.log.base import Bus
     from skerry.settings.models import Settings
-    from skerry_tools.audit.branch import Curve
-    from skerry_tools.audit.replayed import Bases
-    from skerry_tools.audit.survey import Survey
+    from skerry_tools.audit.moment import Survey
+    from skerry_tools.audit.replay import Bases, Replayed
+    from skerry_tools.audit.whatif import DriftCurve
 
 ASSUMED = (
     "What if: the same contributions, rounds and base versions; learners that had seen another"
@@ -52,13 +48,13 @@ ASSUMED_QUORUM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line asks for; ``policy`` is None where it asks for no what-if."""
+class ReplayOptions:
+    """The command's options; ``policy`` is None where it asks for no what-if."""
 
     to: str | None
     origin: Path | None
     out: Path | None
-    policy: Policy | None
+    policy: WhatIfPolicy | None
 
 
 def policy_of(
@@ -70,8 +66,8 @@ def policy_of(
     quorum: int | None,
     max_staleness: int | None,
     staleness_discount: float | None,
-) -> Policy | None:
-    """Return the policy that is asked about; None where nothing is."""
+) -> WhatIfPolicy | None:
+    """Return the policy that is asked about; None where none is."""
     if merge not in {None, *MERGES}:
         if not (module := code.module_of(str(merge))):
             msg = f"--merge {merge!r} is not known: use {' or '.join(MERGES)}, or module:function."
@@ -80,7 +76,7 @@ def policy_of(
     if staleness_discount is not None and not 0 < staleness_discount <= 1:
         msg = f"--staleness-discount is {staleness_discount}: give a number above 0, at most 1."
         raise ConfigError(msg, path="staleness_discount")
-    policy = Policy(
+    policy = WhatIfPolicy(
         merge=merge,
         outer=outer,
         outer_lr=outer_lr,
@@ -89,7 +85,7 @@ def policy_of(
         max_staleness=max_staleness,
         staleness_discount=staleness_discount,
     )
-    return None if policy == Policy() else policy
+    return None if policy == WhatIfPolicy() else policy
 
 
 def run_replay(
@@ -98,68 +94,68 @@ def run_replay(
     sets: Sequence[str],
     run: str | None,
     nats: str | None,
-    asked: Asked,
+    options: ReplayOptions,
     as_json: bool,
 ) -> None:
     """Replay a run; HistoryBroken for a version that does not, StateLost where the window ends."""
     given = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
-    replayed = asyncio.run(_replayed(given, run, named=nats is not None, asked=asked))
+    replayed = asyncio.run(_replayed(given, run, named=nats is not None, options=options))
     if as_json:
         print(json.dumps(replayed_to_json(replayed), indent=2))
     else:
-        _show(replayed, asked)
+        _show(replayed, options)
+    _refuse_wrong(replayed)
+    replayed.require_whole()
+
+
+def _refuse_wrong(replayed: Replayed) -> None:
     if replayed.wrong:
         raise HistoryBroken(replayed.wrong[0].sentence)
-    require_whole(replayed)
 
 
-async def _replayed(given: Settings, run: str | None, *, named: bool, asked: Asked) -> Replayed:
+async def _replayed(
+    given: Settings, run: str | None, *, named: bool, options: ReplayOptions
+) -> Replayed:
     async with log_of(given, run, named=named) as at, bus_from(at.nats, "replay") as bus:
-        log = await _log(bus, at.run)
-        target = parse(asked.to, time.time_ns()) if asked.to else Target()
-        if asked.policy is not None:
+        log = RunLog.of(bus, await ledger.read_run(bus, at.run or await newest_run(bus)))
+        moment = parse(options.to, time.time_ns()) if options.to else Moment()
+        if options.policy is not None:
             # Says what is wrong with it before anything is read.
-            asked.policy.make_outer(log.config, log.plan)
-        found = await survey(log, target, await read_window(log))
-        bases = await asyncio.to_thread(_bases, given, log, found, asked)
+            options.policy.make_outer(log.config, log.plan)
+        found = await survey(log, moment)
+        bases = await asyncio.to_thread(_bases, given, log, found, options)
         with ExitStack() as stack:
-            told, sink = stack.enter_context(progress()), None
-            if asked.out is not None:
+            on_progress, sink = stack.enter_context(progress()), None
+            if options.out is not None:
                 metadata = {"run": log.run, "ledger_sequence": str(found.sequence)}
-                written = stack.enter_context(parameters(asked.out, log.plan, metadata))
+                written = stack.enter_context(parameters(options.out, log.plan, metadata))
                 sink = written.add
             replayed = await replay(
                 log,
                 bases=bases,
                 known=found,
-                policy=asked.policy,
+                policy=options.policy,
                 sink=sink,
-                on_progress=told,
+                on_progress=on_progress,
             )
-            if asked.out is not None and not replayed.wrong:
-                require_whole(replayed)
-            if asked.out is not None and replayed.wrong:
-                raise HistoryBroken(replayed.wrong[0].sentence)
+            if options.out is not None:  # what is not right is not written
+                _refuse_wrong(replayed)
+                replayed.require_whole()
             return replayed
 
 
-async def _log(bus: Bus, run: str | None) -> Log:
-    return Log.of(bus, await ledger.read_run(bus, run or await newest_run(bus)))
-
-
-def _bases(given: Settings, log: Log, found: Survey, asked: Asked) -> Bases:
+def _bases(given: Settings, log: RunLog, found: Survey, options: ReplayOptions) -> Bases:
     """Return where to begin: the checkpoint that was named, genesis, or one that is found."""
     access = given.local.store
-    if asked.origin is not None:
-        return CheckpointBases(asked.origin, log, access)
+    if options.origin is not None:
+        return CheckpointBases(options.origin, log, access)
     if not any(found.base.values()):
         return from_genesis
     path = usable(f"{root_of(access)}/{log.run}", log, found, access)
     if path is not None:
         return CheckpointBases(path, log, access)
     if all(found.base.values()):
-        first = next(index for index, base in found.base.items() if base)
-        raise StateLost(lost_sentence(first, found))
+        raise StateLost(found.lost_sentence(next(iter(found.base))))
     return from_genesis
 
 
@@ -178,19 +174,18 @@ def replayed_to_json(replayed: Replayed) -> dict[str, Any]:
     }
 
 
-def _curves(replayed: Replayed) -> list[Curve]:
+def _curves(replayed: Replayed) -> list[DriftCurve]:
     return [f.curve for f in replayed.fragments if f.curve is not None]
 
 
 def show_fragments(console: Console, replayed: Replayed) -> None:
     """Print a row per fragment."""
     drifts = bool(_curves(replayed))
-    heads = ("fragment", "from", "to", "digest", *(("drift", "cosine") if drifts else ()))
-    table = Table(*heads, box=None)
+    table = Table("fragment", "from", "to", "digest", *["drift", "cosine"] * drifts, box=None)
     for f in replayed.fragments:
         last = f.curve.points[-1] if f.curve and f.curve.points else None
         cosine = "" if last is None or last.cosine is None else f"{last.cosine:.4f}"
-        drift = ("" if last is None else f"{last.distance:.3e}", cosine) if drifts else ()
+        drift = ["" if last is None else f"{last.distance:.3e}", cosine] * drifts
         base = f"v{f.base}" if f.base else "genesis"
         digest = f"{f.digest:016x}" if f.digest else ""
         table.add_row(f"f{f.fragment}", base, f"v{f.reached}", digest, *drift)
@@ -200,12 +195,11 @@ def show_fragments(console: Console, replayed: Replayed) -> None:
             console.print(f"stopped {f.stopped}", markup=False)
 
 
-def _show(replayed: Replayed, asked: Asked) -> None:
+def _show(replayed: Replayed, options: ReplayOptions) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    found = replayed.survey
-    if asked.policy is not None:
+    if options.policy is not None:
         console.print(ASSUMED)
-        if asked.policy.quorum is not None:
+        if options.policy.quorum is not None:
             console.print(ASSUMED_QUORUM)
     show_fragments(console, replayed)
     if curves := _curves(replayed):
@@ -214,8 +208,7 @@ def _show(replayed: Replayed, asked: Asked) -> None:
         console.print(f"Drift over all fragments: {drift.distance:.3e} of the norm{cosine}.")
         if any(curve.cold for curve in curves):
             console.print("The other outer optimizer began without the state of the run's own.")
-    raise_to = max((r.raise_to() for r in found.reach.values()), default=0)
-    for sentence in window_sentences(found.window, found.reach, raise_to):
+    for sentence in window_sentences(replayed.survey):
         console.print(sentence)
     steps = sum(f.reached - f.base for f in replayed.fragments)
     if replayed.whole and not replayed.wrong:
@@ -223,5 +216,5 @@ def _show(replayed: Replayed, asked: Asked) -> None:
             f"Run {replayed.run} rebuilt as of ledger sequence {replayed.sequence}:"
             f" {steps:,} versions, each with the digest that was committed."
         )
-    if asked.out is not None:
-        console.print(f"Parameters are in {file_of(asked.out)}.")
+    if options.out is not None:
+        console.print(f"Parameters are in {file_of(options.out)}.")

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from skerry.cli.status import log_of
-from skerry.errors import HistoryBroken, RunNotFound
-from skerry.log.ledger import list_runs
+from skerry.cli.status import log_of, newest_run
+from skerry.errors import HistoryBroken
 from skerry.service.connect import bus_from
 from skerry.settings import loading
 from skerry_tools.audit.verify import verify
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
-    from skerry.log.base import Bus
     from skerry.settings.models import Settings
-    from skerry_tools.audit.tally import LearnerReport
-    from skerry_tools.audit.verify import Report
-    from skerry_tools.audit.window import Reach, Window
+    from skerry_tools.audit.moment import Survey
+    from skerry_tools.audit.verify import AuditReport, LearnerReport
 
     OnProgress = Callable[[str, int, int], None]
 
@@ -57,20 +54,11 @@ def run_verify(
         raise HistoryBroken(report.violations[0].sentence)
 
 
-async def _verified(given: Settings, run: str | None, *, named: bool, replay: bool) -> Report:
+async def _verified(given: Settings, run: str | None, *, named: bool, replay: bool) -> AuditReport:
     async with log_of(given, run, named=named) as log, bus_from(log.nats, "verify") as bus:
         name = log.run or await newest_run(bus)
-        with progress() as told:
-            return await verify(bus, name, replay=replay, on_progress=told)
-
-
-async def newest_run(bus: Bus) -> str:
-    """Return the run that was created last; RunNotFound if the log holds none."""
-    runs = await list_runs(bus)
-    if not runs:
-        msg = "This log holds no run: start one with `skerry up` or `skerry demo`."
-        raise RunNotFound(msg)
-    return runs[-1].run
+        with progress() as on_progress:
+            return await verify(bus, name, replay=replay, on_progress=on_progress)
 
 
 @contextmanager
@@ -81,45 +69,40 @@ def progress() -> Generator[OnProgress]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading the log", total=None)
 
-        def told(what: str, done: int, of: int) -> None:
+        def on_progress(what: str, done: int, of: int) -> None:
             bar.update(task, description=f"{what}: {done:,}" + (f" of {of:,}" if of else ""))
 
-        yield told
+        yield on_progress
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def to_json(report: AuditReport) -> dict[str, Any]:
     """Return a report as plain types; digests are hexadecimal."""
     from skerry_tools.audit.command_replay import replayed_to_json
 
-    told = asdict(report)
-    told["ok"] = not report.violations
-    told["replayed"] = replayed_to_json(report.replayed) if report.replayed else None
-    return told
+    replayed = replayed_to_json(report.replayed) if report.replayed else None
+    return {**asdict(report), "ok": not report.violations, "replayed": replayed}
 
 
-def window_sentences(window: Window, reach: dict[int, Reach], raise_to: int) -> list[str]:
+def window_sentences(found: Survey | AuditReport) -> list[str]:
     """Return what the window of contributions holds, and what can be replayed for it."""
+    window = found.window
     since = f" since {moment(window.since_ns)}" if window.since_ns else ""
     bound = f" of {window.window_bytes / MEGABYTE:,.1f}" if window.window_bytes > 0 else ""
-    said = [
-        (
-            f"Window: {window.bytes / MEGABYTE:,.1f}{bound} MB of contributions"
-            f" ({window.messages:,} messages){since}."
-        )
-    ]
-    bases = {index: r.base for index, r in sorted(reach.items())}
+    held = f"{window.bytes / MEGABYTE:,.1f}{bound} MB of contributions"
+    sentences = [f"Window: {held} ({window.messages:,} messages){since}."]
+    bases = {index: reach.base for index, reach in sorted(found.reach.items())}
     if not any(bases.values()):
-        return [*said, "Replay: every version, from genesis."]
+        return [*sentences, "Replay: every version, from genesis."]
     shown = ", ".join(f"f{index} from v{base}" for index, base in list(bases.items())[:MOST_SHOWN])
     more = f" and {len(bases) - MOST_SHOWN} more" if len(bases) > MOST_SHOWN else ""
-    latest = max(r.since_ns for r in reach.values())
-    said.append(f"Replay: from a checkpoint no older than {moment(latest)} ({shown}{more}).")
-    if raise_to:
-        said.append(
-            f"The window has dropped contributions: log.window_bytes={raise_to} would have kept"
-            " all."
+    latest = max(reach.since_ns for reach in found.reach.values())
+    sentences.append(f"Replay: from a checkpoint no older than {moment(latest)} ({shown}{more}).")
+    if found.raise_window_to:
+        sentences.append(
+            f"The window has dropped contributions: log.window_bytes={found.raise_window_to} would"
+            " have kept all."
         )
-    return said
+    return sentences
 
 
 def moment(time_ns: int) -> str:
@@ -127,7 +110,7 @@ def moment(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(time_ns / NANOSECONDS, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
-def _show(report: Report) -> None:
+def _show(report: AuditReport) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for violation in report.violations[:MOST_SHOWN]:
         console.print(f"BROKEN  {violation.sentence}", markup=False)
@@ -142,7 +125,7 @@ def _show(report: Report) -> None:
         f" {report.records:,} records, {report.elapsed_s:.1f} s ({speed:,.0f} records/s)."
     )
     console.print(_table(report.learners))
-    for sentence in window_sentences(report.window, report.reach, report.raise_window_to):
+    for sentence in window_sentences(report):
         console.print(sentence)
     if report.replayed is not None:
         from skerry_tools.audit.command_replay import show_fragments
@@ -156,11 +139,10 @@ def _table(learners: Sequence[LearnerReport]) -> Table:
     for row in learners:
         refused = ", ".join(f"{n} {cause}" for cause, n in sorted(row.refused.items()))
         starts = ", ".join(f"{n} {inner}" for inner, n in sorted(row.starts.items()))
+        counts = (row.tokens, row.cursor, row.contributions)
         table.add_row(
             row.learner,
-            f"{row.tokens:,}",
-            f"{row.cursor:,}",
-            f"{row.contributions:,}",
+            *(f"{count:,}" for count in counts),
             refused or "0",
             f"{row.discarded:,}",
             f"{row.incarnation}" + (f" ({starts})" if starts else ""),

@@ -5,63 +5,70 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from skerry.algorithm.fragments import BLOCK
 from skerry.errors import Overtaken, StateLost, WireError
-from skerry.log.state import read_manifest, read_part
+from skerry.log.state import MASTER, PARAMS, read_manifest, read_part
 from skerry.protocol.messages import Manifest
 from skerry.protocol.records import decode, encode
-from skerry_tools.audit import parts
 from skerry_tools.audit.violations import Violation, What
+from skerry_tools.audit.whatif import OUTER, WhatIfPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from skerry.algorithm.fragments import Fragment
-    from skerry_tools.audit.log import Log
+    from skerry_tools.audit.log import RunLog
+
+    OnBytes = Callable[[int], None]
 
 ATTEMPTS = 50
 
 
 @dataclass(slots=True)
 class Ends:
-    """The manifests as they were before the ledger was read, and what the ledger told of them.
+    """The manifests as they were before the ledger was read, and the ledger's records of them.
 
     A run may go on meanwhile: a manifest is compared with the commit of its own version, wherever
     in the ledger that lies.
     """
 
-    before: dict[int, Manifest]
-    unreadable: list[Violation]
-    told: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    before: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
+    unreadable: list[Violation] = field(default_factory=list[Violation])
+    recorded: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
     @classmethod
-    async def read(cls, log: Log) -> Ends:
+    async def read(cls, log: RunLog) -> Ends:
         """Read every fragment's manifest."""
-        found, bad = dict[int, Manifest](), list[Violation]()
+        ends = cls()
         for record in await log.bus.last_each(log.subjects.manifests()):
             fragment = int(record.subject.split(".")[-2])
             try:
-                manifest = decode(
+                ends.before[fragment] = decode(
                     Manifest, record.payload, run=log.run, plan_digest=log.plan.digest
                 )
             except WireError as error:
-                bad.append(_state(fragment, -1, f"the manifest cannot be read ({error})"))
-            else:
-                found[fragment] = manifest
-        return cls(found, bad)
+                text = f"the manifest cannot be read ({error})"
+                ends.unreadable.append(_state(fragment, -1, text))
+        return ends
 
     def commit(self, fragment: int, version: int, payload: bytes) -> None:
         """Take a record of the ledger."""
         held = self.before.get(fragment)
         if held is not None and held.commit.version == version:
-            self.told[fragment] = payload
+            self.recorded[fragment] = payload
 
     def compare(self, versions: dict[int, int]) -> tuple[list[Violation], list[str]]:
-        """Compare with a ledger that ends at ``versions``: what is wrong, and what will mend."""
+        """Return what is wrong with a ledger that ends at ``versions``, and what will be repaired.
+
+        The next syncer repairs it.
+        """
         wrong, notes = list(self.unreadable), list[str]()
         for fragment, manifest in sorted(self.before.items()):
             version, end = manifest.commit.version, versions.get(fragment, 0)
-            if fragment in self.told:
-                if self.told[fragment] != encode(manifest.commit):
+            if fragment in self.recorded:
+                if self.recorded[fragment] != encode(manifest.commit):
                     text = f"the ledger tells of version {version} otherwise than the manifest"
                     wrong.append(_state(fragment, version, text))
             elif version == end + 1:
@@ -76,25 +83,24 @@ class Ends:
 
 
 async def check_parts(
-    log: Log, versions: dict[int, int], *, on_bytes: Callable[[int], None] | None = None
+    log: RunLog, versions: dict[int, int], on_bytes: OnBytes | None = None
 ) -> list[Violation]:
     """Read all of the global state, part by part; it must be no older than ``versions``.
 
     Its parts must be those that the run's settings need, and the vectors that its commits tell of.
     """
-    found: list[Violation] = []
-    for fragment in log.plan.fragments:
-        wanted = versions.get(fragment.index, 0)
-        if problem := await _check_fragment(log, fragment, wanted, on_bytes):
-            found.append(problem)
-    return found
+    found = [
+        await _check_fragment(log, fragment, versions.get(fragment.index, 0), on_bytes)
+        for fragment in log.plan.fragments
+    ]
+    return [problem for problem in found if problem is not None]
 
 
 async def _check_fragment(
-    log: Log, fragment: Fragment, wanted: int, on_bytes: Callable[[int], None] | None
+    log: RunLog, fragment: Fragment, wanted: int, on_bytes: OnBytes | None
 ) -> Violation | None:
     index, seen, held = fragment.index, -1, 0
-    blocks = parts.wanted(log.config, log.plan, fragment)
+    blocks = _wanted_blocks(log, fragment)
     for _ in range(ATTEMPTS):
         try:
             manifest = await read_manifest(log.bus, log.run, log.plan, index)
@@ -105,9 +111,10 @@ async def _check_fragment(
             if manifest is None:
                 return None
             gone = "a chunk that its manifest names is gone" if held == seen else ""
-            if text := gone or parts.contradiction(manifest, blocks):
+            if text := gone or contradiction(manifest, blocks):
                 return _state(index, held, text)
-            await _read_parts(log, manifest, on_bytes)
+            for part in manifest.parts:
+                await read_part(log.bus, log.run, log.plan, manifest, part.name, on_bytes=on_bytes)
         except Overtaken:
             seen = held
         except StateLost as error:
@@ -119,9 +126,38 @@ async def _check_fragment(
     return None
 
 
-async def _read_parts(log: Log, manifest: Manifest, on_bytes: Callable[[int], None] | None) -> None:
-    for part in manifest.parts:
-        await read_part(log.bus, log.run, log.plan, manifest, part.name, on_bytes=on_bytes)
+def _wanted_blocks(log: RunLog, fragment: Fragment) -> dict[str, int]:
+    """Return by name how many blocks each part must have that the run's settings need.
+
+    The parts of an outer optimizer that a person's own function builds are left to a replay: its
+    code is not run for a mere look.
+    """
+    whole = fragment.padded_size // BLOCK
+    parts: dict[str, int] = {PARAMS: whole, MASTER: whole}
+    if ":" in log.config.outer.preset:
+        return parts
+    outer = WhatIfPolicy().make_outer(log.config, log.plan)
+    leaves = outer.leaves(outer.init(np.zeros(fragment.padded_size, np.float32)))
+    return parts | {OUTER + name: vector.size // BLOCK for name, vector in leaves.items()}
+
+
+def contradiction(manifest: Manifest, blocks: Mapping[str, int]) -> str:
+    """Return how a manifest's parts are not what its commit and the settings say; empty: they are.
+
+    Without this the ledger could tell of any digest: bytes are compared with their part's alone.
+    """
+    commit, held = manifest.commit, {part.name: part for part in manifest.parts}
+    if len(held) != len(manifest.parts):
+        return "the manifest names a part twice"
+    if missing := sorted(blocks.keys() - held.keys()):
+        return f"the manifest lacks its part {missing[0]!r}"
+    for name, number in blocks.items():
+        if held[name].blocks != number:
+            return f"its part {name!r} has {held[name].blocks} blocks and not {number}"
+    for name, digest in {PARAMS: commit.params_digest, MASTER: commit.master_digest}.items():
+        if held[name].digest != digest:
+            return f"its part {name!r} is another vector than the commit tells of"
+    return ""
 
 
 def _state(fragment: int, version: int, text: str) -> Violation:

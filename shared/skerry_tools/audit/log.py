@@ -36,7 +36,7 @@ KINDS: dict[str, type[LedgerRecord]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One record of the ledger; where it cannot be read ``value`` is None and ``problem`` why."""
 
     raw: Record
@@ -45,7 +45,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class RunLog:
     """A run's log and what is needed to read it."""
 
     bus: Bus
@@ -62,7 +62,7 @@ class Log:
         return Subjects(self.record.run)
 
     @classmethod
-    def of(cls, bus: Bus, record: RunRecord) -> Log:
+    def of(cls, bus: Bus, record: RunRecord) -> RunLog:
         """Return the log of a run; RunMismatch if this release cuts its parameters differently."""
         plan, config = plan_of(record), run_config_from_json(record.config_json)
         return cls(bus, record, config, plan)
@@ -79,7 +79,7 @@ class Log:
         )
         raise StateLost(msg)
 
-    async def ledger(self, through: int) -> AsyncGenerator[Entry]:
+    async def ledger(self, through: int) -> AsyncGenerator[LedgerEntry]:
         """Yield every record of the ledger up to a sequence."""
         (pattern,) = self.subjects.of_stream("LEDGER")
         records = read(self.bus, pattern, through)
@@ -87,21 +87,21 @@ class Log:
             async for record in records:
                 yield self.entry(record)
 
-    def entry(self, record: Record) -> Entry:
+    def entry(self, record: Record) -> LedgerEntry:
         """Return a record of the ledger as a value, or why it is none."""
         tokens = record.subject.split(".")[3:]
         kind = KINDS.get(tokens[0])
         if kind is None:
-            return Entry(record, None, "nothing of ours goes there")
+            return LedgerEntry(record, None, "nothing of ours goes there")
         try:
             value = decode(kind, record.payload, run=self.run, plan_digest=self.plan.digest)
         except WireError as error:
-            return Entry(record, None, str(error))
+            return LedgerEntry(record, None, str(error))
         if isinstance(value, Commit) and str(value.fragment) != tokens[1]:
-            return Entry(record, None, f"it is a commit of fragment {value.fragment}")
+            return LedgerEntry(record, None, f"it is a commit of fragment {value.fragment}")
         if isinstance(value, MemberRecord) and value.learner != tokens[1]:
-            return Entry(record, None, f"it is a record of learner {value.learner}")
-        return Entry(record, value)
+            return LedgerEntry(record, None, f"it is a record of learner {value.learner}")
+        return LedgerEntry(record, value)
 
 
 async def newest(bus: Bus, pattern: str) -> int:
@@ -110,7 +110,7 @@ async def newest(bus: Bus, pattern: str) -> int:
 
 
 async def read(bus: Bus, pattern: str, through: int, after: int = 0) -> AsyncGenerator[Record]:
-    """Yield what matches behind ``after`` and up to ``through``, then end.
+    """Yield what matches after ``after`` and up to ``through``, then end.
 
     Ends early when retention has dropped what is left.
     """

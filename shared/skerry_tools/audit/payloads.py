@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.log.contributions import Contribution, Inbox
 from skerry_tools.audit.log import newest, read
 
@@ -13,16 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Container
 
     from skerry.log.base import Record
-    from skerry_tools.audit.log import Log
+    from skerry.protocol.messages import ContributionHeader
+    from skerry_tools.audit.log import RunLog
 
 Key = tuple[str, int, int]
-"""Learner, incarnation and identity."""
-
-
-def key_of(contribution: Contribution) -> Key:
-    """Return what tells a contribution from every other one to its fragment."""
-    told = contribution.header
-    return told.learner, told.incarnation, told.identity
+"""Learner, incarnation and identity: what tells a contribution from all others of its fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +28,29 @@ class Arrived:
     contribution: Contribution
     time_ns: int
 
+    @property
+    def header(self) -> ContributionHeader:
+        return self.contribution.header
+
+    @property
+    def key(self) -> Key:
+        return self.header.learner, self.header.incarnation, self.header.identity
+
+    @property
+    def merged(self) -> OuterGradient:
+        """The contribution as a merge takes it."""
+        return OuterGradient(self.contribution.scheme, self.contribution.planes, self.header.norms)
+
 
 @dataclass(slots=True)
 class Payloads:
-    """Reads no further than it is asked to; ``held`` are contributions nobody has forgotten yet."""
+    """Reads no further than it is asked to; ``held`` are contributions still to be used."""
 
     records: AsyncGenerator[Record]
     inbox: Inbox
     held: dict[Key, Arrived] = field(default_factory=dict[Key, "Arrived"])
     position: int = 0
     newest_ns: int = 0
-    ended: bool = False
 
     async def fetch(self, key: Key, through: int) -> Arrived | None:
         """Return a contribution that was whole by a sequence of CONTRIB; None if it is gone."""
@@ -57,28 +65,24 @@ class Payloads:
 
     def forget(self, floor: int, only: Container[Key] | None = None) -> None:
         """Drop what lies at or below a floor: no later commit can name it; ``only`` these of it."""
-        done = [
-            key
-            for key, item in self.held.items()
-            if item.contribution.sequence_last <= floor and (only is None or key in only)
-        ]
-        for key in done:
-            del self.held[key]
+        for key, item in list(self.held.items()):
+            if item.contribution.sequence_last <= floor and (only is None or key in only):
+                del self.held[key]
 
     async def _advance(self) -> bool:
-        record = None if self.ended else await anext(self.records, None)
+        record = await anext(self.records, None)
         if record is None:
-            self.ended = True
             return False
         self.position, self.newest_ns = record.sequence, record.time_ns
         got = self.inbox.feed(record)
         if isinstance(got, Contribution):
-            self.held.setdefault(key_of(got), Arrived(got, record.time_ns))
+            arrived = Arrived(got, record.time_ns)
+            self.held.setdefault(arrived.key, arrived)
         return True
 
 
 @asynccontextmanager
-async def payloads(log: Log, fragment: int) -> AsyncGenerator[Payloads]:
+async def payloads(log: RunLog, fragment: int) -> AsyncGenerator[Payloads]:
     """Read the contributions to one fragment that the window holds now."""
     pattern = log.subjects.contributions(fragment)
     records = read(log.bus, pattern, await newest(log.bus, pattern))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,9 +13,9 @@ from skerry.protocol.messages import Commit, MemberRecord
 from skerry_tools.audit.chain import Chain
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.global_state import Ends, check_parts
-from skerry_tools.audit.log import Log, newest, read
+from skerry_tools.audit.log import RunLog, newest, read
+from skerry_tools.audit.moment import Survey
 from skerry_tools.audit.offers import Collector
-from skerry_tools.audit.tally import LearnerReport, Tally
 from skerry_tools.audit.violations import Violation, What
 from skerry_tools.audit.window import Reach, Window, read_window
 
@@ -22,14 +23,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.log.base import Bus
-    from skerry_tools.audit.log import Entry
-    from skerry_tools.audit.replayed import Replayed
+    from skerry_tools.audit.log import LedgerEntry
+    from skerry_tools.audit.replay import Replayed
 
     OnProgress = Callable[[str, int, int], None]
 
 MOST_KEPT = 1000
 """Violations that a report names; the rest is counted."""
 STRIDE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerReport:
+    """One learner over all its incarnations.
+
+    ``tokens`` are those of the fragment that is furthest along, as in ``skerry status``;
+    ``discarded`` are tokens it trained on and never offered, of the fragment with most of them.
+    ``cursor`` is how far its data is counted. ``starts`` counts what became of the inner
+    optimizer's state: new, warm or cold. ``refused`` counts by cause, over all fragments.
+    """
+
+    learner: str
+    incarnation: int
+    tokens: int
+    cursor: int
+    contributions: int
+    discarded: int
+    refused: dict[str, int]
+    starts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +64,10 @@ class FragmentReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """What a verification found; ``violations`` in ledger order, at most ``MOST_KEPT`` of them.
 
-    ``notes`` are what the next start of a service mends by itself. ``raise_window_to`` are the
+    ``notes`` are what the next start of a service repairs by itself. ``raise_window_to`` are the
     bytes of window that would have kept every contribution, 0 where the window has dropped none.
     """
 
@@ -69,13 +90,11 @@ class Report:
 class _Walk:
     """One pass over the ledger."""
 
-    log: Log
     checks: Checks
     ends: Ends
-    window: Window
-    tally: Tally = field(default_factory=Tally)
+    survey: Survey
     chain: Chain = field(default_factory=Chain)
-    reach: dict[int, Reach] = field(default_factory=dict[int, Reach])
+    refused: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     found: list[Violation] = field(default_factory=list[Violation])
     broken: int = 0
     sequence: int = 0
@@ -86,7 +105,7 @@ class _Walk:
         self.broken += len(violations)
         self.found += violations[: max(0, MOST_KEPT - len(self.found))]
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: LedgerEntry) -> None:
         raw = entry.raw
         self.records += 1
         self.missing(raw.sequence)
@@ -113,19 +132,40 @@ class _Walk:
             )
             self.report([Violation(What.MISSING, text, sequence=self.sequence + 1)])
 
-    def _commit(self, commit: Commit, entry: Entry) -> None:
-        raw, index = entry.raw, commit.fragment
+    def _commit(self, commit: Commit, entry: LedgerEntry) -> None:
+        raw = entry.raw
         self.commits += 1
         self.report(self.checks.commit(commit, raw.sequence, raw.time_ns))
         self.report(self.chain.commit(commit, raw.payload, raw.sequence))
-        self.tally.commit(commit)
-        self.ends.commit(index, commit.version, raw.payload)
-        self.reach.setdefault(index, Reach(self.window)).commit(commit, raw.time_ns)
+        for item in commit.refused:
+            self.refused.setdefault(item.learner, Counter())[item.cause.value] += 1
+        self.ends.commit(commit.fragment, commit.version, raw.payload)
+        self.survey.commit(commit, raw)
 
     def fragments(self) -> tuple[FragmentReport, ...]:
         return tuple(
-            FragmentReport(index, self.checks.books[index].version, reach.base, reach.since_ns)
-            for index, reach in sorted(self.reach.items())
+            FragmentReport(index, self.survey.versions[index], reach.base, reach.since_ns)
+            for index, reach in sorted(self.survey.reach.items())
+        )
+
+    def learners(self) -> tuple[LearnerReport, ...]:
+        """Return a row for each learner that the ledger knows, by name."""
+        names = {*self.checks.starts, *self.refused}
+        return tuple(self._learner(name) for name in sorted(names))
+
+    def _learner(self, name: str) -> LearnerReport:
+        starts = self.checks.starts.get(name)
+        accounts = self.checks.accounts(name)
+        discarded = max((account.discarded for account in accounts), default=0)
+        return LearnerReport(
+            learner=name,
+            incarnation=max(0, starts.incarnation) if starts else 0,
+            tokens=max((account.tokens for account in accounts), default=0),
+            cursor=max((account.cursor for account in accounts), default=0),
+            contributions=sum(account.contributions for account in accounts),
+            discarded=discarded * (self.checks.rules.sequence_tokens or 1),
+            refused=dict(self.refused.get(name, {})),
+            starts=dict(starts.inner) if starts else {},
         )
 
 
@@ -136,7 +176,7 @@ async def verify(
     replay: bool = False,
     rules: Rules | None = None,
     on_progress: OnProgress | None = None,
-) -> Report:
+) -> AuditReport:
     """Walk the log of a run and return everything that is wrong with it.
 
     The run may go on meanwhile. ``audit.checks`` lists what must be true; beside it the
@@ -152,10 +192,10 @@ async def verify(
 
     """
     began = time.monotonic()
-    log = Log.of(bus, await ledger.read_run(bus, run))
-    told = on_progress or _silent
-    walk = await _walk(log, rules or Rules.of(log.config), told)
-    versions = {index: book.version for index, book in walk.checks.books.items() if book.version}
+    log = RunLog.of(bus, await ledger.read_run(bus, run))
+    report = on_progress or _silent
+    walk = await _walk(log, rules or Rules.of(log.config), report)
+    versions = walk.survey.versions
     walk.report(walk.checks.finish())
     wrong, notes = walk.ends.compare(versions)
     walk.report(wrong)
@@ -164,11 +204,11 @@ async def verify(
     def on_bytes(size: int) -> None:
         nonlocal read_bytes
         read_bytes += size
-        told("state bytes", read_bytes, 0)
+        report("state bytes", read_bytes, 0)
 
-    walk.report(await check_parts(log, versions, on_bytes=on_bytes))
-    replayed = await _replayed(log, walk, told) if replay else None
-    return Report(
+    walk.report(await check_parts(log, versions, on_bytes))
+    replayed = await _replayed(log, walk, report) if replay else None
+    return AuditReport(
         run=run,
         records=walk.records,
         commits=walk.commits,
@@ -176,21 +216,23 @@ async def verify(
         violations=tuple(walk.found),
         broken=walk.broken,
         notes=tuple(notes),
-        learners=walk.tally.learners(walk.checks),
+        learners=walk.learners(),
         fragments=walk.fragments(),
-        window=walk.window,
-        reach=walk.reach,
-        raise_window_to=max((r.raise_to() for r in walk.reach.values()), default=0),
+        window=walk.survey.window,
+        reach=walk.survey.reach,
+        raise_window_to=walk.survey.raise_window_to,
         replayed=replayed,
     )
 
 
-async def _walk(log: Log, rules: Rules, told: OnProgress) -> _Walk:
+def _silent(_what: str, _done: int, _of: int) -> None:
+    """Show nothing."""
+
+
+async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
     """Read manifests, then the window, then the ledger: in this order nothing can seem ahead."""
-    ends = await Ends.read(log)
-    window = await read_window(log)
-    walk = _Walk(log, Checks(rules), ends, window)
-    await _offers(log, walk.checks, window, told)
+    walk = _Walk(Checks(rules), await Ends.read(log), Survey(await read_window(log)))
+    await _offers(log, walk, report)
     info = await log.stream("LEDGER")
     through = await newest(log.bus, log.subjects.of_stream("LEDGER")[0])
     entries = log.ledger(through)
@@ -198,12 +240,12 @@ async def _walk(log: Log, rules: Rules, told: OnProgress) -> _Walk:
         async for entry in entries:
             walk.take(entry)
             if walk.records % STRIDE == 0:
-                told("ledger records", entry.raw.sequence, through)
+                report("ledger records", entry.raw.sequence, through)
     walk.missing(max(info.last_seq, through) + 1)
     return walk
 
 
-async def _offers(log: Log, checks: Checks, window: Window, told: OnProgress) -> None:
+async def _offers(log: RunLog, walk: _Walk, report: OnProgress) -> None:
     collector = Collector(log.run, log.plan)
     through = await newest(log.bus, log.subjects.contributions())
     records = read(log.bus, log.subjects.contributions(), through)
@@ -212,19 +254,16 @@ async def _offers(log: Log, checks: Checks, window: Window, told: OnProgress) ->
         async for record in records:
             offer = collector.feed(record)
             if offer is not None:
-                checks.offer(offer)
+                walk.checks.offer(offer)
             done += 1
             if done % STRIDE == 0:
-                told("window messages", done, window.messages)
+                report("window messages", done, walk.survey.window.messages)
 
 
-async def _replayed(log: Log, walk: _Walk, told: OnProgress) -> Replayed:
+async def _replayed(log: RunLog, walk: _Walk, report: OnProgress) -> Replayed:
     from skerry_tools.audit.replay import replay
 
-    replayed = await replay(log, on_progress=told)
+    known = walk.survey if walk.survey.versions else None
+    replayed = await replay(log, known=known, on_progress=report)
     walk.report([Violation(What.REPLAY, d.sentence, d.fragment, d.version) for d in replayed.wrong])
     return replayed
-
-
-def _silent(_what: str, _done: int, _of: int) -> None:
-    """Tell nobody."""

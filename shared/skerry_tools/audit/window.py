@@ -10,7 +10,7 @@ from skerry.protocol.messages import is_from_checkpoint
 if TYPE_CHECKING:
     from skerry.log.base import StreamInfo
     from skerry.protocol.messages import Commit
-    from skerry_tools.audit.log import Log
+    from skerry_tools.audit.log import RunLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Window:
 class Reach:
     """From which version on a fragment can be replayed; feed it the fragment's commits in order.
 
-    ``base`` is the version that a replay must begin at or behind, 0 for genesis. ``lost`` is the
+    ``base`` is the version that a replay must begin at or after, 0 for genesis. ``lost`` is the
     lowest sequence of a contribution that would be needed and has left the window, 0 for none.
     """
 
@@ -76,7 +76,7 @@ class Reach:
         return self.window.bytes_from(self.lost) if self.lost else 0
 
 
-async def read_window(log: Log) -> Window:
+async def read_window(log: RunLog) -> Window:
     """Return what CONTRIB holds now."""
     info = await log.stream("CONTRIB")
     oldest = await log.bus.get(info.name, info.first_seq)

@@ -16,7 +16,7 @@ from skerry.errors import HistoryBroken, SkerryError, first_cause
 from skerry.log import ledger, presence
 from skerry.protocol.messages import RunState
 from skerry.protocol.subjects import Subjects
-from skerry_tools.audit.log import Log
+from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.verify import verify
 from skerry_tools.chaos.checks import Check, CommitCheck, LivenessCheck
 from skerry_tools.chaos.convergence import Convergence
@@ -267,7 +267,7 @@ class FaultDrill:
         from skerry_tools.audit.replay import replay
 
         record = await ledger.read_run(self.drilled.bus, self.drilled.run)
-        done = await replay(Log.of(self.drilled.bus, record))
+        done = await replay(RunLog.of(self.drilled.bus, record))
         if done.wrong:
             raise HistoryBroken(done.wrong[0].sentence)
         reached = sum(part.reached - part.base for part in done.fragments)
