@@ -103,6 +103,7 @@ async def bus_end(bus: NatsBus, run: str) -> int:
     return next(s.last_seq for s in await bus.streams() if s.name == f"SKERRY_{run}_LEDGER")
 
 
+@pytest.mark.drill
 async def test_a_run_that_trained_is_evaluated_and_its_log_holds(
     shared_nats: NatsServer, run_id: str, tmp_path: Path, jax_cache: Path, often: Path
 ) -> None:

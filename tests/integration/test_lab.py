@@ -155,9 +155,10 @@ def scenario(text: Path, sync: dict[str, object], outer: OuterConfig) -> LabScen
 @pytest.mark.parametrize(
     ("sync", "outer"),
     [
-        (
+        pytest.param(
             {"contribution_scheme": "f32", "global_scheme": "f32", "merge": "average"},
             OuterConfig(preset="nesterov"),
+            marks=pytest.mark.drill,
         ),
         ({"contribution_scheme": "int4", "merge": "rda"}, OuterConfig()),
     ],

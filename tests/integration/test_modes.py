@@ -21,7 +21,7 @@ from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
 from tests.support.tiny import BATCH, SEQUENCE, tiny
 
-pytestmark = pytest.mark.nats
+pytestmark = [pytest.mark.nats, pytest.mark.drill]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,6 @@ def of(commit: Commit) -> set[str]:
     return {c.learner for c in commit.consumed}
 
 
-@pytest.mark.drill
 async def test_streaming_meets_in_fragments_and_always_all(
     shared_nats: NatsServer, run_id: str, site: Site
 ) -> None:
@@ -112,7 +111,6 @@ async def test_streaming_meets_in_fragments_and_always_all(
     assert run.learns()
 
 
-@pytest.mark.drill
 async def test_diloco_meets_whole_every_h_steps(
     shared_nats: NatsServer, run_id: str, site: Site
 ) -> None:
@@ -127,7 +125,6 @@ async def test_diloco_meets_whole_every_h_steps(
     assert run.learns()
 
 
-@pytest.mark.drill
 async def test_data_parallel_commits_every_step_once(
     shared_nats: NatsServer, run_id: str, site: Site
 ) -> None:
@@ -143,7 +140,6 @@ async def test_data_parallel_commits_every_step_once(
     assert run.learns()
 
 
-@pytest.mark.drill
 async def test_data_parallel_outlives_its_syncer(
     shared_nats: NatsServer, run_id: str, site: Site
 ) -> None:

@@ -175,6 +175,7 @@ def check_lines(services: list[Service], trace_id: str) -> None:
         assert all(len(line["span_id"]) == 16 for line in about)
 
 
+@pytest.mark.drill
 async def test_a_collector_that_hangs_stops_neither_training_nor_its_end(
     shared_nats: NatsServer,
     run_id: str,

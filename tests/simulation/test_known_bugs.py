@@ -39,6 +39,7 @@ def found_and_shrunk(
     return load(path), outcome.violations
 
 
+@pytest.mark.drill
 def test_a_writer_that_ignores_its_fence_is_found(
     syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

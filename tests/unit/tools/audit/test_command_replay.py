@@ -132,6 +132,7 @@ async def test_what_the_window_has_dropped_is_told_and_nothing_is_written(
     assert not out.exists()
 
 
+@pytest.mark.drill
 @pytest.mark.nats
 async def test_checkpoints_in_s3_are_where_a_replay_begins_as_the_settings_reach_them(
     nats_server: NatsServer, s3_server: S3Server, run_id: str
