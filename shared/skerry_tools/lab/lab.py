@@ -14,12 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from skerry.algorithm.adamw import AdamW
 from skerry.algorithm.goodput import goodput
-from skerry.algorithm.outer import Outer, make_outer
 from skerry.errors import LabError, first_cause
 from skerry.log import ledger
 from skerry.log.base import Bus
@@ -27,8 +25,9 @@ from skerry.log.memory import MemoryBroker
 from skerry.settings.checks import check_run
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.joining import Work, create, prepare
+from skerry_learner.joining import create, prepare
 from skerry_syncer.service import candidate
+from skerry_tools.audit.whatif import WhatIfPolicy
 from skerry_tools.lab.compiled import compiled
 from skerry_tools.lab.evaluation import LabEvaluation, LabEvaluator
 from skerry_tools.lab.learner import Ground
@@ -88,16 +87,14 @@ class LabResult:
 class Lab:
     """One run of one scenario; ``broker`` holds its log, also when the run is over.
 
-    ``report`` is called with every evaluation, ``watch`` after every commit. ``work`` is what
-    ``prepare`` made of the same model and data settings, if the caller has it. Raises ConfigError
-    for a scenario that contradicts itself.
+    ``report`` is called with every evaluation, ``watch`` after every commit. Raises ConfigError for
+    a scenario that contradicts itself.
     """
 
     def __init__(
         self,
         scenario: LabScenario,
         report: Report | None = None,
-        work: Work | None = None,
         watch: Watch | None = None,
     ) -> None:
         self.config = seeded(scenario)
@@ -106,7 +103,7 @@ class Lab:
         self.scenario = scenario
         self.loop = VirtualLoop()
         self.broker = MemoryBroker(clock_ns=self.wall_ns)
-        self.work = _fitted(work, self.config) if work else prepare(self.config)
+        self.work = prepare(self.config)
         sync = self.config.sync
         self.progress = RunProgress(self.connect(), RUN, self.config.train.steps, sync.fragments)
         self.islands: list[IslandLifecycle] = []
@@ -166,7 +163,12 @@ class Lab:
         record = await create(self.connect(), RUN, self.work, self.wall_ns())
         loss, judging = self.compiled.loss, self.scenario.judging
         evaluator = LabEvaluator(self.connect(), RUN, self.work, loss, judging)
-        rho = Rho(self.connect(), RUN, self.work.plan, _outer_of(self.work))
+        rho = Rho(
+            self.connect(),
+            RUN,
+            self.work.plan,
+            WhatIfPolicy().make_outer(self.config, self.work.plan),
+        )
         ground = Ground(
             record=record,
             work=self.work,
@@ -261,22 +263,6 @@ def seeded(scenario: LabScenario) -> RunConfig:
             "train": config.train.model_copy(update={"seed": scenario.seed}),
             "data": config.data.model_copy(update={"seed": scenario.seed}),
         }
-    )
-
-
-def _fitted(work: Work, config: RunConfig) -> Work:
-    """Return what another run of the same model and text was prepared with, for this one."""
-    return replace(work, config=config, corpus=replace(work.corpus, config=config.data))
-
-
-def _outer_of(work: Work) -> Outer:
-    given = work.config.outer
-    return make_outer(
-        given.preset,
-        lr=given.lr,
-        momentum=given.momentum,
-        h_steps=work.config.sync.h_steps,
-        adamw=AdamW.of(work.config.train, work.plan),
     )
 
 
