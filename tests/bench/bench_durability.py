@@ -29,9 +29,9 @@ from skerry.log.streams import specs
 from skerry.protocol.messages import Manifest
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import commit
+from tests.support.learners import walk
 from tests.support.nats_cluster import NatsCluster
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import walk
 
 SIZES = {"1 KiB": 1024, "512 KiB": 524_288}
 WINDOW_BYTES = 64 * 1024**2

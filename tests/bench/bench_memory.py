@@ -3,7 +3,7 @@
 A learner: parameters, anchors, AdamW's two moments and two fragments in flight, each with what was
 captured and what is on its way out or in. A syncer: three f32 per parameter of its shard and one
 contribution per learner of the fragment in hand. Both are real processes on a real broker; the
-syncer's learners are puppets with a model of 20 M parameters.
+syncer's learners are learners with a model of 20 M parameters.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from skerry.log.streams import specs
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from tests.support.builders import run_record
 from tests.support.cluster import Cluster, until_commit
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 
 WEIGHED = Path(__file__).parent / "weighed_service.py"
 FRAGMENTS = 8
-PUPPETS = 4
+LEARNERS = 4
 MIB = 1024**2
 LEARNER = """
 [model]
@@ -104,11 +104,11 @@ def largest(cut: Plan) -> int:
 
 
 async def weigh_syncer(folder: Path, server: NatsServer) -> Weight:
-    """Let puppets contribute to a few rounds of every fragment."""
+    """Let learners contribute to a few rounds of every fragment."""
     shapes = [LeafSpec("embed", (8000, 512), embedding=True)]
     cut = plan([*shapes, *(LeafSpec(f"w{i}", (1000, 1000)) for i in range(16))], FRAGMENTS)
     config = RunConfig(
-        sync=SyncConfig(fragments=FRAGMENTS, h_steps=24, learners=PUPPETS, quorum=PUPPETS),
+        sync=SyncConfig(fragments=FRAGMENTS, h_steps=24, learners=LEARNERS, quorum=LEARNERS),
         outer=OuterConfig(preset="nesterov"),
     )
     out = folder / "syncer.json"
@@ -132,21 +132,23 @@ async def weigh_syncer(folder: Path, server: NatsServer) -> Weight:
         parameters=cut.parameters,
         held=max(s["held"] for s in merges),
         peak=max(s["peak"] for s in merges),
-        promised=12 * cut.parameters + PUPPETS * contribution,
+        promised=12 * cut.parameters + LEARNERS * contribution,
         base=8 * cut.parameters,
         fragment=fragment,
     )
 
 
 async def contribute(bus: NatsBus, cut: Plan) -> None:
-    """Have puppets train until every fragment has been merged twice."""
-    names = [f"p{i}" for i in range(PUPPETS)]
-    first, *others = [Puppet(bus, "syncer", cut, name, scheme="int4", step_s=0.1) for name in names]
+    """Have learners train until every fragment has been merged twice."""
+    names = [f"p{i}" for i in range(LEARNERS)]
+    first, *others = [
+        FakeLearner(bus, "syncer", cut, name, scheme="int4", step_s=0.1) for name in names
+    ]
     async with asyncio.timeout(150):
         tasks = [asyncio.create_task(first.train())]
         for fragment in cut.fragments:
             await until_commit(bus, "syncer", lambda c, f=fragment.index: c.fragment == f)
-        tasks += [asyncio.create_task(puppet.train()) for puppet in others]
+        tasks += [asyncio.create_task(fake_learner.train()) for fake_learner in others]
         await until_commit(bus, "syncer", lambda c: c.version == 4)
     for task in tasks:
         task.cancel()

@@ -50,13 +50,13 @@ import asyncio, sys
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.algorithm.fragments import plan
-from tests.support.puppet import Puppet
+from tests.support.learners import FakeLearner
 
 async def main(url, run, name):
     async with NatsBus(url, name=name) as bus:
         record = await ledger.read_run(bus, run)
         cut = plan(record.leaves, record.fragments)
-        await Puppet(bus, run, cut, name, pulse_s=0.5).train()
+        await FakeLearner(bus, run, cut, name, pulse_s=0.5).train()
 
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -1,6 +1,6 @@
 """How soon a stand-by goes on where the active syncer stopped: ``python bench_takeover.py``.
 
-Two syncers serve a run of puppets at the default lease. The active one gets SIGKILL, and what is
+Two syncers serve a run of learners at the default lease. The active one gets SIGKILL, and what is
 timed is how long it takes until the log holds a commit of the other one; then the same with
 SIGSTOP, after which the one that wakes up late must step down and stand by. Before it goes on, the
 stand-by reads the state of its shard: ``--parameters`` says how much that is.
@@ -29,8 +29,8 @@ from skerry.protocol.messages import Commit
 from skerry.settings.models import RunConfig, SyncConfig
 from tests.support.builders import run_record
 from tests.support.cluster import Cluster, Service
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 
 RUN = "takeover"
 NAMES = ("syncer-0", "syncer-1")
@@ -60,8 +60,10 @@ def plan_of(parameters: int) -> Plan:
 @asynccontextmanager
 async def training(bus: Bus, cut: Plan) -> AsyncGenerator[None]:
     """Two learners that step and answer for as long as the block lasts."""
-    puppets = [Puppet(bus, RUN, cut, name, scheme="int4", step_s=STEP_S) for name in ("a", "b")]
-    tasks = [asyncio.create_task(puppet.train()) for puppet in puppets]
+    learners = [
+        FakeLearner(bus, RUN, cut, name, scheme="int4", step_s=STEP_S) for name in ("a", "b")
+    ]
+    tasks = [asyncio.create_task(fake_learner.train()) for fake_learner in learners]
     try:
         yield
     finally:

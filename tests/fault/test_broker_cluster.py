@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -18,7 +18,6 @@ from typing import NamedTuple
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.errors import BrokerUnavailable
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
@@ -29,8 +28,8 @@ from skerry.settings.models import LogConfig, OuterConfig, RunConfig, SyncConfig
 from tests.support.builders import run_record
 from tests.support.cluster import until_pulse
 from tests.support.history import settle
+from tests.support.learners import FakeLearner
 from tests.support.nats_cluster import NatsCluster
-from tests.support.puppet import Puppet
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(240)]
 
@@ -51,15 +50,6 @@ class Seen(NamedTuple):
     commit: Commit
 
 
-@dataclass(slots=True)
-class Stepper(Puppet):
-    """A puppet that goes on when a pulse does not get through, as a learner does."""
-
-    async def pulse(self, step: int) -> None:
-        with suppress(BrokerUnavailable):
-            await Puppet.pulse(self, step)
-
-
 def stepped(learner: str, step: int, pulse: Pulse) -> bool:
     return pulse.learner == learner and pulse.step > step
 
@@ -71,7 +61,7 @@ class Watched:
     cluster: NatsCluster
     bus: NatsBus
     run: str
-    learners: list[Stepper]
+    learners: list[FakeLearner]
     seen: list[Seen] = field(default_factory=list[Seen])
     grown: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -91,11 +81,7 @@ class Watched:
             await self.grown.wait_for(lambda: len(self.seen) >= goal)
 
     async def survive(self, what: str, fault: Callable[[], None]) -> None:
-        """Strike between two commits, and see commits and pulses go on.
-
-        Puppets step by the clock: that real learners do without a broker is shown by
-        ``test_broker_stall``.
-        """
+        """Strike between two commits, and see commits and pulses go on."""
         await self.more(1)
         steps = {learner.name: learner.step for learner in self.learners}
         before = len(self.seen)
@@ -119,7 +105,7 @@ class Watched:
 
 @asynccontextmanager
 async def running(folder: Path, run: str) -> AsyncGenerator[Watched]:
-    """Train puppets under a real syncer; afterwards the history must be whole.
+    """Train learners under a real syncer; afterwards the history must be whole.
 
     Whole means: nothing violated, and every commit that was seen is still there, where it was.
     """
@@ -128,7 +114,7 @@ async def running(folder: Path, run: str) -> AsyncGenerator[Watched]:
         async with NatsBus(cluster.url, name="test", options=NatsOptions(patience_s=60.0)) as bus:
             await bus.declare(specs(run, replicas=3, window_bytes=CONFIG.log.window_bytes))
             await ledger.create_run(bus, run_record(run, PLAN, CONFIG.model_dump_json()))
-            learners = [Stepper(bus, run, PLAN, name, scheme="int4") for name in ("a", "b")]
+            learners = [FakeLearner(bus, run, PLAN, name, scheme="int4") for name in ("a", "b")]
             watched = Watched(cluster, bus, run, learners)
             with (folder / "syncer.log").open("wb") as out:
                 syncer = await asyncio.create_subprocess_exec(

@@ -25,8 +25,8 @@ from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from tests.support.builders import run_record
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import read_history
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
 
@@ -78,7 +78,7 @@ class Running:
 async def running(
     server: NatsServer, run: str, folder: Path, *, shards: int = 1, names: str = "abc"
 ) -> AsyncGenerator[Running]:
-    """Start syncers one after the other, the first of which owns everything, and two puppets.
+    """Start syncers one after the other, the first of which owns everything, and two learners.
 
     Afterwards everything is dead and the history must be whole.
     """
@@ -91,8 +91,8 @@ async def running(
             update={"log": settings.log.model_copy(update={"window_bytes": WINDOW_BYTES})}
         )
         await ledger.create_run(bus, run_record(run, PLAN, given.model_dump_json()))
-        puppets = [
-            asyncio.create_task(Puppet(bus, run, PLAN, name, scheme="int4").train())
+        learners = [
+            asyncio.create_task(FakeLearner(bus, run, PLAN, name, scheme="int4").train())
             for name in ("l1", "l2")
         ]
         async with Cluster(server.url, run, folder, toml, folder / "cache") as cluster:
@@ -106,9 +106,9 @@ async def running(
                     await said(syncers[name], '"succession"')
                 yield under_way
             finally:
-                for task in puppets:
+                for task in learners:
                     task.cancel()
-                await asyncio.gather(*puppets, return_exceptions=True)
+                await asyncio.gather(*learners, return_exceptions=True)
         outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
         history = await read_history(bus, run, PLAN, outer, "rda")
     assert history.violations == ()

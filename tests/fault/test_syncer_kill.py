@@ -19,8 +19,8 @@ from skerry.log.streams import specs
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from tests.support.builders import run_record
 from tests.support.history import History, read_history
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault]
 
@@ -47,9 +47,9 @@ PHASES = {
 
 
 @asynccontextmanager
-async def puppets(bus: NatsBus, run: str) -> AsyncGenerator[None, None]:
+async def learners(bus: NatsBus, run: str) -> AsyncGenerator[None, None]:
     tasks = [
-        asyncio.create_task(Puppet(bus, run, PLAN, name, scheme="int4").train())
+        asyncio.create_task(FakeLearner(bus, run, PLAN, name, scheme="int4").train())
         for name in ("a", "b")
     ]
     try:
@@ -78,7 +78,7 @@ async def crash_then_heal(server: NatsServer, run: str, phase: str) -> History:
         crashing = await asyncio.create_subprocess_exec(
             sys.executable, CRASHING, server.url, run, pattern, str(count), when
         )
-        async with puppets(bus, run):
+        async with learners(bus, run):
             assert await crashing.wait() == -signal.SIGKILL, "the fault did not fire"
             healed = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "skerry_syncer", "--nats", server.url, "--run", run

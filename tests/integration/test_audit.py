@@ -33,7 +33,7 @@ from skerry_tools.audit.verify import AuditReport, verify
 from skerry_tools.audit.violations import What
 from skerry_tools.audit.whatif import WhatIfPolicy, overall
 from tests.support.builders import run_record
-from tests.support.puppet import Puppet
+from tests.support.learners import FakeLearner
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)
@@ -41,8 +41,8 @@ CONFIG = RunConfig(
     sync=SyncConfig(fragments=2, h_steps=8, merge="rda", chunk_bytes=4096, quorum=2),
     outer=OuterConfig(preset="nesterov"),
 )
-PUPPETS = replace(Rules.of(CONFIG), sequence_tokens=None, counted=False)
-"""Puppets' tokens have nothing to do with the config's sequences."""
+FAKE = replace(Rules.of(CONFIG), sequence_tokens=None, counted=False)
+"""Fake learners' tokens have nothing to do with the config's sequences."""
 SUBJECTS = Subjects(RUN)
 
 
@@ -68,7 +68,7 @@ async def until_version(bus: MemoryBus, version: int) -> None:
 
 
 async def trained(versions: int = 5, *, config: RunConfig = CONFIG) -> MemoryBus:
-    """Return the log of a run whose syncer and puppets have stopped."""
+    """Return the log of a run whose syncer and fake learners have stopped."""
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, PLAN, config.model_dump_json()))
@@ -77,14 +77,16 @@ async def trained(versions: int = 5, *, config: RunConfig = CONFIG) -> MemoryBus
 
 
 async def train(bus: MemoryBus, versions: int) -> None:
-    """Let a syncer and two puppets go on until both fragments have reached a version."""
-    learners = [Puppet(bus, RUN, PLAN, n, step_s=0.005, scheme="int4").train() for n in ("a", "b")]
+    """Let a syncer and two fake learners go on until both fragments have reached a version."""
+    learners = [
+        FakeLearner(bus, RUN, PLAN, n, step_s=0.005, scheme="int4").train() for n in ("a", "b")
+    ]
     async with background(session(bus, RUN, "s"), *learners):
         await until_version(bus, versions)
 
 
 async def verified(bus: MemoryBus, *, with_replay: bool = True) -> AuditReport:
-    return await verify(bus, RUN, replay=with_replay, rules=PUPPETS)
+    return await verify(bus, RUN, replay=with_replay, rules=FAKE)
 
 
 async def log_of(bus: MemoryBus) -> RunLog:
@@ -127,7 +129,7 @@ async def test_history_across_syncers_holds() -> None:
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, PLAN, CONFIG.model_dump_json()))
-    learners = [Puppet(bus, RUN, PLAN, n, step_s=0.005).train() for n in ("a", "b")]
+    learners = [FakeLearner(bus, RUN, PLAN, n, step_s=0.005).train() for n in ("a", "b")]
     async with background(*learners):
         for version in (2, 4, 6):
             async with background(session(bus, RUN, f"s{version}")):

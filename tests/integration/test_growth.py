@@ -21,7 +21,7 @@ from skerry.protocol.messages import Commit, LearnerProgress, Manifest
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from tests.support.builders import commit, consumed, run_record
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

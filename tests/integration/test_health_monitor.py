@@ -19,8 +19,8 @@ import pytest
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 from tests.support.scripted_run import STARTS, ScriptedRun
 
 pytestmark = pytest.mark.nats
@@ -74,9 +74,9 @@ async def monitor(nats: NatsServer, run: str, *options: str) -> AsyncGenerator[R
 
 
 @asynccontextmanager
-async def puppet(bus: Bus, scripted: ScriptedRun) -> AsyncGenerator[None]:
+async def fake_learner(bus: Bus, scripted: ScriptedRun) -> AsyncGenerator[None]:
     """A learner that pulses until the block ends, then is silent at once."""
-    learner = Puppet(bus, scripted.record.run, scripted.plan, "a")
+    learner = FakeLearner(bus, scripted.record.run, scripted.plan, "a")
     training = asyncio.create_task(learner.train())
     try:
         yield
@@ -108,11 +108,11 @@ async def test_it_reports_a_learner_that_falls_silent_and_comes_back(
         scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
         await scripted.commit_all()
         await running.line("learner_gone", incarnation=STARTS)  # its record is there, and no pulse
-        async with puppet(bus, scripted):
+        async with fake_learner(bus, scripted):
             await running.line("learner_back", incarnation=STARTS + 1)
             await running.until("/api/run", heard)
         await running.line("learner_gone", incarnation=STARTS + 1)
-        async with puppet(bus, scripted):
+        async with fake_learner(bus, scripted):
             await running.until("/api/run", lambda run: heard(run) and started(run) == STARTS + 2)
         await running.line("learner_gone", incarnation=STARTS + 2)
         await running.until("/api/run", lambda run: not alive(run))
@@ -126,7 +126,7 @@ async def test_the_broker_reports_a_dead_process_before_its_silence_does(tmp_pat
         async with NatsBus(broker.url) as bus, monitor(broker, "r", *told) as running:
             scripted = await ScriptedRun.begin(bus, "r", config=RunConfig())
             await scripted.commit_all()
-            async with NatsBus(broker.url, name="a") as own, puppet(own, scripted):
+            async with NatsBus(broker.url, name="a") as own, fake_learner(own, scripted):
                 await running.until("/api/run", heard)
             gone = await running.line("learner_gone")
             while gone["reason"] != "disconnected":  # before its first pulse it was missed too

@@ -19,8 +19,8 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Metric, MetricKind, of, prometheus_name
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 from tests.support.scripted_run import STARTS, ScriptedRun
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ async def test_a_live_run_is_scraped_and_written_down(tmp_path: Path) -> None:
             await scripted.commit_all()
             await scripted.commit_all()
             await bus.publish(Subjects("r").pulse("bad"), b"no pulse")
-            training = asyncio.create_task(Puppet(bus, "r", scripted.plan, "a").train())
+            training = asyncio.create_task(FakeLearner(bus, "r", scripted.plan, "a").train())
             told = await scraped(url, {sample(m) for m in of("health-monitor") if m not in NOT_YET})
             training.cancel()
             await asyncio.gather(training, return_exceptions=True)

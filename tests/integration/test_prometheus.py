@@ -27,8 +27,8 @@ from skerry.protocol.messages import Commit
 from skerry.settings.models import RunConfig
 from skerry.telemetry.metrics import MONITOR, MetricKind, of, prometheus_name
 from tests.support.builders import checkpoint_record, consumed, evaluation
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 from tests.support.scripted_run import ScriptedRun
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ async def watched_run(folder: Path) -> AsyncGenerator[str]:
 async def live_on(scripted: ScriptedRun) -> None:
     """Train, commit, checkpoint and evaluate until cancelled."""
     bus = scripted.bus
-    training = asyncio.create_task(Puppet(bus, "r", scripted.plan, "a").train())
+    training = asyncio.create_task(FakeLearner(bus, "r", scripted.plan, "a").train())
     said = evaluation(run="r", versions=(1, 1, 1), loss=3.25)
     try:
         for step in range(10**6):
@@ -207,7 +207,7 @@ def panels() -> list[str]:
         for text in texts
         if "$job" in text
     ]
-    # What goes wrong has nothing to show in a run that is well, and a puppet's payload no ratio.
+    # What goes wrong has nothing to show in a run that is well, and f32 payloads no ratio.
     return [text for text in filled if not text.endswith("> 0") and "uncompressed" not in text]
 
 

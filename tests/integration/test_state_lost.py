@@ -23,8 +23,8 @@ from skerry.settings.models import RunConfig, SyncConfig
 from skerry_learner.sync.identity import LearnerIdentity
 from skerry_learner.sync.network import open_sync
 from tests.support.builders import checkpoint_record, run_record
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 from tests.support.scripted_run import WINDOW_BYTES, ScriptedRun
 
 pytestmark = [pytest.mark.nats]
@@ -95,7 +95,7 @@ async def test_state_that_is_purged_under_a_running_syncer_is_named(
     async with NatsBus(shared_nats.url, name="test") as bus:
         await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
         await ledger.create_run(bus, run_record(run_id, cut, settings.model_dump_json()))
-        training = asyncio.ensure_future(Puppet(bus, run_id, cut, "l", step_s=0.02).train())
+        training = asyncio.ensure_future(FakeLearner(bus, run_id, cut, "l", step_s=0.02).train())
         saying = asyncio.ensure_future(syncer_says(shared_nats, run_id))
         async for _, commit in ledger.follow_commits(bus, run_id):
             if commit.version == 3:

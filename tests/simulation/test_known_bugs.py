@@ -49,7 +49,7 @@ def test_a_writer_that_ignores_its_fence_is_found(
         return await writer.bus.publish(subject, payload, msg_id=msg_id)
 
     monkeypatch.setattr(StateWriter, "_publish", unfenced)
-    plan, violations = found_and_shrunk(syncer, tmp_path)
+    plan, violations = found_and_shrunk(syncer, tmp_path, start=300)
     assert 1 <= len(plan.faults) <= 3
     assert violations
     monkeypatch.undo()

@@ -60,17 +60,17 @@ async def read_history(
     outer: Outer | None = None,
     method: str | None = None,
     *,
-    puppets: bool = True,
+    fake_learners: bool = True,
 ) -> History:
     """Return the run's history with every violation found in it.
 
-    ``puppets`` says that its learners may be puppets, whose tokens have nothing to do with the
+    ``fake_learners`` says that its learners may be fake, whose tokens have nothing to do with the
     config's. The plan, the outer optimizer and the merge are those of the run's own config.
     """
     del plan, outer, method
     log = RunLog.of(bus, await ledger.read_run(bus, run))
     rules = Rules.of(log.config)
-    if puppets:
+    if fake_learners:
         rules = replace(rules, sequence_tokens=None)
     report = await verify(bus, run, replay=True, rules=rules)
     entries = log.ledger(await newest(bus, log.subjects.commits()))

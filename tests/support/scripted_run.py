@@ -14,7 +14,7 @@ from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, CommitOrigin, LearnerProgress, Manifest, RunRecord
 from skerry.settings.models import RunConfig
 from tests.support.builders import commit, run_record
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

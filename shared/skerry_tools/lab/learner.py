@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.network import Network, open_sync
 from skerry_learner.sync.session import Session
 from skerry_learner.trainer.trainer import Programs, Trainer
-from skerry_learner.training import TrainingLoop
+from skerry_learner.training import Pause, TrainingLoop
 from skerry_tools.lab import scenario
 from skerry_tools.lab.saved_optimizer import SavedOptimizer
 
@@ -87,6 +87,20 @@ class Signal:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         self._event.clear()
+
+
+async def drive(
+    life: Generator[Pause], signal: Signal, step: Callable[[], Awaitable[None]]
+) -> None:
+    """Run a training loop to its end, where ``step`` lasts as long as a step does."""
+    try:
+        for pause in life:
+            if pause.wait_s is not None:
+                await signal.changed(pause.wait_s)
+            else:
+                await step()
+    finally:
+        life.close()
 
 
 class Feed:
@@ -198,15 +212,11 @@ class LabLearner:
         key = f"{self.ground.seed}/{self.hardware.name}/{training.learner.incarnation}"
         draw = random.Random(key).gauss  # noqa: S311 - a schedule, no secret
         mean_s, jitter = self.hardware.step_s, self.hardware.jitter
-        life = training.life()
-        try:
-            for pause in life:
-                if pause.wait_s is not None:
-                    await signal.changed(pause.wait_s)
-                    continue
-                step_s = mean_s * max(FASTEST, 1.0 + jitter * draw(0.0, 1.0))
-                await asyncio.sleep(step_s)
-                self.tally.steps += 1
-                self.tally.busy_s += step_s
-        finally:
-            life.close()
+
+        async def step() -> None:
+            step_s = mean_s * max(FASTEST, 1.0 + jitter * draw(0.0, 1.0))
+            await asyncio.sleep(step_s)
+            self.tally.steps += 1
+            self.tally.busy_s += step_s
+
+        await drive(training.life(), signal, step)

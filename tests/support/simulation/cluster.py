@@ -1,8 +1,7 @@
-"""Processes of a simulated run: puppets, syncers and a reader, each killed, stopped and started.
+"""Processes of a simulated run: learners, syncers and a reader, each killed, stopped and started.
 
-The syncers are the real ones. The learners are puppets: they speak the real protocol by rules that
-``tests.support.puppet`` writes once more, and train nothing, so the learner's own session is not
-tested here. A process is a task and its own client of the broker. Killed, its client lets nothing
+The syncers are the real ones. So are the learners, but that they have random numbers for a model.
+A process is a task and its own client of the broker. Killed, its client lets nothing
 more through and the task ends; started again, it knows what the log knows. Services come as
 functions, since this package imports none.
 """
@@ -32,7 +31,7 @@ from skerry.log.streams import specs
 from skerry.tasks import TaskGroup
 from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.builders import run_record
-from tests.support.puppet import Puppet
+from tests.support.learners import FakeLearner
 from tests.support.simulation.network import SimulatedLink, SimulatedNetwork
 from tests.support.simulation.scenario import SENT_BLOCKS
 
@@ -163,7 +162,7 @@ class Cluster:
         await bus.declare(specs(RUN, window_bytes=1024**2))
         record = run_record(RUN, self.plan, scenario.config_json)
         await ledger.create_run(bus, record)
-        puppet = Puppet(
+        learner = FakeLearner(
             bus,
             RUN,
             self.plan,
@@ -172,12 +171,11 @@ class Cluster:
             chunk_blocks=SENT_BLOCKS,
             step_s=scenario.step_s * (1 + 0.2 * int(name[-1])),
             steps=scenario.steps,
-            overlap_steps=scenario.overlap_steps,
             pulse_s=scenario.pulse_s,
             wall_ns=self.network.wall_of(name),
         )
         async with TaskGroup() as group:
-            training = group.create_task(puppet.train())
+            training = group.create_task(learner.train())
             await ledger.wait_finished(bus, RUN)
             training.cancel()
         if not self.finished.done():

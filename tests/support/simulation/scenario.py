@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.settings.models import DataConfig, LivenessConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_tools.chaos.plan import DRAWN, SHARES, Fault, Kind, random_plan
-from tests.support.puppet import TOKENS
+from tests.support.learners import TOKENS
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
@@ -108,7 +108,7 @@ def scenario_of(faults: FaultPlan) -> Scenario:
     staleness = int(draw() * 4)
     merge = "rda" if draw() < 0.3 else "average"
     scheme = "int4" if draw() < 0.7 else "f32"
-    step_s = 0.2
+    step_s = 0.1
     training_s = max(TRAINING_S, faults.end_s + faults.heal_s)
     return Scenario(
         learners,

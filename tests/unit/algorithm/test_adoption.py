@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.adoption import Method, adopt, blend, overwrite, rebase
+from skerry.algorithm.adoption import Method, adopt, blend, rebase
 from tests.support.strategies import vectors
 
 if TYPE_CHECKING:
@@ -20,13 +20,11 @@ vector = vectors(300, largest=1e6)
 
 
 @quick
-@given(fresh=vector)
-def test_overwrite_takes_the_global_fragment_into_memory_of_its_own(
-    fresh: NDArray[np.float32],
+@given(local=vector, captured=vector, fresh=vector)
+def test_overwrite_takes_the_global_fragment_whatever_was_local(
+    local: NDArray[np.float32], captured: NDArray[np.float32], fresh: NDArray[np.float32]
 ) -> None:
-    taken = overwrite(fresh)
-    assert np.array_equal(taken, fresh)
-    assert not np.shares_memory(taken, fresh)
+    assert np.array_equal(adopt("overwrite", local, captured, fresh, np.float32(0.5)), fresh)
 
 
 @quick
@@ -34,8 +32,8 @@ def test_overwrite_takes_the_global_fragment_into_memory_of_its_own(
 def test_blending_nothing_is_overwriting_and_blending_all_is_ignoring(
     local: NDArray[np.float32], fresh: NDArray[np.float32]
 ) -> None:
-    assert np.array_equal(blend(local, fresh, 0.0), fresh)
-    assert np.array_equal(blend(local, fresh, 1.0), local)
+    assert np.array_equal(blend(local, fresh, np.float32(0)), fresh)
+    assert np.array_equal(blend(local, fresh, np.float32(1)), local)
 
 
 @quick
@@ -44,14 +42,14 @@ def test_a_blend_lies_between(
     local: NDArray[np.float32], fresh: NDArray[np.float32], alpha: float
 ) -> None:
     slack = 1e-6 * (np.abs(local) + np.abs(fresh)) + 1e-37
-    mixed = blend(local, fresh, alpha)
+    mixed = blend(local, fresh, np.float32(alpha))
     assert np.all(mixed <= np.maximum(local, fresh) + slack)
     assert np.all(mixed >= np.minimum(local, fresh) - slack)
 
 
 def test_alpha_is_the_share_of_the_local_value() -> None:
     local, fresh = np.array([4.0], np.float32), np.array([8.0], np.float32)
-    assert blend(local, fresh, 0.25).tolist() == [7.0]
+    assert blend(local, fresh, np.float32(0.25)).tolist() == [7.0]
 
 
 @quick
@@ -81,6 +79,6 @@ def test_rebasing_moves_a_learner_that_did_not_contribute_from_its_anchor() -> N
 @pytest.mark.parametrize("method", get_args(Method))
 def test_every_method_is_reached_by_name_and_stays_in_f32(method: Method) -> None:
     local, captured, fresh = (np.array([value], np.float32) for value in (5.0, 4.0, 8.0))
-    adopted = adopt(method, local, captured, fresh, 0.5)
+    adopted = adopt(method, local, captured, fresh, np.float32(0.5))
     assert adopted.dtype == np.float32
     assert adopted.tolist() == [{"overwrite": 8.0, "blend": 6.5, "rebase": 9.0}[method]]

@@ -30,7 +30,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from tests.support.builders import commit, consumed, header, manifest, part, run_record
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 2)

@@ -12,7 +12,7 @@ from skerry.errors import Diverged
 from skerry_learner.sync import encode
 from skerry_learner.sync.mailbox import Outgoing
 from tests.support.builders import header
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 PLAN = plan([LeafSpec("w", (70, 100)), LeafSpec("b", (5,))], 1)
 FRAGMENT = PLAN.fragments[0]

@@ -18,7 +18,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry_learner.sync.sending import is_lost
 from tests.support.builders import header, manifest
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (24, 256))], 2)

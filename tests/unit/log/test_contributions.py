@@ -22,7 +22,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import ids, tracing
 from tests.support.builders import header
-from tests.support.puppet import walk
+from tests.support.learners import walk
 from tests.support.telemetry import Collected
 
 RUN = "t"

@@ -31,7 +31,7 @@ from skerry.protocol.messages import (
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import manifest
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (24, 256))], 2)

@@ -18,7 +18,7 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.codec import Chunk, encode_vector
 from tests.support.builders import header
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 2)

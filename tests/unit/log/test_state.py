@@ -22,7 +22,7 @@ from skerry.protocol.messages import CheckpointRecord, Commit, Manifest
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import commit
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (40, 100)), LeafSpec("b", (7,))], 2)

@@ -10,13 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.protocol.learner import (
+    DoorReason,
+    LearnerDoor,
     LearnerFragment,
     LearnerPolicy,
     TrainingProgress,
     claimed,
+    supersedes,
 )
 from skerry.settings.models import SyncConfig
-from tests.support.builders import round_
+from tests.support.builders import commit, round_
 
 Method = Literal["overwrite", "blend", "rebase"]
 
@@ -191,3 +194,41 @@ def test_under_rebase_every_step_is_contributed_once_and_in_order(events: list[s
     edges = [0, *(stop for _, stop in sent)]
     assert [start for start, _ in sent] == edges[:-1]
     assert state.identity == len(sent)
+
+
+def test_a_round_that_overtakes_its_manifest_comes_in_with_it() -> None:
+    door = LearnerDoor(2, 100)
+    early = round_(3, 1)
+    assert door.take_round(early) is DoorReason.EARLY
+    assert door.rounds == ()
+    assert door.take_manifest(commit(2, 1)) is None
+    assert (door.rounds, sum(door.refused.values())) == ((early,), 0)
+
+
+@pytest.mark.parametrize("how", ["steps", "final commit", "own end"])
+def test_a_final_round_comes_in_once_the_run_is_at_its_end(how: str) -> None:
+    door = LearnerDoor(1, 100)
+    door.take_manifest(commit(1, step=50))
+    last = round_(2, due_step=100, final=True)
+    assert door.take_round(last) is DoorReason.NOT_OVER
+    if how == "own end":
+        door.end()
+    else:
+        door.take_manifest(commit(1, step=100 if how == "steps" else 60, final=how != "steps"))
+    assert door.rounds == (last,)
+
+
+def test_a_round_beyond_a_manifest_that_turns_out_older_is_dropped() -> None:
+    door = LearnerDoor(1, 100)
+    door.take_manifest(commit(9))
+    assert door.take_round(round_(10)) is None
+    door.take_manifest(commit(2))
+    assert door.rounds == ()
+    assert door.take_round(round_(3)) is None
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "believed"), [(5, False), (6, True), (69, True), (70, False), (2**64, False)]
+)
+def test_only_so_many_starts_may_have_been_missed(incarnation: int, *, believed: bool) -> None:
+    assert supersedes(incarnation, 5) is believed

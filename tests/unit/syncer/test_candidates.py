@@ -32,7 +32,7 @@ from skerry_syncer.service import candidate
 from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.builders import run_record
 from tests.support.history import read_history
-from tests.support.puppet import Puppet
+from tests.support.learners import FakeLearner, ScriptedLearner
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class MutedBus(MemoryBus):
 
 @dataclass
 class World:
-    """One run on one virtual loop: candidates and puppets as tasks that can be stopped."""
+    """One run on one virtual loop: candidates and learners as tasks that can be stopped."""
 
     loop: VirtualLoop
     broker: MemoryBroker = field(default_factory=MemoryBroker)
@@ -96,8 +96,8 @@ class World:
         await ledger.create_run(self.bus, run_record(RUN, PLAN, settings.model_dump_json()))
         for number in range(learners):
             name = f"l{number}"
-            puppet = Puppet(self.bus, RUN, PLAN, name, step_s=0.05, **changes)  # type: ignore[arg-type]
-            self.start(f"learner {name}", puppet.train())
+            learner = FakeLearner(self.bus, RUN, PLAN, name, step_s=0.05, **changes)  # type: ignore[arg-type]
+            self.start(f"learner {name}", learner.train())
 
     def start(self, key: str, coroutine: Coroutine[Any, Any, None]) -> None:
         context = copy_context()
@@ -391,7 +391,7 @@ def test_each_shard_keeps_its_part_of_the_launch_floor() -> None:
 
     async def play(world: World) -> None:
         await world.begin(config(shards=2), learners=0)
-        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.5, incarnation=1)
+        learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.5)
         await learner.offer_genesis()
         world.syncer("a")
         await world.served_by({0: "a", 1: "a"})
@@ -416,7 +416,7 @@ def test_each_shard_keeps_its_part_of_the_launch_floor() -> None:
 def test_final_round_to_which_nobody_comes_still_tells_the_other_shards() -> None:
     async def play(world: World) -> None:
         await world.begin(config(shards=2, round_timeout_s=3.0), learners=0)
-        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
+        learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
         await learner.offer_genesis()
         for name in "ab":
             world.syncer(name)
@@ -468,7 +468,7 @@ async def history(bus: MemoryBus) -> list[Commit]:
     return found
 
 
-async def say(learner: Puppet) -> None:
+async def say(learner: ScriptedLearner) -> None:
     """Pulse for ever, as one that has finished."""
     while True:
         await learner.pulse(learner.steps)
@@ -503,7 +503,7 @@ def test_contribution_that_is_acknowledged_at_the_end_is_merged_before_the_run_i
 
     async def play(world: World) -> None:
         await world.begin(config(shards=shards, round_timeout_s=3.0), learners=0)
-        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
+        learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
         await learner.offer_genesis()
         slow = {name: SlowBus(world.broker) for name in "ab"[:shards]}
         for name, bus in slow.items():
@@ -532,8 +532,8 @@ def test_contribution_that_is_still_being_read_at_the_end_is_whole() -> None:
 
     async def play(world: World) -> None:
         await world.begin(config(round_timeout_s=3.0), learners=0)
-        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
-        gone = Puppet(world.bus, RUN, PLAN, "gone", steps=10, incarnation=1, chunk_blocks=1)
+        learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
+        gone = ScriptedLearner(world.bus, RUN, PLAN, "gone", steps=10, chunk_blocks=1)
         await learner.offer_genesis()
         slow = SlowBus(world.broker)
         world.start("a", candidate(slow, RUN, "a"))
@@ -583,9 +583,9 @@ def test_contribution_that_never_came_whole_is_refused_before_the_run_is_finishe
 ) -> None:
     async def play(world: World) -> None:
         await world.begin(config(round_timeout_s=3.0), learners=0)
-        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
+        learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
         cut = CutBus(world.broker)
-        gone = Puppet(cut, RUN, PLAN, "gone", steps=10, incarnation=1, chunk_blocks=1)
+        gone = ScriptedLearner(cut, RUN, PLAN, "gone", steps=10, chunk_blocks=1)
         await learner.offer_genesis()
         world.syncer("a")
         await begun(world, "a")
@@ -609,7 +609,7 @@ def test_contribution_that_never_came_whole_is_refused_before_the_run_is_finishe
 def test_answer_without_steps_that_another_shard_leaves_does_not_hold_up_the_end_for_ever() -> None:
     async def play(world: World) -> None:
         await world.begin(config(shards=2, round_timeout_s=3.0), learners=0)
-        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10, incarnation=1)
+        learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
         await learner.offer_genesis()
         for name in "ab":
             world.syncer(name)
@@ -618,8 +618,7 @@ def test_answer_without_steps_that_another_shard_leaves_does_not_hold_up_the_end
         await all_final(world)
         learner.versions = dict.fromkeys(range(4), 2)
         for fragment in (0, 1):
-            learner.held[fragment].origin = 10**6
-            await learner.send_gradient(fragment, 2)
+            await learner.send_gradient(fragment, 2, steps=0)
         for name in "ab":
             await world.tasks[name]
         assert (await ledger.read_run(world.bus, RUN)).state is RunState.FINISHED
@@ -652,7 +651,7 @@ async def test_only_time_in_which_the_process_ran_counts_as_standstill() -> None
 def test_round_to_which_nobody_came_is_counted() -> None:
     async def play(world: World) -> None:
         await world.begin(config(round_timeout_s=5.0), learners=0)
-        learner = Puppet(world.bus, RUN, PLAN, "l", step_s=0.05, incarnation=1)
+        learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05)
         await learner.offer_genesis()
         world.syncer("a")
         await world.commits(lambda c: c.version == 1)

@@ -1,4 +1,4 @@
-"""The syncer's session on a memory broker, with puppets for learners."""
+"""The syncer's session on a memory broker, with fake learners."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.algorithm.outer import make_outer
 from skerry.errors import Fenced, first_cause
 from skerry.log import contributions, ledger, presence
+from skerry.log.base import Receipt
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
@@ -30,7 +32,7 @@ from skerry_syncer.shard import MOST_REFUSED
 from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import run_record
 from tests.support.history import read_history
-from tests.support.puppet import Outgoing, Puppet, walk
+from tests.support.learners import STEPS, FakeLearner, ScriptedLearner, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)
@@ -81,8 +83,12 @@ async def second_version(bus: MemoryBus) -> Commit:
     raise AssertionError
 
 
-def puppet(bus: MemoryBus, name: str, **changes: object) -> Puppet:
-    return Puppet(bus, RUN, PLAN, name, step_s=0.005, **changes)  # type: ignore[arg-type]
+def fake(bus: MemoryBus, name: str, **changes: object) -> FakeLearner:
+    return FakeLearner(bus, RUN, PLAN, name, step_s=0.005, **changes)  # type: ignore[arg-type]
+
+
+def scripted(bus: MemoryBus, name: str, steps: int = STEPS) -> ScriptedLearner:
+    return ScriptedLearner(bus, RUN, PLAN, name, step_s=0.005, steps=steps)
 
 
 async def violations(bus: MemoryBus) -> tuple[str, ...]:
@@ -92,7 +98,7 @@ async def violations(bus: MemoryBus) -> tuple[str, ...]:
 
 async def test_two_learners_fill_every_round_and_the_history_is_whole() -> None:
     bus = await connected()
-    learners = [puppet(bus, "a").train(), puppet(bus, "b").train()]
+    learners = [fake(bus, "a").train(), fake(bus, "b").train()]
     async with background(session(bus, RUN, "s"), *learners):
         commits = await commits_until(bus, 5)
     assert await violations(bus) == ()
@@ -103,7 +109,7 @@ async def test_two_learners_fill_every_round_and_the_history_is_whole() -> None:
 
 async def test_run_ends_with_one_final_round_per_fragment() -> None:
     bus = await connected()
-    learners = [puppet(bus, name, steps=60).train() for name in ("a", "b")]
+    learners = [fake(bus, name, steps=60).train() for name in ("a", "b")]
     async with background(*learners):
         await asyncio.wait_for(session(bus, RUN, "s"), 30)
     record = await ledger.read_run(bus, RUN)
@@ -116,7 +122,7 @@ async def test_run_ends_with_one_final_round_per_fragment() -> None:
 
 async def test_syncer_that_is_overtaken_steps_down_and_the_other_goes_on() -> None:
     bus = await connected()
-    async with background(session(bus, RUN, "old"), puppet(bus, "a").train()) as tasks:
+    async with background(session(bus, RUN, "old"), fake(bus, "a").train()) as tasks:
         await commits_until(bus, 2)
         async with background(session(bus, RUN, "new")):
             commits = await commits_until(bus, 5)
@@ -129,7 +135,7 @@ async def test_syncer_that_is_overtaken_steps_down_and_the_other_goes_on() -> No
 
 async def test_syncer_that_starts_again_goes_on_where_the_log_says() -> None:
     bus = await connected()
-    async with background(puppet(bus, "a").train(), puppet(bus, "b").train()):
+    async with background(fake(bus, "a").train(), fake(bus, "b").train()):
         for round_ in (2, 4, 6):
             async with background(session(bus, RUN, f"s{round_}")):
                 commits = await commits_until(bus, round_)
@@ -142,10 +148,9 @@ async def test_syncer_that_starts_again_goes_on_where_the_log_says() -> None:
 async def test_contribution_from_the_future_is_refused_and_counted() -> None:
     bus = await connected()
     async with background(session(bus, RUN, "s")):
-        liar = puppet(bus, "liar")
-        async with background(puppet(bus, "a").train()):
+        liar = scripted(bus, "liar")
+        async with background(fake(bus, "a").train()):
             await commits_until(bus, 2)
-            liar.incarnation = 1
             liar.versions[0] = 1000
             await liar.send_gradient(0, 1001)
             commits = await commits_until(bus, 6)
@@ -158,11 +163,11 @@ async def test_flood_of_bad_bytes_neither_hides_a_refusal_nor_goes_unsaid() -> N
     bus = await connected()
     for _ in range(MOST_REFUSED + 7):
         await bus.publish(Subjects(RUN).contribution(0, "vandal"), b"rubbish")
-    early = puppet(bus, "early")
-    early.incarnation, early.versions[0] = 1, 0
+    early = scripted(bus, "early")
+    early.versions[0] = 0
     await early.send_gradient(0, 1)
     with capture_logs() as logs:
-        async with background(session(bus, RUN, "s"), puppet(bus, "a").train()):
+        async with background(session(bus, RUN, "s"), fake(bus, "a").train()):
             commits = await commits_until(bus, 2)
     first = next(c for c in commits if c.fragment == 0)
     assert [r.cause for r in first.refused if r.learner == "early"] == ["genesis"]
@@ -175,10 +180,9 @@ async def test_flood_of_bad_bytes_neither_hides_a_refusal_nor_goes_unsaid() -> N
 async def test_contribution_that_no_training_could_make_is_refused_by_name(poison: float) -> None:
     bus = await connected()
     async with background(session(bus, RUN, "s")):
-        sick = puppet(bus, "sick")
-        async with background(puppet(bus, "a").train()):
+        sick = scripted(bus, "sick")
+        async with background(fake(bus, "a").train()):
             commits = await commits_until(bus, 2)
-            sick.incarnation = 1
             sick.versions[0] = commits[-1].version
             await sick.send_gradient(0, commits[-1].version + 1, poison=poison)
             commits = await commits_until(bus, 6)
@@ -186,18 +190,17 @@ async def test_contribution_that_no_training_could_make_is_refused_by_name(poiso
     assert await violations(bus) == ()
 
 
-class Distant(Puppet):
-    """Its contributions take a while to get there."""
+class DistantBus(MemoryBus):
+    """A client whose contributions take a while to get there."""
 
     delay_s = 0.25
 
-    async def _publish(self, outgoing: Outgoing) -> None:
-        gradient = outgoing.header.kind is ContributionKind.OUTER_GRADIENT
-        await asyncio.sleep(self.delay_s if gradient else 0)
-        await super()._publish(outgoing)
+    async def publish(self, subject: str, payload: bytes, **options: Any) -> Receipt:
+        await asyncio.sleep(self.delay_s if ".contrib." in subject else 0)
+        return await super().publish(subject, payload, **options)
 
 
-def simulated(*learners: type[Puppet]) -> list[Commit]:
+def simulated(*clients: type[MemoryBus]) -> list[Commit]:
     """Return what learners with steps of 0.1 s make of three minutes of virtual time."""
     loop = VirtualLoop()
 
@@ -205,14 +208,15 @@ def simulated(*learners: type[Puppet]) -> list[Commit]:
         return round(loop.time() * 1e9)
 
     async def live() -> list[Commit]:
-        bus = MemoryBroker(clock_ns=now_ns).connect()
+        broker = MemoryBroker(clock_ns=now_ns)
+        bus = broker.connect()
         await bus.declare(specs(RUN))
         await ledger.create_run(bus, run_record(RUN, PLAN, CONFIG.model_dump_json()))
-        puppets = [
-            kind(bus, RUN, PLAN, f"{kind.__name__}-{n}", step_s=0.1, wall_ns=now_ns).train()
-            for n, kind in enumerate(learners)
+        learners = [
+            FakeLearner(client(broker), RUN, PLAN, f"l{n}", step_s=0.1, wall_ns=now_ns).train()
+            for n, client in enumerate(clients)
         ]
-        async with background(session(bus, RUN, "s", now_ns), *puppets):
+        async with background(session(bus, RUN, "s", now_ns), *learners):
             return await commits_until(bus, 12)
 
     task = loop.create_task(live())
@@ -224,7 +228,7 @@ def simulated(*learners: type[Puppet]) -> list[Commit]:
 
 def test_who_misses_rounds_is_waited_for_from_then_on() -> None:
     """A step is waited for at first; the distant one takes two and a half."""
-    commits = [c for c in simulated(Puppet, Puppet, Distant) if c.version > 1]
+    commits = [c for c in simulated(MemoryBus, MemoryBus, DistantBus) if c.version > 1]
     late = [c for c in commits if any(m.staleness for m in c.consumed)]
     assert late, "nobody was late, so nothing was learnt"
     assert max(c.version for c in late) <= 4
@@ -233,8 +237,8 @@ def test_who_misses_rounds_is_waited_for_from_then_on() -> None:
 
 def test_who_cannot_be_in_time_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round may wait for six steps; this one takes seven."""
-    monkeypatch.setattr(Distant, "delay_s", 0.7)
-    commits = [c for c in simulated(Puppet, Puppet, Distant) if c.version > 1]
+    monkeypatch.setattr(DistantBus, "delay_s", 0.7)
+    commits = [c for c in simulated(MemoryBus, MemoryBus, DistantBus) if c.version > 1]
     assert any(m.staleness for c in commits for m in c.consumed), "nobody was late"
     assert max(c.grace_s for c in commits) <= 0.15
 
@@ -244,9 +248,9 @@ async def test_quorum_of_two_waits_for_the_second_learner() -> None:
     bus = await connected(config)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(background(session(bus, RUN, "s")))
-        await stack.enter_async_context(background(puppet(bus, "a").train()))
+        await stack.enter_async_context(background(fake(bus, "a").train()))
         await commits_until(bus, 1)
-        await stack.enter_async_context(background(puppet(bus, "b").train()))
+        await stack.enter_async_context(background(fake(bus, "b").train()))
         commits = await commits_until(bus, 5)
     later = [c for c in commits if c.version > 1]
     assert all({r.learner for r in c.consumed} >= {"a", "b"} for c in later)
@@ -256,8 +260,7 @@ async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> N
     """By the step of one that joined meanwhile, those who stopped would wait for ever."""
     blocking = CONFIG.sync.model_copy(update={"quorum": 2, "overlap_steps": 0})
     bus = await connected(CONFIG.model_copy(update={"sync": blocking}))
-    first, second = puppet(bus, "a"), puppet(bus, "b")
-    first.incarnation = second.incarnation = 1
+    first, second = scripted(bus, "a"), scripted(bus, "b")
     async with background(session(bus, RUN, "s")):
         await first.offer_genesis()
         await commits_until(bus, 1)
@@ -278,7 +281,7 @@ async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> N
 async def test_norm_that_the_values_do_not_have_is_refused_and_nobody_else(norm: float) -> None:
     sync = CONFIG.sync.model_copy(update={"merge": "rda", "quorum": 2})
     bus = await connected(CONFIG.model_copy(update={"sync": sync}))
-    learners = [puppet(bus, name).train() for name in ("a", "b")]
+    learners = [fake(bus, name).train() for name in ("a", "b")]
     async with background(session(bus, RUN, "s"), *learners):
         await commits_until(bus, 2)
         last = await ledger.last_commits(bus, RUN)
@@ -307,7 +310,7 @@ async def test_contribution_that_makes_the_step_infinite_is_refused_alone(
     outer = OuterConfig(preset=f"{__name__}:overflowing")
     bus = await connected(CONFIG.model_copy(update={"outer": outer}))
     refused: set[str] = set()
-    learners = [puppet(bus, name).train() for name in ("a", "b")]
+    learners = [fake(bus, name).train() for name in ("a", "b")]
     async with (
         background(session(bus, RUN, "s"), *learners),
         asyncio.timeout(30),
@@ -324,7 +327,7 @@ async def test_contribution_that_makes_the_step_infinite_is_refused_alone(
 
 async def test_round_in_which_nothing_counts_still_ends_for_those_who_answered() -> None:
     bus = await connected()
-    alone = puppet(bus, "a", poisoned_below=3)
+    alone = fake(bus, "a", poisoned_below=3)
     async with background(session(bus, RUN, "s"), alone.train()):
         commits = await commits_until(bus, 5)
     assert await violations(bus) == ()
@@ -340,7 +343,7 @@ async def test_rounds_without_a_quorum_are_known_as_such_whatever_becomes_of_the
     """Final ones and those of which nothing counts: no K-th contribution was waited for there."""
     few = CONFIG.sync.model_copy(update={"quorum": 2, "round_timeout_s": 0.5})
     bus = await connected(CONFIG.model_copy(update={"sync": few}))
-    async with background(puppet(bus, "a", steps=400, poisoned_below=3).train()):
+    async with background(fake(bus, "a", steps=400, poisoned_below=3).train()):
         await asyncio.wait_for(session(bus, RUN, "s"), 30)
     last = await ledger.last_commits(bus, RUN)
     commits = await commits_until(bus, min(c.version for c in last.values()))
@@ -354,7 +357,7 @@ async def test_rounds_without_a_quorum_are_known_as_such_whatever_becomes_of_the
 async def test_round_in_the_air_when_training_ends_closes_before_the_final_one() -> None:
     """Whoever has answered it has taken steps since, and answers a version only once."""
     bus = await connected()
-    learner = puppet(bus, "a", steps=20, incarnation=1)
+    learner = scripted(bus, "a", steps=20)
     await learner.offer_genesis()
     seen: list[tuple[int, bool]] = []
     rounds = presence.follow_rounds(bus, RUN, PLAN.digest)
@@ -377,12 +380,12 @@ async def test_round_in_the_air_when_training_ends_closes_before_the_final_one()
 
 async def test_contributions_count_after_their_stream_was_removed() -> None:
     bus = await connected()
-    async with background(session(bus, RUN, "s"), puppet(bus, "a").train()):
+    async with background(session(bus, RUN, "s"), fake(bus, "a").train()):
         await commits_until(bus, 5)
     del bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
     await bus.declare(specs(RUN))
     reached = max(c.version for c in (await ledger.last_commits(bus, RUN)).values())
-    async with background(session(bus, RUN, "next"), puppet(bus, "a").train()):
+    async with background(session(bus, RUN, "next"), fake(bus, "a").train()):
         await commits_until(bus, reached + 2)
 
 
@@ -407,9 +410,9 @@ async def test_contribution_that_left_the_log_unread_is_offered_again(*, anew: b
     sync = CONFIG.sync.model_copy(update={"quorum": 2, "round_timeout_s": 600.0})
     bus = await connected(CONFIG.model_copy(update={"sync": sync}))
     contrib = bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
-    async with background(puppet(bus, "a").train()):
+    async with background(fake(bus, "a").train()):
         async with background(session(bus, RUN, "s")):
-            async with background(puppet(bus, "b").train()):
+            async with background(fake(bus, "b").train()):
                 await commits_until(bus, 3)
             last = await until_waiting(bus, "a")
         ends = contrib.last_seq
@@ -419,7 +422,7 @@ async def test_contribution_that_left_the_log_unread_is_offered_again(*, anew: b
             del bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
             await bus.declare(specs(RUN))
         with capture_logs() as lines:
-            async with background(session(bus, RUN, "next"), puppet(bus, "b").train()):
+            async with background(session(bus, RUN, "next"), fake(bus, "b").train()):
                 commits = await commits_until(bus, max(c.version for c in last.values()) + 1)
     (gone,) = [line for line in lines if line["event"] == "contributions_gone"]
     assert gone["versions"] == {fragment: c.version for fragment, c in last.items()}

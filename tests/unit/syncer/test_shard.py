@@ -22,7 +22,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import SyncConfig
 from skerry_syncer.shard import MOST_REFUSED, MOST_SETTLED, FragmentState, Refusals, Shard, judge
 from tests.support.builders import header, manifest
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 1)

@@ -1,25 +1,24 @@
 """Fragments on the device: cutting one out of the parameters and putting a global one in.
 
 Two jitted functions per fragment, with the plan's slices baked in. Donated leaves are written in
-place, so a fragment in flight costs its own size and nothing more. The formulas are those of
-``skerry.algorithm.adoption``, and tests hold the two against each other bit by bit.
+place, so a fragment in flight costs its own size and nothing more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from skerry.algorithm import adoption
 from skerry.algorithm.fragments import Fragment, LeafSpec, padded
 
 Leaves: TypeAlias = tuple[jax.Array, ...]
 """The leaves that a fragment touches, in the order of ``leaves_of``."""
 
-Adoption: TypeAlias = Literal["overwrite", "blend", "rebase"]
 Capture: TypeAlias = Callable[[Leaves, jax.Array], tuple[jax.Array, jax.Array]]
 Adopt: TypeAlias = Callable[[Leaves, jax.Array, jax.Array, np.float32], Leaves]
 
@@ -64,22 +63,16 @@ def make_capture(fragment: Fragment) -> Capture:
     return jax.jit(capture)
 
 
-def make_adopt(fragment: Fragment, adoption: Adoption) -> Adopt:
+def make_adopt(fragment: Fragment, method: adoption.Method) -> Adopt:
     """Return the jitted ``(leaves, base, new, keep) -> leaves``; the leaves passed in are given up.
 
     ``base`` is the local value that ``new`` already accounts for: what was captured for the
-    contribution, or the anchor when none was. overwrite: the new value (the paper). blend:
-    ``keep * local + (1 - keep) * new`` (Streaming DiLoCo, arXiv 2501.18512). rebase:
-    ``new + (local - base)``, exactly ``new`` where nothing was learnt since.
+    contribution, or the anchor when none was. The formulas are ``skerry.algorithm.adoption``'s.
     """
 
     def adopt(leaves: Leaves, base: jax.Array, new: jax.Array, keep: jax.Array) -> Leaves:
-        if adoption == "overwrite":
-            return scatter(fragment, new, leaves)
         local = gather(fragment, leaves)
-        if adoption == "blend":
-            return scatter(fragment, keep * local + (1.0 - keep) * new, leaves)
-        return scatter(fragment, new + (local - base), leaves)
+        return scatter(fragment, adoption.adopt(method, local, base, new, keep), leaves)
 
     return jax.jit(adopt, donate_argnums=0)
 

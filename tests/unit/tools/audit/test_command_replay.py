@@ -30,8 +30,8 @@ from skerry_syncer.service import load_kernels, session
 from skerry_tools.audit.command_replay import policy_of
 from skerry_tools.audit.moment import Moment, parse
 from tests.support.builders import run_record
+from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
-from tests.support.puppet import Puppet
 from tests.support.s3_server import BUCKET, S3Server
 
 WINDOW_BYTES = 16 * 1024**2
@@ -56,16 +56,16 @@ async def background(*coroutines: object) -> AsyncGenerator[None]:
 
 
 async def train(server: NatsServer, run: str, versions: int = 4) -> list[tuple[int, Commit]]:
-    """Let the real syncer and two puppets make a history; return its commits."""
+    """Let the real syncer and two fake learners make a history; return its commits."""
     found: list[tuple[int, Commit]] = []
     newest: dict[int, int] = {}
     await asyncio.to_thread(load_kernels)
     async with NatsBus(server.url, name="test") as bus:
         await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
         await ledger.create_run(bus, run_record(run, PLAN, CONFIG.model_dump_json()))
-        puppets = [Puppet(bus, run, PLAN, name, step_s=0.005).train() for name in ("a", "b")]
+        learners = [FakeLearner(bus, run, PLAN, name, step_s=0.005).train() for name in ("a", "b")]
         commits = ledger.follow_commits(bus, run)
-        async with background(session(bus, run, "s"), *puppets), aclosing(commits):
+        async with background(session(bus, run, "s"), *learners), aclosing(commits):
             async with asyncio.timeout(180):
                 async for sequence, commit in commits:
                     found.append((sequence, commit))

@@ -25,7 +25,7 @@ from skerry_tools.chaos.hostile import FAR_STEP, INTRUDER, MESSAGES, MOST_TOKENS
 from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.plan import HOSTILE, Fault, FaultPlan, Kind, check, choose
 from tests.support.builders import header, pulse, run_record
-from tests.support.puppet import walk
+from tests.support.learners import walk
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan

@@ -1,0 +1,215 @@
+"""No message that anybody may write ends, stalls or misleads a learner: each one is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from skerry.errors import Superseded
+from skerry.log import presence
+from skerry.log.memory import MemoryBroker
+from skerry.protocol.learner import DoorReason
+from skerry.protocol.messages import LearnerPhase, Manifest, Round, Start
+from skerry.protocol.records import encode
+from skerry.protocol.subjects import Subjects
+from skerry_learner.sync.connection import LearnerConnection
+from tests.support.builders import manifest, member, round_, until
+from tests.support.learners import FakeLearner
+from tests.support.scripted_run import ScriptedRun
+
+RUN = "run"
+SUBJECTS = Subjects(RUN)
+HUGE = 2**40
+
+
+@dataclass
+class Attacked:
+    """One real learner of a run whose syncer is the test."""
+
+    scripted: ScriptedRun
+    learner: FakeLearner
+    task: asyncio.Task[None]
+
+    @property
+    def link(self) -> LearnerConnection:
+        assert self.learner.network is not None
+        return self.learner.network.link
+
+    @property
+    def phase(self) -> LearnerPhase:
+        assert self.learner.training is not None
+        return self.learner.training.phase
+
+    def round(self, version: int, fragment: int = 0, **changes: Any) -> Round:
+        changes = {"due_step": 1, "plan_digest": self.scripted.plan.digest, **changes}
+        return round_(version, fragment, **changes)
+
+    def _has_sent(self, count: int) -> bool:
+        return self.link.traffic.contributions >= count
+
+    def _has_adopted(self, fragment: int, version: int) -> bool:
+        assert self.learner.training is not None
+        return self.learner.training.session.versions[fragment] == version
+
+    async def refused(self, reason: DoorReason) -> None:
+        """Return once something was refused for this reason."""
+        await until(lambda: self.link.door.refused[reason] > 0)
+
+    async def forge(self, subject: str, payload: bytes) -> None:
+        await self.scripted.bus.publish(subject, payload)
+
+    async def goes_on(self) -> None:
+        """Return once the learner has adopted, answered and stepped as if nothing had been."""
+        assert not self.task.done()
+        for fragment in self.scripted.plan.fragments:
+            sent, index = self.link.traffic.contributions, fragment.index
+            done = await self.scripted.commit(index, step=1)
+            await presence.open_round(self.scripted.bus, self.round(done.commit.version + 1, index))
+            await until(partial(self._has_sent, sent + 1))
+            done = await self.scripted.commit(index, step=1)
+            await until(partial(self._has_adopted, index, done.commit.version))
+        step = self.learner.step
+        await until(lambda: self.learner.step > step)
+        assert self.phase is LearnerPhase.TRAINING
+        assert not self.task.done()
+
+
+@asynccontextmanager
+async def attacked(
+    prepare: Callable[[ScriptedRun], Any] | None = None,
+) -> AsyncGenerator[Attacked]:
+    """A learner that trains; ``prepare`` strikes before it starts."""
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    if prepare is not None:
+        await prepare(scripted)
+    learner = FakeLearner(scripted.bus, RUN, scripted.plan, "a", step_s=0.005)
+    task = asyncio.create_task(learner.train())
+    try:
+        await until(lambda: task.done() or learner.step > 0)
+        yield Attacked(scripted, learner, task)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+ROUNDS = [
+    ({"version": HUGE, "final": True}, DoorReason.TOO_NEW),
+    ({"version": 2**64 - 1}, DoorReason.TOO_NEW),
+    ({"version": 2, "due_step": 2**60}, DoorReason.BEYOND_THE_END),
+    ({"version": 2, "final": True}, DoorReason.NOT_OVER),
+    ({"version": 2, "fragment": 77}, DoorReason.NO_SUCH_FRAGMENT),
+]
+IDS = ["version and final", "version", "due step", "final", "fragment"]
+
+
+@pytest.mark.parametrize(("changes", "reason"), ROUNDS, ids=IDS)
+async def test_a_round_that_cannot_be_is_refused(
+    changes: dict[str, Any], reason: DoorReason
+) -> None:
+    async with attacked() as scene:
+        forged = scene.round(**changes)
+        await scene.forge(SUBJECTS.round(forged.fragment), encode(forged))
+        await scene.refused(reason)
+        await scene.goes_on()
+
+
+@pytest.mark.parametrize(("changes", "reason"), ROUNDS, ids=IDS)
+async def test_a_learner_starts_beside_a_round_that_cannot_be(
+    changes: dict[str, Any], reason: DoorReason
+) -> None:
+    del reason
+
+    async def strike(scripted: ScriptedRun) -> None:
+        forged = round_(due_step=1, plan_digest=scripted.plan.digest)
+        forged = replace(forged, **{"due_step": 1, **changes})
+        await scripted.bus.publish(SUBJECTS.round(forged.fragment), encode(forged))
+
+    async with attacked(strike) as scene:
+        await scene.goes_on()
+
+
+def forged_manifest(scripted: ScriptedRun, version: int, fragment: int) -> Manifest:
+    return manifest(version, fragment, plan_digest=scripted.plan.digest)
+
+
+@pytest.mark.parametrize("version", [1, 2, 9, HUGE])
+async def test_a_manifest_of_a_fragment_that_the_plan_does_not_have_is_refused(
+    version: int,
+) -> None:
+    async with attacked() as scene:
+        forged = forged_manifest(scene.scripted, version, 77)
+        await scene.forge(SUBJECTS.manifest(77), encode(forged))
+        await scene.refused(DoorReason.NO_SUCH_FRAGMENT)
+        await scene.goes_on()
+
+
+async def test_a_learner_starts_beside_a_manifest_of_no_fragment() -> None:
+    async def strike(scripted: ScriptedRun) -> None:
+        await scripted.bus.publish(SUBJECTS.manifest(77), encode(forged_manifest(scripted, 3, 77)))
+
+    async with attacked(strike) as scene:
+        await scene.refused(DoorReason.NO_SUCH_FRAGMENT)
+        await scene.goes_on()
+
+
+@pytest.mark.parametrize("version", [9, HUGE, 2**60])
+async def test_a_manifest_that_the_ledger_does_not_bear_out_is_refused(version: int) -> None:
+    async with attacked() as scene:
+        forged = forged_manifest(scene.scripted, version, 0)
+        await scene.forge(SUBJECTS.manifest(0), encode(forged))
+        await scene.refused(DoorReason.NEVER_COMMITTED)
+        await scene.goes_on()
+
+
+@pytest.mark.parametrize("incarnation", [99, HUGE, 2**64 - 1])
+async def test_a_member_record_that_so_many_starts_cannot_have_led_to_ends_nobody(
+    incarnation: int,
+) -> None:
+    async with attacked() as scene:
+        forged = member("a", incarnation)
+        await scene.forge(SUBJECTS.member("a"), encode(forged))
+        await scene.refused(DoorReason.TOO_MANY_STARTS)
+        await scene.goes_on()
+
+
+async def test_the_next_start_still_ends_the_one_before() -> None:
+    async with attacked() as scene:
+        own = scene.link.identity.incarnation
+        await scene.forge(SUBJECTS.member("a"), encode(member("a", own + 1)))
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await asyncio.wait_for(scene.task, 60)
+        assert raised.group_contains(Superseded)
+
+
+async def test_a_flood_of_refused_rounds_is_reported_once_a_second() -> None:
+    async with attacked() as scene:
+        forged = encode(scene.round(2, 77))
+        with capture_logs() as lines:
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            for _ in range(200):
+                await scene.forge(SUBJECTS.round(77), forged)
+            await until(lambda: scene.link.door.refused[DoorReason.NO_SUCH_FRAGMENT] > 100)
+            lasted_s = loop.time() - began_s
+        said = [line for line in lines if line["event"] == "messages_refused"]
+        assert 1 <= len(said) <= 1 + lasted_s
+        assert said[0][DoorReason.NO_SUCH_FRAGMENT.value] >= 1
+        await scene.goes_on()
+
+
+@pytest.mark.parametrize("incarnation", [HUGE, 2**63])
+async def test_a_learner_starts_beside_an_absurd_start_of_its_name(incarnation: int) -> None:
+    async def strike(scripted: ScriptedRun) -> None:
+        forged = Start(RUN, "a", incarnation, 1)
+        await scripted.bus.publish(SUBJECTS.start("a"), encode(forged))
+
+    async with attacked(strike) as scene:
+        await scene.goes_on()
