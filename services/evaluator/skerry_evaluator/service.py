@@ -1,6 +1,6 @@
 """The evaluator: reads the global state from the log, and says what it is worth on held-out text.
 
-It is a reader like any other. Nobody waits for it, it asks nobody for anything, and any number of
+It is a reader like any other. No service waits for it, it asks none for anything, and any number of
 them may run: what one has said of a state, another need not say again. It reads the f32 master
 parameters, which are what checkpoints hold, so ``skerry eval`` says the same of the same state.
 """
@@ -102,7 +102,7 @@ class Evaluator:
             return await self._evaluate(judge, turn)
 
     async def _evaluate(self, judge: Judge, turn: TurnTrace) -> Evaluation:
-        if self.said:  # not before the first evaluation: nobody shall wait for that
+        if self.said:  # not before the first evaluation: no stop shall wait for that
             await in_thread(judge.learn_to_write)
         began_s, cpu_s = time.monotonic(), time.process_time()
         await self._read(judge)
@@ -115,12 +115,12 @@ class Evaluator:
         cpu_s = time.process_time() - cpu_s
         self.rest_s = cpu_s / MOST_SHARE
         self._tell(evaluation, time.monotonic() - began_s, cpu_s)
-        told: dict[str, spans.Value] = {
+        attributes: dict[str, spans.Value] = {
             spans.LOSS: evaluation.loss,
             spans.STEP: evaluation.step,
             spans.VERSIONS: evaluation.versions,
         }
-        turn.over(self.held.values(), told)
+        turn.over(self.held.values(), attributes)
         return evaluation
 
     async def _ready(self) -> Judge:
@@ -205,8 +205,8 @@ class Evaluator:
         )
         of = {metrics.RUN: evaluation.run}
         instruments.record(metrics.EVALUATION_DURATION, took_s, of)
-        told = {**of, metrics.EVALUATOR_NAME: evaluation.evaluator}
-        instruments.record(metrics.HELD_OUT_LOSS, evaluation.loss, told)
+        attributes = {**of, metrics.EVALUATOR_NAME: evaluation.evaluator}
+        instruments.record(metrics.HELD_OUT_LOSS, evaluation.loss, attributes)
 
 
 def _judge(config: RunConfig, plan: Plan) -> Judge:

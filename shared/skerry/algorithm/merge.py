@@ -69,7 +69,7 @@ class Direction(NamedTuple):
 
 
 def sound(item: OuterGradient, fragment: Fragment, master: NDArray[np.float32] | None) -> bool:
-    """Tell whether a contribution can come of training that has not diverged.
+    """Return True if a contribution can come of training that has not diverged.
 
     The norms it came with are its sender's word, and lengthen what is merged: none may be longer
     than its values can be. ``master`` f32 (padded_size,) is what it would be merged into; None for

@@ -126,17 +126,17 @@ def _facts(now: RunSnapshot, width: int, *, cut: bool) -> list[Text]:
         f"[{USE_COLOURS[use]}]{use}[/] {run.time[use]:.0%}" for use in USE_COLOURS if run.time[use]
     )
     losses = [held.loss for held in now.model.history.curves.run.bins.values()]
-    told = (
+    line = (
         f"loss [bold]{loss(run.loss)}[/] {sparkline(losses, curve)}{_held_out(now.report, curve)}"
     )
     facts = [
-        f"{told}  {number(run.tokens_per_s)} tokens/s",
+        f"{line}  {number(run.tokens_per_s)} tokens/s",
         f"time {split_bar(run.time, curve)}  {split}",
         f"sent {size(run.bytes_up)} up, {size(run.bytes_down)} down{_saved(now)}",
     ]
     if now.report.learners and not any(row.heard for row in now.report.learners):
         # Pulses are kept in memory, while a broker runs.
-        facts = [told, "no pulses in this log: speeds, goodput and bytes are not known"]
+        facts = [line, "no pulses in this log: speeds, goodput and bytes are not known"]
     facts += [_progress(run), f"fragments {_fragments(now)}"]
     return [_line(fact, cut=cut) for fact in facts]
 

@@ -47,7 +47,7 @@ def run_status(
 
 
 class Log(NamedTuple):
-    """The log to read: its broker, the run (None: the newest); ``at_rest``: nobody writes it."""
+    """The log to read: its broker, the run (None: the newest); ``at_rest``: nothing writes it."""
 
     nats: NatsSettings
     run: str | None

@@ -20,7 +20,7 @@ AMPERE = 8.0
 
 
 def has_bfloat16(device: Any) -> bool:
-    """Tell whether a device multiplies in bfloat16: no CPU does it fast, nor NVIDIA before Ampere.
+    """Return True if a device multiplies in bfloat16: no CPU does so fast, nor an early NVIDIA.
 
     A device without a compute capability of NVIDIA's kind (``"7.5"``) is a TPU or another maker's
     GPU: those that JAX supports have it.

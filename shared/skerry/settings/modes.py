@@ -4,7 +4,7 @@ A mode is no code path. It fills in what the user has left open, and refuses wha
 Sources: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (2501.18512), Decoupled DiLoCo (2604.21428).
 
 ============= =====================================================================================
-decoupled     K = 1 and a grace window, overlap tau: nobody waits for anybody; the defaults
+decoupled     K = 1 and a grace window, overlap tau: no learner waits for another; the defaults
 streaming     K = M, fragments in turn, overlap tau: all meet, and train on while they do
 diloco        K = M, P = 1, tau = 0: all stop every H steps and meet
 data-parallel K = M, P = 1, H = 1, tau = 0, bare gradients in f32, AdamW on the syncer
@@ -39,7 +39,7 @@ class Clause:
     least: int | None = None
 
     def holds(self, value: object) -> bool:
-        """Tell whether the mode can live with this value."""
+        """Return True if the mode can live with this value."""
         if not self.because or value == self.value:
             return True
         return self.least is not None and isinstance(value, int) and value >= self.least

@@ -141,7 +141,7 @@ def nearest(keys: Keys, known: Iterable[Leaf]) -> str:
 def parse_value(text: str, annotation: object) -> object:
     """Read the text of ``--set`` or the environment as a TOML value, or else as plain text.
 
-    Settings that hold text or a path take it as it stands, so that nobody has to quote twice; an
+    Settings that hold text or a path take it as it stands, so that no value is quoted twice; an
     empty text unsets an optional setting.
     """
     if not text and type(None) in get_args(annotation):
