@@ -15,7 +15,9 @@ import pytest
 
 from skerry.cli.cluster import clock
 from skerry.cli.cluster.processes import read
+from skerry_tools.chaos import plan as plans
 from skerry_tools.chaos.healing import BACK_S
+from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
 from tests.support.local_cluster import SKERRY, chaos, cluster, pids
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(1200)]
@@ -47,6 +49,23 @@ def test_a_cluster_survives_a_drill_with_everything_in_it(
         "everything is healed",
         "every kind of fault fired",
     }
+
+
+HOSTILE = ("status_header", "dedup_ids")
+
+
+def test_a_cluster_goes_on_under_hostile_messages(
+    tmp_path: Path, tiny_config: Path, jax_cache: Path
+) -> None:
+    faults = tuple(Fault(float(at), Kind(kind), "learner") for at, kind in enumerate(HOSTILE))
+    plan = tmp_path / "hostile.json"
+    plans.dump(FaultPlan(1, faults, heal_s=300.0), plan)
+    with cluster(tmp_path, "hostile", tiny_config, jax_cache, "--syncers", "2"):
+        told, said = chaos(tmp_path, "hostile", "--plan", str(plan), "--quiet-s", "2")
+        up = (tmp_path / "up.log").read_text()
+    story = f"{json.dumps(told, indent=1)}\n{said}\n{up}"
+    assert [fault["kind"] for fault in told["faults"] if fault["fired"]] == [*HOSTILE], story
+    assert all(check["ok"] for check in told["checks"]), story
 
 
 @pytest.mark.skipif(clock.library() is None, reason="libfaketime is not installed")

@@ -179,6 +179,14 @@ async def test_bytes_that_are_no_record_are_named_by_sequence_and_subject() -> N
     assert f"{receipt.sequence} ({SUBJECTS.commit(0)})" in report.violations[0].sentence
 
 
+async def test_bytes_that_are_no_record_are_a_note_where_any_learner_may_write() -> None:
+    bus = await trained()
+    receipt = await bus.publish(SUBJECTS.member("zz"), b"rubbish")
+    report = await verified(bus)
+    assert report.violations == ()
+    assert [f"{receipt.sequence} ({SUBJECTS.member('zz')})" in n for n in report.notes] == [True]
+
+
 async def test_forged_commit_is_out_of_order_and_unlike_its_manifest() -> None:
     bus = await trained()
     _, newest = commits_of(bus, 0)[-1]

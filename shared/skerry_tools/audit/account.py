@@ -1,6 +1,6 @@
 """The account of one learner in one fragment: what the log has counted, folded commit by commit.
 
-Memory does not grow with the history: contributions are counted in order, so what is behind the
+Memory does not grow with the history: contributions are counted in order, so what comes before the
 newest one is either resolved or one of a few holes.
 """
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from skerry.protocol.messages import LearnerProgress, Refused
-    from skerry_tools.audit.offers import Mark
+    from skerry_tools.audit.offers import ContributionId
 
 MOST_HOLES = 10_000
-"""Holes that are told apart; a log that has more of them is broken anyhow, and says so."""
+"""Holes that are kept one by one; a log that has more of them is broken anyhow, and says so."""
 
 MOST_DAMAGED = 10_000
 """Places of unreadable bytes that are kept until it is known between which contributions they lie.
@@ -30,17 +30,17 @@ MOST_DAMAGED = 10_000
 Found = tuple[What, str]
 
 
-def named(mark: Mark) -> str:
-    """Return how people are told about a contribution."""
-    return f"contribution {mark[1]} of incarnation {mark[0]}"
+def named(number: ContributionId) -> str:
+    """Return how a sentence names a contribution."""
+    return f"contribution {number[1]} of incarnation {number[0]}"
 
 
 @dataclass(slots=True, eq=False)
 class Gap:
-    """Contributions that are missing one behind the other, and where in CONTRIB they lay.
+    """Contributions that are missing one after the other, and where in CONTRIB they lay.
 
-    ``damaged`` are places between ``after`` and ``before`` that hold bytes nobody could read: each
-    of them may have been one of those that are missing.
+    ``damaged`` are places between ``after`` and ``before`` that hold unreadable bytes: each of them
+    may have been one of those that are missing.
     """
 
     after: int
@@ -49,7 +49,7 @@ class Gap:
     damaged: set[int] = field(default_factory=set[int])
 
     def take(self, place: int) -> None:
-        """Take note of bytes that nobody could read, if they can have been any of these."""
+        """Note unreadable bytes, if they can have been any of these."""
         if self.after < place < self.before and len(self.damaged) < self.size:
             self.damaged.add(place)
 
@@ -60,19 +60,19 @@ class Account:
 
     ``last`` is the newest contribution consumed, ``newest`` the newest consumed or refused,
     ``place`` where in CONTRIB that begins as far as it is known, ``holes`` those before it that are
-    neither. ``damaged`` are places behind it that hold bytes which nobody could read; ``unnamed``
-    counts those that earlier releases told of without their place. ``refused`` is what was refused
+    neither. ``damaged`` are places after it that hold unreadable bytes; ``unnamed`` counts those
+    that earlier releases recorded without their place. ``refused`` is what was refused
     since ``last``, ``reached`` how far in the data the newest lies, ``discarded`` what was trained
     and never offered. The first contribution of every incarnation up
     to ``pardoned`` may have been an offer of initial parameters that lost to another one.
     """
 
-    last: Mark = (0, 0)
+    last: ContributionId = (0, 0)
     tokens: int = 0
     cursor: int = 0
-    newest: Mark = (0, 0)
+    newest: ContributionId = (0, 0)
     place: int = 0
-    holes: dict[Mark, Gap] = field(default_factory=dict["Mark", Gap])
+    holes: dict[ContributionId, Gap] = field(default_factory=dict["ContributionId", Gap])
     damaged: set[int] = field(default_factory=set[int])
     unnamed: int = 0
     contributions: int = 0
@@ -84,21 +84,21 @@ class Account:
     @classmethod
     def of(cls, row: LearnerProgress) -> Account:
         """Return the account of a learner in a fragment that was restored from a checkpoint."""
-        mark = (row.incarnation, row.identity)
-        return cls(last=mark, tokens=row.tokens, cursor=row.cursor, newest=mark)
+        number = (row.incarnation, row.identity)
+        return cls(last=number, tokens=row.tokens, cursor=row.cursor, newest=number)
 
     def agrees(self, row: LearnerProgress) -> bool:
-        """Tell whether a row of a commit's progress table is this account."""
+        """Return True if a row of a commit's progress table is this account."""
         held = (*self.last, self.tokens, self.cursor)
         return held == (row.incarnation, row.identity, row.tokens, row.cursor)
 
     def ahead(self, row: LearnerProgress) -> bool:
-        """Tell whether a row has less of anything than was counted."""
-        mark = (row.incarnation, row.identity)
-        return mark < self.last or row.tokens < self.tokens or row.cursor < self.cursor
+        """Return True if a row has less of anything than was counted."""
+        number = (row.incarnation, row.identity)
+        return number < self.last or row.tokens < self.tokens or row.cursor < self.cursor
 
     def put(self, row: LearnerProgress) -> None:
-        """Go on behind a row that a checkpoint brought: what lies before it is accounted for."""
+        """Go on after a row that a checkpoint brought: what lies before it is accounted for."""
         self.follow(row)
         self.newest = max(self.newest, self.last)
         self.holes.clear()
@@ -117,56 +117,51 @@ class Account:
 
         ``begun`` is where its incarnation began in the data.
         """
-        mark = (item.incarnation, item.identity)
-        if mark <= self.newest and mark not in self.holes:
-            yield What.TWICE, f"{named(mark)} was consumed though it had been resolved before"
-        elif mark < self.last:
-            yield What.ORDER, f"{named(mark)} was consumed behind {named(self.last)}"
+        number = (item.incarnation, item.identity)
+        if number <= self.newest and number not in self.holes:
+            yield What.TWICE, f"{named(number)} was consumed though it had been resolved before"
+        elif number < self.last:
+            yield What.ORDER, f"{named(number)} was consumed after {named(self.last)}"
         if item.cursor_from < self.cursor and item.cursor_to > item.cursor_from:
-            yield (
-                What.OVERLAP,
-                (
-                    f"{named(mark)} was made from the data [{item.cursor_from}, {item.cursor_to}),"
-                    f" of which [{item.cursor_from}, {min(self.cursor, item.cursor_to)})"
-                    " had been counted before"
-                ),
-            )
+            again = f"[{item.cursor_from}, {min(self.cursor, item.cursor_to)})"
+            data = f"[{item.cursor_from}, {item.cursor_to}), of which {again} had been counted"
+            yield What.OVERLAP, f"{named(number)} was made from the data {data} before"
         if not genesis:
             self.contributions += 1
             self.tokens += item.tokens
             if self.contributions > 1:
                 self.discarded += max(0, item.cursor_from - self.cursor - self.refused)
-        self._resolve(mark, item, begun)
+        self._resolve(number, item, begun)
         self.refused = 0
         self.cursor = max(self.cursor, item.cursor_to)
-        self.last = mark
+        self.last = number
 
     def refuse(self, item: Refused, *, begun: int = 0) -> None:
-        """Take note of a refusal; one without numbers may be one that is missing where it lies."""
+        """Note a refusal; one without numbers may be one that is missing where it lies."""
         if not item.identity:
             self._damage(item.sequence)
             return
-        mark = (item.incarnation, item.identity)
-        newer = mark > self.newest
-        self._resolve(mark, item, begun)
+        number = (item.incarnation, item.identity)
+        newer = number > self.newest
+        self._resolve(number, item, begun)
         if newer:
             self.refused += item.cursor_to - item.cursor_from
 
-    def missing(self) -> list[Mark]:
+    def missing(self) -> list[ContributionId]:
         """Return the contributions that were numbered and are neither consumed nor refused."""
-        told = sorted(m for m in self.holes if m[1] > 1 or m[0] > self.pardoned)
-        found: list[Mark] = []
+        holes = sorted(h for h in self.holes if h[1] > 1 or h[0] > self.pardoned)
+        found: list[ContributionId] = []
         excused: Counter[Gap] = Counter()
-        for mark in told:
-            gap = self.holes[mark]
+        for number in holes:
+            gap = self.holes[number]
             if excused[gap] < len(gap.damaged):
                 excused[gap] += 1
             else:
-                found.append(mark)
+                found.append(number)
         return found[self.unnamed :]
 
     def _damage(self, place: int) -> None:
-        """Take note of bytes that nobody could read, at a place of CONTRIB (0: not told)."""
+        """Note unreadable bytes at a place of CONTRIB (0: unknown)."""
         if not place:
             self.unnamed += 1
             return
@@ -175,32 +170,32 @@ class Account:
         if place > self.place and len(self.damaged) < MOST_DAMAGED:
             self.damaged.add(place)
 
-    def _leave(self, mark: Mark, behind: int, before: int) -> None:
-        """Take note that all between the newest and a contribution at ``before`` is missing."""
-        first = self.newest[1] + 1 if self.newest[0] == mark[0] else 1
+    def _leave(self, number: ContributionId, after: int, before: int) -> None:
+        """Note that all between the newest and a contribution at ``before`` is missing."""
+        first = self.newest[1] + 1 if self.newest[0] == number[0] else 1
         room = MOST_HOLES - len(self.holes)
-        numbers = range(first, min(mark[1], first + max(0, room)))
-        gap = Gap(behind, before or math.inf, len(numbers))
+        missing = range(first, min(number[1], first + max(0, room)))
+        gap = Gap(after, before or math.inf, len(missing))
         for place in sorted(self.damaged):
             gap.take(place)
-        self.holes.update(((mark[0], number), gap) for number in numbers)
+        self.holes.update(((number[0], identity), gap) for identity in missing)
 
-    def _resolve(self, mark: Mark, item: Consumed | Refused, begun: int) -> None:
-        """Take note that a contribution is resolved, and which ones it has left behind.
+    def _resolve(self, number: ContributionId, item: Consumed | Refused, begun: int) -> None:
+        """Note that a contribution is resolved, and which ones it has skipped.
 
         Where its data begins where what is resolved ends, nothing is: its learner has taken back
         what had left the log unmerged, and this one contains it.
         """
-        self.holes.pop(mark, None)
-        if mark <= self.newest:
+        self.holes.pop(number, None)
+        if number <= self.newest:
             return
         reached = max(self.cursor, self.reached, begun)
         self.reached = max(self.reached, item.cursor_to)
-        behind = self.place if self.newest[0] == mark[0] else 0
+        after = self.place if self.newest[0] == number[0] else 0
         first, last = (
             (item.sequence_first, item.sequence_last) if isinstance(item, Consumed) else (0, 0)
         )
         if not (item.cursor_to and item.cursor_from <= reached):
-            self._leave(mark, behind, last)
-        self.newest, self.place = mark, first or behind
+            self._leave(number, after, last)
+        self.newest, self.place = number, first or after
         self.damaged = {place for place in self.damaged if place > self.place}

@@ -77,7 +77,7 @@ class Rules:
     def claimed_wrongly(self, item: Consumed) -> str:
         """Return how a contribution's tokens contradict its data or its steps; empty: they do not.
 
-        They are its weight, so nobody may claim more than the data that it used up.
+        They are its weight, so no learner may claim more than the data that it used up.
         """
         sequences, each = item.cursor_to - item.cursor_from, self.sequence_tokens
         if each is None:
@@ -90,7 +90,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class FragmentBook:
+class FragmentHistory:
     """One fragment up to its newest commit."""
 
     version: int = 0
@@ -104,23 +104,27 @@ class Checks:
     """``offer``, then ``member`` and ``commit`` in ledger order, then ``finish``."""
 
     rules: Rules
-    books: dict[int, FragmentBook] = field(default_factory=dict[int, FragmentBook])
+    histories: dict[int, FragmentHistory] = field(default_factory=dict[int, FragmentHistory])
     starts: dict[str, Starts] = field(default_factory=dict[str, Starts])
     fences: dict[int, int] = field(default_factory=dict[int, int])
 
-    def book(self, fragment: int) -> FragmentBook:
-        """Return what is known of a fragment."""
-        return self.books.setdefault(fragment, FragmentBook())
+    def history(self, fragment: int) -> FragmentHistory:
+        """Return the history of a fragment."""
+        return self.histories.setdefault(fragment, FragmentHistory())
 
     def accounts(self, learner: str) -> list[Account]:
         """Return the accounts of a learner, one for each fragment that has one."""
-        return [book.accounts[learner] for book in self.books.values() if learner in book.accounts]
+        return [
+            history.accounts[learner]
+            for history in self.histories.values()
+            if learner in history.accounts
+        ]
 
     def offer(self, offer: Offer) -> None:
         """Take a whole contribution of the window, before the first commit."""
-        told = offer.header
-        if told.kind is not ContributionKind.GENESIS:
-            self.book(told.fragment).waiting.add(offer)
+        header = offer.header
+        if header.kind is not ContributionKind.GENESIS:
+            self.history(header.fragment).waiting.add(offer)
 
     def member(self, record: MemberRecord, sequence: int) -> list[Violation]:
         """Take a start of a learner."""
@@ -130,55 +134,59 @@ class Checks:
 
     def commit(self, commit: Commit, sequence: int, at_ns: int) -> list[Violation]:
         """Take a commit that the broker stored at ``at_ns``, and return what is wrong with it."""
-        book = self.book(commit.fragment)
-        begins = not book.version and begins_history(commit)
-        torn = not begins and commit.version != book.version + 1
-        found = [*self._claims(book, commit, begins=begins)]
-        found += [] if begins else self._sequel(book, commit)
-        self._next(book, commit)
+        history = self.history(commit.fragment)
+        begins = not history.version and begins_history(commit)
+        torn = not begins and commit.version != history.version + 1
+        found = [*self._claims(history, commit, begins=begins)]
+        found += [] if begins else self._sequel(history, commit)
+        self._next(history, commit)
         if begins:
-            self._begin(book, commit)
+            self._begin(history, commit)
         elif not put_back(commit):
-            found += [*self._resolved(book, commit), *_merge(commit, self.rules)]
-        dropped = book.waiting.dropped(commit.contrib_floor, at_ns)
+            found += [*self._resolved(history, commit), *_merge(commit, self.rules)]
+        dropped = history.waiting.dropped(commit.contrib_floor, at_ns)
         if torn:
-            _go_on(book, commit)
+            _go_on(history, commit)
         elif not begins:
-            found += self._put_back(book, commit) if put_back(commit) else _table(book, commit)
+            found += (
+                self._put_back(history, commit) if put_back(commit) else _table(history, commit)
+            )
             found += (_below(offer, commit) for offer in dropped)
         return [
-            Violation(what, _sentence(commit, who, text), *_place(commit), who, sequence)
-            for what, who, text in found
+            Violation(what, _sentence(commit, learner, text), *_place(commit), learner, sequence)
+            for what, learner, text in found
         ]
 
     def finish(self) -> list[Violation]:
         """Return what only the end of the ledger shows: gaps in data, and what was left out."""
-        for book in self.books.values():
-            for (learner, mark), offer in book.waiting.unresolved.items():
-                self._know(learner, mark[0], offer.header.cursor_to)
-                if learner in book.accounts and offer.last > book.floor:
-                    book.accounts[learner].holes.pop(mark, None)
+        for history in self.histories.values():
+            for (learner, number), offer in history.waiting.unresolved.items():
+                self._know(learner, number[0], offer.header.cursor_to)
+                if learner in history.accounts and offer.last > history.floor:
+                    history.accounts[learner].holes.pop(number, None)
         gaps = [gap for starts in self.starts.values() for gap in starts.gaps()]
         return gaps + (self._left_out() if self.rules.counted else [])
 
     def _left_out(self) -> list[Violation]:
         found: list[Violation] = []
-        for fragment, book in sorted(self.books.items()):
-            for learner, account in sorted(book.accounts.items()):
+        for fragment, history in sorted(self.histories.items()):
+            for learner, account in sorted(history.accounts.items()):
                 if missing := account.missing():
                     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
                     text = (
-                        f"Fragment {fragment}, version {book.version}, learner {learner}:"
+                        f"Fragment {fragment}, version {history.version}, learner {learner}:"
                         f" {named(missing[0])} was neither consumed nor refused{more}."
                     )
-                    found.append(Violation(What.UNRESOLVED, text, fragment, book.version, learner))
+                    found.append(
+                        Violation(What.UNRESOLVED, text, fragment, history.version, learner)
+                    )
         return found
 
     def _starts(self, learner: str) -> Starts:
         return self.starts.setdefault(learner, Starts(learner))
 
     def _claims(
-        self, book: FragmentBook, commit: Commit, *, begins: bool
+        self, history: FragmentHistory, commit: Commit, *, begins: bool
     ) -> Iterator[tuple[What, str, str]]:
         """Check what a commit says of itself that was written from a checkpoint."""
         if not is_from_checkpoint(commit):
@@ -186,24 +194,24 @@ class Checks:
         if number := len(commit.consumed) + len(commit.refused):
             text = f"was {why(commit)!r}, which resolves nothing, and names {number} contributions"
             yield What.PROGRESS, "", text
-        if begins_history(commit) and not begins and commit.version == book.version + 1:
-            text = f"was {why(commit)!r} as if nothing were before it, behind {book.version}"
+        if begins_history(commit) and not begins and commit.version == history.version + 1:
+            text = f"was {why(commit)!r} as if nothing were before it, after {history.version}"
             yield What.VERSIONS, "", text
 
-    def _sequel(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+    def _sequel(self, history: FragmentHistory, commit: Commit) -> Iterator[tuple[What, str, str]]:
         """Check that a commit continues its fragment and that its writer held the fence.
 
-        Fences are numbered by the stream that holds the state: one that was lost counts anew, and
+        Fences are numbered by the stream that holds the state: one that was lost counts from 1, and
         what puts it back is the first to be written under its numbers.
         """
-        if commit.version != book.version + 1:
-            wanted = book.version + 1
+        if commit.version != history.version + 1:
+            wanted = history.version + 1
             gone = "" if wanted > commit.version else f": {_range(wanted, commit.version - 1)}"
-            yield (What.VERSIONS, "", f"came behind version {book.version}{gone}")
-        if commit.contrib_floor < book.floor:
+            yield (What.VERSIONS, "", f"came after version {history.version}{gone}")
+        if commit.contrib_floor < history.floor:
             text = (
-                f"has the floor {commit.contrib_floor} behind {book.floor}: CONTRIB was begun"
-                " anew, and what waited in it is lost"
+                f"has the floor {commit.contrib_floor} after {history.floor}: CONTRIB was begun"
+                " again, and what waited in it is lost"
             )
             yield What.FLOOR, "", text
         fence = self.fences.get(commit.fragment % self.rules.shards, 0)
@@ -217,48 +225,52 @@ class Checks:
                 ),
             )
 
-    def _next(self, book: FragmentBook, commit: Commit) -> None:
+    def _next(self, history: FragmentHistory, commit: Commit) -> None:
         self.fences[commit.fragment % self.rules.shards] = commit.fence
-        book.version, book.floor = commit.version, commit.contrib_floor
+        history.version, history.floor = commit.version, commit.contrib_floor
 
-    def _begin(self, book: FragmentBook, commit: Commit) -> None:
-        """Take the commit of a restored run as it stands: the log behind it is another one's."""
-        book.accounts = {row.learner: Account.of(row) for row in commit.progress}
+    def _begin(self, history: FragmentHistory, commit: Commit) -> None:
+        """Take the commit of a restored run as it stands: the log before it is another one's."""
+        history.accounts = {row.learner: Account.of(row) for row in commit.progress}
         for row in commit.progress:
             self._know(row.learner, row.incarnation, row.cursor)
 
-    def _put_back(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+    def _put_back(
+        self, history: FragmentHistory, commit: Commit
+    ) -> Iterator[tuple[What, str, str]]:
         """Take the table of a checkpoint that was put back: it may go ahead, and never back.
 
         A row that is ahead tells of what a store that was rolled back has lost; one that is not
         forgives nothing.
         """
         rows = {row.learner: row for row in commit.progress}
-        for learner, account in book.accounts.items():
+        for learner, account in history.accounts.items():
             row = rows.get(learner)
             if account.last != (0, 0) and (row is None or account.ahead(row)):
-                told = "nothing" if row is None else f"{row.tokens} tokens up to {row.cursor}"
+                says = "nothing" if row is None else f"{row.tokens} tokens up to {row.cursor}"
                 text = (
-                    f"the table went back to {told}, though {account.tokens} up to"
+                    f"the table went back to {says}, though {account.tokens} up to"
                     f" {account.cursor} were counted with {named(account.last)} as the newest"
                 )
                 yield What.PROGRESS, learner, text
         for row in commit.progress:
             self._know(row.learner, row.incarnation, row.cursor)
-            account = book.accounts.setdefault(row.learner, Account())
+            account = history.accounts.setdefault(row.learner, Account())
             if not account.agrees(row):
                 account.put(row)
 
-    def _resolved(self, book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+    def _resolved(
+        self, history: FragmentHistory, commit: Commit
+    ) -> Iterator[tuple[What, str, str]]:
         """Take what a commit consumed and refused, in the order in which it was numbered."""
         if commit.origin is CommitOrigin.GENESIS:
             for learner, starts in self.starts.items():
-                account = book.accounts.setdefault(learner, Account())
+                account = history.accounts.setdefault(learner, Account())
                 account.pardoned = max(0, starts.incarnation)
         items: list[Consumed | Refused] = [*commit.refused, *commit.consumed]
         for item in sorted(items, key=lambda i: (i.incarnation, i.identity)):
-            account = book.accounts.setdefault(item.learner, Account())
-            book.waiting.resolve(item.learner, (item.incarnation, item.identity))
+            account = history.accounts.setdefault(item.learner, Account())
+            history.waiting.resolve(item.learner, (item.incarnation, item.identity))
             if item.identity:
                 self._know(item.learner, item.incarnation, item.cursor_to)
             if isinstance(item, Consumed):
@@ -272,14 +284,14 @@ class Checks:
         genesis = commit.origin is CommitOrigin.GENESIS
         begun = self._starts(item.learner).cursor_of(item.incarnation)
         yield from account.consume(item, genesis=genesis, begun=begun)
-        mark = (item.incarnation, item.identity)
+        number = (item.incarnation, item.identity)
         if text := self.rules.claimed_wrongly(item):
-            yield What.TOKENS, f"{named(mark)} counts {text}"
+            yield What.TOKENS, f"{named(number)} counts {text}"
         starts = self._starts(item.learner)
         if text := starts.late(item.incarnation, item.cursor_to):
             yield What.COUNTED_AGAIN, text
         if item.incarnation > starts.incarnation:
-            yield What.MEMBER, f"{named(mark)} was consumed before that incarnation had joined"
+            yield What.MEMBER, f"{named(number)} was consumed before that incarnation had joined"
 
     def _know(self, learner: str, incarnation: int, cursor: int) -> None:
         self._starts(learner).know(incarnation, cursor)
@@ -291,8 +303,8 @@ def _place(commit: Commit) -> tuple[int, int]:
 
 def _sentence(commit: Commit, learner: str, text: str) -> str:
     """Return a finding about a commit as a sentence."""
-    who = f", learner {learner}" if learner else ""
-    return f"Fragment {commit.fragment}, version {commit.version}{who}: {text}."
+    sender = f", learner {learner}" if learner else ""
+    return f"Fragment {commit.fragment}, version {commit.version}{sender}: {text}."
 
 
 def _range(first: int, last: int) -> str:
@@ -306,8 +318,8 @@ def _range(first: int, last: int) -> str:
 def _merge(commit: Commit, rules: Rules) -> Iterator[tuple[What, str, str]]:
     """Check staleness and weights of what a commit merged."""
     for item in commit.consumed:
-        behind = commit.version - 1 - item.base_version
-        if item.staleness != behind or behind < 0:
+        late = commit.version - 1 - item.base_version
+        if item.staleness != late or late < 0:
             yield (
                 What.STALENESS,
                 item.learner,
@@ -316,14 +328,14 @@ def _merge(commit: Commit, rules: Rules) -> Iterator[tuple[What, str, str]]:
                     f" behind version {commit.version - 1}"
                 ),
             )
-        elif rules.max_staleness is not None and behind > rules.max_staleness:
-            text = f"a contribution {behind} versions behind was merged: {rules.max_staleness} may"
+        elif rules.max_staleness is not None and late > rules.max_staleness:
+            text = f"a contribution {late} versions behind was merged: {rules.max_staleness} may"
             yield What.STALENESS, item.learner, text
     if not commit.consumed:
         return
-    told = [item.weight for item in commit.consumed]
-    if abs(sum(told) - 1) > WEIGHT_TOLERANCE:
-        yield What.WEIGHTS, "", f"the weights sum to {sum(told):.6f} and not to 1"
+    total = sum(item.weight for item in commit.consumed)
+    if abs(total - 1) > WEIGHT_TOLERANCE:
+        yield What.WEIGHTS, "", f"the weights sum to {total:.6f} and not to 1"
     elif rules.discount is not None:
         work = [
             weighting.weight(c.tokens, c.steps) * rules.discount**c.staleness
@@ -337,35 +349,35 @@ def _merge(commit: Commit, rules: Rules) -> Iterator[tuple[What, str, str]]:
 
 def _below(offer: Offer, commit: Commit) -> tuple[What, str, str]:
     text = (
-        f"{named(offer.mark)} lies at {offer.last} in CONTRIB, below the floor"
+        f"{named(offer.number)} lies at {offer.last} in CONTRIB, below the floor"
         f" {commit.contrib_floor}, and was neither consumed nor refused"
     )
     return What.UNRESOLVED, offer.header.learner, text
 
 
-def _go_on(book: FragmentBook, commit: Commit) -> None:
+def _go_on(history: FragmentHistory, commit: Commit) -> None:
     """Go on from the table of a commit whose predecessor is missing: one hole is one violation."""
     for row in commit.progress:
         fresh = Account.of(row)
-        held = book.accounts.get(row.learner, fresh)
+        held = history.accounts.get(row.learner, fresh)
         fresh.contributions, fresh.discarded = held.contributions, held.discarded
-        book.accounts[row.learner] = fresh
+        history.accounts[row.learner] = fresh
 
 
-def _table(book: FragmentBook, commit: Commit) -> Iterator[tuple[What, str, str]]:
+def _table(history: FragmentHistory, commit: Commit) -> Iterator[tuple[What, str, str]]:
     """Compare the progress table with the fold of all that was consumed."""
     rows = {row.learner: row for row in commit.progress}
-    for learner, account in book.accounts.items():
+    for learner, account in history.accounts.items():
         row = rows.pop(learner, None)
         if row is None and account.last == (0, 0):
             continue  # nothing of it has ever been consumed
         if row is None or not account.agrees(row):
-            told = "nothing" if row is None else f"{row.tokens} tokens up to {row.cursor}"
+            says = "nothing" if row is None else f"{row.tokens} tokens up to {row.cursor}"
             yield (
                 What.PROGRESS,
                 learner,
                 (
-                    f"the table tells of {told}, what was consumed adds up to {account.tokens}"
+                    f"the table tells of {says}, what was consumed adds up to {account.tokens}"
                     f" up to {account.cursor} with {named(account.last)} as the newest"
                 ),
             )

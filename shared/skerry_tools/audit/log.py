@@ -43,6 +43,11 @@ class LedgerEntry:
     value: LedgerRecord | None
     problem: str = ""
 
+    @property
+    def kind(self) -> type[LedgerRecord] | None:
+        """What a record on this subject has to be; None for a subject that is none of ours."""
+        return KINDS.get(self.raw.subject.split(".")[3])
+
 
 @dataclass(frozen=True, slots=True)
 class RunLog:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from skerry.log.base import Record
     from skerry.protocol.messages import ChunkHeader, ContributionHeader
 
-Mark = tuple[int, int]
+ContributionId = tuple[int, int]
 """Incarnation and identity: what tells two contributions of one learner to a fragment apart."""
 
 
@@ -33,13 +33,13 @@ class Offer:
     time_ns: int
 
     @property
-    def mark(self) -> Mark:
+    def number(self) -> ContributionId:
         return self.header.incarnation, self.header.identity
 
 
 @dataclass(slots=True)
 class _Partial:
-    mark: Mark
+    number: ContributionId
     first: int
     seen: set[int] = field(default_factory=set[int])
     header: ContributionHeader | None = None
@@ -64,11 +64,11 @@ class Collector:
         return self._take(header, record)
 
     def _take(self, header: ChunkHeader, record: Record) -> Offer | None:
-        key, mark = (header.fragment, header.sender), (header.incarnation, header.identity)
+        key, number = (header.fragment, header.sender), (header.incarnation, header.identity)
         held = self.open.get(key)
-        if held is None or held.mark < mark:
-            held = self.open[key] = _Partial(mark, record.sequence)
-        if held.mark > mark:
+        if held is None or held.number < number:
+            held = self.open[key] = _Partial(number, record.sequence)
+        if held.number > number:
             return None
         held.seen.add(header.index)
         held.header = header.contribution or held.header
@@ -84,22 +84,24 @@ class Collector:
 class Waiting:
     """One fragment's offers that no commit has resolved yet."""
 
-    unresolved: dict[tuple[str, Mark], Offer] = field(
-        default_factory=dict[tuple[str, "Mark"], Offer]
+    unresolved: dict[tuple[str, ContributionId], Offer] = field(
+        default_factory=dict[tuple[str, "ContributionId"], Offer]
     )
-    order: list[tuple[int, str, Mark]] = field(default_factory=list[tuple[int, str, "Mark"]])
+    order: list[tuple[int, str, ContributionId]] = field(
+        default_factory=list[tuple[int, str, "ContributionId"]]
+    )
     checked: int = 0
 
     def add(self, offer: Offer) -> None:
         """Take an offer of the window; offers come before the first commit."""
-        key = (offer.header.learner, offer.mark)
+        key = (offer.header.learner, offer.number)
         if key not in self.unresolved:
             self.unresolved[key] = offer
             insort(self.order, (offer.last, *key))
 
-    def resolve(self, learner: str, mark: Mark) -> None:
-        """Take note that a commit has consumed or refused a contribution."""
-        self.unresolved.pop((learner, mark), None)
+    def resolve(self, learner: str, number: ContributionId) -> None:
+        """Note that a commit has consumed or refused a contribution."""
+        self.unresolved.pop((learner, number), None)
 
     def dropped(self, floor: int, at_ns: int) -> list[Offer]:
         """Return what lies at or below the floor of a commit that was stored at ``at_ns``.
@@ -109,8 +111,8 @@ class Waiting:
         """
         found: list[Offer] = []
         while self.checked < len(self.order) and self.order[self.checked][0] <= floor:
-            _, learner, mark = self.order[self.checked]
-            offer = self.unresolved.get((learner, mark))
+            _, learner, number = self.order[self.checked]
+            offer = self.unresolved.get((learner, number))
             if offer is not None and offer.time_ns > at_ns:
                 break
             if offer is not None:

@@ -1,4 +1,4 @@
-"""The starts of the learners: nobody begins where data was counted, nobody leaves data out."""
+"""The starts of the learners: none begins in data that was counted, none leaves data out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Starts:
         if again != expected or record.incarnation < self.incarnation:
             yield self._violation(
                 What.MEMBER,
-                f"came as incarnation {record.incarnation} behind {self.incarnation}",
+                f"came as incarnation {record.incarnation} after {self.incarnation}",
                 sequence,
             )
         self.incarnation = max(self.incarnation, record.incarnation)
@@ -64,7 +64,7 @@ class Starts:
             self.unproven.append((record.incarnation, record.cursor, sequence))
 
     def know(self, incarnation: int, cursor: int) -> None:
-        """Take note that the log has seen data of an incarnation up to ``cursor``."""
+        """Note that the log has seen data of an incarnation up to ``cursor``."""
         self.known[incarnation] = max(self.known.get(incarnation, 0), cursor)
 
     def cursor_of(self, incarnation: int) -> int:
@@ -81,7 +81,7 @@ class Starts:
         return ""
 
     def gaps(self) -> Iterator[Violation]:
-        """Yield the starts behind data that nobody is known to have used."""
+        """Yield the starts after data that no incarnation is known to have used."""
         for incarnation, cursor, sequence in self.unproven:
             known = self._known_before(incarnation)
             if cursor > known:

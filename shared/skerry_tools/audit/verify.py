@@ -67,7 +67,8 @@ class FragmentReport:
 class AuditReport:
     """What a verification found; ``violations`` in ledger order, at most ``MOST_KEPT`` of them.
 
-    ``notes`` are what the next start of a service repairs by itself. ``raise_window_to`` are the
+    ``notes`` are what the next start of a service repairs by itself, and unreadable records where
+    any learner may write. ``raise_window_to`` are the
     bytes of window that would have kept every contribution, 0 where the window has dropped none.
     """
 
@@ -96,6 +97,7 @@ class _Walk:
     chain: Chain = field(default_factory=Chain)
     refused: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     found: list[Violation] = field(default_factory=list[Violation])
+    notes: list[str] = field(default_factory=list[str])
     broken: int = 0
     sequence: int = 0
     records: int = 0
@@ -113,7 +115,10 @@ class _Walk:
         match entry.value:
             case None:
                 text = f"Ledger record {raw.sequence} ({raw.subject}) is none: {entry.problem}"
-                self.report([Violation(What.UNREADABLE, text, sequence=raw.sequence)])
+                if entry.kind is MemberRecord:
+                    self.notes.append(f"{text}. Any learner may write there; nothing reads it.")
+                else:
+                    self.report([Violation(What.UNREADABLE, text, sequence=raw.sequence)])
             case MemberRecord():
                 self.report(self.checks.member(entry.value, raw.sequence))
             case Commit():
@@ -127,8 +132,8 @@ class _Walk:
             gone = upto - self.sequence - 1
             where = f"{self.sequence + 1}" if gone == 1 else f"{self.sequence + 1} to {upto - 1}"
             text = (
-                f"Ledger record {where} is missing: somebody has deleted or purged"
-                f" {'it' if gone == 1 else 'them'}, or the store was cut short."
+                f"Ledger record {where} is missing: deleted, purged,"
+                " or lost when the store was cut short."
             )
             self.report([Violation(What.MISSING, text, sequence=self.sequence + 1)])
 
@@ -215,7 +220,7 @@ async def verify(
         elapsed_s=time.monotonic() - began,
         violations=tuple(walk.found),
         broken=walk.broken,
-        notes=tuple(notes),
+        notes=(*walk.notes[:MOST_KEPT], *notes),
         learners=walk.learners(),
         fragments=walk.fragments(),
         window=walk.survey.window,

@@ -274,7 +274,7 @@ def test_data_that_was_trained_on_and_not_offered_is_counted_as_discarded() -> N
     for sequence, record in enumerate(tabled(commits), 1):
         assert isinstance(record, Commit)
         checks.commit(record, sequence, sequence)
-    assert checks.books[0].accounts["a"].discarded == 3
+    assert checks.histories[0].accounts["a"].discarded == 3
 
 
 def test_start_behind_data_that_nobody_offered_is_a_gap() -> None:

@@ -125,7 +125,7 @@ async def test_deleted_message_is_exit_code_five_and_names_what_is_missing(
     done = await skerry(shared_nats, run_id, "ledger", "verify")
     assert done.returncode == 5
     assert f"Ledger record {sequence} is missing" in done.stderr
-    assert f"Fragment 1, version {gone.version + 1}: came behind version 2" in done.stdout
+    assert f"Fragment 1, version {gone.version + 1}: came after version 2" in done.stdout
 
 
 async def test_forged_commit_is_exit_code_five(shared_nats: NatsServer, run_id: str) -> None:
