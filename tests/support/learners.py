@@ -33,7 +33,7 @@ from skerry.protocol.messages import (
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.inner.restore import RestoredState
-from skerry_learner.joining import Place, Work, settle, take_place
+from skerry_learner.joining import LearnerPlace, Work, settle, take_place
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.network import Network, open_sync
 from skerry_learner.sync.session import Session
@@ -234,7 +234,7 @@ class FakeLearner:
     def _loop(
         self,
         config: RunConfig,
-        place: Place,
+        place: LearnerPlace,
         parameters: Any,
         session: Session,
         network: Network,

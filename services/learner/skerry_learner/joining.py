@@ -52,7 +52,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LearnerPlace:
     """A learner's place in a run: who it is, which stream it reads, and where it goes on.
 
     ``member`` is its record with where it goes on, to be published once its inner state is known.
@@ -140,7 +140,7 @@ def check_payload(bus: Bus, config: RunConfig) -> None:
 
 
 def with_window(config: RunConfig, parameters: int) -> RunConfig:
-    """Return the config with room for every learner's first offer, where nobody chose a window."""
+    """Return the config with room for every learner's first offer, where no window was chosen."""
     needed = _first_offers(config, parameters)
     if config.log.window_bytes != LogConfig().window_bytes or needed <= config.log.window_bytes:
         return config
@@ -204,7 +204,7 @@ async def take_place(
     name: str,
     host: str,
     wall_ns: Callable[[], int] = time.time_ns,
-) -> Place:
+) -> LearnerPlace:
     """Join the run, and read from the log how far it and this learner's stream are."""
     run = record.run
     last = await presence.last_pulse(bus, run, name)
@@ -219,7 +219,7 @@ async def take_place(
         step=found.step,
         cursor=found.cursor,
     )
-    return Place(
+    return LearnerPlace(
         learner=LearnerIdentity(run, name, member.incarnation, record.created_ns),
         member=member,
         start=TrainingProgress(step=found.step, steps=0, tokens=0, cursor=found.cursor),
@@ -259,5 +259,5 @@ def origin_of(record: RunRecord, name: str) -> Origin:
 
 
 def is_over(record: RunRecord) -> bool:
-    """Tell whether the run has been finished."""
+    """Return True once the run is finished."""
     return record.state is RunState.FINISHED

@@ -24,7 +24,7 @@ from skerry_learner.inner import restore
 from skerry_learner.inner.restore import RestoredState
 from skerry_learner.inner.saver import InnerStateSaver
 from skerry_learner.joining import (
-    Place,
+    LearnerPlace,
     Work,
     find_or_create,
     is_over,
@@ -45,7 +45,7 @@ log = structlog.get_logger()
 RESTORE_S = 60.0
 NICENESS = 5
 """Of training on a CPU. Who joins, merges or commits beside it (not in another container) goes
-first: others wait for that, and nobody waits for a step."""
+first: others wait for that, and none waits for a step."""
 
 
 async def learner(
@@ -79,7 +79,7 @@ async def learner(
 
 
 def _saver(
-    local: LearnerSettings | None, record: RunRecord, place: Place, trainer: Trainer
+    local: LearnerSettings | None, record: RunRecord, place: LearnerPlace, trainer: Trainer
 ) -> InnerStateSaver | None:
     """Return the saver of the inner optimizer's state, or None where it is not to be saved."""
     if local is None or not local.save_every_s:
@@ -95,7 +95,7 @@ class _Service:
 
     bus: Bus
     work: Work
-    place: Place
+    place: LearnerPlace
     trainer: Trainer
     saver: InnerStateSaver | None
     started_s: float
@@ -195,7 +195,7 @@ class _Service:
         await asyncio.Event().wait()
 
     async def _restored(self) -> RestoredState:
-        """Return the saved inner state, read meanwhile; a disk that hangs holds nobody up."""
+        """Return the saved inner state, read meanwhile; a disk that hangs delays nothing."""
         start = self.place.learner.incarnation, self.place.start.step
         if self.saver is None:
             return restore.fresh(*start, "nothing is kept on this machine")

@@ -21,7 +21,7 @@ from skerry.protocol.messages import LearnerPhase, RunRecord
 from skerry.tasks import TaskGroup
 from skerry_learner.inner import restore
 from skerry_learner.inner.restore import RestoredState
-from skerry_learner.joining import Place, Work, settle, take_place
+from skerry_learner.joining import LearnerPlace, Work, settle, take_place
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.network import Network, open_sync
 from skerry_learner.sync.session import Session
@@ -172,7 +172,7 @@ class LabLearner:
         training.pulse()
         await network.pulse()
 
-    def _restored(self, place: Place) -> RestoredState:
+    def _restored(self, place: LearnerPlace) -> RestoredState:
         if self.shelf is None:
             return restore.fresh(place.learner.incarnation, place.start.step, "nothing is kept")
         aged = self.ground.work.config.train.inner_max_age_steps
@@ -180,7 +180,7 @@ class LabLearner:
 
     def _training(
         self,
-        place: Place,
+        place: LearnerPlace,
         trainer: Trainer,
         session: Session,
         network: Network,

@@ -10,7 +10,7 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import Diverged
 from skerry_learner.sync import encode
-from skerry_learner.sync.mailbox import Outgoing
+from skerry_learner.sync.mailbox import OutgoingContribution
 from tests.support.builders import header
 from tests.support.learners import walk
 
@@ -19,8 +19,8 @@ FRAGMENT = PLAN.fragments[0]
 HEADER = header()
 
 
-def outgoing(gradient: jax.Array, scheme: str) -> Outgoing:
-    return Outgoing(HEADER, gradient, scheme)
+def outgoing(gradient: jax.Array, scheme: str) -> OutgoingContribution:
+    return OutgoingContribution(HEADER, gradient, scheme)
 
 
 @pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4", "e3m0"])

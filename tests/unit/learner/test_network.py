@@ -51,7 +51,7 @@ from skerry_learner.joining import (
 )
 from skerry_learner.sync import connection, sending
 from skerry_learner.sync.identity import LearnerIdentity
-from skerry_learner.sync.mailbox import Outgoing
+from skerry_learner.sync.mailbox import OutgoingContribution
 from skerry_learner.sync.network import open_sync
 from tests.support.builders import commit, header, manifest, pulse, until
 from tests.support.scripted_run import ScriptedRun
@@ -89,7 +89,7 @@ async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
     fragment = work.plan.fragments[1]
     gradient = jax.random.normal(jax.random.key(0), (fragment.padded_size,), jnp.float32)
     offered = told(fragment=1)
-    wire.mailbox.post_outgoing(Outgoing(offered, gradient, "int4"))
+    wire.mailbox.post_outgoing(OutgoingContribution(offered, gradient, "int4"))
     async with running(wire.network.transfer):
         await until(lambda: wire.mailbox.unsent() == 0)
     inbox = Inbox("run", work.plan)
@@ -115,7 +115,7 @@ async def test_a_gradient_that_is_not_finite_is_dropped(bus: MemoryBus, config: 
     _, work = await find_or_create(bus, "run", config)
     wire = Wire(bus, work.plan)
     gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
-    wire.mailbox.post_outgoing(Outgoing(told(), gradient, "int4"))
+    wire.mailbox.post_outgoing(OutgoingContribution(told(), gradient, "int4"))
     async with running(wire.network.transfer):
         await until(lambda: wire.mailbox.unsent() == 0)
     assert not await contributed(bus)
@@ -206,7 +206,9 @@ def post_two(wire: Wire, work: Work) -> None:
     for fragment in (0, 1):
         size = work.plan.fragments[fragment].padded_size
         header = told(fragment=fragment)
-        wire.mailbox.post_outgoing(Outgoing(header, jnp.ones((size,), jnp.float32), "int4"))
+        wire.mailbox.post_outgoing(
+            OutgoingContribution(header, jnp.ones((size,), jnp.float32), "int4")
+        )
 
 
 def announce(wire: Wire, work: Work, fragment: int, version: int) -> None:
@@ -258,8 +260,8 @@ async def test_a_contribution_with_feedback_that_is_sent_again_has_the_same_byte
     np.testing.assert_array_equal(planes[1].codes, wanted.codes)
 
 
-def posted(wire: Wire, gradient: jax.Array, identity: int) -> Outgoing:
-    outgoing = Outgoing(told(identity), gradient, "int2")
+def posted(wire: Wire, gradient: jax.Array, identity: int) -> OutgoingContribution:
+    outgoing = OutgoingContribution(told(identity), gradient, "int2")
     wire.mailbox.post_outgoing(outgoing)
     return outgoing
 
@@ -317,7 +319,7 @@ async def test_initial_parameters_that_are_not_finite_end_the_learner_with_a_sen
     wire = Wire(bus, work.plan)
     gradient = jnp.full((work.plan.fragments[0].padded_size,), jnp.nan, jnp.float32)
     genesis = header(kind=ContributionKind.GENESIS, base_version=0)
-    wire.mailbox.post_outgoing(Outgoing(genesis, gradient, "f32"))
+    wire.mailbox.post_outgoing(OutgoingContribution(genesis, gradient, "f32"))
     async with asyncio.timeout(60):
         with pytest.raises(ModelError, match="initial parameters are not finite"):
             await wire.network.transfer()

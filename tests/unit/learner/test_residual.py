@@ -17,7 +17,7 @@ from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.errors import Diverged
 from skerry_learner.sync.encode import Encoded, encode
-from skerry_learner.sync.mailbox import Outgoing
+from skerry_learner.sync.mailbox import OutgoingContribution
 from skerry_learner.sync.residual import Residuals
 from tests.support.builders import header
 
@@ -28,11 +28,11 @@ SIZE = FRAGMENT.padded_size
 HEADER = header()
 
 
-def outgoing(gradient: F32, identity: int, scheme: str = "int2") -> Outgoing:
-    return Outgoing(replace(HEADER, identity=identity), jnp.asarray(gradient), scheme)
+def outgoing(gradient: F32, identity: int, scheme: str = "int2") -> OutgoingContribution:
+    return OutgoingContribution(replace(HEADER, identity=identity), jnp.asarray(gradient), scheme)
 
 
-def send(residuals: Residuals, item: Outgoing) -> Encoded:
+def send(residuals: Residuals, item: OutgoingContribution) -> Encoded:
     """Encode as the network does, and keep what was not held."""
     identity = item.header.identity
     encoded = encode(item, PLAN, residuals.owed(0, identity))

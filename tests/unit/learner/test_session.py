@@ -16,7 +16,7 @@ from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import ContributionKind, Round
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.sync.identity import LearnerIdentity
-from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
+from skerry_learner.sync.mailbox import Fresh, Mailbox, OutgoingContribution
 from skerry_learner.sync.session import Session
 from skerry_learner.sync.telemetry import LearnerTelemetry
 from skerry_learner.trainer.trainer import Trainer
@@ -230,7 +230,7 @@ def test_after_a_reset_what_was_dropped_is_not_contributed(scene: Scene) -> None
     assert (outgoing.header.steps, outgoing.header.cursor_from) == (1, 8)
 
 
-def sent(scene: Scene, fragment: int) -> Outgoing:
+def sent(scene: Scene, fragment: int) -> OutgoingContribution:
     """Answer round 2 of a fragment after three steps, and have the log take the answer."""
     scene.open(fragment, 2)
     scene.boundary(steps=3)

@@ -25,7 +25,7 @@ from skerry.protocol.messages import Pulse
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.telemetry import metrics
 from skerry_learner.sync.identity import LearnerIdentity, Traffic
-from skerry_learner.sync.mailbox import Fresh, Mailbox, Outgoing
+from skerry_learner.sync.mailbox import Fresh, Mailbox, OutgoingContribution
 from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.session import Session
 from skerry_learner.sync.telemetry import LearnerTelemetry
@@ -152,7 +152,7 @@ class Scene:
         leaves = [np.array(leaf) for leaf in jax.tree.leaves(self.trainer.state.params)]
         return fragments.gather(self.plan.fragments[0], leaves)
 
-    def sent(self) -> Outgoing:
+    def sent(self) -> OutgoingContribution:
         outgoing = self.mailbox.next_outgoing()
         assert outgoing is not None
         self.mailbox.sent(outgoing)
@@ -182,7 +182,7 @@ def test_a_step_that_is_found_out_after_its_capture_is_taken_off_the_next_claim(
             scene.adopt(2)
 
     scene.before = before
-    claims: list[Outgoing] = []
+    claims: list[OutgoingContribution] = []
     scene.train()
     claims.append(scene.sent())
     assert [told.header.steps for told in claims] == [6, 5]
@@ -201,7 +201,7 @@ def test_pulses_tell_of_a_skipped_step_until_a_finite_one_follows() -> None:
 
 def test_a_learner_that_is_never_finite_weighs_nothing_and_is_told_of() -> None:
     scene = Scene(range(1, 100), 3 * H)
-    claims: list[Outgoing] = []
+    claims: list[OutgoingContribution] = []
 
     def before(step: int) -> None:
         if step % H == 0:

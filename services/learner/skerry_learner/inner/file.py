@@ -131,8 +131,8 @@ def read(path: Path, shapes: Shapes) -> tuple[Saved, dict[str, NDArray[Any]]]:
 def _parsed(path: Path, header: bytes, shapes: Shapes) -> Saved:
     """Return the metadata of a header that is as it was written; another one is refused."""
     try:
-        told: dict[str, Any] = json.loads(header)
-        meta: dict[str, str] = told.pop("__metadata__")
+        entries: dict[str, Any] = json.loads(header)
+        meta: dict[str, str] = entries.pop("__metadata__")
         origin = Origin(
             run=meta["run"],
             created_ns=int(meta["created_ns"]),
@@ -143,7 +143,7 @@ def _parsed(path: Path, header: bytes, shapes: Shapes) -> Saved:
         saved = Saved(origin, int(meta["incarnation"]), int(meta["step"]), int(meta["steps"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, "its header makes no sense") from error
-    if told != _entries(shapes):
+    if entries != _entries(shapes):
         raise _damaged(path, "its tensors are not those of this model")
     return saved
 
@@ -184,7 +184,7 @@ def _header(saved: Saved | None, shapes: Shapes) -> bytes:
 
 def _damaged(path: Path, why: str) -> CheckpointCorrupt:
     msg = (
-        f"The inner optimizer state in {path} cannot be used ({why}): the learner starts it anew,"
-        " and its next save replaces the file."
+        f"The inner optimizer state in {path} cannot be used ({why}): the learner starts with a"
+        " fresh one, and its next save replaces the file."
     )
     return CheckpointCorrupt(msg, path=str(path))

@@ -17,7 +17,7 @@ from skerry.algorithm.schemes import scheme_of
 from skerry.errors import Diverged
 from skerry.protocol.codec import Chunk, pack
 from skerry.protocol.messages import ContributionHeader
-from skerry_learner.sync.mailbox import Gradient, Outgoing
+from skerry_learner.sync.mailbox import Gradient, OutgoingContribution
 
 
 def load_kernels() -> None:
@@ -51,7 +51,9 @@ class Encoded:
         return pack(self.scheme, self.planes, chunk_bytes)
 
 
-def encode(outgoing: Outgoing, plan: Plan, owed: NDArray[np.float32] | None = None) -> Encoded:
+def encode(
+    outgoing: OutgoingContribution, plan: Plan, owed: NDArray[np.float32] | None = None
+) -> Encoded:
     """Quantise a contribution; ``owed`` f32 [padded_size] is what earlier ones did not hold.
 
     The norms are those of the decoded value. Quantised where the gradient lies: an accelerator
@@ -74,7 +76,7 @@ def _is_on_cpu(gradient: Gradient) -> bool:
     return all(device.platform == "cpu" for device in gradient.devices())
 
 
-def _on_cpu(outgoing: Outgoing, fragment: Fragment) -> Quantised:
+def _on_cpu(outgoing: OutgoingContribution, fragment: Fragment) -> Quantised:
     gradient = np.array(outgoing.gradient)  # a copy: the kernels want memory that is ours
     planes = cpu().quantise(outgoing.scheme, gradient)
     decoded = cpu().dequantise(outgoing.scheme, planes, gradient)
@@ -82,7 +84,7 @@ def _on_cpu(outgoing: Outgoing, fragment: Fragment) -> Quantised:
 
 
 def _with_feedback(
-    outgoing: Outgoing, fragment: Fragment, owed: NDArray[np.float32] | None
+    outgoing: OutgoingContribution, fragment: Fragment, owed: NDArray[np.float32] | None
 ) -> Quantised:
     meant = np.array(outgoing.gradient)
     if owed is not None:
@@ -94,7 +96,7 @@ def _with_feedback(
     return Quantised(planes, norms, np.subtract(meant, decoded, out=meant))
 
 
-def _on_device(outgoing: Outgoing, fragment: Fragment) -> Quantised:
+def _on_device(outgoing: OutgoingContribution, fragment: Fragment) -> Quantised:
     import jax
 
     from skerry.algorithm import quantise_jax

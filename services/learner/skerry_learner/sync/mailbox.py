@@ -32,7 +32,7 @@ class Fresh:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingContribution:
     """A contribution on its way out: the header without norms, the gradient f32 [padded_size]."""
 
     header: ContributionHeader
@@ -62,7 +62,7 @@ class Mailbox:
         self._changed: Changed = changed or threading.Condition()
         self._rounds: tuple[Round, ...] = ()
         self._fresh: dict[int, Fresh] = {}
-        self._outgoing: dict[int, Outgoing] = {}
+        self._outgoing: dict[int, OutgoingContribution] = {}
         self._diverged: dict[int, int] = {}
         self._checks: list[MissingCheck] = []
         self._lost: set[MissingCheck] = set()
@@ -100,7 +100,7 @@ class Mailbox:
             self._began_s = began_s
             self._wake_trainer()
 
-    def next_outgoing(self, besides: Collection[int] = ()) -> Outgoing | None:
+    def next_outgoing(self, besides: Collection[int] = ()) -> OutgoingContribution | None:
         """Return the oldest contribution that is not sent yet; it stays until ``sent``.
 
         ``besides`` are fragments whose contribution is on its way already.
@@ -109,13 +109,13 @@ class Mailbox:
             waiting = (o for f, o in self._outgoing.items() if f not in besides)
             return next(waiting, None)
 
-    def sent(self, outgoing: Outgoing) -> None:
+    def sent(self, outgoing: OutgoingContribution) -> None:
         """Drop a contribution that the log has."""
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
             self._wake_trainer()
 
-    def diverged(self, outgoing: Outgoing) -> None:
+    def diverged(self, outgoing: OutgoingContribution) -> None:
         """Drop a contribution that is not finite and can never be sent."""
         with self._changed:
             del self._outgoing[outgoing.header.fragment]
@@ -209,7 +209,7 @@ class Mailbox:
         with self._changed:
             return fragment in self._outgoing
 
-    def post_outgoing(self, outgoing: Outgoing) -> None:
+    def post_outgoing(self, outgoing: OutgoingContribution) -> None:
         with self._changed:
             self._outgoing[outgoing.header.fragment] = outgoing
         self._notify()

@@ -21,7 +21,7 @@ from skerry.tasks import TaskGroup
 from skerry_learner.sync.connection import LearnerConnection
 from skerry_learner.sync.identity import LearnerIdentity
 from skerry_learner.sync.mailbox import Changed, Mailbox
-from skerry_learner.sync.receiving import Receiver
+from skerry_learner.sync.receiving import FragmentReceiver
 from skerry_learner.sync.sending import ContributionSender
 from skerry_learner.sync.session import Fragments, Session
 from skerry_learner.sync.telemetry import LearnerTelemetry
@@ -36,7 +36,7 @@ class Network:
 
     def __init__(self, link: LearnerConnection) -> None:
         self.link = link
-        self.receiver = Receiver(link)
+        self.receiver = FragmentReceiver(link)
         self.sender = ContributionSender(link)
         self._last_pulse: Pulse | None = None
         self._pulse_posted = asyncio.Event()

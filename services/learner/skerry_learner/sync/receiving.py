@@ -27,7 +27,7 @@ LOOK_PAUSE_S = 0.25
 
 
 @dataclass(slots=True)
-class Receiver:
+class FragmentReceiver:
     """Follows rounds and manifests, and reads what they announce.
 
     ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions by

@@ -4,7 +4,7 @@ A scheme with ``feedback`` sends ``Q(g + e)`` instead of ``Q(g)`` and keeps ``g 
 the next ``e`` of the same fragment, so that the sum of what has been decoded stays within one
 residual of the sum of what was meant (Karimireddy et al., arXiv 1901.09847, algorithm 2).
 
-A contribution that nobody will merge leaves ``e`` as it was before it. One that is not finite never
+A contribution that no commit merges leaves ``e`` as it was before it. One that is not finite never
 gets here. One that left the log is in the next outer gradient as a whole, unless its progress is
 given up for good; one that a commit refuses is given up for good: what it failed to hold is either
 in the next one anyway or not wanted. Of one that the window drops unheard of, what it failed to

@@ -24,7 +24,7 @@ from skerry.telemetry.spans import Interval
 from skerry_learner.sync import connection
 from skerry_learner.sync.connection import LearnerConnection
 from skerry_learner.sync.encode import Encoded, encode
-from skerry_learner.sync.mailbox import Outgoing
+from skerry_learner.sync.mailbox import OutgoingContribution
 from skerry_learner.sync.telemetry import Stopwatch
 
 log = structlog.get_logger()
@@ -88,7 +88,7 @@ class ContributionSender:
         self._sending.pop(fragment, None)
         self._link.wake.set()
 
-    async def send(self, outgoing: Outgoing) -> None:
+    async def send(self, outgoing: OutgoingContribution) -> None:
         """Send one contribution; what the broker does not take stays in the mailbox."""
         header = outgoing.header
         with tracing.within(
@@ -101,7 +101,7 @@ class ContributionSender:
                 return
             await self._publish(outgoing, encoded, quantised)
 
-    async def _encode(self, outgoing: Outgoing) -> tuple[Encoded, Interval]:
+    async def _encode(self, outgoing: OutgoingContribution) -> tuple[Encoded, Interval]:
         """Quantise, one contribution at a time: the rest of the machine trains."""
         async with self._encoding:
             link, header, began_ns = self._link, outgoing.header, self._link.wall_ns()
@@ -109,7 +109,7 @@ class ContributionSender:
             encoded = await in_thread(encode, outgoing, link.plan, owed)
             return encoded, Interval(began_ns, link.wall_ns())
 
-    def _drop(self, outgoing: Outgoing, error: Diverged) -> None:
+    def _drop(self, outgoing: OutgoingContribution, error: Diverged) -> None:
         fragment = outgoing.header.fragment
         if outgoing.header.kind is ContributionKind.GENESIS:
             msg = f"The initial parameters are not finite ({error}): correct the model's init."
@@ -118,7 +118,9 @@ class ContributionSender:
         self._link.telemetry.dropped(fragment)
         self._link.mailbox.diverged(outgoing)
 
-    async def _publish(self, outgoing: Outgoing, encoded: Encoded, quantised: Interval) -> None:
+    async def _publish(
+        self, outgoing: OutgoingContribution, encoded: Encoded, quantised: Interval
+    ) -> None:
         link, fragment, header = self._link, outgoing.header.fragment, encoded.header
         if encoded.residual is not None:
             link.residuals.keep(fragment, header.identity, encoded.residual)

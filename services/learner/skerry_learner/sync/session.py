@@ -25,7 +25,7 @@ from skerry.protocol.messages import ContributionHeader, ContributionKind, Round
 from skerry.settings.models import SyncConfig
 from skerry.telemetry import tracing
 from skerry.telemetry.spans import Interval
-from skerry_learner.sync.mailbox import Fresh, Gradient, Mailbox, Outgoing
+from skerry_learner.sync.mailbox import Fresh, Gradient, Mailbox, OutgoingContribution
 from skerry_learner.sync.telemetry import LearnerTelemetry
 
 log = structlog.get_logger()
@@ -117,7 +117,9 @@ class Session:
         state = self._states[fragment].after_capture(1, now)
         self._states[fragment] = replace(state, captured=None)
         header = self._header(state, ContributionKind.GENESIS, now, loss=0.0)
-        self._mailbox.post_outgoing(Outgoing(header, self._fragments.genesis(fragment), "f32"))
+        self._mailbox.post_outgoing(
+            OutgoingContribution(header, self._fragments.genesis(fragment), "f32")
+        )
 
     def reset(self, now: TrainingProgress) -> None:
         """Fall back to the global state; what was learnt since is gone and not contributed."""
@@ -202,7 +204,9 @@ class Session:
         gradient = self._fragments.capture(state.fragment)
         header = self._header(state, ContributionKind.OUTER_GRADIENT, now, loss=loss)
         self._telemetry.captured(header, Interval(began_ns, header.captured_ns))
-        self._mailbox.post_outgoing(Outgoing(header, gradient, self._sync.contribution_scheme))
+        self._mailbox.post_outgoing(
+            OutgoingContribution(header, gradient, self._sync.contribution_scheme)
+        )
 
     def _header(
         self, state: LearnerFragment, kind: ContributionKind, now: TrainingProgress, *, loss: float

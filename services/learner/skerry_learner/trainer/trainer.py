@@ -137,7 +137,7 @@ class Trainer:
         return gradient
 
     def release(self, fragment: int) -> None:
-        """Forget what was captured: nobody will merge it, so it is local progress again."""
+        """Forget what was captured: no commit will merge it, so it is local progress again."""
         self._captured.pop(fragment, None)
 
     def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
