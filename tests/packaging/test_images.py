@@ -170,7 +170,7 @@ def test_the_image_starts_its_service(image: Build, service: str) -> None:
 
 
 def test_the_evaluators_image_holds_what_it_imports_late(image: Build) -> None:
-    done = image("evaluator").call("-c", "import skerry_evaluator.judge")
+    done = image("evaluator").call("-c", "import skerry_evaluator.global_model")
     assert done.returncode == 0, done.stderr
 
 

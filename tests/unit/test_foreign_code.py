@@ -15,7 +15,7 @@ from skerry.settings.models import RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.restore import restore as restore_into
 from skerry_checkpointer.service import Checkpointer
-from skerry_evaluator.commands import print_sample, print_verdicts
+from skerry_evaluator.commands import print_sample, print_scores
 from skerry_evaluator.service import Evaluator
 from skerry_learner.joining import find_or_create
 from skerry_syncer.work import Work
@@ -66,7 +66,7 @@ async def sample(run: ScriptedRun, folder: Path) -> object:
 
 async def evaluate(run: ScriptedRun, folder: Path) -> object:
     where = [await saved(run, folder)]
-    return await asyncio.to_thread(print_verdicts, where, batches=1, as_json=True)
+    return await asyncio.to_thread(print_scores, where, batches=1, as_json=True)
 
 
 async def restore(run: ScriptedRun, folder: Path) -> object:

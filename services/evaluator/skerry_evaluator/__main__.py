@@ -1,4 +1,4 @@
-"""Command line of the evaluator: parse first, import what is heavy afterwards."""
+"""The evaluator's command line: it parses before it imports anything heavy."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ def run(
     nats: Nats = None,
     run: Run = "main",
     name: Annotated[
-        str | None, typer.Option(help="Its name; by default the host's.", metavar="NAME")
+        str | None,
+        typer.Option(help="Name of this evaluator; default: the host's.", metavar="NAME"),
     ] = None,
     config: Config = None,
     set_: Sets = None,
 ) -> None:
-    """Evaluate a run's global model on held-out text, as it goes along and at its end.
+    """Evaluate a run's global model on held-out text, while it trains and at its end.
 
-    It needs the run's text and model code, runs at low priority, and on the CPU unless
-    JAX_PLATFORMS says otherwise. eval.every_s and eval.batches of the run say how often and on how
-    much text.
+    It needs the run's text and model code. It runs at low priority, on the CPU unless JAX_PLATFORMS
+    names another device. The run's eval.every_s and eval.batches set how often and on how much
+    text.
     """
     if context.invoked_subcommand is not None:
         return
@@ -49,7 +50,7 @@ def run(
         local = settings_from(nats, config, set_, service="evaluator").local
         bus = bus_from(local.nats, holder, on_event=broker_event)
     yield_to_others(service.NICENESS)
-    # A second process on an accelerator would take memory that its learner counts on.
+    # On an accelerator it would take memory that the learner there counts on.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     run_service(
         service.evaluator(bus, run, holder, local.shutdown_s),
@@ -64,7 +65,7 @@ def evaluate(
     ],
     batches: Annotated[
         int | None,
-        typer.Option(help="Held-out batches at most; default: its run's.", min=1, metavar="N"),
+        typer.Option(help="Most held-out batches; default: the run's.", min=1, metavar="N"),
     ] = None,
     set_: Sets = None,
     *,
@@ -72,16 +73,16 @@ def evaluate(
 ) -> None:
     """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
     from skerry.service.entry import exit_on_error
-    from skerry_evaluator.commands import print_verdicts
+    from skerry_evaluator.commands import print_scores
 
     with exit_on_error():
-        print_verdicts(checkpoints, batches=batches, as_json=json, sets=set_ or [])
+        print_scores(checkpoints, batches=batches, as_json=json, sets=set_ or [])
 
 
 @app.command()
 def sample(
     checkpoint: Annotated[
-        str, typer.Argument(help="Its folder or s3:// address.", metavar="CHECKPOINT")
+        str, typer.Argument(help="Folder or s3:// address.", metavar="CHECKPOINT")
     ],
     prompt: Annotated[str, typer.Option(help="Text to continue.", metavar="TEXT")] = "def ",
     tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1, metavar="N")] = 200,
@@ -93,7 +94,7 @@ def sample(
     *,
     json: AsJson = False,
 ) -> None:
-    """Let a checkpoint continue a prompt."""
+    """Continue a prompt with a checkpoint's model."""
     from skerry.service.entry import exit_on_error
     from skerry_evaluator.commands import print_sample
 

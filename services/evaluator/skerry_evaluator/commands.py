@@ -1,4 +1,4 @@
-"""``skerry eval`` and ``skerry sample``: what their command lines do."""
+"""The commands ``skerry eval`` and ``skerry sample``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from skerry.data.corpus import Corpus, load_corpus
-from skerry_evaluator.evaluate import Verdict, evaluate
-from skerry_evaluator.restored import restore
-from skerry_evaluator.sample import sample, to_text, to_tokens
+from skerry_evaluator.checkpoints import CheckpointScore, evaluate, restore
+from skerry_evaluator.sampling import sample, to_text, to_tokens
 
 
-def print_verdicts(
+def print_scores(
     paths: Sequence[str | Path],
     *,
     batches: int | None,
     as_json: bool,
     sets: Sequence[str] = (),
 ) -> None:
-    """Evaluate checkpoints and print a line for each, in order; JSON objects if asked for."""
+    """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object."""
     corpora: dict[str, Corpus] = {}
     for path in paths:
         restored = restore(path, sets)
@@ -29,26 +28,28 @@ def print_verdicts(
         key = data.model_dump_json()
         if key not in corpora:
             corpora[key] = load_corpus(data)
-        verdict = evaluate(restored, corpora[key], batches=batches)
-        print(json.dumps(plain(verdict)) if as_json else sentence(verdict), flush=True)
+        found = evaluate(restored, corpora[key], batches=batches)
+        print(json.dumps(to_json(found)) if as_json else sentence(found), flush=True)
 
 
-def plain(verdict: Verdict) -> dict[str, object]:
-    """Return a verdict for JSON, which knows no infinity and no NaN: None in their place."""
+def to_json(found: CheckpointScore) -> dict[str, object]:
+    """Return a score for JSON, with None for infinity and NaN."""
+    plain = {**asdict(found), **asdict(found.score)}
+    del plain["score"]
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(verdict).items()
+        for name, value in plain.items()
     }
 
 
-def sentence(verdict: Verdict) -> str:
-    """Say a verdict to a person."""
-    bits = verdict.bits_per_byte
+def sentence(found: CheckpointScore) -> str:
+    """Return a score as a sentence."""
+    score, bits = found.score, found.score.bits_per_byte
     per_byte = "" if bits is None else f", {bits:.4f} bits per byte"
     return (
-        f"{verdict.checkpoint}: step {verdict.step}, held-out loss {verdict.loss:.4f} nats per"
-        f" token{per_byte}, perplexity {verdict.perplexity:.3f} ({verdict.evaluated_tokens} tokens"
-        f" of text {verdict.text})"
+        f"{found.checkpoint}: step {found.step}, held-out loss {score.loss:.4f} nats per"
+        f" token{per_byte}, perplexity {score.perplexity:.3f} ({found.evaluated_tokens} tokens"
+        f" of text {found.text})"
     )
 
 
@@ -64,9 +65,9 @@ def print_sample(
 ) -> None:
     """Print a prompt and its continuation."""
     restored = restore(path, sets)
-    start = to_tokens(restored, prompt)
+    start = to_tokens(restored.config.data, prompt)
     tokens = list(sample(restored, start, count=count, temperature=temperature, seed=seed))
-    text = to_text(restored, tokens)
+    text = to_text(restored.config.data, tokens)
     if as_json:
         print(json.dumps({"checkpoint": str(path), "prompt": prompt, "text": text}))
     else:

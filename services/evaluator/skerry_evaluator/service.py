@@ -1,8 +1,8 @@
-"""The evaluator: reads the global state from the log, and says what it is worth on held-out text.
+"""The evaluator: reads the global model from the log and measures its loss on held-out text.
 
-It is a reader like any other. No service waits for it, it asks none for anything, and any number of
-them may run: what one has said of a state, another need not say again. It reads the f32 master
-parameters, which are what checkpoints hold, so ``skerry eval`` says the same of the same state.
+No service waits for it. Any number of evaluators may run: a state that one has evaluated, another
+does not evaluate again. It reads the f32 master parameters, as checkpoints hold them, so
+``skerry eval`` gives the same loss for the same state.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.errors import (
-    Overtaken,
-)
+from skerry.errors import Overtaken
 from skerry.log import ledger
 from skerry.log.state import MASTER, read_latest, read_manifests
 from skerry.protocol.messages import Evaluation
@@ -33,23 +31,23 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit, RunRecord
     from skerry.settings.models import RunConfig
-    from skerry_evaluator.judge import Judge
+    from skerry_evaluator.global_model import GlobalModel
 
 log = structlog.get_logger()
 
 NICENESS = 10
-"""A third of the right to the CPU of a learner that trains on it: behind all, starved by none."""
+"""Unix niceness: a third of the CPU share of a learner (5), so that it yields but never starves."""
 MOST_SHARE = 0.05
-"""Of one core that evaluations take at most: a long one is followed by a long rest."""
+"""Most share of one core for evaluations: after a long one comes a long rest."""
 
 
 @dataclass(slots=True)
 class Evaluator:
-    """Evaluates one run; it lives through any number of sessions with its log.
+    """Evaluates one run, through any number of connections to its log.
 
-    The model is built, and JAX imported, once there is something to evaluate: at the start of a
-    run the machine belongs to the learners. ``held`` are the commits whose parameters the judge
-    has, ``said`` the versions of the newest state that was spoken of.
+    The model is built, and JAX imported, once there is something to evaluate: learners need the CPU
+    when a run starts. ``held`` are the commits whose parameters ``model`` has, ``evaluated`` the
+    versions of the newest state that has an evaluation.
     """
 
     bus: Bus
@@ -57,15 +55,15 @@ class Evaluator:
     name: str
     config: RunConfig
     plan: Plan
-    judge: Judge | None = None
+    model: GlobalModel | None = None
     held: dict[int, Commit] = field(default_factory=dict[int, "Commit"])
-    said: tuple[int, ...] = ()
+    evaluated: tuple[int, ...] = ()
     rest_s: float = 0.0
-    strangers: set[str] = field(default_factory=set[str])
+    other_texts: set[str] = field(default_factory=set[str])
 
     @classmethod
     def of(cls, bus: Bus, record: RunRecord, name: str) -> Evaluator:
-        """Take config and plan from the record; RunMismatch if we cut its leaves otherwise."""
+        """Return the evaluator of a run; RunMismatch if its plan differs from ours."""
         plan, config = plan_of(record), run_config_from_json(record.config_json)
         return cls(bus, record, name, config, plan)
 
@@ -85,36 +83,36 @@ class Evaluator:
         )
 
     async def evaluate(self) -> Evaluation | None:
-        """Evaluate the newest state and say so in the ledger; None where there is nothing new."""
+        """Evaluate the newest state and record it in the ledger; None if there is nothing new."""
         run = self.record.run
         manifests = await read_manifests(self.bus, run, self.plan)
         if len(manifests) < len(self.plan.fragments):
             return None
         versions = tuple(manifests[f.index].commit.version for f in self.plan.fragments)
-        if versions == self.said:
+        if versions == self.evaluated:
             return None
-        judge = await self._ready()
-        if await self._said_by_another(versions, judge.held_out.digest):
-            self.said = versions
+        model = await self._built()
+        if await self._recorded(versions, model.held_out.digest):
+            self.evaluated = versions
             return None
         turn = TurnTrace(self.record, spans.EVALUATE, spans.JUDGE)
         with turn.working():
-            return await self._evaluate(judge, turn)
+            return await self._evaluate(model, turn)
 
-    async def _evaluate(self, judge: Judge, turn: TurnTrace) -> Evaluation:
-        if self.said:  # not before the first evaluation: no stop shall wait for that
-            await in_thread(judge.learn_to_write)
+    async def _evaluate(self, model: GlobalModel, turn: TurnTrace) -> Evaluation:
+        if self.evaluated:  # not before the first: no stop shall wait for that
+            await in_thread(model.compile_writer)
         began_s, cpu_s = time.monotonic(), time.process_time()
-        await self._read(judge)
+        await self._read(model)
         turn.has_read()
-        evaluation = self._evaluation(judge, await _losses(judge))
-        sample = await in_thread(judge.write, sum(evaluation.versions))
+        evaluation = self._evaluation(model, await _losses(model))
+        sample = await in_thread(model.write, sum(evaluation.versions))
         evaluation = replace(evaluation, sample=sample)
         await ledger.record_evaluation(self.bus, evaluation)
-        self.said = evaluation.versions
+        self.evaluated = evaluation.versions
         cpu_s = time.process_time() - cpu_s
         self.rest_s = cpu_s / MOST_SHARE
-        self._tell(evaluation, time.monotonic() - began_s, cpu_s)
+        self._report(evaluation, time.monotonic() - began_s, cpu_s)
         attributes: dict[str, spans.Value] = {
             spans.LOSS: evaluation.loss,
             spans.STEP: evaluation.step,
@@ -123,19 +121,19 @@ class Evaluator:
         turn.over(self.held.values(), attributes)
         return evaluation
 
-    async def _ready(self) -> Judge:
-        if self.judge is None:
-            self.judge = await in_thread(_judge, self.config, self.plan)
+    async def _built(self) -> GlobalModel:
+        if self.model is None:
+            self.model = await in_thread(_build, self.config, self.plan)
             log.info(
                 "evaluator_ready",
                 run=self.record.run,
-                evaluated_tokens=self.judge.held_out.tokens,
-                text=f"{self.judge.held_out.digest:016x}",
+                evaluated_tokens=self.model.held_out.tokens,
+                text=f"{self.model.held_out.digest:016x}",
             )
-        return self.judge
+        return self.model
 
-    async def _said_by_another(self, versions: tuple[int, ...], digest: int) -> bool:
-        """Say whether the ledger's newest evaluation is of this state, on the same text.
+    async def _recorded(self, versions: tuple[int, ...], digest: int) -> bool:
+        """Return True if the ledger's newest evaluation is of this state, on the same text.
 
         Warns once of each evaluator that reads another text.
         """
@@ -144,8 +142,8 @@ class Evaluator:
             return False
         if newest.text_digest == digest:
             return newest.versions == versions
-        if newest.evaluator not in self.strangers:
-            self.strangers.add(newest.evaluator)
+        if newest.evaluator not in self.other_texts:
+            self.other_texts.add(newest.evaluator)
             log.warning(
                 "held_out_text_differs",
                 run=self.record.run,
@@ -156,26 +154,26 @@ class Evaluator:
             )
         return False
 
-    async def _read(self, judge: Judge) -> None:
-        """Hand the judge every fragment that has changed since it got it."""
+    async def _read(self, model: GlobalModel) -> None:
+        """Give the model every fragment that has changed since it got it."""
         manifests = await read_manifests(self.bus, self.record.run, self.plan)
         for fragment in self.plan.fragments:
             held = self.held.get(fragment.index)
             if held == manifests[fragment.index].commit:
                 continue
-            # Whatever happens from here on, what the judge has of it is not what was held.
+            # An error below leaves the model with part of a version: it is held no more.
             self.held.pop(fragment.index, None)
             found = await read_latest(self.bus, self.record.run, self.plan, fragment, [MASTER])
             if found is None:
-                msg = f"The manifest of fragment {fragment.index} has gone while it was being read."
+                msg = f"The manifest of fragment {fragment.index} was replaced while it was read."
                 raise Overtaken(msg)
             manifest, parts = found
-            await in_thread(judge.take, fragment.index, parts[MASTER])
+            await in_thread(model.set_fragment, fragment.index, parts[MASTER])
             self.held[fragment.index] = manifest.commit
 
-    def _evaluation(self, judge: Judge, losses: list[float]) -> Evaluation:
+    def _evaluation(self, model: GlobalModel, losses: list[float]) -> Evaluation:
         commits = [self.held[fragment.index] for fragment in self.plan.fragments]
-        score = judge.score(losses)
+        score = model.held_out.score(losses)
         return Evaluation(
             run=self.record.run,
             evaluator=self.name,
@@ -185,12 +183,12 @@ class Evaluator:
             loss=score.loss,
             perplexity=score.perplexity,
             bits_per_byte=math.nan if score.bits_per_byte is None else score.bits_per_byte,
-            evaluated_tokens=judge.held_out.tokens,
-            text_digest=judge.held_out.digest,
+            evaluated_tokens=model.held_out.tokens,
+            text_digest=model.held_out.digest,
             evaluated_ns=time.time_ns(),
         )
 
-    def _tell(self, evaluation: Evaluation, took_s: float, cpu_s: float) -> None:
+    def _report(self, evaluation: Evaluation, took_s: float, cpu_s: float) -> None:
         log.info(
             "evaluated",
             run=evaluation.run,
@@ -203,21 +201,21 @@ class Evaluator:
             took_s=round(took_s, 3),
             cpu_s=round(cpu_s, 3),
         )
-        of = {metrics.RUN: evaluation.run}
-        instruments.record(metrics.EVALUATION_DURATION, took_s, of)
-        attributes = {**of, metrics.EVALUATOR_NAME: evaluation.evaluator}
-        instruments.record(metrics.HELD_OUT_LOSS, evaluation.loss, attributes)
+        run = {metrics.RUN: evaluation.run}
+        instruments.record(metrics.EVALUATION_DURATION, took_s, run)
+        evaluator = {**run, metrics.EVALUATOR_NAME: evaluation.evaluator}
+        instruments.record(metrics.HELD_OUT_LOSS, evaluation.loss, evaluator)
 
 
-def _judge(config: RunConfig, plan: Plan) -> Judge:
-    from skerry_evaluator.judge import Judge  # JAX comes with it
+def _build(config: RunConfig, plan: Plan) -> GlobalModel:
+    from skerry_evaluator.global_model import GlobalModel  # imports JAX
 
-    return Judge(config, plan)
+    return GlobalModel(config, plan)
 
 
-async def _losses(judge: Judge) -> list[float]:
-    """Return the losses of all batches; between two of them a cancellation is heard."""
-    losses = judge.losses()
+async def _losses(model: GlobalModel) -> list[float]:
+    """Return the losses of all batches; a cancellation takes effect between two of them."""
+    losses = model.losses()
     found: list[float] = []
     while (loss := await in_thread(next, losses, None)) is not None:
         found.append(loss)
@@ -226,14 +224,14 @@ async def _losses(judge: Judge) -> list[float]:
 
 async def evaluator(bus: Bus, run: str, name: str, shutdown_s: float) -> None:
     """Serve one run until it is finished, across broker restarts and full broker disks."""
-    at_work: Evaluator | None = None
+    current: Evaluator | None = None
 
     async def session() -> None:
-        nonlocal at_work
+        nonlocal current
         record = await ledger.wait_run(bus, run)
-        if at_work is None or at_work.record.created_ns != record.created_ns:
-            at_work = Evaluator.of(bus, record, name)
-        await at_work.run()
+        if current is None or current.record.created_ns != record.created_ns:
+            current = Evaluator.of(bus, record, name)
+        await current.run()
 
     async with bus:
         await serve({"evaluator": lambda: outlast(session)}, shutdown_s=shutdown_s)

@@ -1,4 +1,4 @@
-"""AdamW on the syncer: what a learner's own step does, on gradients that were averaged first.
+"""AdamW on the syncer: the learner's own step, on averaged gradients.
 
 For mode ``data-parallel``, where contributions are bare gradients. In the order of the learner's
 step: clipping by the global norm, Adam (arXiv 1412.6980) with bias correction and eps = 1e-8,
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 EPS = np.float32(1e-8)
 CHUNK = 64 * 1024
-"""Elements worked on at a time: the vectors of a step then stay in cache."""
+"""Elements in one pass, so that the vectors of a step stay in cache."""
 
 
 class Training(Protocol):
-    """What of a run's training settings an AdamW step depends on."""
+    """The training settings that an AdamW step depends on."""
 
     @property
     def inner(self) -> str: ...
@@ -68,8 +68,8 @@ class Moments(NamedTuple):
 class AdamW:
     """The learner's AdamW over the whole model, as pure functions over one padded vector.
 
-    ``decayed`` are the spans ``[start, stop)`` of the vector that weight decay falls on, and
-    ``fragments`` how many the model is cut into: clipping needs them all in one.
+    ``decayed`` are the spans ``[start, stop)`` of the vector with weight decay; ``fragments`` is
+    the number of fragments of the model, which must be 1: clipping needs the whole gradient.
     """
 
     training: Training
@@ -93,8 +93,7 @@ class AdamW:
     def apply(self, master: F32s, merged: F32s, state: Moments) -> tuple[F32s, Moments]:
         """Return master and state after one step on the averaged gradient; inputs are untouched.
 
-        A gradient that is zero everywhere comes from a round of no work, or of steps that were
-        skipped: it is no step, and nothing moves.
+        A gradient of zeros comes from a round of no work, or of skipped steps: it is no step.
         """
         norm = float(np.sqrt(backend.merger().segment_squares(merged, whole(merged))[0]))
         if norm == 0:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class QuantiseBackend(Protocol):
-    """What every CPU backend offers; results are equal to the last bit in all of them."""
+    """The quantisation functions of a CPU backend; all give equal bits."""
 
     def quantise(self, scheme: str, x: NDArray[np.float32]) -> Planes:
         """Quantise f32 (blocks*256,); raises Diverged if anything is not finite."""

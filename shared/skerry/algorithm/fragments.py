@@ -1,4 +1,4 @@
-"""Cutting a parameter tree into fragments that are synchronised on their own.
+"""Fragments: the parts of a parameter tree that are synchronised on their own.
 
 A fragment travels as a *padded vector*: its slices one after another, each padded with zeros to a
 whole number of blocks, so that a block never crosses a tensor and every kernel sees
@@ -86,7 +86,7 @@ class Fragment:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each slice starts in the padded vector; one more entry closes the last."""
+        """The start of each slice in the padded vector, and the end of the last."""
         return tuple(accumulate((padded(s.size) for s in self.slices), initial=0))
 
 
@@ -112,7 +112,7 @@ def plan(leaves: Sequence[LeafSpec], fragments: int) -> Plan:
     powers of two only if whole blocks could not fill every fragment). The largest fragment then
     exceeds the smallest by at most the largest piece, which is at most one share.
 
-    Leaves without elements belong to no fragment.
+    Leaves without elements are in no fragment.
 
     Raises:
         PlanError: fewer than one fragment, more fragments than parameters, or an impossible shape.
@@ -162,13 +162,8 @@ def scatter(
         _window(leaf.reshape(-1), piece)[:] = vector[offset : offset + piece.size]
 
 
-def segments(fragment: Fragment) -> tuple[int, ...]:
-    """Return where each slice starts, in blocks; one more entry closes the last."""
-    return tuple(offset // BLOCK for offset in fragment.offsets)
-
-
 def averaged(of: Plan, fragment: Fragment) -> tuple[bool, ...]:
-    """Say per slice whether it is averaged whatever the merge method is: embeddings are.
+    """Return for each slice whether every merge averages it, as all do with embeddings.
 
     Decoupled DiLoCo (arXiv 2604.21428), on merging: RDA everywhere but in the embeddings.
     """

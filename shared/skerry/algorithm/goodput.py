@@ -1,15 +1,16 @@
 """Goodput: the share of the time given to a run that went into training, and what took the rest.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), evaluation: useful training time over allocated time,
-summed over learners. Time in which a learner that has joined is down is allocated, since its
-machine is waiting for it: a run that loses learners must not look better for it. Nor must one that
-trains on the same data twice, because what it had learnt from it was lost.
+summed over learners. The time in which a learner that has joined is down counts as allocated, since
+its machine waits for it: losing learners must not raise a run's goodput. Nor must training on the
+same data twice after its result was lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
+from operator import add
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ TRAIN = "train"
 
 
 class Cause(StrEnum):
-    """What allocated time was lost to: badput."""
+    """Uses of allocated time that are lost: badput."""
 
     COMPILE = "compile"
     """Starting and compiling."""
@@ -29,28 +30,28 @@ class Cause(StrEnum):
     WAIT = "wait"
     """Standing still at a due step until its round is over: blocking modes only."""
     REPLAY = "replay"
-    """Steps on data that an earlier incarnation had trained on in vain."""
+    """Steps on data that an earlier incarnation trained on, before its work was lost."""
     IDLE = "idle"
-    """A process that lives and does none of these."""
+    """A live process that does none of these."""
     DOWN = "down"
     """No process."""
 
 
 USES: tuple[str, ...] = (TRAIN, *(cause.value for cause in Cause))
-"""Everything that time can go into."""
+"""All uses of time."""
 
 IN_ORDER: tuple[str, ...] = (
     *(TRAIN, Cause.REPLAY.value, Cause.COMPILE.value, Cause.RECOVER.value, Cause.WAIT.value),
     *(Cause.IDLE.value, Cause.DOWN.value),
 )
-"""Who is believed first where a learner counts more time than it was given."""
+"""The order in which uses count where a learner reports more time than it was allocated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one or several processes of a learner count of their own time, in seconds.
+    """How the processes of one learner spent their own time, in seconds.
 
-    ``alive_s`` is the whole since each of them started; what the others leave of it was idle.
+    ``alive_s`` is all time since each of them started; the rest of it was idle.
     """
 
     train_s: float = 0.0
@@ -61,14 +62,7 @@ class Spent:
     alive_s: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(
-            self.train_s + other.train_s,
-            self.compile_s + other.compile_s,
-            self.recover_s + other.recover_s,
-            self.wait_s + other.wait_s,
-            self.replay_s + other.replay_s,
-            self.alive_s + other.alive_s,
-        )
+        return Spent(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +74,7 @@ class Share:
 
 
 def allocated_s(joined_s: float, now_s: float, ended_s: float | None = None) -> float:
-    """Return the seconds a learner has been part of the run: until it ended, or until now."""
+    """Return the seconds from a learner's joining until its end, or until now."""
     return max(0.0, (now_s if ended_s is None else ended_s) - joined_s)
 
 
@@ -97,10 +91,10 @@ def goodput(shares: Iterable[Share]) -> float:
 
 
 def split(spent: Spent, allocated_s: float) -> dict[str, float]:
-    """Return what became of the allocated seconds, by each of USES.
+    """Return the allocated seconds by use.
 
-    The parts add up to ``allocated_s``: what the learner's own count leaves is down time, and what
-    it has too much (two clocks never agree exactly) is left out, idle time first, steps last.
+    The parts add up to ``allocated_s``: the time that the learner did not count is down time, and
+    the time that it counted too much (two clocks never agree exactly) is dropped, idle time first.
     """
     counted = spent.train_s + spent.compile_s + spent.recover_s + spent.wait_s + spent.replay_s
     left, found = max(0.0, allocated_s), dict.fromkeys(USES, 0.0)

@@ -10,7 +10,7 @@ shrinks it by ``sqrt((1 + (M-1) rho) / M)``. Embeddings are averaged. Where the 
 (``|d| <= 1e-6``) or every norm is zero there is no direction, and the average is taken.
 
 Contributions are put into an order that depends on their contents only, and added in f32 in that
-order: a permutation changes no bit, and a rerun on the same machine gives the same bits.
+order: a permutation changes no bit, and a second run on a machine gives the same bits.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 DEGENERATE = 1e-6
 """A mean of unit vectors this short is rounding noise, not a direction."""
 ABSURD = 100.0
-"""A step that is longer than that, and than so many times the fragment's largest parameter, is none
-that training took: a device that computes nonsense can still send finite numbers.
+"""A step longer than this, and than this times the fragment's largest parameter, is no step of
+training: a faulty device can send finite numbers, too.
 """
 _ROUNDING = 1e-3
-"""What summing up in f32 may add to a norm, and more."""
+"""A bound on what rounding in f32 adds to a norm."""
 _NO_NORM = 2.0**-100
 """Norms up to this count as zero: their reciprocal would leave f32."""
 
@@ -69,11 +69,11 @@ class Direction(NamedTuple):
 
 
 def sound(item: OuterGradient, fragment: Fragment, master: NDArray[np.float32] | None) -> bool:
-    """Return True if a contribution can come of training that has not diverged.
+    """Return True if a contribution can come from training that has not diverged.
 
-    The norms it came with are its sender's word, and lengthen what is merged: none may be longer
-    than its values can be. ``master`` f32 (padded_size,) is what it would be merged into; None for
-    bare gradients, which have no scale of their own, and whose optimizer clips.
+    Its norms come from its sender and set the length of the merge: none may be longer than its
+    values can be. ``master`` f32 (padded_size,) is what it would be merged into; None for bare
+    gradients, which have no scale of their own, and whose optimizer clips.
     """
     top = peak(item.scheme, item.planes)
     if not math.isfinite(top):
@@ -144,9 +144,9 @@ def direction(
     averaged: Sequence[bool],
     into: NDArray[np.float32] | None = None,
 ) -> Direction:
-    """Do what ``merge`` does, but leave the gain per slice to the caller's last pass.
+    """Merge like ``merge``, but leave the gain of each slice to the caller's last pass.
 
-    The vector is ``into`` if given, whatever it held.
+    The vector is ``into`` if given, and overwrites it.
     """
     spans, rule = spans_of(fragment), rule_of(method)
     _check(contributions, weights, fragment, averaged)
@@ -199,9 +199,9 @@ def _apply_rule(
 
 
 def largest(contributions: Sequence[OuterGradient], fragment: Fragment) -> int:
-    """Return the number of the contribution that is the largest, by its norms or by its values.
+    """Return the index of the largest contribution, by its stated norms or by its values.
 
-    The norms it came with are its sender's word, and a merge uses both.
+    A merge uses both.
     """
 
     def size(item: OuterGradient) -> float:

@@ -1,4 +1,4 @@
-"""The arithmetic of a merge in numba: decode, weigh, add and step in one core's cache.
+"""The arithmetic of a merge in numba: decode, weight, add and step within a core's cache.
 
 Equal to ``merge_numpy`` bit by bit (no fused multiply-add, same order), except for sums of squares,
 where LLVM picks the order; they agree to f64 rounding and are the same on every run of one machine.
@@ -65,7 +65,7 @@ _FOUR_CODES, _FOUR_SCALES = four(_CODES), four(_SCALES)
 def _add_coarse(
     codes: U8s, scales: U16s, b: int, scheme: np.int32, weight: np.float32, out: F32s
 ) -> None:
-    """Do what ``_add`` does, for e3m0 and int2."""
+    """Like ``_add``, for e3m0 and int2."""
     scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
     if scheme == _E3M0:
         for i in range(HALF):
@@ -211,7 +211,7 @@ def segment_squares(x: F32s, spans: Spans) -> F64s:
 def accumulate(
     contributions: Sequence[OuterGradient], coefficients: F32s, spans: Spans, out: F32s
 ) -> F64s:
-    """Do what ``merge_numpy.accumulate`` does, four contributions at a time."""
+    """Like ``merge_numpy.accumulate``, four contributions at a time."""
     contributions = [_compiled_form(item) for item in contributions]
     squares = np.zeros(spans.starts.size)
     for first in range(0, len(contributions), WAYS):
@@ -252,7 +252,7 @@ def step(
     decay: float,
     into: F32s | None = None,
 ) -> F32s | None:
-    """Do what ``merge_numpy.step`` does."""
+    """Like ``merge_numpy.step``."""
     rate = np.float32(-lr)
     if momentum is None:
         _step_plain(as_blocks(out), gains, *spans, as_blocks(master), rate)

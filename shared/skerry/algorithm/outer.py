@@ -1,13 +1,13 @@
-"""The outer optimizer: what the syncer does with a merged outer gradient.
+"""The outer optimizer: how the syncer applies a merged outer gradient.
 
 A contribution is ``anchor - local``, so the merged outer gradient is *subtracted*, like a gradient.
-Presets, following DiLoCo (arXiv 2311.08105: Nesterov, lr 0.7, momentum 0.9 at H = 500) and what our
-own quality benchmark found where it looked:
+Presets follow DiLoCo (arXiv 2311.08105: Nesterov, lr 0.7, momentum 0.9 at H = 500) and our own
+quality benchmark:
 
 - ``nesterov``: lr 0.7, momentum 0.9;
 - ``direct``: lr 1, no momentum: the global model is the mean of the local ones;
 - ``auto``: ``direct`` below H = 64, from there on Nesterov with lr 0.7 and momentum 0.5;
-- ``adamw``: what a learner's AdamW would do, for mode ``data-parallel``;
+- ``adamw``: a learner's AdamW, for mode ``data-parallel``;
 - ``module:function``: any optax transformation, built by your function.
 
 Decoupled DiLoCo (2604.21428) prints no outer learning rate. In experiment ``outer`` of
@@ -116,12 +116,12 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     averaged: Sequence[bool],
     spare: Sequence[F32s] = (),
 ) -> tuple[F32s, Any, float]:
-    """Merge contributions and take one outer step; the syncer's only call.
+    """Merge contributions and take one outer step.
 
     Returns the new master f32 (padded_size,), the new state and the merged gradient's L2 norm; the
     inputs are untouched. Presets decode, merge and step block by block without another vector.
     ``spare`` are up to two dead vectors (an earlier master and momentum) that presets write into
-    instead of fresh memory, whose first touch costs as much as the merge: never those in use.
+    instead of new memory, whose first touch costs as much as the merge.
     Raises Diverged when the merge or the step is not finite, ValueError when shapes or weights do
     not fit.
     """
@@ -247,7 +247,7 @@ def _fit(stored: Mapping[str, F32s], name: str, size: int) -> F32s:
 
 
 def _to_vector(leaf: NDArray[Any]) -> F32s:
-    """Store f32 as it is and anything else one byte per value, which f32 holds exactly."""
+    """Return a leaf for storage: f32 as it is, any other type one byte per value, exact in f32."""
     flat = leaf.ravel() if leaf.dtype == np.float32 else np.frombuffer(leaf.tobytes(), np.uint8)
     vector = np.zeros(padded(flat.size), np.float32)
     vector[: flat.size] = flat
@@ -255,7 +255,7 @@ def _to_vector(leaf: NDArray[Any]) -> F32s:
 
 
 def _from_vector(stored: Mapping[str, F32s], name: str, like: NDArray[Any]) -> NDArray[Any]:
-    """Do the inverse of ``_to_vector`` for a leaf of the shape and dtype of ``like``."""
+    """Return the stored leaf, with the shape and dtype of ``like``."""
     size = like.size if like.dtype == np.float32 else like.nbytes
     flat = _fit(stored, name, size)[:size]
     raw = flat.tobytes() if like.dtype == np.float32 else flat.astype(np.uint8).tobytes()

@@ -1,4 +1,4 @@
-"""What synchronising every step would have sent: the figure that a run's own bytes are held to."""
+"""The bytes of synchronising every step, with which a run's own bytes are compared."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ FLOAT32_BYTES = 4
 
 
 def data_parallel_bytes(params: int, steps_by_learner: Mapping[str, int], learners: int) -> int:
-    """Return what a ring all-reduce of f32 gradients would have sent for the same steps.
+    """Return the bytes that a ring all-reduce of f32 gradients would have sent for the same steps.
 
-    ``learners`` is M, as many as a run is laid out for (``sync.learners``): of the names in its log
-    some replaced others, and were never in one ring. Each of M workers sends 2 (M - 1) / M
-    times the gradient per step (Patarasuk and Yuan, 2009).
+    ``learners`` is M, the number that a run is planned for (``sync.learners``): some names in its
+    log replaced others. Each of M workers sends 2 (M - 1) / M times the gradient per step
+    (Patarasuk and Yuan, 2009).
     """
     if learners < 2:
         return 0

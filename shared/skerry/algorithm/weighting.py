@@ -1,4 +1,4 @@
-"""How much each contribution counts: by the tokens and steps behind it, and by how late it is.
+"""How much each contribution counts: by its tokens and steps, and by how late it is.
 
 Sources: Decoupled DiLoCo (arXiv 2604.21428), on dynamic token-weighted merging, and on the syncer
 (late fragments join a later round). A contribution is an outer gradient relative to the sender's

@@ -1,9 +1,9 @@
 """A corpus cut into pieces, each of them for training or held out by its own content.
 
-Machines need not have the same text, nor talk, to agree: equal pieces are on the same side wherever
-they stand, so that text that is held out somewhere is trained on nowhere. That holds for corpora
-that are cut alike, which small ones (below ``pieces.FEWEST_PIECES`` of full size) of different
-length are not, and where no piece hashes low, so that the lowest ones are held out instead.
+Machines need neither the same text nor a message to agree: equal pieces are on the same side on all
+of them, so that no machine trains on text that another holds out. That needs corpora that are cut
+alike. Two kinds are not: small ones (below ``pieces.FEWEST_PIECES`` of full size) of different
+length, and those without a low hash, of which the pieces with the lowest are held out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sequences:
 
     @cached_property
     def digest(self) -> str:
-        """What tells these stretches, in their order, from all others: 16 hexadecimal digits.
+        """A hash of these stretches in their order, 16 hexadecimal digits.
 
         Reads all of them once.
         """
@@ -66,7 +66,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run trains on and what it is judged by."""
+    """The training text and the held-out text of a run."""
 
     train: Sequences
     held_out: Sequences
@@ -121,7 +121,7 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
 
 
 def _bound(cuts: Sequence[_Cut], config: DataConfig) -> int:
-    """Return up to which hash pieces are held out: the share asked for, or else one sequence."""
+    """Return the largest hash of held-out pieces: for the share asked for, or for one sequence."""
     hashes = np.concatenate([cut.hashes for cut in cuts]) if cuts else np.empty(0, np.uint64)
     sizes = np.concatenate([np.diff(cut.ends, prepend=0) for cut in cuts]) if cuts else hashes
     order = np.argsort(hashes)
@@ -133,7 +133,7 @@ def _bound(cuts: Sequence[_Cut], config: DataConfig) -> int:
 def _usable(stretches: Sequence[Tokens], seq_len: int) -> list[Tokens]:
     """Return the stretches that a sequence fits into.
 
-    Short ones are worth a seam where they are most of the text, as in a corpus of many small files.
+    Short ones are joined where they are most of the text, as in a corpus of many small files.
     """
     long, short = (
         [one for one in stretches if (len(one) > seq_len) is fits] for fits in (True, False)
@@ -160,8 +160,8 @@ class _Cut:
         return cls(tokens, ends, np.array(hashes, np.uint64))
 
     def stretches(self, chosen: NDArray[np.bool_]) -> Iterator[Tokens]:
-        """Yield what the chosen pieces are together, neighbours in one."""
+        """Yield the chosen pieces, neighbours joined."""
         edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
         at = np.concatenate([[0], self.ends])
-        for first, behind in edges.reshape(-1, 2):
-            yield self.tokens[at[first] : at[behind]]
+        for first, end in edges.reshape(-1, 2):
+            yield self.tokens[at[first] : at[end]]

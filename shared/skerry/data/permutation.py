@@ -1,7 +1,7 @@
 """A shuffle of ``range(size)`` without a table: a Feistel network that walks cycles.
 
 Four rounds over the smallest even number of bits that holds ``size``; values that land outside are
-sent through again until they land inside (Black and Rogaway, "Ciphers with Arbitrary Finite
+permuted again until they land inside (Black and Rogaway, "Ciphers with Arbitrary Finite
 Domains", CT-RSA 2002). Memory is constant, and any position is computed on its own.
 """
 

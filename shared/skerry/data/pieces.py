@@ -1,7 +1,7 @@
-"""Where a document is cut, so that equal text is cut alike wherever it stands.
+"""Cuts a document into pieces, so that equal text is cut alike on every machine.
 
-Lines of text are cut behind those whose last bytes hash low, as deduplicating backups do: a file
-that is longer on another machine, or is not there at all, moves no cut in any other text. Tokens
+Text is cut after lines whose last bytes hash low, as deduplicating backups do: a file that is
+longer on another machine, or missing, moves no cut in any other text. Tokens
 have no lines; their shards are files that machines share as they are, and are cut at equal
 lengths.
 """
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from skerry.data.source import Document, Places, Tokens
 
 PIECE_TOKENS = 4_096
-"""What a piece has on average, or ``PIECE_SEQUENCES`` sequences where those are more."""
+"""Average tokens of a piece, unless ``PIECE_SEQUENCES`` sequences are more."""
 PIECE_SEQUENCES = 16
 LONGEST = 4
-"""A piece of text without a cut for so many times the average is cut at equal lengths, too."""
+"""A piece of text without a cut for this many averages is cut at equal lengths, too."""
 SHARD_TOKENS = 32_768
 FEWEST_PIECES = 16
 LINE_BYTES = 32
-"""About what a line of text has: that part of a piece's lines ends one."""
+"""Average bytes of a line of text, which sets the share of lines that end a piece."""
 LINE = 10
-"""What ends a line."""
+"""The byte that ends a line."""
 WINDOW_WORDS = 6
 """Words of 8 bytes before a line's end that decide whether a cut follows it."""
 MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -47,7 +47,7 @@ def ends(document: Document, seq_len: int, total: int) -> Places:
 
 
 def _lines(text: Tokens, files: Places, size: int) -> Places:
-    """Return the lines' ends that end a piece; what decides lies within the line's own file."""
+    """Return the ends of lines that end a piece; only bytes of the line's own file decide."""
     window = 8 * WINDOW_WORDS
     lines: Places = np.flatnonzero(text == LINE) + 1
     begun = np.concatenate([[0], files])[np.searchsorted(files, lines, side="right")]

@@ -26,8 +26,8 @@ class Prefetched(NamedTuple):
 class Prefetch:
     """An endless iterator over a stream; a context manager that owns its thread.
 
-    What goes wrong in the thread (a shard that vanished, a token out of range) is raised by the
-    next ``next``. Every batch is a fresh array, because ``device_put`` may alias it.
+    An error in the thread (a missing shard, a token out of range) is raised by the next ``next``.
+    Every batch is a new array, because ``device_put`` may alias it.
     """
 
     def __init__(self, stream: Stream, *, cursor: int, batch: int, vocab: int | None) -> None:
@@ -82,7 +82,7 @@ class Prefetch:
 
 
 def check_tokens(rows: Batch, vocab: int | None) -> None:
-    """Raise CorpusError for a token that the model has no row for; None: whatever it is will do."""
+    """Raise CorpusError for a token beyond the model's vocabulary; None: any is allowed."""
     if vocab is not None and int(rows.max()) >= vocab:
         msg = (
             f"The corpus holds token {int(rows.max())} but model.vocab is {vocab}:"

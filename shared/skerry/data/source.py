@@ -1,4 +1,4 @@
-"""Where text comes from: the standard library, text files, or memory-mapped token shards."""
+"""Reads a corpus: the standard library, text files, or memory-mapped token shards."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Tokens that follow each other; ``files`` are where files of text end, None if it is no text.
+    """Tokens in order; ``files`` are the ends of its text files, None for token shards.
 
-    What a file holds does not tell: text in two bytes a character is full of zeros.
+    Zero bytes cannot mark the ends: text of two bytes a character is full of them.
     """
 
     tokens: Tokens
@@ -50,7 +50,7 @@ def read_source(config: DataConfig) -> list[Document]:
 def _stdlib_files() -> list[Path]:
     """List the standard library's sources, without its tests, which not every system installs.
 
-    Folders that are left out are not looked into: below one of them lies everything installed.
+    Skipped folders are not opened: one of them holds all installed packages.
     """
     found: list[Path] = []
     for folder, below, names in os.walk(sysconfig.get_path("stdlib")):
@@ -78,9 +78,9 @@ def _expand(paths: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield every file below a folder; CorpusError for one that cannot be looked into.
+    """Yield every file below a folder; CorpusError for a folder that cannot be read.
 
-    ``rglob`` would pass over it, and two learners would silently read different texts.
+    ``rglob`` would skip it, and two learners would read different texts without a warning.
     """
 
     def refuse(error: OSError) -> None:

@@ -3,8 +3,8 @@
 An epoch is a permutation of all training sequences. Of it, shard r of S reads the positions
 r, r + S, r + 2S, ...; a learner of rank S or above reads a reshuffle of shard ``rank mod S``. Under
 ``data.partition = "contiguous"`` shard r is the r-th part of the text instead, in an order of its
-own each epoch, so that learners differ in what they read. The cursor counts sequences consumed
-since the run began and is all there is to resume from.
+own each epoch, so that learners differ in what they read. The cursor counts the sequences
+consumed since the run began; a stream needs nothing else to resume.
 """
 
 from __future__ import annotations

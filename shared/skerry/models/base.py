@@ -1,4 +1,4 @@
-"""What a model must offer, and how its parameter tree becomes a list of named tensors."""
+"""The Model protocol, and the names and shapes of a model's parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
 
 Params: TypeAlias = Any
-"""A pytree of float32 arrays, of whatever shape the model's author chose."""
+"""A pytree of float32 arrays, of any structure."""
 
 EMBEDDING_PARTS = ("embed",)
 

@@ -20,10 +20,10 @@ AMPERE = 8.0
 
 
 def has_bfloat16(device: Any) -> bool:
-    """Return True if a device multiplies in bfloat16: no CPU does so fast, nor an early NVIDIA.
+    """Return True if a device multiplies fast in bfloat16: no CPU does, nor NVIDIA before Ampere.
 
-    A device without a compute capability of NVIDIA's kind (``"7.5"``) is a TPU or another maker's
-    GPU: those that JAX supports have it.
+    A device without a compute capability like NVIDIA's (``"7.5"``) is a TPU or another GPU: all
+    that JAX supports do.
     """
     capability = str(getattr(device, "compute_capability", ""))
     try:
@@ -40,7 +40,7 @@ def compute_dtype(precision: str) -> Any:
 
 
 def build_model(config: ModelConfig, train: TrainConfig) -> Model:
-    """Return the model a run trains; ModelError says what is wrong with the configuration."""
+    """Return the model that a run trains; ModelError if the settings make none."""
     if config.factory:
         return load_factory(config.factory, config.options)
     return Transformer(sizes_of(config), compute_dtype(train.precision))

@@ -1,4 +1,4 @@
-"""Sizes of the built-in transformer, and the tensors that they make: known without JAX."""
+"""Sizes and tensors of the built-in transformer, without JAX."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.algorithm.fragments import LeafSpec
     from skerry.settings.models import ModelConfig
 
 
@@ -74,8 +74,6 @@ def sizes_of(config: ModelConfig) -> Sizes:
 
 def leaf_specs_of(sizes: Sizes) -> tuple[LeafSpec, ...]:
     """Return the tensors of the built-in transformer, as ``models.base.specs_of`` names them."""
-    from skerry.algorithm.fragments import LeafSpec
-
     gain = (sizes.d_model,)
     block = {**sizes.matrices, "norm_attention": gain, "norm_mlp": gain}
     blocks = [

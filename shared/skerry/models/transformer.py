@@ -25,8 +25,8 @@ from skerry.models.sizes import Sizes
 
 INIT_STD = 0.02
 OWN_SCORE = 5.12
-"""The table is tied: a fresh model scores the token that it has just read by d_model times the
-table's standard deviation at most, which is kept to what it is at a width of 256."""
+"""Bound on a fresh model's score for the token that it has just read: d_model times the standard
+deviation of the table, which is tied. It is the value at a width of 256."""
 ROPE_BASE = 10_000.0
 
 

@@ -1,6 +1,6 @@
-"""Settings that are each in bounds and yet cannot hold together.
+"""Settings that are each in bounds but contradict each other.
 
-Every sentence begins with the dotted path of the setting that it is about.
+Every sentence begins with the dotted path of its setting.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "sync.merge": MERGES,
     "outer.preset": OUTERS,
 }
-"""Settings that name a function as ``module:function``, and the values that are none."""
+"""Settings that name a function as ``module:function``, and their other values."""
 
 
 def check_run(run: RunConfig) -> None:
@@ -49,7 +49,7 @@ def check_run(run: RunConfig) -> None:
 
 
 def refuse_code(run: RunConfig) -> None:
-    """Raise CodeRefused if a run from elsewhere names code that this machine does not allow."""
+    """Raise CodeRefused if a run names code that this machine does not allow."""
     for path, value in named_code(run):
         code.refuse(value, path)
 

@@ -64,7 +64,7 @@ def load(
     """Resolve defaults, the file, the environment and ``--set``, in that order; later ones win.
 
     The code that these settings name is thereby allowed in this process (``skerry.code``).
-    OpenTelemetry's own variables are defaults: whatever is said in our words wins over them.
+    OpenTelemetry's own variables are defaults: any setting of ours wins over them.
 
     Args:
         path: A TOML file of flat tables, or None for no file.

@@ -1,11 +1,11 @@
-"""Modes: the settings that make the one machine an algorithm with a name.
+"""Modes: settings that together are an algorithm with a name.
 
-A mode is no code path. It fills in what the user has left open, and refuses what contradicts it.
+A mode is no code path. It sets what the user has left open, and refuses what contradicts it.
 Sources: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (2501.18512), Decoupled DiLoCo (2604.21428).
 
 ============= =====================================================================================
 decoupled     K = 1 and a grace window, overlap tau: no learner waits for another; the defaults
-streaming     K = M, fragments in turn, overlap tau: all meet, and train on while they do
+streaming     K = M, fragments in turn, overlap tau: all meet, and train on meanwhile
 diloco        K = M, P = 1, tau = 0: all stop every H steps and meet
 data-parallel K = M, P = 1, H = 1, tau = 0, bare gradients in f32, AdamW on the syncer
 single        M = 1: the one learner's own AdamW
@@ -27,10 +27,10 @@ Value: TypeAlias = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One setting of a mode, by its dotted path; ``value`` is what an open one becomes.
+    """One setting of a mode, by its dotted path, and the ``value`` that it gets if it is open.
 
-    ``because`` is what the mode is that it cannot be set otherwise; empty: it can be. ``least`` is
-    given where any number from there on will do.
+    ``because`` says why no other value is allowed; empty: any is. With ``least``, any number from
+    there on is allowed.
     """
 
     path: str
@@ -39,14 +39,14 @@ class Clause:
     least: int | None = None
 
     def holds(self, value: object) -> bool:
-        """Return True if the mode can live with this value."""
+        """Return True if the mode allows this value."""
         if not self.because or value == self.value:
             return True
         return self.least is not None and isinstance(value, int) and value >= self.least
 
 
 def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:
-    """Return what a mode says about the settings of a run of ``learners`` learners."""
+    """Return the clauses of a mode for a run of ``learners`` learners."""
     meeting = Clause("sync.quorum", learners, "in which every round waits for all learners")
     if mode == "streaming":
         return (
@@ -96,9 +96,9 @@ _SINGLE = (
 def fills(
     mode: Mode, learners: int, given: Mapping[str, frozenset[str] | set[str]]
 ) -> dict[str, dict[str, Value]]:
-    """Return what a mode makes of the settings that are open, by table and name.
+    """Return the values of a mode for open settings, by table and name.
 
-    ``given`` holds, by table, the names that the user has set: those are left as they are.
+    ``given`` has, by table, the names that the user has set; they keep their values.
     """
     found: dict[str, dict[str, Value]] = {}
     for clause in clauses(mode, learners):

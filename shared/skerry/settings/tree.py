@@ -1,6 +1,6 @@
-"""Trees of raw settings: where each value came from, and what is wrong with it in one sentence.
+"""Trees of raw settings: the source of each value, and one sentence for what is wrong with it.
 
-Knows no particular setting: ``skerry.settings`` holds the models and reads the sources.
+This module knows no particular setting.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Tree:
                 self.put((*prefix, key), cast("object", value), origin)
 
     def origin(self, keys: Keys) -> str:
-        """Return who set this path, or the nearest table above it; empty for a default."""
+        """Return the source of this path, or of the nearest table above it; empty for a default."""
         for stop in range(len(keys), 0, -1):
             if keys[:stop] in self.origins:
                 return self.origins[keys[:stop]]
@@ -141,8 +141,8 @@ def nearest(keys: Keys, known: Iterable[Leaf]) -> str:
 def parse_value(text: str, annotation: object) -> object:
     """Read the text of ``--set`` or the environment as a TOML value, or else as plain text.
 
-    Settings that hold text or a path take it as it stands, so that no value is quoted twice; an
-    empty text unsets an optional setting.
+    Settings that hold text or a path take it without quotes; an empty text unsets an optional
+    setting.
     """
     if not text and type(None) in get_args(annotation):
         return None

@@ -19,7 +19,6 @@ from skerry.algorithm.fragments import (
     padded,
     plan,
     scatter,
-    segments,
 )
 from skerry.errors import PlanError
 from tests.support.strategies import leaf_specs, plans
@@ -161,14 +160,14 @@ def test_scatter_undoes_gather(cut: Plan, seed: int) -> None:
 
 @quick
 @given(cut=plans())
-def test_padding_is_zero_and_segments_start_slices(cut: Plan) -> None:
+def test_padding_is_zero_and_offsets_start_slices(cut: Plan) -> None:
     tree = [np.ones(leaf.shape, dtype=np.float32) for leaf in cut.leaves]
     for fragment in cut.fragments:
         vector = gather(fragment, tree)
         assert vector.dtype == np.float32
         assert vector.sum() == fragment.size
         assert vector.size == fragment.blocks * BLOCK
-        firsts = [vector[block * BLOCK] for block in segments(fragment)[:-1]]
+        firsts = [vector[offset] for offset in fragment.offsets[:-1]]
         assert firsts == [1.0] * len(fragment.slices)
 
 

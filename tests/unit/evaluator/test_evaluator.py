@@ -35,9 +35,8 @@ from skerry.settings.models import EvalConfig, RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
 from skerry_evaluator import service
-from skerry_evaluator.commands import print_verdicts
-from skerry_evaluator.evaluate import evaluate
-from skerry_evaluator.restored import restore
+from skerry_evaluator.checkpoints import evaluate, restore
+from skerry_evaluator.commands import print_scores
 from skerry_evaluator.service import MOST_SHARE, Evaluator
 from skerry_learner.joining import Work, find_or_create
 from tests.support.builders import commit, evaluation, progress
@@ -129,7 +128,7 @@ async def test_a_model_that_cannot_be_sampled_is_evaluated_all_the_same(
     run: Global, broken: object
 ) -> None:
     judging = run.evaluator()
-    (await judging._ready())._logits = broken
+    (await judging._built())._logits = broken
     for seed in range(2):
         await run.commit(seed)
         said = await judging.evaluate()
@@ -172,9 +171,9 @@ async def test_what_it_says_of_a_state_is_what_eval_says_of_a_checkpoint_of_it(
     assert written is not None
     assert said is not None
     verdict = evaluate(restore(store.where(written.name)), run.work.corpus)
-    assert verdict.loss == said.loss
-    assert verdict.perplexity == said.perplexity
-    assert verdict.bits_per_byte == said.bits_per_byte
+    assert verdict.score.loss == said.loss
+    assert verdict.score.perplexity == said.perplexity
+    assert verdict.score.bits_per_byte == said.bits_per_byte
     assert verdict.text == f"{said.text_digest:016x}"
     assert (verdict.step, verdict.tokens) == (said.step, said.tokens)
     assert verdict.evaluated_tokens == said.evaluated_tokens
@@ -328,5 +327,5 @@ async def test_eval_takes_as_many_batches_as_the_evaluator_unless_told(
     written = await Checkpointer.of(run.bus, run.record, store).save()
     assert written is not None
     for batches, tokens in ((None, 3 * 2 * 16), (1, 2 * 16)):
-        print_verdicts([store.where(written.name)], batches=batches, as_json=False)
+        print_scores([store.where(written.name)], batches=batches, as_json=False)
         assert f"({tokens} tokens of text " in capsys.readouterr().out

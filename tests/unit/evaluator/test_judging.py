@@ -21,9 +21,9 @@ from skerry.store.base import MANIFEST
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
-from skerry_evaluator.commands import print_sample, print_verdicts
-from skerry_evaluator.restored import Restored, restore
-from skerry_evaluator.sample import sample, to_text, to_tokens
+from skerry_evaluator.checkpoints import Restored, restore
+from skerry_evaluator.commands import print_sample, print_scores
+from skerry_evaluator.sampling import sample, to_text, to_tokens
 from skerry_learner.joining import find_or_create
 from tests.support.builders import commit
 from tests.support.s3_server import BUCKET, S3Server
@@ -92,7 +92,7 @@ def test_a_checkpoint_in_a_bucket_reads_the_same(
 def test_eval_prints_one_json_object_per_checkpoint(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_verdicts([folder, folder], batches=4, as_json=True)
+    print_scores([folder, folder], batches=4, as_json=True)
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first == second
     assert first["loss"] == pytest.approx(math.log(256), rel=0.1)
@@ -107,7 +107,7 @@ def test_a_loss_that_is_no_number_is_none_in_json(
     restored = restore(folder)
     broken = replace(restored, params=jax.tree.map(lambda leaf: leaf * np.nan, restored.params))
     monkeypatch.setattr("skerry_evaluator.commands.restore", lambda *_: broken)
-    print_verdicts([folder], batches=1, as_json=True)
+    print_scores([folder], batches=1, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert (told["loss"], told["perplexity"], told["bits_per_byte"]) == (None, None, None)
 
@@ -116,7 +116,7 @@ def test_sampling_repeats_with_its_seed_and_outlives_the_window(folder: Path) ->
     restored = restore(folder)
 
     def written(seed: int, temperature: float) -> list[int]:
-        prompt = to_tokens(restored, "def ")
+        prompt = to_tokens(restored.config.data, "def ")
         return list(sample(restored, prompt, count=40, temperature=temperature, seed=seed))
 
     assert written(0, 1.0) == written(0, 1.0) != written(1, 1.0)
@@ -126,7 +126,7 @@ def test_sampling_repeats_with_its_seed_and_outlives_the_window(folder: Path) ->
 
 def test_greedy_sampling_takes_the_likeliest_token(folder: Path) -> None:
     restored = restore(folder)
-    prompt = to_tokens(restored, "brown")
+    prompt = to_tokens(restored.config.data, "brown")
     (token,) = sample(restored, prompt, count=1, temperature=0.0, seed=0)
     logits = restored.model.logits(restored.params, np.array([prompt], np.int32))  # type: ignore[attr-defined]
     assert token == int(np.argmax(logits[0, -1]))
@@ -151,7 +151,7 @@ def test_sampled_token_numbers_stay_apart(
 
 
 def test_text_that_is_no_utf8_is_shown_all_the_same(folder: Path) -> None:
-    assert to_text(restore(folder), [104, 105, 255]) == "hi\ufffd"
+    assert to_text(restore(folder).config.data, [104, 105, 255]) == "hi\ufffd"
 
 
 def test_one_flipped_bit_is_refused(folder: Path) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from skerry.protocol.messages import MOST_SAMPLE_BYTES
-from skerry.settings.models import RunConfig
-from skerry_evaluator.writer import Writer, clipped, text_of
+from skerry.settings.models import DataConfig, RunConfig
+from skerry_evaluator.sampling import SampleWriter, clipped, to_text
 
 pytestmark = pytest.mark.usefixtures("compile_once")
 
@@ -39,27 +39,28 @@ STRONG = np.float32(1000)
 
 
 def test_it_writes_what_the_logits_say_after_a_line_break() -> None:
-    writer = Writer(counting, config(), STRONG)
+    writer = SampleWriter(counting, config(), STRONG)
     assert writer.write(STRONG, 1) == "".join(map(chr, range(11, 19)))
 
 
 def test_one_seed_writes_one_text_and_another_one_another() -> None:
-    writer = Writer(even, config(tokens=24), STRONG)
+    writer = SampleWriter(even, config(tokens=24), STRONG)
     assert writer.write(STRONG, 5) == writer.write(STRONG, 5)
     assert writer.write(STRONG, 5) != writer.write(STRONG, 6)
 
 
 def test_it_writes_no_more_than_a_training_sequence_holds() -> None:
-    assert len(Writer(even, config(tokens=500, seq_len=16), STRONG).write(STRONG, 0)) == 15
+    assert len(SampleWriter(even, config(tokens=500, seq_len=16), STRONG).write(STRONG, 0)) == 15
 
 
 def test_tokens_that_are_no_bytes_are_written_as_numbers() -> None:
-    writer = Writer(counting, config(source="tokens", tokens=4), STRONG)
+    writer = SampleWriter(counting, config(source="tokens", tokens=4), STRONG)
     assert writer.write(STRONG, 0) == "1 2 3 4"
 
 
 def test_text_that_is_no_utf8_still_is_text() -> None:
-    assert text_of([104, 105, 255, 300]) == "hi\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
+    wrong = to_text(DataConfig(), [104, 105, 255, 300])
+    assert wrong == "hi\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_sample_is_cut_between_characters() -> None:

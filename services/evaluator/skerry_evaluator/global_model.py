@@ -1,4 +1,4 @@
-"""A run's model, its held-out text, and the parameters to judge, handed over by fragment."""
+"""A run's global model, its parameters set by fragment, and its loss on held-out text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from skerry.errors import ModelError
 from skerry.models.base import specs_of
 from skerry.models.factory import build_model
 from skerry.settings.models import RunConfig
-from skerry_evaluator.evaluate import HeldOut, Score
-from skerry_evaluator.writer import Writer
+from skerry_evaluator.held_out import HeldOutText
+from skerry_evaluator.sampling import SampleWriter
 
 log = structlog.get_logger()
 
 
-class Judge:
-    """Every method blocks, and none may run beside another: call them in a thread, in turn.
+class GlobalModel:
+    """Call the methods in a thread, one after another: each of them blocks.
 
-    Parameters are held once in memory, and once more on the device while they are judged.
+    Parameters are held once in memory, and once more on the device during an evaluation.
     """
 
     def __init__(self, config: RunConfig, plan: Plan) -> None:
-        """Build the run's model, read its text, compile; ModelError or CorpusError if it cannot."""
+        """Build the run's model, read its text and compile; raises ModelError or CorpusError."""
         model = build_model(config.model, config.train)
         if specs_of(model) != plan.leaves:
             msg = "The run was created with other model code than this machine has: use the same."
@@ -38,16 +38,16 @@ class Judge:
         self._plan = plan
         self._config = config
         self._logits: Any = getattr(model, "logits", None)
-        self._unlearnt = config.eval.sample_tokens > 0
-        self._writer: Writer | None = None
+        self._writes = config.eval.sample_tokens > 0
+        self._writer: SampleWriter | None = None
         self._leaves = [np.zeros(spec.shape, np.float32) for spec in plan.leaves]
         self._tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
         vocab: int | None = getattr(model, "vocab", None)
-        self.held_out = HeldOut.of(load_corpus(config.data), config.eval.batches, vocab)
+        self.held_out = HeldOutText.of(load_corpus(config.data), config.eval.batches, vocab)
         self._loss = self._compiled(jax.jit(model.loss))
 
-    def take(self, fragment: int, vector: NDArray[np.float32]) -> None:
-        """Take in a fragment of the parameters: f32 [padded_size]."""
+    def set_fragment(self, fragment: int, vector: NDArray[np.float32]) -> None:
+        """Set the parameters of a fragment: f32 [padded_size]."""
         scatter(self._plan.fragments[fragment], vector, self._leaves)
 
     def losses(self) -> Iterator[float]:
@@ -56,26 +56,22 @@ class Judge:
         for row in self.held_out.rows:
             yield float(self._loss(params, row))
 
-    def score(self, losses: list[float]) -> Score:
-        """Return what the losses of all batches amount to."""
-        return self.held_out.score(losses)
-
-    def learn_to_write(self) -> None:
-        """Compile what ``write`` needs, once; a model that cannot be sampled never writes."""
-        wanted, self._unlearnt = self._unlearnt, False
+    def compile_writer(self) -> None:
+        """Compile what ``write`` needs, once; a model that cannot be sampled writes nothing."""
+        wanted, self._writes = self._writes, False
         if not wanted or self._logits is None:
             return
         try:
-            self._writer = Writer(self._logits, self._config, self._shapes())
+            self._writer = SampleWriter(self._logits, self._config, self._shapes())
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything
             log.warning("model_not_sampled", cause=str(error)[:200], fix="see eval.sample_tokens")
 
     def write(self, seed: int) -> str:
-        """Return what the parameters write; nothing before ``learn_to_write`` has found out how."""
+        """Return what the parameters write; empty before ``compile_writer``."""
         return "" if self._writer is None else self._writer.write(self._params(), seed)
 
     def _params(self) -> Any:
-        """Return the parameters on the device, copied: it must not see what is taken in next."""
+        """Return the parameters on the device, copied: ``set_fragment`` must not change them."""
         leaves = [jax.device_put(leaf, may_alias=False) for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, leaves)
 
@@ -84,7 +80,7 @@ class Judge:
         return jax.tree.unflatten(self._tree, shapes)
 
     def _compiled(self, loss: Any) -> Any:
-        """Compile ahead of time, so that an evaluation costs what it costs and no more."""
+        """Compile ahead of time, so that no evaluation includes a compilation."""
         row = self.held_out.rows[0]
         tokens = jax.ShapeDtypeStruct(row.shape, row.dtype)
         return loss.lower(self._shapes(), tokens).compile()

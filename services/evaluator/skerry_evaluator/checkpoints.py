@@ -1,4 +1,4 @@
-"""A checkpoint as a model and parameters, verified on the way in."""
+"""Checkpoints as models with parameters, verified, and their loss on held-out text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from skerry.data.corpus import Corpus
 from skerry.errors import ModelError
 from skerry.models.base import Model, Params, specs_of
 from skerry.models.factory import build_model
@@ -18,11 +19,12 @@ from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
 from skerry.store.listing import locate
 from skerry.store.opening import is_url
+from skerry_evaluator.held_out import HeldOutText, Score
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A model as it was when the checkpoint was written."""
+    """The model and parameters of a checkpoint."""
 
     path: str
     config: RunConfig
@@ -32,12 +34,38 @@ class Restored:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointScore:
+    """A checkpoint's score; ``text`` is the digest of the held-out text."""
+
+    checkpoint: str
+    step: int
+    tokens: int
+    score: Score
+    evaluated_tokens: int
+    text: str
+
+
+def evaluate(restored: Restored, corpus: Corpus, *, batches: int | None = None) -> CheckpointScore:
+    """Return a checkpoint's score on held-out text; ``batches`` None: as its run's evaluator."""
+    wanted = restored.config.eval.batches if batches is None else batches
+    held_out = HeldOutText.of(corpus, wanted, getattr(restored.model, "vocab", None))
+    loss = jax.jit(restored.model.loss)
+    return CheckpointScore(
+        checkpoint=str(restored.path),
+        step=restored.step,
+        tokens=restored.tokens,
+        score=held_out.score([float(loss(restored.params, row)) for row in held_out.rows]),
+        evaluated_tokens=held_out.tokens,
+        text=f"{held_out.digest:016x}",
+    )
+
+
 def restore(path: str | Path, sets: Sequence[str] = ()) -> Restored:
     """Read a checkpoint's folder or ``s3://`` address, or the newest one in a run's folder.
 
-    Buckets are reached as the environment and ``sets`` say, which also allow code of the
-    checkpoint's model. StoreError, CheckpointCorrupt, CodeRefused and ModelError name what cannot
-    be used.
+    The environment and ``sets`` say how to reach buckets, and which code of the checkpoint is
+    allowed. Raises StoreError, CheckpointCorrupt, CodeRefused or ModelError.
     """
     where = str(path) if is_url(path) else Path(path).expanduser()
     access = loading.load(None, sets).local.store
