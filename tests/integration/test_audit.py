@@ -27,7 +27,7 @@ from skerry_syncer.service import session
 from skerry_tools.audit.bases import CheckpointBases, usable
 from skerry_tools.audit.checks import Rules
 from skerry_tools.audit.log import RunLog
-from skerry_tools.audit.moment import Moment, survey
+from skerry_tools.audit.moment import ReplayMoment, survey
 from skerry_tools.audit.replay import replay
 from skerry_tools.audit.verify import AuditReport, verify
 from skerry_tools.audit.violations import What
@@ -317,7 +317,7 @@ async def test_replay_to_a_version_gives_what_was_committed_then() -> None:
     def keep(fragment: Fragment, vector: np.ndarray) -> None:
         vectors[fragment.index] = vector
 
-    replayed = await replay(await log_of(bus), moment=Moment(version=3), sink=keep)
+    replayed = await replay(await log_of(bus), moment=ReplayMoment(version=3), sink=keep)
     assert replayed.whole
     assert replayed.wrong == ()
     for index in (0, 1):
@@ -328,7 +328,7 @@ async def test_replay_to_a_version_gives_what_was_committed_then() -> None:
 async def test_replay_to_the_moment_of_one_fragment_is_a_cut_of_the_ledger() -> None:
     bus = await trained()
     sequence, _ = commits_of(bus, 1)[2]
-    replayed = await replay(await log_of(bus), moment=Moment(version=3, fragment=1))
+    replayed = await replay(await log_of(bus), moment=ReplayMoment(version=3, fragment=1))
     other = [c.version for s, c in commits_of(bus, 0) if s <= sequence]
     assert [f.reached for f in replayed.fragments] == [other[-1], 3]
     assert replayed.whole
@@ -337,7 +337,7 @@ async def test_replay_to_the_moment_of_one_fragment_is_a_cut_of_the_ledger() -> 
 async def test_moment_before_the_first_commit_is_refused() -> None:
     bus = await trained(1)
     with pytest.raises(ConfigError, match="choose a later --to"):
-        await replay(await log_of(bus), moment=Moment(sequence=1))
+        await replay(await log_of(bus), moment=ReplayMoment(sequence=1))
 
 
 async def test_what_the_window_has_dropped_is_reported_per_fragment() -> None:
@@ -443,7 +443,7 @@ async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
         drop(bus, "CONTRIB", sequence)
     await train(bus, 7)
     log = await log_of(bus)
-    found = await survey(log, Moment())
+    found = await survey(log, ReplayMoment())
     assert found.folders == [str(store.root)], "the ledger tells where else to look"
     assert usable(tmp_path / "elsewhere", log, found) == store.where(written.name)
     denied = tmp_path / ("x" * 300)  # no disk looks there, whoever asks

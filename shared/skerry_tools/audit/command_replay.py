@@ -23,7 +23,7 @@ from skerry.store.opening import root_of
 from skerry_tools.audit.bases import CheckpointBases, usable
 from skerry_tools.audit.command_verify import progress, window_sentences
 from skerry_tools.audit.log import RunLog
-from skerry_tools.audit.moment import Moment, parse, survey
+from skerry_tools.audit.moment import ReplayMoment, parse, survey
 from skerry_tools.audit.parameters import file_of, parameters
 from skerry_tools.audit.replay import from_genesis, replay
 from skerry_tools.audit.whatif import WhatIfPolicy, overall
@@ -118,7 +118,7 @@ async def _replayed(
 ) -> Replayed:
     async with log_of(given, run, named=named) as at, bus_from(at.nats, "replay") as bus:
         log = RunLog.of(bus, await ledger.read_run(bus, at.run or await newest_run(bus)))
-        moment = parse(options.to, time.time_ns()) if options.to else Moment()
+        moment = parse(options.to, time.time_ns()) if options.to else ReplayMoment()
         if options.policy is not None:
             # Says what is wrong with it before anything is read.
             options.policy.make_outer(log.config, log.plan)

@@ -29,7 +29,7 @@ FORMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ReplayMoment:
     """One moment; exactly one of ``version``, ``sequence`` and ``at_ns`` is set, or none: the end.
 
     ``version`` belongs to ``fragment``, or to each of them where that is None. ``at_ns`` is by the
@@ -57,23 +57,23 @@ class Moment:
         return (commit.fragment, commit.version) == (self.fragment, self.version)
 
 
-def parse(text: str, now_ns: int) -> Moment:
+def parse(text: str, now_ns: int) -> ReplayMoment:
     """Return what a person means by ``--to``; ConfigError lists the forms."""
     if found := re.fullmatch(r"v(\d+)", text):
-        return Moment(version=int(found[1]))
+        return ReplayMoment(version=int(found[1]))
     if found := re.fullmatch(r"f(\d+)@v?(\d+)", text):
-        return Moment(version=int(found[2]), fragment=int(found[1]))
+        return ReplayMoment(version=int(found[2]), fragment=int(found[1]))
     if found := re.fullmatch(r"seq:(\d+)", text):
-        return Moment(sequence=int(found[1]))
+        return ReplayMoment(sequence=int(found[1]))
     if found := re.fullmatch(r"-(\d+(?:\.\d+)?)([smhd])", text):
-        return Moment(at_ns=now_ns - int(float(found[1]) * UNITS_S[found[2]] * NANOSECONDS))
+        return ReplayMoment(at_ns=now_ns - int(float(found[1]) * UNITS_S[found[2]] * NANOSECONDS))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         msg = f"--to {text!r} is no moment of a run: use {FORMS}."
         raise ConfigError(msg, path="to") from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return Moment(at_ns=int(moment.timestamp() * NANOSECONDS))
+    return ReplayMoment(at_ns=int(moment.timestamp() * NANOSECONDS))
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Survey:
         )
 
 
-async def survey(log: RunLog, moment: Moment) -> Survey:
+async def survey(log: RunLog, moment: ReplayMoment) -> Survey:
     """Find the moment in the ledger; ConfigError where the run has no such moment."""
     found, reached = Survey(await read_window(log)), moment.fragment is None
     entries = log.ledger(await newest(log.bus, log.subjects.commits()))

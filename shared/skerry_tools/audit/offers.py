@@ -38,7 +38,7 @@ class Offer:
 
 
 @dataclass(slots=True)
-class _Partial:
+class _OpenOffer:
     number: ContributionId
     first: int
     seen: set[int] = field(default_factory=set[int])
@@ -51,7 +51,9 @@ class Collector:
 
     run: str
     plan: Plan
-    open: dict[tuple[int, str], _Partial] = field(default_factory=dict[tuple[int, str], "_Partial"])
+    open: dict[tuple[int, str], _OpenOffer] = field(
+        default_factory=dict[tuple[int, str], "_OpenOffer"]
+    )
 
     def feed(self, record: Record) -> Offer | None:
         """Take one record of CONTRIB; bytes that no syncer would take count for nothing."""
@@ -67,7 +69,7 @@ class Collector:
         key, number = (header.fragment, header.sender), (header.incarnation, header.identity)
         held = self.open.get(key)
         if held is None or held.number < number:
-            held = self.open[key] = _Partial(number, record.sequence)
+            held = self.open[key] = _OpenOffer(number, record.sequence)
         if held.number > number:
             return None
         held.seen.add(header.index)

@@ -22,7 +22,7 @@ from skerry.log.state import MASTER, read_manifest
 from skerry.protocol.codec import vector_digest
 from skerry.protocol.messages import Commit, is_from_checkpoint
 from skerry_tools.audit.log import newest, read
-from skerry_tools.audit.moment import Moment, survey
+from skerry_tools.audit.moment import ReplayMoment, survey
 from skerry_tools.audit.payloads import payloads
 from skerry_tools.audit.whatif import OUTER, Branch, FragmentFold, Stored, WhatIfPolicy
 
@@ -111,7 +111,7 @@ class Replayed:
 async def replay(
     log: RunLog,
     *,
-    moment: Moment | None = None,
+    moment: ReplayMoment | None = None,
     bases: Bases = from_genesis,
     known: Survey | None = None,
     policy: WhatIfPolicy | None = None,
@@ -132,7 +132,7 @@ async def replay(
         on_progress: hears what is done, how much, and of how much.
 
     """
-    found = known or await survey(log, moment or Moment())
+    found = known or await survey(log, moment or ReplayMoment())
     done: list[FragmentReplay] = []
     wrong: list[Difference] = []
     for fragment in log.plan.fragments:

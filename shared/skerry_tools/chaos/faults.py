@@ -38,7 +38,7 @@ COUNTERS = {
 }
 
 
-class Need(StrEnum):
+class Requirement(StrEnum):
     """What a cluster must have for a fault."""
 
     LOG = "log"
@@ -171,19 +171,19 @@ class FaultSpec:
     """How a fault is injected, and what the cluster must have for it."""
 
     inject: Callable[[LocalRun, Injection], Injected]
-    needs: tuple[Need, ...]
+    needs: tuple[Requirement, ...]
 
 
 FAULTS: Mapping[Kind, FaultSpec] = {
-    Kind.KILL: FaultSpec(killed, (Need.PROCESS,)),
-    Kind.PAUSE: FaultSpec(paused, (Need.PROCESS,)),
-    Kind.PARTITION: FaultSpec(partitioned, (Need.PROXY,)),
-    Kind.SLOW: FaultSpec(slowed, (Need.PROXY,)),
-    Kind.BROKER_KILL: FaultSpec(killed, (Need.BROKER,)),
-    Kind.BROKER_PAUSE: FaultSpec(paused, (Need.BROKER,)),
-    Kind.DISK_FULL: FaultSpec(disk_filled, (Need.LIMITS, Need.BROKER)),
-    Kind.CLOCK_JUMP: FaultSpec(clock_moved, (Need.CLOCKS,)),
-    **{kind: FaultSpec(inject, (Need.LOG,)) for kind, inject in MESSAGES.items()},
+    Kind.KILL: FaultSpec(killed, (Requirement.PROCESS,)),
+    Kind.PAUSE: FaultSpec(paused, (Requirement.PROCESS,)),
+    Kind.PARTITION: FaultSpec(partitioned, (Requirement.PROXY,)),
+    Kind.SLOW: FaultSpec(slowed, (Requirement.PROXY,)),
+    Kind.BROKER_KILL: FaultSpec(killed, (Requirement.BROKER,)),
+    Kind.BROKER_PAUSE: FaultSpec(paused, (Requirement.BROKER,)),
+    Kind.DISK_FULL: FaultSpec(disk_filled, (Requirement.LIMITS, Requirement.BROKER)),
+    Kind.CLOCK_JUMP: FaultSpec(clock_moved, (Requirement.CLOCKS,)),
+    **{kind: FaultSpec(inject, (Requirement.LOG,)) for kind, inject in MESSAGES.items()},
 }
 """Every fault that exists outside the simulation."""
 ROUTE = frozenset({Kind.PARTITION, Kind.SLOW})

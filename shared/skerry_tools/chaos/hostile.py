@@ -18,7 +18,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.run import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry_tools.chaos.drilled import Absent, NotFired
-from skerry_tools.chaos.messages import Outgoing, newest_contributions, publishing, repeated
+from skerry_tools.chaos.messages import FaultMessage, newest_contributions, publishing, repeated
 from skerry_tools.chaos.plan import Kind
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ FLOOD_BYTES = 64 << 20
 def pulses(change: Callable[[Pulse], Pulse]) -> Compose:
     """Return the composer of changed copies of the target's newest pulse."""
 
-    async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[Outgoing]:
+    async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
         subject = Subjects(drilled.run).pulse(injection.target)
         for _ in range(PULSES):
             pulse = await presence.last_pulse(drilled.bus, drilled.run, injection.target)
             if pulse is None:
                 msg = f"{injection.target} has sent no pulse"
                 raise Absent(msg)
-            yield Outgoing(subject, encode(change(pulse)))
+            yield FaultMessage(subject, encode(change(pulse)))
             await asyncio.sleep(PAUSE_S)
 
     return compose
@@ -67,7 +67,7 @@ def contributions(
     They are changed copies of the target's newest contribution, of an incarnation that joins.
     """
 
-    async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[Outgoing]:
+    async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
         record = await ledger.read_run(drilled.bus, drilled.run)
         newest = (await newest_contributions(drilled, injection.target))[-1]
         try:
@@ -100,32 +100,32 @@ def contributions(
                 identity=number + 1,
                 contribution=change(forged),
             )
-            yield Outgoing(subject, seal(sent, bytes(packed)))
+            yield FaultMessage(subject, seal(sent, bytes(packed)))
 
     return compose
 
 
-async def status_headers(drilled: DrilledRun, injection: Injection) -> AsyncIterator[Outgoing]:
+async def status_headers(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
     """Yield empty messages with headers that look like the broker's own statuses."""
     names = Subjects(drilled.run)
     for subject in (names.contribution(0, injection.target), names.pulse(injection.target)):
         for status in ("100", "404"):
-            yield Outgoing(subject, b"", {"Status": status})
+            yield FaultMessage(subject, b"", {"Status": status})
 
 
-async def guessed_ids(drilled: DrilledRun, injection: Injection) -> AsyncIterator[Outgoing]:
+async def guessed_ids(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
     """Yield empty messages that use up the message ids of the target's next contributions."""
     learner = injection.target
     pulse = await presence.last_pulse(drilled.bus, drilled.run, learner)
     incarnation, sent = (pulse.incarnation, pulse.contributions) if pulse else (1, 0)
     subject = Subjects(drilled.run).contribution(0, learner)
     for identity in range(sent + 1, sent + 1 + IDS):
-        yield Outgoing(subject, b"", {MSG_ID: f"{learner}/{incarnation}/0/{identity}/0"})
+        yield FaultMessage(subject, b"", {MSG_ID: f"{learner}/{incarnation}/0/{identity}/0"})
 
 
-async def junk_members(drilled: DrilledRun, injection: Injection) -> AsyncIterator[Outgoing]:
+async def junk_members(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
     """Yield bytes where a learner's record of its start would be."""
-    yield Outgoing(Subjects(drilled.run).member(INTRUDER), injection.chance.randbytes(64))
+    yield FaultMessage(Subjects(drilled.run).member(INTRUDER), injection.chance.randbytes(64))
 
 
 MESSAGES: Mapping[Kind, Inject] = {

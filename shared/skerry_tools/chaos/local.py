@@ -12,7 +12,7 @@ from skerry.cli.cluster import clock, processes
 from skerry.cli.cluster.processes import BROKER, ProcessEntry
 from skerry.service.control import CONTROL, ask
 from skerry_tools.chaos import healing
-from skerry_tools.chaos.faults import FAULTS, Need
+from skerry_tools.chaos.faults import FAULTS, Requirement
 from skerry_tools.chaos.plan import Kind
 
 if TYPE_CHECKING:
@@ -68,24 +68,24 @@ class LocalRun:
             reasons[kind] = next((missing[need] for need in spec.needs if need in missing), "")
         return {kind: why for kind, why in reasons.items() if why}
 
-    def _missing(self) -> dict[Need, str]:
+    def _missing(self) -> dict[Requirement, str]:
         """Return what this cluster lacks: why, and what to do."""
         if not all(_ours(entry) for entry in self.entries().values()):
             why = "its processes are another user's: run this command as that user"
-            return dict.fromkeys(Need, why)
-        missing: dict[Need, str] = {}
+            return dict.fromkeys(Requirement, why)
+        missing: dict[Requirement, str] = {}
         if not self.proxied:
-            missing[Need.PROXY] = (
+            missing[Requirement.PROXY] = (
                 "the services reach their broker without a proxy: let `skerry up` start the "
                 "broker, or give it one nats:// address"
             )
         if BROKER not in self.kinds().values():
             why = "the broker was not started by this cluster: start `skerry up` without --nats"
-            missing[Need.BROKER] = why
+            missing[Requirement.BROKER] = why
         if not hasattr(resource, "prlimit"):
-            missing[Need.LIMITS] = "it needs Linux (prlimit): leave it out"
+            missing[Requirement.LIMITS] = "it needs Linux (prlimit): leave it out"
         if not clock.names(self.folder):
-            missing[Need.CLOCKS] = clock.FIX
+            missing[Requirement.CLOCKS] = clock.FIX
         return missing
 
 

@@ -32,7 +32,7 @@ PATIENCE_S = 20.0
 """How long a fault waits for a first contribution: a learner may have begun just now."""
 
 
-class Outgoing(NamedTuple):
+class FaultMessage(NamedTuple):
     """A message that a fault publishes."""
 
     subject: str
@@ -40,7 +40,7 @@ class Outgoing(NamedTuple):
     headers: Mapping[str, str] | None = None
 
 
-Compose = Callable[[DrilledRun, Injection], AsyncIterator[Outgoing]]
+Compose = Callable[[DrilledRun, Injection], AsyncIterator[FaultMessage]]
 Inject = Callable[[DrilledRun, Injection], Injected]
 
 
@@ -73,7 +73,7 @@ def publishing(compose: Compose) -> Inject:
     return inject
 
 
-async def repeated(drilled: DrilledRun, injection: Injection) -> AsyncIterator[Outgoing]:
+async def repeated(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
     """Yield copies of newer contributions: the target's own if it is a learner, or any."""
     chance, kind = injection.chance, injection.fault.kind
     needed = 2 if kind is Kind.REORDER else 1  # of one alone there is no other order
@@ -87,7 +87,7 @@ async def repeated(drilled: DrilledRun, injection: Injection) -> AsyncIterator[O
     for record in picked:
         damaged = kind is Kind.CORRUPT and bool(record.payload)
         payload = _damaged(record.payload, chance) if damaged else record.payload
-        yield Outgoing(record.subject, payload)
+        yield FaultMessage(record.subject, payload)
 
 
 async def newest_contributions(drilled: DrilledRun, target: str, needed: int = 1) -> list[Record]:

@@ -28,7 +28,7 @@ from skerry.store.kinds.s3 import S3Store
 from skerry_checkpointer.service import Checkpointer
 from skerry_syncer.service import load_kernels, session
 from skerry_tools.audit.command_replay import policy_of
-from skerry_tools.audit.moment import Moment, parse
+from skerry_tools.audit.moment import ReplayMoment, parse
 from tests.support.builders import run_record
 from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
@@ -184,18 +184,18 @@ async def test_moment_that_is_none_is_exit_code_two(shared_nats: NatsServer, run
 @pytest.mark.parametrize(
     ("text", "moment"),
     [
-        ("v17", Moment(version=17)),
-        ("f3@17", Moment(version=17, fragment=3)),
-        ("f3@v17", Moment(version=17, fragment=3)),
-        ("seq:1234", Moment(sequence=1234)),
-        ("-5m", Moment(at_ns=NOW_NS - 300 * 10**9)),
-        ("-1.5s", Moment(at_ns=NOW_NS - 1_500_000_000)),
-        ("2026-09-21T14:13:20Z", Moment(at_ns=NOW_NS)),
-        ("2026-09-21T14:13:20", Moment(at_ns=NOW_NS)),
-        ("2026-09-21T16:13:20+02:00", Moment(at_ns=NOW_NS)),
+        ("v17", ReplayMoment(version=17)),
+        ("f3@17", ReplayMoment(version=17, fragment=3)),
+        ("f3@v17", ReplayMoment(version=17, fragment=3)),
+        ("seq:1234", ReplayMoment(sequence=1234)),
+        ("-5m", ReplayMoment(at_ns=NOW_NS - 300 * 10**9)),
+        ("-1.5s", ReplayMoment(at_ns=NOW_NS - 1_500_000_000)),
+        ("2026-09-21T14:13:20Z", ReplayMoment(at_ns=NOW_NS)),
+        ("2026-09-21T14:13:20", ReplayMoment(at_ns=NOW_NS)),
+        ("2026-09-21T16:13:20+02:00", ReplayMoment(at_ns=NOW_NS)),
     ],
 )
-def test_moments_are_read_in_every_form(text: str, moment: Moment) -> None:
+def test_moments_are_read_in_every_form(text: str, moment: ReplayMoment) -> None:
     assert parse(text, NOW_NS) == moment
 
 
