@@ -156,7 +156,7 @@ async def test_a_run_that_was_started_by_hand_survives_damaged_messages(
         "b runs",
         "s-1 runs",
         "s-2 runs",
-        "nobody ended meanwhile",
+        "no process ended meanwhile",
         "nothing acknowledged was lost",
         "the ledger verifies",
         "the window replays",

@@ -42,7 +42,7 @@ def run(
         checked_token(run, "run")
         local = settings_from(nats, config, set_, service="health-monitor").local
         rows = local.telemetry.jsonl or Path(".skerry", run, "metrics.jsonl")
-        told = outlets(local.metrics, rows, run)
+        sinks = outlets(local.metrics, rows, run)
         listening = listen(local.health.host, local.health.port)
     link = BrokerWatch()
     run_service(
@@ -52,7 +52,7 @@ def run(
             listening,
             link=link,
             local=local,
-            outlets=told,
+            outlets=sinks,
             until_finished=until_finished,
         ),
         telemetry(local, "health-monitor", run, holder),

@@ -128,7 +128,7 @@ MONITOR = AlertKind(
         Rule(
             "SkerryMonitorDown",
             'up{job="skerry"} == 0',
-            "The health monitor at {{ $labels.instance }} does not answer: nobody watches its run.",
+            "The health monitor at {{ $labels.instance }} does not answer: its run is not watched.",
             "1m",
         ),
     ),
@@ -169,7 +169,7 @@ and (
             fix="Look at the syncer's log,"
             " and whether as many learners as the quorum asks for are alive.",
         ),
-        # Without parameters nobody trains, so that no round is expected: no syncer was started.
+        # Without parameters no learner trains, so that no round is expected: no syncer was started.
         Rule(
             "SkerryLearnersWait",
             f"""

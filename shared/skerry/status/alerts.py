@@ -60,8 +60,8 @@ class StreamStore:
 class Situation:
     """What alerts are made from.
 
-    ``gap_s`` is the interval of the commits of late, None for too few of them; ``broker_away_s``
-    for how long whoever watches has had no broker; ``malformed`` counts the messages of the last
+    ``gap_s`` is the interval of recent commits, None for too few of them; ``broker_away_s``
+    for how long the watcher has had no broker; ``malformed`` counts the messages of the last
     ``RECENT_S`` that were left out; ``evaluating``: old evaluations are still being read.
     """
 

@@ -95,8 +95,8 @@ class RunFeed:
     async def run(self) -> None:
         """Wait for the run, then fold in all that is said about it, for ever.
 
-        Where the log is begun anew, so is the model: versions count from 1 again there. Raises
-        ConfigError for the settings of another release.
+        Where another log takes the place of this one, the model starts again, as versions do.
+        Raises ConfigError for the settings of another release.
         """
         while True:
             try:
@@ -161,7 +161,7 @@ async def _look_ahead(model: RunModel, sources: Sources, kinds: Sequence[type[Ru
     """Take note of what is newest before the history that leads to it is read.
 
     That may take minutes, in which the newest commit read so far would look days old. Raises
-    BrokerUnavailable for a log that was begun anew meanwhile, and may lack its end.
+    BrokerUnavailable for a log that another one replaced meanwhile, and may lack its end.
     """
     try:
         async with asyncio.timeout(AHEAD_S):

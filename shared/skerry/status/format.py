@@ -6,7 +6,7 @@ import math
 
 NOT_PRINTABLE = "\N{REPLACEMENT CHARACTER}"
 MOST_COUNT = 1e15
-"""Larger counts are shown by their order of magnitude: nobody reads 300 digits."""
+"""Larger counts are shown by their order of magnitude: 300 digits are not read."""
 
 
 def clip(text: str, most: int = 64) -> str:

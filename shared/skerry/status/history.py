@@ -1,4 +1,4 @@
-"""What the page shows and a view forgets: rounds of late, curves, lanes, checkpoints, samples.
+"""What the page shows and a view forgets: recent rounds, curves, lanes, checkpoints, samples.
 
 A fold beside ``skerry.status.view``, over the same messages. All of it is bounded; all that is made
 from the ledger is the same again after a restart. What only pulses tell (who adopted when, when
@@ -76,7 +76,7 @@ class Lane:
 
 @dataclass(slots=True)
 class StepCount:
-    """Steps taken, summed over the incarnations that pulses told of."""
+    """Steps taken, summed over the incarnations that pulses reported."""
 
     earlier: int = 0
     incarnation: int = 0
@@ -129,7 +129,7 @@ class History:
     def committed(self, commit: Commit, sequence: int, stored_s: float, at_s: float) -> None:
         """Fold in a commit, where and when the ledger has it; twice changes nothing.
 
-        ``stored_s`` is that time by the broker's clock, ``at_s`` by the clock of whoever watches.
+        ``stored_s`` is that time by the broker's clock, ``at_s`` by the watcher's clock.
         """
         newest = self.timeline.newest.get(commit.fragment)
         if newest is not None and commit.version <= newest.version:
@@ -159,7 +159,7 @@ class History:
             lane.turns.append(Turn(now_s, state))
 
     def steps_by_learner(self) -> dict[str, int]:
-        """Return the steps that each learner has told of."""
+        """Return the steps that each learner has reported."""
         return {name: work.total for name, work in self.work.items()}
 
     def _lane(self, learner: str) -> Lane:
@@ -186,12 +186,12 @@ class History:
 
     def _bin(self, row: CommittedRound) -> Bin:
         share = row.tokens / self.fragments
-        told = row.loss is not None and isfinite(row.loss)
+        has_loss = row.loss is not None and isfinite(row.loss)
         return Bin(
             step=row.step,
             tokens=share,
-            loss_sum=(row.loss or 0.0) * row.tokens if told else 0.0,
-            weight=row.tokens if told else 0.0,
+            loss_sum=(row.loss or 0.0) * row.tokens if has_loss else 0.0,
+            weight=row.tokens if has_loss else 0.0,
             rounds=1,
         )
 

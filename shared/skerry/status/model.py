@@ -151,7 +151,7 @@ class RunModel:
         *,
         at_rest: bool = False,
     ) -> RunSnapshot:
-        """Return the run as of now; nothing is wrong with one ``at_rest``, on which nobody works.
+        """Return the run as of now; nothing is wrong with one ``at_rest``, where no service runs.
 
         ``stores`` are how full the broker's stores are, ``away_s`` for how long it has not
         answered, ``malformed`` counts the messages of the last RECENT_S that were left out.
@@ -228,7 +228,7 @@ class RunModel:
 
 
 def resting(now: RunReport) -> RunReport:
-    """Return the report of a log at rest: pulses end with their broker, and nobody is at work."""
+    """Return the report of a log at rest: pulses end with their broker, and none is at work."""
     phase = LearnerPhase.FINISHED if now.run.finished else LearnerPhase.STOPPED
     return replace(now, learners=tuple(replace(row, phase=phase) for row in now.learners))
 

@@ -1,4 +1,4 @@
-"""How a run has gone of late: what the page and ``skerry top`` warn by, in bounded memory.
+"""How a run has gone recently: what the page and ``skerry top`` warn by, in bounded memory.
 
 A ten-day run hides in its totals whatever has happened in the last hour.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from skerry.status.report import EvaluationRow, LearnerRow
 
 WINDOW_S = 900.0
-"""Goodput of late is that of this time,"""
+"""Recent goodput is that of this time,"""
 WATCHED_S = 300.0
-"""and is told once so much of it was watched: whoever starts, compiles."""
+"""and is reported once so much of it was watched: a learner that starts compiles."""
 MARK_S = 15.0
 HURRIED_S = 5.0
 """Pulses that were held up come one right after the other."""
@@ -37,15 +37,15 @@ LATE_S = 20.0
 FIRST_S = 120.0
 """While the first rounds are still to come, everybody compiles: it takes this long to be so."""
 WAITED_S = 300.0
-"""Who catches up for so long waits for parameters that nobody commits."""
+"""A learner that catches up for so long waits for parameters that no syncer commits."""
 MOST_INTERVALS = 64
 REST = 20.0
 """More than so many usual intervals, and than FIRST_S, was a rest or an outage: where fragments are
 committed in bursts, the pause between two of those is shorter, and belongs to the rhythm."""
 STARTING_S = 1800.0
-"""Who starts while all others have finished may take this long: nobody compiles for longer."""
+"""A learner that starts when all others have finished may take this long: none compiles longer."""
 RECENT_S = 600.0
-"""Refusals and restarts are told of for this long."""
+"""Refusals and restarts are reported for this long."""
 WORSE = 0.1
 """Held-out loss this share above its best goes the wrong way,"""
 JUDGED = 3
@@ -73,11 +73,11 @@ class GoodputMark(NamedTuple):
 
 @dataclass(slots=True)
 class Recent:
-    """What learners did of late: goodput, starts, refused contributions.
+    """What learners did recently: goodput, starts, refused contributions.
 
     Goodput is as Prometheus' rule has it, from what the learners' processes count. Down time is not
-    in it: whoever is gone is told of by name. A pulse counts by its difference to the one before,
-    so that what a learner did before anybody watched is not taken for recent.
+    in it: a learner that is gone is reported by name. A pulse counts by its difference to the one
+    before, so that what a learner did before anybody watched is not taken for recent.
     """
 
     train_s: float = 0.0
@@ -117,7 +117,7 @@ class Recent:
         """Take in a start that the log had at ``at_s``, once, in any order.
 
         The newest may be known before older ones. By the learner's own clock, which may be off by
-        a day, starts would be told of for so long, or never. A first start is no trouble;
+        a day, starts would be reported for so long, or never. A first start is no trouble;
         incarnation 0 is a name that was kept for later.
         """
         known = self.incarnations.setdefault(member.learner, min(1, member.incarnation))
@@ -171,7 +171,7 @@ class Recent:
             self.alive_s += alive_s
 
     def goodput(self, now_s: float) -> float | None:
-        """Return the goodput of the last WINDOW_S; None where nobody has watched or lived."""
+        """Return the goodput of the last WINDOW_S; None where no time was watched or allotted."""
         since = next((mark for mark in self.marks if mark.at_s >= now_s - WINDOW_S), None)
         if since is None or now_s - since.at_s < WATCHED_S:
             return None
@@ -180,9 +180,9 @@ class Recent:
 
 
 def interval_s(closed_s: Iterable[float]) -> float | None:
-    """Return the mean seconds between the commits of late, None for fewer than three of them.
+    """Return the mean seconds between recent commits, None for fewer than three of them.
 
-    Rests and outages are left out: one night in the mean, and nobody misses a round for hours.
+    Rests and outages are left out: one night in the mean, and no missing round shows for hours.
     """
     times = sorted(closed_s)[-MOST_INTERVALS:]
     if len(times) < 3:
@@ -196,7 +196,7 @@ def interval_s(closed_s: Iterable[float]) -> float | None:
 def round_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:
     """Return the seconds between two commits that are expected.
 
-    By the interval of the commits of late, ``gap_s``; before there is one, by the longest steps.
+    By the interval of recent commits, ``gap_s``; before there is one, by the longest steps.
     """
     if gap_s is not None:
         return gap_s
@@ -210,9 +210,9 @@ def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) 
 
 
 def ending(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
-    """Return who has finished and waits for the end of the run; nobody while others are not done.
+    """Return the learners that wait for the run's end; none while others are not done.
 
-    For whoever still works, or is on the way, the end has to wait: no round is due until then.
+    The end waits for learners that still work or are on the way: no round is due until then.
     """
     there = [row for row in rows if row.liveness is not Liveness.GONE]
     return there if all(row.phase is LearnerPhase.FINISHED for row in there) else []
@@ -221,7 +221,7 @@ def ending(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
 def awaited(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
     """Return who is starting while all others have finished, and the end of the run waits for it.
 
-    Whoever catches up is told of by how long it has waited.
+    A learner that catches up is reported by how long it has waited.
     """
     there = [row for row in rows if row.liveness is not Liveness.GONE]
     coming = [row for row in there if row.phase is not LearnerPhase.FINISHED]
@@ -246,10 +246,10 @@ class HeldOut(NamedTuple):
 
 
 def held_out(evaluations: Sequence[EvaluationRow]) -> dict[str, HeldOut]:
-    """Return what evaluators of late found on the text that each read last, by their names.
+    """Return what recent evaluators found on the text that each read last, by their names.
 
-    Losses on one text are those of one model, whoever read it: an evaluator that took another's
-    place goes on from its best, one that was given another text begins anew.
+    Losses on one text are those of one model: an evaluator that took another's
+    place goes on from its best, one that was given another text starts again.
     """
     texts = {e.evaluator: e.text for e in evaluations[-TEXTS_OF_LATE:]}
     found: dict[str, HeldOut] = {}
@@ -261,7 +261,7 @@ def held_out(evaluations: Sequence[EvaluationRow]) -> dict[str, HeldOut]:
 
 
 def missed(rows: Sequence[LearnerRow]) -> list[LearnerRow]:
-    """Return who is gone without a goodbye, and whose place nobody has taken since.
+    """Return who is gone without a goodbye, and whose place no other has taken since.
 
     A view keeps every name: one that was replaced under another would be missed for ever. So each
     name that first joined after another fell silent stands in for one, whatever became of it; one

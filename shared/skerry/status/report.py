@@ -96,7 +96,7 @@ class RunRow:
     ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
     ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
     ``counting``: rounds, contributions, staleness and refusals still lack earlier commits.
-    ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: evaluators of late
+    ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: recent evaluators
     read so many different texts, and more than one is wrong. ``time`` is each use's share of the
     time given to all learners together: that of ``train`` is the goodput, the rest is badput.
     ``checkpoint_lacks`` counts the commits that are not in the newest checkpoint, and
@@ -151,21 +151,21 @@ class RunReport:
 def report(view: RunView, now_s: float) -> RunReport:
     """Return the rows of a view at ``now_s``, by the clock that gave ``fold`` its arrival times."""
     held = [view.learners[name] for name in sorted(view.learners)]
-    told = [_learner_row(view, learner, now_s) for learner in held]
-    rows, time = tuple(row for row, _ in told), ratios(split for _, split in told)
+    reported = [_learner_row(view, learner, now_s) for learner in held]
+    rows, time = tuple(row for row, _ in reported), ratios(split for _, split in reported)
     evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations)
     return RunReport(_run_row(view, rows, time, now_s), rows, evaluations)
 
 
 def to_json(view: RunView, now_s: float) -> dict[str, object]:
     """Return the report as plain types: no infinities, no NaN, enums as strings."""
-    told = report(view, now_s)
+    now = report(view, now_s)
     learners = [
         {**asdict(row), "liveness": row.liveness.value, "phase": row.phase.value}
-        for row in told.learners
+        for row in now.learners
     ]
-    run = {**asdict(told.run), "versions": list(told.run.versions)}
-    return {"run": run, "learners": learners, "evaluations": [asdict(e) for e in told.evaluations]}
+    run = {**asdict(now.run), "versions": list(now.run.versions)}
+    return {"run": run, "learners": learners, "evaluations": [asdict(e) for e in now.evaluations]}
 
 
 def unconfirmed(view: RunView, now_s: float) -> list[str]:
@@ -283,7 +283,7 @@ def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
 
 
 def _texts(view: RunView) -> int:
-    """Return how many texts evaluators read now: by the newest evaluation of each one of late.
+    """Return how many texts evaluators read now: by the newest evaluation of each recent one.
 
     One that was given the right text, or was replaced, is no trouble any more.
     """
@@ -358,12 +358,12 @@ def _clock(view: RunView, rows: Sequence[LearnerRow]) -> int:
 
 
 def _loss(rows: Sequence[LearnerRow]) -> float | None:
-    """Return the loss weighted by speed; over all that have one when nobody is training."""
-    told = [(r.loss, r.tokens_per_s) for r in rows if r.loss is not None]
-    speed = sum(weight for _, weight in told)
+    """Return the loss weighted by speed; over all that have one when none is training."""
+    reported = [(r.loss, r.tokens_per_s) for r in rows if r.loss is not None]
+    speed = sum(weight for _, weight in reported)
     if speed > 0:
-        return finite(sum(loss * weight for loss, weight in told) / speed)
-    return finite(sum(loss for loss, _ in told) / len(told)) if told else None
+        return finite(sum(loss * weight for loss, weight in reported) / speed)
+    return finite(sum(loss for loss, _ in reported) / len(reported)) if reported else None
 
 
 def _left_s(

@@ -129,7 +129,7 @@ class Sources:
         records = self.bus.follow(pattern, deliver=topic.deliver)
         async with aclosing(records):
             async for record in records:
-                if record.sequence <= before:  # a stream in memory that began anew with its broker
+                if record.sequence <= before:  # a stream in memory that restarted with its broker
                     known_to = 0
                 before = record.sequence
                 message = self._read(kind, record)

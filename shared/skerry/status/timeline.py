@@ -1,4 +1,4 @@
-"""The rounds of late: what the log says of each, and when learners were seen to have adopted it."""
+"""The recent rounds: what the log says of each, and when learners were seen to have adopted it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class CommittedRound:
 
     ``stored_s`` is when the broker had its ledger record. ``arrived_s`` are seconds from opening
     to each contribution, where the syncer noted them. ``merged`` is False for initial and restored
-    parameters, which nobody was asked for. ``adopted`` counts the learners whose pulses
+    parameters, which no learner was asked for. ``adopted`` counts the learners whose pulses
     have shown this version or a newer one; ``adopted_s`` is when the last of them did that was
-    there when it was stored: whoever starts later has not kept it waiting. It is None where nobody
-    was seen to: a monitor that starts again finds rounds that were adopted long before.
+    there when it was stored: a learner that starts later has not kept it waiting. It is None where
+    no learner was seen to: a monitor that starts again finds rounds that were adopted long before.
     """
 
     fragment: int
@@ -98,8 +98,8 @@ def corrected(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
 
 def committed_round(commit: Commit, sequence: int, stored_s: float) -> CommittedRound:
     """Return a commit as a row of the timeline."""
-    told = [(c.loss, c.tokens) for c in commit.consumed if isfinite(c.loss) and c.tokens]
-    weight = sum(tokens for _, tokens in told)
+    losses = [(c.loss, c.tokens) for c in commit.consumed if isfinite(c.loss) and c.tokens]
+    weight = sum(tokens for _, tokens in losses)
     return CommittedRound(
         fragment=commit.fragment,
         version=commit.version,
@@ -119,7 +119,7 @@ def committed_round(commit: Commit, sequence: int, stored_s: float) -> Committed
         causes=tuple(refused.cause for refused in commit.refused),
         staleness=max((c.staleness for c in commit.consumed), default=0),
         tokens=sum(c.tokens for c in commit.consumed),
-        loss=sum(loss * tokens for loss, tokens in told) / weight if weight else None,
+        loss=sum(loss * tokens for loss, tokens in losses) / weight if weight else None,
         trace_id=commit.trace_id,
         merged=is_round(commit),
     )
@@ -203,11 +203,11 @@ class Timeline:
         while len(self.rounds) > self.most:
             del self.rounds[next(iter(self.rounds))]
 
-    def opened(self, told: Round) -> None:
+    def opened(self, record: Round) -> None:
         """Take in a round that was opened, opened again, or said again."""
-        newest = self.newest.get(told.fragment)
-        if newest is None or told.version > newest.version:
-            self.open[told.fragment] = told
+        newest = self.newest.get(record.fragment)
+        if newest is None or record.version > newest.version:
+            self.open[record.fragment] = record
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
         """Note which versions a learner says it has adopted that it had never held before."""
@@ -233,7 +233,7 @@ class Timeline:
                         row.adopted_s = now_s
 
     def place(self, fragment: int, version: int) -> int | None:
-        """Return a ledger sequence at or before a commit's, None for a commit nobody has seen."""
+        """Return a ledger sequence at or before a commit's, None for a commit that was not seen."""
         newest, places = self.newest.get(fragment), self.places.get(fragment)
         if newest is None or places is None or not 0 < version <= newest.version:
             return None
@@ -245,7 +245,7 @@ def _at(versions: Sequence[int], fragment: int) -> int:
 
 
 def interval_s(rounds: Mapping[Key, CommittedRound]) -> float | None:
-    """Return the mean seconds between the commits of late, None for fewer than three of them.
+    """Return the mean seconds between recent commits, None for fewer than three of them.
 
     By the broker's clock, which is one: those of syncers may differ, or be set meanwhile.
     """

@@ -134,7 +134,7 @@ class RunView:
     order of the ledger, thinned out; ``judgements`` counts all that there were. ``evaluated`` says
     how far each evaluator's have been seen, by its name, and ``texts`` which text its newest one
     was on.
-    ``last_commit_s`` is when the newest commit was seen to be there, by the clock of whoever folds.
+    ``last_commit_s`` is when the newest commit was seen to be there, by the reader's clock.
     ``lacking`` says for fragments with commits that the newest checkpoint does not hold since when
     there are such; of what an earlier checkpoint lacked, by its time.
     ``judged`` is that of the newest state, which may be known before those that led to it.
@@ -231,7 +231,7 @@ def _with_learner(view: RunView, learner: LearnerView | None) -> RunView:
 
 def _joined(view: RunView, member: MemberRecord, at_s: float) -> LearnerView | None:
     if member.incarnation == 0:
-        return None  # a place that a restored run keeps for a name: nobody has come yet
+        return None  # a place that a restored run keeps for a name: none has come yet
     held = view.learners.get(member.learner)
     since_s = min(at_s, member.joined_ns / 1e9)
     first_s = at_s if held is None or held.first_s is None else min(at_s, held.first_s)
@@ -302,17 +302,17 @@ def disconnected(view: RunView, closed_s: Mapping[str, float]) -> RunView:
 
     One that has pulsed after that has another connection; a pulse takes a moment to arrive.
     """
-    told = {
+    closed = {
         name: replace(held, closed_s=at_s)
         for name, at_s in closed_s.items()
         if (held := view.learners.get(name)) is not None
         and at_s >= held.heartbeat.last_s - ON_ITS_WAY_S
     }
-    return replace(view, learners={**view.learners, **told}) if told else view
+    return replace(view, learners={**view.learners, **closed}) if closed else view
 
 
 def seen_s(now_s: float, stored_ns: int, sequence: int, known_to: int) -> float:
-    """Return when a record was there, by the clock of whoever folds it in at ``now_s``.
+    """Return when a record was there, by the reader's clock, which is at ``now_s``.
 
     What comes while we watch, beyond ``known_to``, is as old as its arrival: the broker's clock may
     be behind ours, and nothing would ever look new. Of history only the broker can say how old.
@@ -324,7 +324,7 @@ def peek(view: RunView, commit: Commit, seen_s: float) -> RunView:
     """Return the view that knows of a commit, but counts it only once it is folded in its place.
 
     ``seen_s`` is when it was there (seconds since the epoch). What came before it may be unknown
-    still: that is for whoever folds the history to fill in.
+    still: a reader fills it in by folding the history.
     """
     newest = view.last_commit_s is None or seen_s >= view.last_commit_s
     view = replace(view, lacking=_lacking(view, commit, seen_s))
@@ -407,9 +407,9 @@ def _evaluated(view: RunView, evaluation: Evaluation) -> RunView:
 def _accepted(accepted: Mapping[str, int], commit: Commit) -> Mapping[str, int]:
     """Take the largest count over fragments: each counts the same tokens, some a round behind."""
     held = accepted.get
-    told = {row.learner: row.tokens for row in commit.progress if row.tokens > held(row.learner, 0)}
+    more = {row.learner: row.tokens for row in commit.progress if row.tokens > held(row.learner, 0)}
     new = {row.learner: 0 for row in commit.progress if row.learner not in accepted}
-    return {**accepted, **new, **told} if told or new else accepted
+    return {**accepted, **new, **more} if more or new else accepted
 
 
 def _counted(

@@ -200,7 +200,7 @@ class FaultDrill:
         await self._quiet(set())
         self.meter.enter(Phase.OTHER)
         if not found.finished:
-            await self._make("nobody ended meanwhile", self._stayed(liveness), VERDICT_S)
+            await self._make("no process ended meanwhile", self._stayed(liveness), VERDICT_S)
 
     async def _converged(self, found: Convergence) -> None:
         found.after = await self._newest()

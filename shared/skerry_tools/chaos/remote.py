@@ -123,7 +123,7 @@ class RemoteRun:
         self.present = {name: self.heard[name].kind for name in sorted(up)}
         self.unheard = sorted((await self._learning()).keys() - up)
         if LEARNER not in self.present.values():
-            subject = "No learner" if self.present else "Nobody"
+            subject = "No learner" if self.present else "Nothing"
             listened_s = time.monotonic() - began_s
             msg = (
                 f"{subject} works on run {self.run!r}, as far as can be heard in {listened_s:.0f}"

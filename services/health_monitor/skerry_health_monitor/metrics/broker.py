@@ -54,10 +54,10 @@ def parsed(varz: Mapping[str, Any], jsz: Mapping[str, Any], name: str) -> Server
     """Return what the two answers of a server say; raises what LIES lists if they do."""
     config = cast("Mapping[str, Any]", jsz.get("config") or {})
     api = cast("Mapping[str, Any]", jsz.get("api") or {})
-    told = str(varz.get("server_name", ""))
+    given = str(varz.get("server_name", ""))
     return Server(
         # One without a name says its id, and has another one each time it is started.
-        name=told if told not in {"", varz.get("server_id")} else name,
+        name=given if given not in {"", varz.get("server_id")} else name,
         up=True,
         connections=int(varz["connections"]),
         slow_consumers=int(varz["slow_consumers"]),
@@ -94,10 +94,10 @@ def lost(
     ``answers`` are the closed and the open connections of each server; who has an open one to any
     of them has lost nothing. Raises what LIES lists if they lie.
     """
-    told = list(answers)
-    there = {str(held.get("name")) for _, opened in told for held in opened["connections"]}
+    pages = list(answers)
+    there = {str(held.get("name")) for _, opened in pages for held in opened["connections"]}
     found: dict[str, float] = {}
-    for closed, _ in told:
+    for closed, _ in pages:
         now = datetime.fromisoformat(closed["now"])
         for held in closed["connections"]:
             name = str(held.get("name"))
@@ -136,7 +136,7 @@ class Brokers:
     async def lost(self, names: Collection[str]) -> dict[str, float]:
         """Return how many seconds ago each of these clients lost its last connection.
 
-        Nobody has, as far as is known, while one of the brokers does not answer.
+        None has, as far as is known, while one of the brokers does not answer.
         """
         asked = (asyncio.to_thread(_connections, url) for url in self._urls)
         what = f"connections of {', '.join(self._urls)}"
@@ -155,7 +155,7 @@ class Brokers:
 
 
 def _connections(url: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the closed connections, and then the open ones: one made anew between is in both."""
+    """Return the closed connections, and then the open ones: one made again between is in both."""
     closed = _get(f"{url}/{CLOSED}")
     return closed, _get(f"{url}/{OPEN}")
 
@@ -168,8 +168,8 @@ def _get(url: str) -> Mapping[str, Any]:
     """Return the JSON object at an address that the settings name, asked for directly."""
     opener = build_opener(ProxyHandler({}))
     with opener.open(Request(url), timeout=DEADLINE_S) as answer:  # noqa: S310 - checked to be http
-        told = json.loads(answer.read(MOST_BYTES))
-    if not isinstance(told, dict):
+        found = json.loads(answer.read(MOST_BYTES))
+    if not isinstance(found, dict):
         msg = f"{url} did not answer with a JSON object."
         raise TypeError(msg)
-    return cast("Mapping[str, Any]", told)
+    return cast("Mapping[str, Any]", found)

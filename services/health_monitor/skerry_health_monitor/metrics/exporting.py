@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 OWN = tuple(m for m in ALL if m.source == (MONITOR,) and m.kind is not MetricKind.HISTOGRAM)
-"""Metrics that nobody else tells of."""
+"""Metrics that no other service reports."""
 
 
 class Exporting:
@@ -37,7 +37,7 @@ class Exporting:
         self._latest: dict[str, list[Observation]] = {}
 
     async def run(self) -> None:
-        """Look for ever; where nobody takes metrics, be idle."""
+        """Look for ever; where no backend takes metrics, be idle."""
         if not instruments.on():
             await asyncio.Event().wait()
         for metric in OWN:

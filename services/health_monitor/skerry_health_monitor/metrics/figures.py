@@ -60,25 +60,25 @@ def figures(known: Known | None, servers: Sequence[Server], now_s: float) -> lis
     found: list[Figure] = [*_servers(servers)]
     if known is None:
         return found
-    told = report(known.model.view, now_s)
-    found += _run(known, told)
-    if not told.run.counting:
+    reported = report(known.model.view, now_s)
+    found += _run(known, reported)
+    if not reported.run.counting:
         found += known.model.totals.figures()
-    for row in islice(told.learners, MOST_LEARNERS):
+    for row in islice(reported.learners, MOST_LEARNERS):
         found += _learner(known.model.view, row)
     found += _log(known, servers)
     return found
 
 
-def _run(known: Known, told: RunReport) -> Iterator[Figure]:
-    row, config, run = told.run, known.model.config, known.model.view.frame.run
+def _run(known: Known, reported: RunReport) -> Iterator[Figure]:
+    row, config, run = reported.run, known.model.config, known.model.view.frame.run
     yield Point(metrics.RUN_INFO, 1, (run, config.mode, known.model.record.skerry_version))
     yield Point(metrics.RUN_FINISHED, row.finished, (run,))
     yield Point(metrics.RUN_STEP, row.step, (run,))
     yield Point(metrics.RUN_STEP_TARGET, row.steps, (run,))
     age_s = row.wall_s if row.checkpoint_s_ago is None else row.checkpoint_s_ago
     yield Point(metrics.CHECKPOINT_AGE, age_s, (run,))
-    gap_s = interval_s(config, told.learners)
+    gap_s = interval_s(config, reported.learners)
     yield Point(metrics.CHECKPOINT_INTERVAL, max(config.checkpoint.every_s, gap_s or 0.0), (run,))
     yield Point(metrics.CHECKPOINT_BEHIND, row.checkpoint_lacks, (run,))
     behind_s = min(age_s, row.checkpoint_lacks_s)
@@ -98,36 +98,37 @@ def _run(known: Known, told: RunReport) -> Iterator[Figure]:
     for fragment, version in enumerate(row.versions):
         yield Point(metrics.FRAGMENT_VERSION, version, (run, str(fragment)))
     if not known.model.view.evaluating:
-        yield from _held_out(run, told)
+        yield from _held_out(run, reported)
     yield Point(metrics.GOODPUT, row.time[TRAIN], (run,))
     for cause in Cause:
         yield Point(metrics.BADPUT, row.time[cause], (run, cause.value))
-    there = (r for r in told.learners if r.liveness is not Liveness.GONE or r.phase not in ENDED)
+    rows = reported.learners
+    there = (r for r in rows if r.liveness is not Liveness.GONE or r.phase not in ENDED)
     looks = Counter(r.liveness for r in there)
     for state in Liveness:
         yield Point(metrics.LEARNERS, looks[state], (run, state.value))
-    yield Point(metrics.LEARNERS_MISSED, len(missed(told.learners)), (run,))
+    yield Point(metrics.LEARNERS_MISSED, len(missed(reported.learners)), (run,))
     yield Point(metrics.LEARNERS_TARGET, config.sync.learners, (run,))
 
 
-def _held_out(run: str, told: RunReport) -> Iterator[Figure]:
-    newest = {e.evaluator: e.loss for e in told.evaluations}
+def _held_out(run: str, reported: RunReport) -> Iterator[Figure]:
+    newest = {e.evaluator: e.loss for e in reported.evaluations}
     for evaluator, loss in newest.items():
         if loss is not None:
             yield Point(metrics.HELD_OUT_LOSS, loss, (run, evaluator[:MOST_NAME]))
-    for evaluator, found in held_out(told.evaluations).items():
+    for evaluator, found in held_out(reported.evaluations).items():
         labels = (run, evaluator[:MOST_NAME])
         yield Point(metrics.HELD_OUT_BEST, found.best, labels)
         yield Point(metrics.HELD_OUT_RECENT, found.recent, labels)
-    yield Point(metrics.HELD_OUT_TEXTS, told.run.held_out_texts, (run,))
+    yield Point(metrics.HELD_OUT_TEXTS, reported.run.held_out_texts, (run,))
 
 
 def interval_s(config: RunConfig, rows: Sequence[LearnerRow]) -> float | None:
-    """Return the expected time between two commits: H steps over P; None while nobody trains.
+    """Return the expected time between two commits: H steps over P; None while none trains.
 
     Once all have finished it is the timeout of a round, where that is longer: so long does the
-    syncer wait for whoever fell silent at work. While the end waits for somebody who is starting,
-    it is such that ten of them are longer than that ever takes.
+    syncer wait for a learner that fell silent at work. While the end waits for one that starts, it
+    is such that ten of them are longer than that ever takes.
     """
     done, coming = ending(rows), awaited(rows)
     there = [row for row in rows if row.liveness is not Liveness.GONE]

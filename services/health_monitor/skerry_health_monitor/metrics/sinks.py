@@ -66,8 +66,8 @@ class Journal:
 
     def write(self, row: Row) -> None:
         finite = {name: value for name, value in row.values.items() if math.isfinite(value)}
-        told = {"time_s": round(row.at_s, 3), "run": self._run, "step": row.step, **finite}
-        data = (json.dumps(told, separators=(",", ":")) + "\n").encode()
+        line = {"time_s": round(row.at_s, 3), "run": self._run, "step": row.step, **finite}
+        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         held = self._size()
         if held and held + len(data) > self._most_bytes:
@@ -76,7 +76,7 @@ class Journal:
             file.write(data)
 
     def close(self) -> None:
-        """Nothing is held open: whoever moves the file away gets a new one."""
+        """Nothing is held open: a file that is moved away is replaced by a new one."""
 
     def _size(self) -> int:
         try:
@@ -185,8 +185,8 @@ def tag(name: str) -> str:
     """Return a flat name as trackers group it: ``loss{learner=a}`` is ``loss/a``."""
     base, _, rest = name.partition("{")
     labels, _, part = rest.rpartition("}")
-    told = [pair.partition("=")[2] for pair in labels.split(",") if pair]
-    return "/".join([base + part, *told])
+    values = [pair.partition("=")[2] for pair in labels.split(",") if pair]
+    return "/".join([base + part, *values])
 
 
 def outlets(settings: MetricsSettings, path: Path, run: str) -> list[Outlet]:

@@ -46,7 +46,7 @@ class Telling:
         return figures(self._known(), self._brokers.servers(), self._clock_s())
 
     def stores(self) -> list[StreamStore]:
-        """Return how full each broker's stores are, of those that have told."""
+        """Return how full each broker's stores are, of those that have answered."""
         return [
             StreamStore(Room(storage, held, most), server.name)
             for server in self._brokers.servers()

@@ -78,9 +78,9 @@ def routes(hub: Hub, current: Callable[[], RunModel | None], bus: Bus, cut: Cut)
             return JSONResponse({"error": "The broker does not answer: try again."}, 503)
         if found is None:
             return _missing(fragment, version)
-        told = {**as_json(found[1]), "ledger_sequence": found[0]}
+        shown = {**as_json(found[1]), "ledger_sequence": found[0]}
         return Response(
-            json.dumps(told, indent=1, ensure_ascii=False), media_type="application/json"
+            json.dumps(shown, indent=1, ensure_ascii=False), media_type="application/json"
         )
 
     return [
@@ -121,11 +121,11 @@ async def _look_up(
 
 def as_json(commit: Commit) -> dict[str, Any]:
     """Return a commit for JSON: digests as hexadecimal, which JSON's numbers cannot hold."""
-    told = asdict(commit) | {"reason": why(commit)}
+    shown = asdict(commit) | {"reason": why(commit)}
     for name in ("plan_digest", "params_digest", "master_digest", "previous"):
-        told[name] = f"{told[name]:016x}"
-    told = json.loads(json.dumps(told), parse_constant=lambda _: None)  # NaN is no JSON
-    return dict(told)
+        shown[name] = f"{shown[name]:016x}"
+    shown = json.loads(json.dumps(shown), parse_constant=lambda _: None)  # NaN is no JSON
+    return dict(shown)
 
 
 class EventStream:

@@ -109,7 +109,7 @@ def sections(page: Page, drawn: Drawn) -> Sections:
 
 
 def marks(page: Page, after: int = 0) -> list[list[Any]]:
-    """Return the contributions of late with a number above ``after``, oldest first."""
+    """Return the recent contributions with a number above ``after``, oldest first."""
     numbers = {name: number for number, name in enumerate(page.model.view.learners)}
     found: list[list[Any]] = []
     for mark in reversed(page.model.history.marks):
@@ -241,10 +241,10 @@ def _thinned(arrived_s: tuple[float, ...]) -> list[float]:
 def _open(history: History) -> Section:
     return {
         str(fragment): [
-            *(fragment, told.version, round(told.opened_ns / 1e9, 2), told.due_step),
-            *(told.attempt, told.final, clip(told.trace_id)),
+            *(fragment, opened.version, round(opened.opened_ns / 1e9, 2), opened.due_step),
+            *(opened.attempt, opened.final, clip(opened.trace_id)),
         ]
-        for fragment, told in history.timeline.open.items()
+        for fragment, opened in history.timeline.open.items()
         if fragment < history.fragments
     }
 

@@ -1,4 +1,4 @@
-"""The monitor's HTTP side: JSON over the newest view, on the loopback unless told otherwise."""
+"""The monitor's HTTP side: JSON over the newest view, on the loopback unless set otherwise."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ async def test_a_drill_tells_every_check(tmp_path: Path) -> None:
         "syncer answers": False,
         "a syncer that runs commits": False,
         "syncer runs": True,
-        "nobody ended meanwhile": True,
+        "no process ended meanwhile": True,
         "nothing acknowledged was lost": False,
         "the ledger verifies": True,
         "the window replays": False,

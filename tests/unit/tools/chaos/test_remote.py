@@ -153,7 +153,7 @@ async def test_a_run_on_which_nobody_works_is_refused(bus: MemoryBus) -> None:
             pytest.fail("there is nobody")
     refusal = first_cause(caught.value)
     assert isinstance(refusal, ConfigError)
-    assert "Nobody works on run 'r'" in str(refusal)
+    assert "Nothing works on run 'r'" in str(refusal)
 
 
 async def test_a_learner_whose_first_steps_take_long_is_waited_for_and_one_that_is_gone_is_named(
