@@ -53,6 +53,8 @@ Array: TypeAlias = Any
 """A numpy or a JAX array."""
 Numpy: TypeAlias = Any
 """The module ``numpy`` or ``jax.numpy``."""
+Encoded: TypeAlias = tuple[Array, Array | None]
+"""Codes u8 (blocks, code_bytes), and scales u16 (blocks,) of a scheme that has them."""
 
 HALF, QUARTER = BLOCK // 2, BLOCK // 4
 INF_BITS = 0x7F80_0000
@@ -84,7 +86,7 @@ class BlockArithmetic(NamedTuple):
     multiples of the scale.
     """
 
-    encode: Callable[[Numpy, Scheme, Array, Array], tuple[Array, Array | None]]
+    encode: Callable[[Numpy, Scheme, Array, Array], Encoded]
     decode: Callable[[Numpy, Array], Sequence[Array]]
 
 
@@ -138,7 +140,7 @@ def _signed(xp: Numpy, magnitude: Array, sign: Array) -> Array:
     return xp.where(sign > 0, -positive, positive)
 
 
-def _encode_f32(_xp: Numpy, _scheme: Scheme, rows: Array, _peak: Array) -> tuple[Array, None]:
+def _encode_f32(_xp: Numpy, _scheme: Scheme, rows: Array, _peak: Array) -> Encoded:
     return rows.view(np.uint8), None
 
 
@@ -146,7 +148,7 @@ def _decode_f32(_xp: Numpy, codes: Array) -> Sequence[Array]:
     return (codes.view(np.float32),)
 
 
-def _encode_bf16(xp: Numpy, _scheme: Scheme, rows: Array, _peak: Array) -> tuple[Array, None]:
+def _encode_bf16(xp: Numpy, _scheme: Scheme, rows: Array, _peak: Array) -> Encoded:
     bits = rows.view(np.uint32)
     half = bits + _U32(0x7FFF) + ((bits >> _U32(16)) & _U32(1))
     words = (half >> _U32(16)).astype(np.uint16)
