@@ -51,7 +51,7 @@ def test_a_cluster_survives_a_drill_with_everything_in_it(
     }
 
 
-HOSTILE = ("status_header", "dedup_ids")
+HOSTILE = ("status_header", "dedup_ids", "pulse_tiny_step_time")
 
 
 def test_a_cluster_goes_on_under_hostile_messages(
