@@ -41,7 +41,7 @@ async def take(
     """Take a shard's fence and return the new token.
 
     With ``over`` from that token only (0: none): Conflict when somebody else has taken it since.
-    Without, from whoever holds it: Fenced when others keep taking it in between.
+    Without, from its holder: Fenced when others keep taking it in between.
     """
     if over is not None:
         return await _take(bus, run, shard, over, holder, now_ns)
@@ -67,7 +67,7 @@ async def _take(bus: Bus, run: str, shard: int, over: int, holder: str, now_ns: 
 
 
 async def newest(bus: Bus, run: str, shard: int) -> Held | None:
-    """Return the newest fence of a shard, or None if nobody ever took it."""
+    """Return the newest fence of a shard, or None if it was never taken."""
     record = await bus.last(Subjects(run).fence(shard))
     return _held(record, run) if record else None
 

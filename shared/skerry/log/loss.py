@@ -147,12 +147,12 @@ async def _way_on(bus: Bus, run: str) -> str:
     """Return the sentence about what is left where history is gone, which no checkpoint holds."""
     saved = await _checkpoint(bus, run)
     if saved is None:
-        path, told = "CHECKPOINT", "The ledger names no checkpoint; `skerry checkpoints list` may"
+        path, known = "CHECKPOINT", "The ledger names no checkpoint; `skerry checkpoints list` may"
     else:
         path = saved.path
-        told = f"Its newest checkpoint is {path} at step {saved.step}"
+        known = f"Its newest checkpoint is {path} at step {saved.step}"
     return (
-        f"{told}: put the broker's own store back from a copy, or begin another run from the"
+        f"{known}: put the broker's own store back from a copy, or begin another run from the"
         f" checkpoint with `skerry up --from {path} --run NEW`."
     )
 

@@ -1,9 +1,9 @@
-"""What who begins finds: the ledger held against the state, before either is gone on with.
+"""Compare ledger and state before a service starts from them.
 
-A new owner of a shard mends the one difference that a crash leaves, a ledger that is one commit
-behind its manifest; whoever looks for a run is told when its record is gone and its state is not.
-Every other difference is a loss, and is named. The same check stands before every append, and a
-learner that joins looks whether the ledger still knows everybody whom its commits name.
+A new owner of a shard repairs the one difference that a crash leaves, a ledger that is one commit
+short of its manifest; a service that looks for a run learns when its record is gone and its state
+is not. Every other difference is a loss, and is named. The same check stands before every append,
+and a learner that joins checks that the ledger knows every learner that its commits name.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ LOOKS, LOOK_PAUSE_S = 8, 0.25
 """How often, and at which interval, the ledger is asked before what it lacks counts as lost: a
 replica that lags behind, or a leader that was deposed, does not have the newest."""
 SETTLED_LOOKS, SETTLED_PAUSE_S = 40, 0.5
-"""The same for state that is older than it was: nobody waits for the answer, so until a leader that
-was deposed and does not know it, cut off from the others, must have stepped down (after 10 s)."""
+"""The same for state that is older than it was: no service waits for the answer, so until a leader
+that was deposed and is cut off from the others must have stepped down (after 10 s)."""
 
 
 async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | None:
@@ -55,7 +55,7 @@ async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | No
 
     With ``waits`` None also while the run is being restored, which writes its state before its
     record. Raises StateLost where the record is gone and state of the run is not: a run that was
-    created over that would number its learners anew, and take what they send for merged already.
+    created over that would number its learners from 1 again, and take what they send for merged.
     """
     left: list[Commit | None] = []
     for look in range(LOOKS):

@@ -56,7 +56,7 @@ class StateWriter:
     """The one writer of a shard's fragments, as long as its fence holds.
 
     Every method raises Fenced once another writer has taken the shard. ``published`` counts what
-    it has written: whoever watches over a long commit sees that it goes on.
+    it has written, so that a watcher sees a long commit go on.
     """
 
     bus: Bus
@@ -86,7 +86,7 @@ class StateWriter:
         chunk_bytes: int = 524_288,
         window: int = 6,
     ) -> StateWriter:
-        """Take the shard's fence from whoever holds it; its stream sequence is the token.
+        """Take the shard's fence from its holder; its stream sequence is the token.
 
         With ``over``, only from that token (0: none): Conflict when it is not the newest any more.
         """
@@ -194,8 +194,8 @@ class StateWriter:
             refs += await self._publish_chunks(
                 commit.fragment, slot, first + len(refs), sealed, attempt
             )
-        told = {metrics.RUN: self.run, metrics.OPERATION: "encode"}
-        instruments.record(metrics.CODEC_DURATION, spent_s, told)
+        labels = {metrics.RUN: self.run, metrics.OPERATION: "encode"}
+        instruments.record(metrics.CODEC_DURATION, spent_s, labels)
         decoded = await asyncio.to_thread(cpu().dequantise, part.scheme, assembler.planes)
         digest = await asyncio.to_thread(vector_digest, decoded)
         blocks = part.vector.size // BLOCK

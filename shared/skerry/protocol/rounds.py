@@ -116,8 +116,8 @@ def measured_behind(timings: Timings, factor: float, behind_s: float, policy: Po
     """Return the timings with one more contribution behind the K-th folded in.
 
     One that comes too late to be waited for says nothing about how long to wait; it lets them fade,
-    so that nobody is waited for who was in time once. The first one is taken to be off by half of
-    itself, as a first round trip is in RFC 6298.
+    so that no learner is waited for because it was in time once. The first one is taken to be off
+    by half of itself, as a first round trip is in RFC 6298.
     """
     if behind_s > most_grace_s(policy, timings):
         if timings.behind_s is None:
@@ -254,7 +254,7 @@ def next_wake_s(now: float, view: View, policy: Policy, timings: Timings) -> flo
 def short_since_s(now: float, before: float | None, alive: int, policy: Policy) -> float | None:
     """Return since when fewer than K learners are alive, given what was so before; None: enough.
 
-    With nobody alive nothing begins: before a run's learners have compiled nobody is missed, and
+    With none alive nothing begins: before a run's learners have compiled none is missed, and
     the first of them to train must not go on at once without the others.
     """
     if alive >= policy.quorum:

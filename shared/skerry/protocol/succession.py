@@ -1,7 +1,7 @@
 """Which syncer serves which shard: each syncer decides for itself, by what it has heard.
 
 There is no vote and no leader. A syncer says a few times per lease which shards it holds; one that
-has not been heard for a lease counts as gone, and what nobody holds is free. Who takes a free shard
+has not been heard for a lease counts as gone, and what none holds is free. Who takes a free shard
 and who gives one away follows from the same rule everywhere: every living syncer has its share,
 and shares differ by at most one. Where two have heard different things, both may try, and the
 fence lets one of them in: that, a compare-and-set in the log, is what keeps a shard safe. The lease
@@ -194,7 +194,7 @@ def next_wake_s(now: float, view: View, policy: Policy) -> float:
 
 
 def _valid(view: View, shard: int, token: int) -> bool:
-    """Tell whether a claim rests on the newest fence; an overtaken syncer's does not."""
+    """Return True if a claim rests on the newest fence; an overtaken syncer's does not."""
     fence = view.fences.get(shard)
     return fence is None or token >= fence.token
 
@@ -259,7 +259,7 @@ def _assigned(
 
 
 def _free(now: float, view: View, policy: Policy, shard: int) -> bool:
-    """Tell whether a shard that nobody living claims may be taken."""
+    """Return True if a shard that no living syncer claims may be taken."""
     fence = view.fences.get(shard)
     if fence is None or (fence.found and fence.holder == view.name):
         return True
