@@ -87,6 +87,12 @@ class UnknownScheme(WireError):
     cause = "unknown_scheme"
 
 
+class Implausible(WireError):
+    """A message that decodes, with values that no honest service writes."""
+
+    cause = "implausible"
+
+
 class BusError(SkerryError):
     """The log cannot be used as asked."""
 

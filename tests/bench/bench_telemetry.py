@@ -39,8 +39,8 @@ from bench_learner import (
 from harness import Goal, parser, write
 
 from skerry.algorithm.planes import Planes
-from skerry.log.contributions import Contribution
 from skerry.log.nats.bus import NatsBus
+from skerry.protocol.contribution import Contribution
 from skerry.protocol.messages import (
     Commit,
     ContributionHeader,
@@ -153,10 +153,10 @@ def syncer_round(size: int) -> Callable[[int], None]:
             sent = offered(version, name)
             subject = f"skerry.bench.contrib.0.{name}"
             telemetry.chunk_arrived(subject, 1_000)
-            whole = Contribution(sent, "int4", planes, 1, 2, tracing.parse(sent.trace_parent))
+            whole = Contribution(sent, "int4", planes, 1, 2, 0, sent.trace_parent)
             telemetry.received(whole, subject, 2_000)
             telemetry.settled(subject)
-            origins[name, 1, version] = whole.origin
+            origins[whole.id] = whole.trace_parent
         coded = {metrics.RUN: "bench", metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, 0.1, coded)
         telemetry.committed(merged(version, names), opened, origins, times)

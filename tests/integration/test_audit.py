@@ -23,7 +23,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
-from skerry_syncer.service import session
+from skerry_syncer.service import stand_by
 from skerry_tools.audit.bases import CheckpointBases, usable
 from skerry_tools.audit.checks import Rules
 from skerry_tools.audit.log import RunLog
@@ -81,7 +81,7 @@ async def train(bus: MemoryBus, versions: int) -> None:
     learners = [
         FakeLearner(bus, RUN, PLAN, n, step_s=0.005, scheme="int4").train() for n in ("a", "b")
     ]
-    async with background(session(bus, RUN, "s"), *learners):
+    async with background(stand_by(bus, RUN, "s"), *learners):
         await until_version(bus, versions)
 
 
@@ -132,7 +132,7 @@ async def test_history_across_syncers_holds() -> None:
     learners = [FakeLearner(bus, RUN, PLAN, n, step_s=0.005).train() for n in ("a", "b")]
     async with background(*learners):
         for version in (2, 4, 6):
-            async with background(session(bus, RUN, f"s{version}")):
+            async with background(stand_by(bus, RUN, "s")):
                 await until_version(bus, version)
     assert (await verified(bus)).violations == ()
 

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from skerry.protocol.contribution import id_of
 from skerry.protocol.messages import (
     Commit,
     ContributionHeader,
@@ -180,10 +181,7 @@ def report(settings: TelemetrySettings) -> list[Commit]:
         of = {metrics.RUN: RUN, metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, 0.1, of)
         for done in commits:
-            origins = {
-                (sent.learner, 1, sent.identity): tracing.parse(sent.trace_parent)
-                for sent in rounds[done.version]
-            }
+            origins = {id_of(sent): sent.trace_parent for sent in rounds[done.version]}
             opened = round_(done.version, run=RUN, opened_ns=NOW_NS)
             times = syncer_telemetry.CommitTimes(
                 done.closed_ns, done.closed_ns + 10**7, done.closed_ns + 10**8

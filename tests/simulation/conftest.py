@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from skerry.log.base import Bus
-from skerry_syncer.service import candidate
+from skerry_syncer.service import stand_by
 from tests.support.simulation.cluster import Syncer
 
 
@@ -22,6 +22,6 @@ def syncer() -> Syncer:
     """The real candidate, on the clock of its machine."""
 
     async def serve(bus: Bus, run: str, name: str, wall_ns: Callable[[], int]) -> None:
-        await candidate(bus, run, name, wall_ns=wall_ns, instance=f"{name}/{wall_ns()}")
+        await stand_by(bus, run, name, wall_ns=wall_ns, instance=f"{name}/{wall_ns()}")
 
     return serve

@@ -11,10 +11,10 @@ import pytest
 from skerry.algorithm import fragments
 from skerry.log import ledger, state
 from skerry.log.base import Bus, Receipt
-from skerry.log.recovery import append_commit
+from skerry.log.recovery import Predecessor, append_commit
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.messages import Commit
-from skerry_syncer.shard import FragmentState
+from skerry.protocol.shard import PendingFragment
 from skerry_tools.chaos.plan import FaultPlan, load
 from tests.support.simulation.cluster import Syncer
 from tests.support.simulation.scenario import draw_plan
@@ -59,7 +59,7 @@ def test_a_writer_that_ignores_its_fence_is_found(
 def test_a_shard_that_forgets_what_is_resolved_is_found(
     syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FragmentState, "resolved", lambda _state, _contribution: False)
+    monkeypatch.setattr(PendingFragment, "resolved", lambda _state, _contribution: False)
     plan, violations = found_and_shrunk(syncer, tmp_path)
     assert len(plan.faults) <= 3
     assert violations
@@ -76,13 +76,13 @@ def test_a_run_that_ends_ahead_of_its_ledger_is_found(
         manifests = await state.read_manifests(bus, run, cut)
         return {index: manifest.commit for index, manifest in manifests.items()}
 
-    async def slowly(bus: Bus, commit: Commit, after: int | None = None) -> None:
+    async def slowly(bus: Bus, commit: Commit, after: Predecessor | None = None) -> None:
         await asyncio.sleep(0.5)  # at full speed the ledger is one behind for too short a time
         await append_commit(bus, commit, after)
 
     monkeypatch.setattr("skerry.log.state_writer.append_commit", slowly)
     with monkeypatch.context() as bug:
-        bug.setattr("skerry_syncer.conductor.ledger.last_commits", by_manifests)
+        bug.setattr("skerry_syncer.serving.ledger.last_commits", by_manifests)
         plan, violations = found_and_shrunk(syncer, tmp_path)
     assert len(plan.faults) <= 3
     assert any("not in the ledger" in violation for violation in violations)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm import fragments
 from skerry.log import ledger
-from skerry.log.contributions import Contribution, Inbox
 from skerry.log.state_writer import StateWriter
+from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit
 from skerry.settings.models import RunConfig
 from skerry_tools.audit.checks import Rules
@@ -84,10 +84,10 @@ async def read_history(
 
 
 async def _contributions(log: RunLog) -> dict[Key, Contribution]:
-    pattern, inbox = log.subjects.contributions(), Inbox(log.run, log.plan)
+    pattern, assembler = log.subjects.contributions(), ContributionAssembler(log.run, log.plan)
     records = read(log.bus, pattern, await newest(log.bus, pattern))
     async with aclosing(records):
-        fed = [inbox.feed(record) async for record in records]
+        fed = [assembler.feed(record) async for record in records]
     found = [got for got in fed if isinstance(got, Contribution)]
     return {
         (c.header.fragment, c.header.learner, c.header.incarnation, c.header.identity): c

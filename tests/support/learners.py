@@ -160,14 +160,15 @@ class FakeLearner:
     """One learner: ``await learner.train()`` serves its run until it is cancelled.
 
     ``step_s`` is the time of a step; it calls itself finished after ``steps`` of them. ``scheme``,
-    ``chunk_blocks`` (0: as many as 64 KiB hold) and ``pulse_s`` override the run's settings.
+    (empty: the run's), ``chunk_blocks`` (0: as many as 64 KiB hold) and ``pulse_s`` override the
+    run's settings.
     """
 
     bus: Bus
     run: str
     plan: Plan
     name: str
-    scheme: str = "f32"
+    scheme: str = ""
     step_s: float = 0.02
     steps: int = STEPS
     poisoned_below: int = 0
@@ -215,14 +216,13 @@ class FakeLearner:
     def _config(self, record: RunRecord) -> RunConfig:
         """Return the run's settings with those of this learner."""
         config = RunConfig.model_validate_json(record.config_json)
-        blocks = self.chunk_blocks
-        chunk_bytes = packed_bound(self.scheme, blocks) if blocks else CHUNK_BYTES
+        blocks, kind = self.chunk_blocks, self.scheme or config.sync.contribution_scheme
+        chunk_bytes = packed_bound(kind, blocks) if blocks else CHUNK_BYTES
         chunk_bytes = max(chunk_bytes, packed_bound("f32", 1))  # initial parameters are f32
-        scheme = {"contribution_scheme": self.scheme, "chunk_bytes": chunk_bytes}
+        scheme = {"contribution_scheme": kind, "chunk_bytes": chunk_bytes}
         changes: dict[str, dict[str, Any]] = {
             "sync": scheme,
             "train": {"steps": self.steps, "duration_s": None},
-            "data": {"batch": 1, "seq_len": TOKENS},
             "liveness": {"pulse_s": self.pulse_s},
         }
         tables = {

@@ -18,7 +18,7 @@ from skerry_checkpointer.service import Checkpointer
 from skerry_evaluator.commands import print_sample, print_scores
 from skerry_evaluator.service import Evaluator
 from skerry_learner.joining import find_or_create
-from skerry_syncer.work import Work
+from skerry_syncer.run import ServedRun
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
 from tests.support.scripted_run import ScriptedRun
@@ -50,7 +50,7 @@ async def evaluator(run: ScriptedRun, _folder: Path) -> object:
 
 
 async def syncer(run: ScriptedRun, _folder: Path) -> object:
-    return await Work.begin(run.bus, run.record, "s", lambda: 0)
+    return await ServedRun.begin(run.bus, run.record, "s", lambda: 0)
 
 
 async def replayed(run: ScriptedRun, _folder: Path) -> object:

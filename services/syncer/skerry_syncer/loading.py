@@ -1,24 +1,25 @@
-"""From the log to a shard in memory: what a syncer reads before it conducts."""
+"""From the log to a shard in memory: what a syncer reads before it serves one."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
-from typing import TYPE_CHECKING
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from skerry.errors import Corrupt, WireError
 from skerry.log import ledger, presence
 from skerry.log.base import Deliver
-from skerry.log.contributions import Inbox
 from skerry.log.loss import state_lost
 from skerry.log.state import MASTER, read_part
 from skerry.log.state_writer import StateWriter
+from skerry.protocol.contribution import ContributionRules
 from skerry.protocol.messages import Commit, Start
-from skerry.protocol.records import decode
-from skerry.protocol.subjects import Subjects, contributor
-from skerry_syncer.shard import FragmentState, Shard
+from skerry.protocol.records import decode, read
+from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
+from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Plan
     from skerry.algorithm.outer import Outer
-    from skerry.log.base import Bus, Record, StreamInfo
+    from skerry.log.base import Bus, StreamInfo
+    from skerry.protocol.contribution import Incarnations
     from skerry.protocol.messages import Manifest
-    from skerry.settings.models import SyncConfig
+    from skerry.settings.models import RunConfig, SyncConfig
 
 log = structlog.get_logger()
 
@@ -38,40 +40,63 @@ OUTER = "outer."
 READ_ATTEMPTS = 3
 """How often a part is read whose bytes are wrong: they may have been damaged on the way."""
 MOST_RECENT = 2000
+MOST_ATTEMPTS = 10**6
+"""No honest round is opened again so often; numbers stay far from what a record can hold."""
 READ_WINDOW = 16
+
+
+@dataclass(slots=True)
+class FragmentVectors:
+    """A fragment's master f32 (padded_size,) and the outer optimizer's state of it."""
+
+    master: NDArray[np.float32]
+    outer: object
+
+
+class LoadedShard(NamedTuple):
+    """A shard as its log says it is, and the vectors of each fragment that has been committed."""
+
+    shard: Shard
+    vectors: dict[int, FragmentVectors]
 
 
 async def load(
     bus: Bus,
     writer: StateWriter,
     plan: Plan,
-    config: SyncConfig,
+    config: RunConfig,
     outer: Outer,
     *,
     on_bytes: Callable[[int], None] | None = None,
-) -> Shard:
-    """Rebuild the writer's shard from manifests and slots, mending the ledger on the way.
+) -> LoadedShard:
+    """Rebuild the writer's shard from manifests and slots; append what the ledger lacks first.
 
     Raises StateLost where the log lacks what its own records name.
     """
     manifests = await writer.recover()
     streams = {info.name: info for info in await bus.streams()}
     floors = _floors(writer.run, manifests, streams)
-    fragments: dict[int, FragmentState] = {}
-    for fragment in writer.fragments:
-        index = fragment.index
-        state = FragmentState(fragment, manifests.get(index), floor=floors.get(index, 0))
-        if state.manifest is not None:
-            await _restore(bus, writer.run, plan, state, outer, on_bytes)
-        fragments[index] = state
-    for commit in await _recent(bus, writer.run, config, streams):
-        if commit.fragment in fragments:
-            fragments[commit.fragment].settle_all(commit)
-    inbox = Inbox(writer.run, plan)
-    await _read_starts(bus, writer.run, inbox, streams)
-    shard = Shard(writer.run, plan, config, fragments, inbox)
+    sync, data = config.sync, config.data
+    shard = Shard.of(
+        writer.run,
+        plan,
+        StalenessRule(sync.max_staleness, sync.staleness_discount),
+        ContributionRules(data.seq_len, data.batch * data.seq_len, sync.contribution_scheme),
+        [
+            PendingFragment(f, manifests.get(f.index), floor=floors.get(f.index, 0))
+            for f in writer.fragments
+        ],
+    )
+    vectors = {
+        index: await _restore(bus, writer.run, plan, manifest, outer, on_bytes)
+        for index, manifest in manifests.items()
+    }
+    for commit in await _recent(bus, writer.run, sync, streams):
+        if commit.fragment in shard.fragments:
+            shard.fragments[commit.fragment].settle_all(commit)
+    await _read_starts(bus, writer.run, shard.assembler.incarnations, streams)
     shard.again = await _asked_again(bus, shard, streams, anew=bool(manifests) and not floors)
-    return shard
+    return LoadedShard(shard, vectors)
 
 
 def _floors(
@@ -98,14 +123,14 @@ async def _asked_again(
     before any commit resolved them. Only who has sent one can tell, and looks when the round that
     it has answered is opened again.
     """
-    stream = streams.get(Subjects(shard.run).stream("CONTRIB"))
+    stream = streams.get(Subjects(shard.assembler.run).stream("CONTRIB"))
     first = stream.first_seq if stream else 0
     gone = {i: s for i, s in shard.fragments.items() if s.version and (anew or s.floor + 1 < first)}
     if not gone:
         return {}
     log.warning(
         "contributions_gone",
-        run=shard.run,
+        run=shard.assembler.run,
         versions={index: state.version for index, state in gone.items()},
         stream_anew=anew,
         first_sequence=min(state.floor for state in gone.values()) + 1,
@@ -113,30 +138,27 @@ async def _asked_again(
         hint="what no commit had resolved may be lost; who sent it and still runs offers it again:"
         " raise log.window_bytes or log.window_s, and purge no stream of a run",
     )
-    opened = await presence.last_rounds(bus, shard.run, shard.plan.digest)
+    opened = await presence.last_rounds(bus, shard.assembler.run, shard.plan.digest)
     asked = {i: o.attempt for i, o in opened.items() if i in gone and o.version > gone[i].version}
-    return {index: 1 + asked.get(index, 0) for index in gone}
+    return {index: 1 + min(asked.get(index, 0), MOST_ATTEMPTS) for index in gone}
 
 
 async def _restore(
     bus: Bus,
     run: str,
     plan: Plan,
-    state: FragmentState,
+    manifest: Manifest,
     outer: Outer,
     on_bytes: Callable[[int], None] | None,
-) -> None:
-    manifest = state.manifest
-    if manifest is None:
-        return
+) -> FragmentVectors:
     vectors = {
         part.name: await _read(bus, run, plan, manifest, part.name, on_bytes)
         for part in manifest.parts
         if part.name == MASTER or part.name.startswith(OUTER)
     }
-    state.master = vectors.pop(MASTER)
+    master = vectors.pop(MASTER)
     leaves = {name.removeprefix(OUTER): vector for name, vector in vectors.items()}
-    state.outer = outer.restore(state.master, leaves)
+    return FragmentVectors(master, outer.restore(master, leaves))
 
 
 async def _read(
@@ -190,31 +212,27 @@ async def _recent(
     return [commit for commit in found if commit is not None]
 
 
-async def _read_starts(bus: Bus, run: str, inbox: Inbox, streams: dict[str, StreamInfo]) -> None:
-    """Tell the inbox where in the stream each learner's incarnations began.
+async def _read_starts(
+    bus: Bus, run: str, incarnations: Incarnations, streams: dict[str, StreamInfo]
+) -> None:
+    """Note where in CONTRIB each learner's incarnations began.
 
-    The ledger knows of the newest ones, also where retention has dropped their ``Start``.
+    The ledger knows of the newest ones, also where retention has dropped their ``Start``. A start
+    that nobody can have made is left out.
     """
     subjects = Subjects(run)
     stream = streams.get(subjects.stream("CONTRIB"))
     for member in (await ledger.members(bus, run)).values():
         if 0 < member.contrib_sequence <= (stream.last_seq if stream else 0):
-            inbox.start(member.learner, member.incarnation, member.contrib_sequence)
+            incarnations.note(member.learner, member.incarnation, member.contrib_sequence)
     newest = max((r.sequence for r in await bus.last_each(subjects.starts())), default=0)
     if not newest:
         return
     follower = bus.follow(subjects.starts(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
-            _note_start(inbox, record)
+            with suppress(WireError):
+                started = read(Start, record, run=run)
+                incarnations.start(started, record.sequence)
             if record.sequence >= newest:
                 break
-
-
-def _note_start(inbox: Inbox, record: Record) -> None:
-    _, learner = contributor(record.subject)
-    try:
-        started = decode(Start, record.payload, run=inbox.run)
-    except WireError:
-        return
-    inbox.start(learner, started.incarnation, record.sequence)

@@ -15,21 +15,18 @@ import structlog
 from skerry.algorithm import backend
 from skerry.errors import BusError
 from skerry.log import presence
-from skerry.log.state_writer import StateWriter
 from skerry.protocol.messages import RunState, SyncerPulse
 from skerry.protocol.subjects import checked_token
 from skerry.service.arrival import arrive
 from skerry.service.shell import outlast, serve
-from skerry.tasks import TaskGroup
-from skerry_syncer.candidate import Candidate
-from skerry_syncer.work import Work, conduct
+from skerry_syncer.run import ServedRun
+from skerry_syncer.standby import StandBy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.log.base import Bus
     from skerry.service.shell import Loop
-    from skerry_syncer.conductor import Conductor
 
 log = structlog.get_logger()
 
@@ -38,7 +35,7 @@ FAREWELL_S = 1.0
 numbers = count(1)
 
 
-async def candidate(
+async def stand_by(
     bus: Bus,
     run: str,
     name: str,
@@ -49,8 +46,8 @@ async def candidate(
     """Stand by for every shard of a run, serve those that fall to this syncer; return at its end.
 
     Lives through every trouble with the broker and through being overtaken; raises only what a
-    person must mend: StateLost, StreamDrift, RunMismatch, and ConfigError for a name that cannot be
-    part of a subject. ``instance`` tells this process from others of its name.
+    person must repair: StateLost, StreamDrift, RunMismatch, and ConfigError for a name that cannot
+    be part of a subject. ``instance`` tells this process from others of its name.
     """
     checked_token(name, "syncer")
     host = socket.gethostname()
@@ -61,8 +58,8 @@ async def candidate(
         if record.state is RunState.FINISHED:
             log.info("run_already_finished", run=run)
             return
-        work = await Work.begin(bus, record, name, wall_ns)
-        await Candidate.of(work, instance, host).stand()
+        served = await ServedRun.begin(bus, record, name, wall_ns)
+        await StandBy.of(served, instance, host).stand()
 
     await outlast(stand, event="begins_again")
 
@@ -70,46 +67,6 @@ async def candidate(
 def new_instance(wall_ns: Callable[[], int]) -> str:
     """Return what tells one start of a syncer from every other one."""
     return f"{socket.gethostname()}/{os.getpid()}/{wall_ns()}/{next(numbers)}"
-
-
-async def session(
-    bus: Bus, run: str, holder: str, wall_ns: Callable[[], int] = time.time_ns
-) -> None:
-    """Take every shard at once, from whoever holds it, and conduct until the run is finished.
-
-    Raises Fenced, in an exception group, when another syncer takes one of them.
-    """
-    record = await arrive(bus, run)
-    if record.state is RunState.FINISHED:
-        log.info("run_already_finished", run=run)
-        return
-    work = await Work.begin(bus, record, holder, wall_ns)
-    conductors = [await _seized(work, shard) for shard in range(work.config.sync.shards)]
-
-    def wake() -> None:
-        for conductor in conductors:
-            conductor.wake.set()
-
-    async with TaskGroup() as group:
-        pulses = group.create_task(work.follow_pulses(wake), name="pulses")
-        for task in [group.create_task(conduct(conductor)) for conductor in conductors]:
-            await task
-        pulses.cancel()
-
-
-async def _seized(work: Work, shard: int) -> Conductor:
-    sync = work.config.sync
-    writer = await StateWriter.acquire(
-        work.bus,
-        work.record.run,
-        work.plan,
-        holder=work.name,
-        now_ns=work.wall_ns(),
-        shard=shard,
-        shards=sync.shards,
-        chunk_bytes=sync.chunk_bytes,
-    )
-    return await work.conductor(writer)
 
 
 def load_kernels() -> None:
@@ -136,7 +93,7 @@ async def syncer(
     instance = new_instance(time.time_ns)
 
     async def stand() -> None:
-        await candidate(bus, run, holder, instance=instance)
+        await stand_by(bus, run, holder, instance=instance)
 
     async def leave() -> None:
         await farewell(bus, run, holder, instance)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import structlog
 from opentelemetry.trace import Link, SpanContext
 
+from skerry.log.rejections import Rejections
+from skerry.protocol.contribution import id_of
 from skerry.protocol.messages import RefusalCause, why
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.subjects import Subjects, contributor
@@ -18,15 +20,13 @@ from skerry.telemetry import ids, instruments, metrics, spans, tracing
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent, seconds
 
 if TYPE_CHECKING:
-    from skerry.log.contributions import Contribution, Refusal
+    from skerry.protocol.contribution import Contribution, ContributionId, Refusal
     from skerry.protocol.messages import Commit, Round, RunRecord
 
 log = structlog.get_logger()
 
-ContributionId = tuple[str, int, int]
-"""Learner, incarnation and identity of a contribution to a fragment."""
-Origins = Mapping[ContributionId, SpanContext | None]
-"""The span that sent each contribution, where that is known."""
+Origins = Mapping["ContributionId", str]
+"""The trace parent of the span that sent each contribution, empty where that is not known."""
 
 
 @dataclass(slots=True)
@@ -56,6 +56,7 @@ class RoundTelemetry:
     run: RunRecord
     merge: str
     arriving: dict[str, int] = field(default_factory=dict[str, int])
+    rejections: Rejections = field(default_factory=lambda: Rejections("contribution_refused"))
 
     def trace(self, fragment: int, version: int) -> str:
         """Return the id of the trace of a round."""
@@ -79,36 +80,37 @@ class RoundTelemetry:
         header = whole.header
         if not tracing.kept(self.trace(header.fragment, header.round_version)):
             return
-        root, mark = self.root(header.fragment, header.round_version), contribution_id(whole)
-        message = _message_id(mark, header.fragment)
+        root, known = self.root(header.fragment, header.round_version), whole.id
+        origin = tracing.parse(whole.trace_parent)
+        message = _message_id(known, header.fragment)
         about: spans.Attributes = {spans.MESSAGING_MESSAGE_ID: message, spans.SCHEME: whole.scheme}
         tracing.emit(
             FinishedSpan(
                 spans.RECEIVE,
-                tracing.child(root, spans.RECEIVE, *mark),
+                tracing.child(root, spans.RECEIVE, *known),
                 root,
                 Interval(self.arriving.get(subject, now_ns), now_ns),
                 {spans.FRAGMENT: header.fragment, spans.LEARNER: header.learner},
                 Messages(spans.CONTRIBUTION, subject, message),
-                links=(Link(whole.origin, about),) if whole.origin is not None else (),
+                links=(Link(origin, about),) if origin is not None else (),
             )
         )
 
     def refused(self, got: Refusal) -> None:
-        """Log a refusal, in the trace of the round that was contributed to if that is known.
+        """Log a refusal, one a second at most, in the trace of the round that it was made for.
 
-        A late one belongs to a round that is long over, and not to the one that is open.
+        Where that is known: a late one belongs to a round that is long over, and not to the open
+        one.
         """
         fragment, learner = contributor(got.subject)
         version = got.round_version
         with tracing.within(self.root(fragment, version)) if version else nullcontext():
-            log.warning(
-                "contribution_refused",
+            self.rejections.note(
+                got.cause,
                 fragment=fragment,
                 version=version or None,
-                learner=learner,
-                cause=got.cause,
-                detail=got.detail,
+                learner=learner[:64],
+                detail=got.detail[:200],
             )
 
     def committed(
@@ -148,12 +150,6 @@ class RoundTelemetry:
         sent = Messages(spans.GLOBAL_FRAGMENT, subject, f"{commit.fragment}/{commit.version}")
         fence = {**about, spans.FENCE: commit.fence}
         tracing.emit(FinishedSpan(spans.COMMIT, place, process, took, fence, sent))
-
-
-def contribution_id(contribution: Contribution) -> ContributionId:
-    """Return what tells a contribution from every other one to its fragment."""
-    header = contribution.header
-    return header.learner, header.incarnation, header.identity
 
 
 def _log(commit: Commit, spent: CommitTimes) -> None:
@@ -238,11 +234,11 @@ def _links(commit: Commit, origins: Origins) -> tuple[Link, ...]:
     """Return a link to the sender of each contribution; a late one leads into an earlier trace."""
     found: list[Link] = []
     for merged in commit.consumed:
-        mark = merged.learner, merged.incarnation, merged.identity
-        origin = origins.get(mark)
+        known = id_of(merged)
+        origin = tracing.parse(origins.get(known, ""))
         if origin is not None:
             about: spans.Attributes = {
-                spans.MESSAGING_MESSAGE_ID: _message_id(mark, commit.fragment),
+                spans.MESSAGING_MESSAGE_ID: _message_id(known, commit.fragment),
                 spans.LEARNER: merged.learner,
                 spans.STALENESS: merged.staleness,
                 spans.WEIGHT: merged.weight,
@@ -251,7 +247,7 @@ def _links(commit: Commit, origins: Origins) -> tuple[Link, ...]:
     return tuple(found)
 
 
-def _message_id(mark: ContributionId, fragment: int) -> str:
+def _message_id(known: ContributionId, fragment: int) -> str:
     """Return what the message ids of all chunks of a contribution begin with."""
-    learner, incarnation, identity = mark
+    learner, incarnation, identity = known
     return f"{learner}/{incarnation}/{fragment}/{identity}"

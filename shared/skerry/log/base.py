@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
+
+from skerry.protocol.stored import StoredMessage
 
 MSG_ID = "Nats-Msg-Id"
 """The one broker header that records keep: the ``msg_id`` they were published with."""
@@ -79,18 +81,8 @@ class Receipt:
     duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One stored message; ``time_ns`` is the broker's clock.
-
-    ``headers`` are those it was published with, and its ``MSG_ID`` if it had one.
-    """
-
-    subject: str
-    sequence: int
-    time_ns: int
-    payload: bytes
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+Record = StoredMessage
+"""One message as the log holds it."""
 
 
 class Deliver(StrEnum):

@@ -14,9 +14,9 @@ from skerry.errors import (
     Conflict,
     RunNotFound,
     StateLost,
-    WireError,
 )
 from skerry.log.base import Deliver, Expect
+from skerry.log.rejections import readable
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -220,7 +220,7 @@ async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
     follower = bus.follow(Subjects(run).members(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
-            if (member := _readable(MemberRecord, record, run)) is not None:
+            if (member := readable(MemberRecord, record, run)) is not None:
                 yield member
 
 
@@ -236,7 +236,7 @@ async def follow_starts(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, Memb
     follower = bus.follow(Subjects(run).members(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
-            if (member := _readable(MemberRecord, record, run)) is not None:
+            if (member := readable(MemberRecord, record, run)) is not None:
                 yield record, member
 
 
@@ -249,7 +249,7 @@ async def starts(bus: Bus, run: str) -> list[tuple[Record, MemberRecord]]:
     follower = bus.follow(Subjects(run).members(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
-            if (member := _readable(MemberRecord, record, run)) is not None:
+            if (member := readable(MemberRecord, record, run)) is not None:
                 found.append((record, member))
             if record.sequence >= newest:
                 break
@@ -262,7 +262,7 @@ async def newest_commits(bus: Bus, run: str) -> list[tuple[Record, Commit]]:
     Unlike ``last_commits`` without those that cannot be read: for who only shows the run.
     """
     records = await bus.last_each(Subjects(run).commits())
-    found = ((record, _readable(Commit, record, run)) for record in records)
+    found = ((record, readable(Commit, record, run)) for record in records)
     return [(record, commit) for record, commit in found if commit is not None]
 
 
@@ -288,7 +288,7 @@ async def follow_stored_commits(
     follower = bus.follow(pattern, deliver=Deliver.ALL, after=after)
     async with aclosing(follower):
         async for record in follower:
-            if (commit := _readable(Commit, record, run)) is not None:
+            if (commit := readable(Commit, record, run)) is not None:
                 yield record, commit
 
 
@@ -303,7 +303,7 @@ async def stored_commits(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, Com
     follower = bus.follow(Subjects(run).commits(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
-            if (commit := _readable(Commit, record, run)) is not None:
+            if (commit := readable(Commit, record, run)) is not None:
                 yield record, commit
             if record.sequence >= newest:
                 return
@@ -314,7 +314,7 @@ async def begun_ns(bus: Bus, run: str) -> int:
     follower = bus.follow(Subjects(run).commits(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
-            if _readable(Commit, record, run) is not None:
+            if readable(Commit, record, run) is not None:
                 return record.time_ns
     msg = "The log ended while waiting for a run's first commit."
     raise BusError(msg)
@@ -338,7 +338,7 @@ async def newest_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
     Unlike ``last_checkpoint``: for who only shows the run.
     """
     found = await bus.last(Subjects(run).checkpoint())
-    return _readable(CheckpointRecord, found, run) if found else None
+    return readable(CheckpointRecord, found, run) if found else None
 
 
 async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRecord]:
@@ -346,7 +346,7 @@ async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRec
     follower = bus.follow(Subjects(run).checkpoint(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
-            if (checkpoint := _readable(CheckpointRecord, record, run)) is not None:
+            if (checkpoint := readable(CheckpointRecord, record, run)) is not None:
                 yield checkpoint
 
 
@@ -377,7 +377,7 @@ async def record_evaluation(bus: Bus, record: Evaluation) -> None:
 async def last_evaluation(bus: Bus, run: str) -> Evaluation | None:
     """Return the newest evaluation of the run, None where there is none or it cannot be read."""
     found = await bus.last(Subjects(run).evaluation())
-    return _readable(Evaluation, found, run) if found else None
+    return readable(Evaluation, found, run) if found else None
 
 
 async def evaluations(bus: Bus, run: str) -> list[Evaluation]:
@@ -390,7 +390,7 @@ async def evaluations(bus: Bus, run: str) -> list[Evaluation]:
     follower = bus.follow(subject, deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
-            if (evaluation := _readable(Evaluation, record, run)) is not None:
+            if (evaluation := readable(Evaluation, record, run)) is not None:
                 found.append(evaluation)
             if record.sequence >= newest.sequence:
                 break
@@ -402,16 +402,5 @@ async def follow_evaluations(bus: Bus, run: str) -> AsyncGenerator[Evaluation]:
     follower = bus.follow(Subjects(run).evaluation(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
-            if (evaluation := _readable(Evaluation, record, run)) is not None:
+            if (evaluation := readable(Evaluation, record, run)) is not None:
                 yield evaluation
-
-
-def _readable(kind: type[T], record: Record, run: str) -> T | None:
-    """Return the record, or None for bytes that are none: bad bytes never end a reader.
-
-    What the log should hold there is for whoever verifies the ledger to say.
-    """
-    try:
-        return decode(kind, record.payload, run=run)
-    except WireError:
-        return None

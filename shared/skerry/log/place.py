@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skerry.errors import (
@@ -22,7 +22,7 @@ from skerry.errors import (
 )
 from skerry.log import base, ledger, state
 from skerry.log.recovery import known_members
-from skerry.protocol.envelope import unseal
+from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import MemberRecord, Start
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects, contributor
@@ -30,7 +30,7 @@ from skerry.protocol.subjects import Subjects, contributor
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record
-    from skerry.protocol.messages import ChunkHeader, Commit
+    from skerry.protocol.messages import Commit
 
 STALLED_S = 2.0
 """Reading that gets nothing for this long looks whether there is still something to get."""
@@ -69,7 +69,7 @@ async def take_place(
         manifests = await state.read_manifests(bus, run, plan)
         floors = {index: m.commit.contrib_floor for index, m in manifests.items()}
         start = await _publish_start(bus, member, attempt)
-        sent = await _read_sent(bus, plan, member, _Sent(run, plan, before), start, floors)
+        sent = await _read_sent(bus, plan, member, _Sent.since(run, plan, before), start, floors)
         if sent is None:
             continue
         known = await _commits(bus, run, plan)
@@ -210,62 +210,26 @@ async def _is_there(bus: Bus, subjects: Subjects, member: MemberRecord, start: i
 
 
 @dataclass(slots=True)
-class _Partial:
-    """The chunks of one contribution that have come, and its cursor once chunk 0 is among them."""
+class _Sent:
+    """How far one learner's data is used by what it has sent whole, in the order of the stream."""
 
-    mark: tuple[int, int]
-    count: int
-    seen: set[int] = field(default_factory=set[int])
+    assembler: ContributionAssembler
     cursor: int = 0
 
+    @classmethod
+    def since(cls, run: str, plan: Plan, before: MemberRecord | None) -> _Sent:
+        """Begin at ``before``, the newest incarnation that knew where it went on.
 
-@dataclass(slots=True)
-class _Sent:
-    """What one learner has sent whole, fed in the order of the stream.
+        What came before that is in its cursor already, or came too late for it.
+        """
+        sent = cls(ContributionAssembler(run, plan, keeps_payload=False))
+        if before is not None:
+            sent.assembler.incarnations.note(before.learner, before.incarnation, 0)
+            sent.cursor = before.cursor
+        return sent
 
-    Follows the rules by which a syncer takes contributions (``contributions.Inbox``, and the
-    ``Start`` of a newer incarnation before the last chunk), so that both call the same ones whole.
-    Memory is one set of chunk numbers per fragment. What came from before ``before``, the newest
-    incarnation that knew where it went on, is in its cursor already, or came too late for it.
-    """
-
-    run: str
-    plan: Plan
-    before: MemberRecord | None
-    incarnation: int = field(init=False)
-    cursor: int = field(init=False)
-    open: dict[int, _Partial] = field(default_factory=dict[int, _Partial])
-
-    def __post_init__(self) -> None:
-        self.incarnation = self.before.incarnation if self.before else 0
-        self.cursor = self.before.cursor if self.before else 0
-
-    def feed(self, record: Record) -> None:
-        """Take one record of the learner; bytes that no syncer would take count for nothing."""
-        subjects = Subjects(self.run)
-        try:
-            fragment, learner = contributor(record.subject)
-            if record.subject == subjects.start(learner):
-                told = decode(Start, record.payload, run=self.run)
-                self.incarnation = max(self.incarnation, told.incarnation)
-                return
-            header, _ = unseal(record.payload, run=self.run, plan=self.plan)
-        except WireError:
-            return
-        if (header.fragment, header.sender) == (fragment, learner):
-            self._take(header)
-
-    def _take(self, header: ChunkHeader) -> None:
-        mark = (header.incarnation, header.identity)
-        held = self.open.get(header.fragment)
-        if held is None or held.mark < mark:
-            held = self.open[header.fragment] = _Partial(mark, header.count)
-        if held.mark > mark:
-            return
-        held.seen.add(header.index)
-        if header.contribution is not None:
-            held.cursor = header.contribution.cursor_to
-        if len(held.seen) == held.count:
-            del self.open[header.fragment]
-            if header.incarnation >= self.incarnation:
-                self.cursor = max(self.cursor, held.cursor)
+    def feed(self, stored: Record) -> None:
+        """Take one message of the learner."""
+        got = self.assembler.feed(stored)
+        if isinstance(got, Contribution):
+            self.cursor = max(self.cursor, got.header.cursor_to)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from skerry.errors import WireError
 from skerry.log.base import Deliver
+from skerry.log.rejections import readable
 from skerry.protocol.messages import Pulse, Round, SyncerPulse
-from skerry.protocol.records import believable, decode, encode
+from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import tracing
 
@@ -61,8 +61,8 @@ async def last_rounds(bus: Bus, run: str, plan_digest: int) -> dict[int, Round]:
     """Return the newest round of every fragment; foreign and unreadable ones are left out."""
     found: dict[int, Round] = {}
     for record in await bus.last_each(Subjects(run).rounds()):
-        with suppress(WireError):
-            opened = decode(Round, record.payload, run=run, plan_digest=plan_digest)
+        opened = readable(Round, record, run, plan_digest)
+        if opened is not None:
             found[opened.fragment] = opened
     return found
 
@@ -72,10 +72,9 @@ async def follow_rounds(bus: Bus, run: str, plan_digest: int) -> AsyncGenerator[
     follower = bus.follow(Subjects(run).rounds(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
-            try:
-                yield decode(Round, record.payload, run=run, plan_digest=plan_digest)
-            except WireError:
-                continue
+            opened = readable(Round, record, run, plan_digest)
+            if opened is not None:
+                yield opened
 
 
 async def publish_syncer_pulse(bus: Bus, pulse: SyncerPulse) -> None:
@@ -88,15 +87,9 @@ async def follow_syncer_pulses(bus: Bus, run: str) -> AsyncGenerator[SyncerPulse
     follower = bus.follow(Subjects(run).syncers(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
-            try:
-                yield decode(SyncerPulse, record.payload, run=run)
-            except WireError:
-                continue
+            if (pulse := readable(SyncerPulse, record, run)) is not None:
+                yield pulse
 
 
 def _pulse(record: Record, run: str) -> Pulse | None:
-    try:
-        pulse = decode(Pulse, record.payload, run=run)
-    except WireError:
-        return None
-    return pulse if believable(pulse) else None
+    return readable(Pulse, record, run)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from skerry.algorithm.backend import decoder
-from skerry.errors import Corrupt, Overtaken, WireError
+from skerry.errors import Corrupt, Overtaken
 from skerry.log.base import Deliver
 from skerry.log.loss import state_lost
+from skerry.log.rejections import readable
 from skerry.protocol.codec import VectorAssembler
 from skerry.protocol.envelope import unseal, vector_blocks
 from skerry.protocol.messages import ChunkRef, Manifest, Part
@@ -75,10 +76,9 @@ async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Man
     follower = bus.follow(Subjects(run).manifests(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
-            try:
-                yield decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
-            except WireError:
-                continue
+            manifest = readable(Manifest, record, run, plan.digest)
+            if manifest is not None and manifest.commit.fragment < len(plan.fragments):
+                yield manifest
 
 
 async def read_part(

@@ -148,8 +148,12 @@ def vector_digest(x: NDArray[np.float32]) -> int:
     return xxhash.xxh3_64_intdigest(_little_endian(x))
 
 
-class _Cover:
-    """Which chunks of one vector are here: each once, next to each other, and none outside."""
+class Coverage:
+    """Which chunks of one vector are here: each once, next to each other, and none outside.
+
+    Holds no payload. ``lacks`` and ``note`` frame the decoding of a chunk; ``add`` is both, for who
+    only wants to know when a vector is whole.
+    """
 
     def __init__(self, scheme: str, blocks: int) -> None:
         self._scheme = scheme
@@ -168,6 +172,13 @@ class _Cover:
         if not self.complete:
             msg = f"{len(self._seen)} of {self._count or 'unknown'} chunks are here."
             raise Truncated(msg)
+
+    def add(self, header: ChunkHeader, packed: bytes | memoryview) -> bool:
+        """Note a chunk and return whether all are here; raises as ``lacks`` does."""
+        checksum = xxhash.xxh3_64_intdigest(packed)
+        if self.lacks(header, checksum):
+            self.note(header, checksum)
+        return self.complete
 
     def lacks(self, header: ChunkHeader, checksum: int) -> bool:
         """Whether a chunk is not here yet and fits; raises the WireError that says why it does not.
@@ -222,7 +233,7 @@ class PlaneAssembler:
     def __init__(self, scheme: str, blocks: int) -> None:
         self._scheme = scheme
         self._planes = allocate(scheme, blocks)
-        self._cover = _Cover(scheme, blocks)
+        self._cover = Coverage(scheme, blocks)
 
     @property
     def complete(self) -> bool:
@@ -261,7 +272,7 @@ class VectorAssembler:
     def __init__(self, scheme: str, blocks: int) -> None:
         self._scheme = scheme
         self._vector = VECTORS.empty(blocks * BLOCK)
-        self._cover = _Cover(scheme, blocks)
+        self._cover = Coverage(scheme, blocks)
         self._hash = xxhash.xxh3_64()
         self._hashed = 0
         self._decoded: dict[int, int] = {}

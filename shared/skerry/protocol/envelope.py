@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import BLOCK
@@ -10,6 +9,7 @@ from skerry.algorithm.schemes import raw_bytes, scheme_of
 from skerry.errors import Corrupt, Oversized, WrongPlan
 from skerry.protocol import frame, proto
 from skerry.protocol.codec import packed_bound
+from skerry.protocol.door import check, check_contribution
 from skerry.protocol.messages import ChunkHeader, FrameKind
 from skerry.protocol.records import check_plan, check_run
 
@@ -32,9 +32,10 @@ def unseal(
 
     Each check that fails is a WireError of its own, in this order: wire version (WrongVersion),
     sizes (Truncated, Oversized), checksum (Corrupt), run (WrongRun), plan digest and fragment
-    (WrongPlan), scheme (UnknownScheme), blocks, sizes and norms against the plan's fragment
-    (Corrupt, Oversized). What a returned header says may be allocated. With ``checked`` the
-    checksum is skipped, because the caller has compared one over all of ``data``.
+    (WrongPlan), scheme (UnknownScheme), blocks and sizes against the plan's fragment (Corrupt,
+    Oversized), numbers and norms (Implausible, Corrupt). What a returned header says may be
+    allocated. With ``checked`` the checksum is skipped, because the caller has compared one over
+    all of ``data``.
     """
     found = frame.read(FrameKind.CHUNK, data, checked=checked)
     header = proto.decode(ChunkHeader, found.header)
@@ -47,6 +48,7 @@ def unseal(
     scheme_of(header.scheme)
     _check_blocks(header, fragment)
     _check_sizes(header, len(found.payload))
+    check(header)
     _check_contribution(header, fragment)
     return header, found.payload
 
@@ -86,10 +88,4 @@ def _check_contribution(header: ChunkHeader, fragment: Fragment) -> None:
     if contribution.fragment != header.fragment:
         msg = f"A contribution to {contribution.fragment} came as fragment {header.fragment}."
         raise Corrupt(msg)
-    norms = contribution.norms
-    if norms and len(norms) != len(fragment.slices):
-        msg = f"{len(norms)} norms came for the {len(fragment.slices)} slices of the fragment."
-        raise Corrupt(msg)
-    if not all(math.isfinite(norm) and norm >= 0 for norm in norms):
-        msg = "A norm is negative or not finite."
-        raise Corrupt(msg)
+    check_contribution(contribution, len(fragment.slices))

@@ -6,24 +6,32 @@ finds damage before protobuf parses anything.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from skerry.errors import Corrupt, WrongPlan, WrongRun
-from skerry.protocol import frame, proto
+from skerry.protocol import door, frame, proto
 from skerry.protocol.messages import (
     FRAME_KINDS,
+    CheckpointRecord,
     Commit,
+    Drill,
+    Evaluation,
+    Fence,
     Manifest,
+    MemberRecord,
     Pulse,
     Record,
     Round,
     RunRecord,
+    Start,
+    SyncerPulse,
 )
+from skerry.protocol.subjects import Subjects
+
+if TYPE_CHECKING:
+    from skerry.protocol.stored import StoredMessage
 
 T = TypeVar("T", bound=Record)
-
-MOST_S = 1e11
-"""Three thousand years: no duration in a record is longer."""
 
 
 def encode(record: Record) -> bytes:
@@ -39,6 +47,8 @@ def decode(
 ) -> T:
     """Return the record of that kind that ``data`` holds; raise the WireError that says why not.
 
+    Implausible: it decodes, but no honest service writes it (``skerry.protocol.door``).
+
     Args:
         kind: the dataclass that the subject calls for.
         data: one whole message.
@@ -52,26 +62,51 @@ def decode(
     record = proto.decode(kind, found.header)
     origin = record.commit if isinstance(record, Manifest) else record
     check_run(origin.run, run)
+    door.check(origin)
     if plan_digest is not None and isinstance(origin, RunRecord | Round | Commit):
         check_plan(origin.plan_digest, plan_digest)
     return record
 
 
-def believable(record: Pulse | Commit) -> bool:
-    """Return True if every duration in a record is one: finite, not negative, not absurdly long.
+def read(kind: type[T], stored: StoredMessage, *, run: str, plan_digest: int | None = None) -> T:
+    """Return the record in a stored message; Corrupt where it lies on another record's subject.
 
-    A frame's checksum says nothing about them, and one such value spoils every sum that it is in.
-    Losses may be anything: those of a learner that diverges are.
+    Who may write about itself alone says nothing about others this way. Raises as ``decode`` does.
     """
-    times: tuple[float, ...]
+    record = decode(kind, stored.payload, run=run, plan_digest=plan_digest)
+    if subject_of(record) != stored.subject:
+        msg = f"A {kind.__name__} of {subject_of(record)!r} came on {stored.subject!r}."
+        raise Corrupt(msg)
+    return record
+
+
+def subject_of(record: Record) -> str:  # noqa: C901, PLR0911 - one line for each kind of record
+    """Return the subject that a record is published on."""
     match record:
-        case Pulse():
-            rest = (record.alive_s, record.compile_s, record.recover_s, record.wait_s)
-            codec = (record.encode_s, record.decode_s)
-            times = (record.step_time_s, record.busy_s, record.replay_s, *rest, *codec)
+        case Manifest():
+            return Subjects(record.commit.run).manifest(record.commit.fragment)
         case Commit():
-            times = (record.quorum_s, record.grace_s, record.merge_s)
-    return all(0.0 <= seconds <= MOST_S for seconds in times)
+            return Subjects(record.run).commit(record.fragment)
+        case Round():
+            return Subjects(record.run).round(record.fragment)
+        case Fence():
+            return Subjects(record.run).fence(record.shard)
+        case Pulse():
+            return Subjects(record.run).pulse(record.learner)
+        case Start():
+            return Subjects(record.run).start(record.learner)
+        case MemberRecord():
+            return Subjects(record.run).member(record.learner)
+        case SyncerPulse():
+            return Subjects(record.run).syncer(record.syncer)
+        case RunRecord():
+            return Subjects(record.run).run_record()
+        case CheckpointRecord():
+            return Subjects(record.run).checkpoint()
+        case Evaluation():
+            return Subjects(record.run).evaluation()
+        case Drill():
+            return Subjects(record.run).drill()
 
 
 def check_run(found: str, run: str) -> None:

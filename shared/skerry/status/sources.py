@@ -23,7 +23,7 @@ from skerry.protocol.messages import (
     Round,
     RunRecord,
 )
-from skerry.protocol.records import believable, decode
+from skerry.protocol.records import decode
 from skerry.protocol.subjects import TOKEN, Subjects
 from skerry.status.view import seen_s
 
@@ -84,13 +84,13 @@ class MessageCounts:
         """Return True if a run of so many fragments can have this message."""
         match message:
             case Pulse():
-                if len(message.versions) > fragments or not believable(message):
+                if len(message.versions) > fragments:
                     return False
                 return self._known(message.learner, joined=False)
             case MemberRecord():
                 return self._known(message.learner, joined=True)
             case Commit():
-                return message.fragment < fragments and believable(message)
+                return message.fragment < fragments
             case Round():
                 return message.fragment < fragments
             case _:

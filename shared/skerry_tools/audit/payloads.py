@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.merge_numpy import OuterGradient
-from skerry.log.contributions import Contribution, Inbox
+from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry_tools.audit.log import newest, read
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Payloads:
     """Reads no further than it is asked to; ``held`` are contributions still to be used."""
 
     records: AsyncGenerator[Record]
-    inbox: Inbox
+    assembler: ContributionAssembler
     held: dict[Key, Arrived] = field(default_factory=dict[Key, "Arrived"])
     position: int = 0
     newest_ns: int = 0
@@ -74,7 +74,7 @@ class Payloads:
         if record is None:
             return False
         self.position, self.newest_ns = record.sequence, record.time_ns
-        got = self.inbox.feed(record)
+        got = self.assembler.feed(record)
         if isinstance(got, Contribution):
             arrived = Arrived(got, record.time_ns)
             self.held.setdefault(arrived.key, arrived)
@@ -87,4 +87,4 @@ async def payloads(log: RunLog, fragment: int) -> AsyncGenerator[Payloads]:
     pattern = log.subjects.contributions(fragment)
     records = read(log.bus, pattern, await newest(log.bus, pattern))
     async with aclosing(records):
-        yield Payloads(records, Inbox(log.run, log.plan))
+        yield Payloads(records, ContributionAssembler(log.run, log.plan))

@@ -26,7 +26,7 @@ from skerry.settings.checks import check_run
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.joining import create, prepare
-from skerry_syncer.service import candidate
+from skerry_syncer.service import stand_by
 from skerry_tools.audit.whatif import WhatIfPolicy
 from skerry_tools.lab.compiled import compiled
 from skerry_tools.lab.evaluation import LabEvaluation, LabEvaluator
@@ -204,7 +204,7 @@ class Lab:
             self._watch(self)
 
     async def _syncer(self) -> None:
-        await candidate(self.connect(), RUN, "syncer", wall_ns=self.wall_ns, instance="syncer/0")
+        await stand_by(self.connect(), RUN, "syncer", wall_ns=self.wall_ns, instance="syncer/0")
 
     async def _live(self) -> None:
         """Run every island; LabError when all have left and the run goes on."""

@@ -73,7 +73,7 @@ def _biting(fault: Fault) -> Fault:
 
 
 @cache
-def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str) -> str:
+def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str, scheme: str) -> str:
     return RunConfig(
         sync=SyncConfig.model_validate(
             {
@@ -86,7 +86,7 @@ def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str) 
                 "round_timeout_s": 2.0,
                 "max_staleness": staleness,
                 "merge": merge,
-                "contribution_scheme": "int4",
+                "contribution_scheme": scheme,
                 "chunk_bytes": STATE_CHUNK_BYTES,
             }
         ),
@@ -117,7 +117,7 @@ def scenario_of(faults: FaultPlan) -> Scenario:
         step_s,
         round(training_s / step_s),
         overlap,
-        _config(shards, quorum, overlap, staleness, merge),
+        _config(shards, quorum, overlap, staleness, merge, scheme),
         shards,
         WIDE if wide < WIDE_SHARE else PLAN,
     )

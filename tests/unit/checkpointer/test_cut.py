@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from skerry.errors import Corrupt, Overtaken, StateLost
-from skerry.log import ledger, recovery, state_writer
+from skerry.log import recovery, state_writer
 from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBus
+from skerry.log.rejections import readable
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
@@ -116,7 +117,7 @@ async def state_after(scripted: ScriptedRun, sequence: int) -> tuple[tuple[int, 
         record = await scripted.bus.get(stream, at)
         assert record is not None
         if ".commit." in record.subject:
-            commit = ledger._readable(Commit, record, scripted.record.run)
+            commit = readable(Commit, record, scripted.record.run)
             assert commit is not None
             found[commit.fragment] = (commit.version, commit.master_digest)
     return tuple(found[i] for i in range(FRAGMENTS))

@@ -28,10 +28,10 @@ from skerry.errors import (
 )
 from skerry.log import recovery, state
 from skerry.log.base import Bus, Record
-from skerry.log.contributions import Contribution, Inbox
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
 from skerry.log.state_writer import NewPart, StateWriter
+from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import (
     Commit,
@@ -92,7 +92,7 @@ async def test_a_sent_contribution_decodes_to_its_gradient_and_its_norms(
     wire.mailbox.post_outgoing(OutgoingContribution(offered, gradient, "int4"))
     async with running(wire.network.transfer):
         await until(lambda: wire.mailbox.unsent() == 0)
-    inbox = Inbox("run", work.plan)
+    inbox = ContributionAssembler("run", work.plan)
     got = [inbox.feed(r) for r in await contributed(bus)]
     (whole,) = [item for item in got if item is not None]
     assert isinstance(whole, Contribution)
@@ -191,7 +191,7 @@ async def test_one_that_could_not_be_sent_is_sent_again_and_holds_up_no_other(
     post_two(wire, work)
     async with running(wire.network.transfer):
         await until(lambda: wire.mailbox.unsent() == 0)
-    inbox = Inbox("run", work.plan)
+    inbox = ContributionAssembler("run", work.plan)
     got = [inbox.feed(record) for record in await contributed(bus)]
     whole = [item.header.fragment for item in got if isinstance(item, Contribution)]
     assert whole == [1, 0]
@@ -251,7 +251,7 @@ async def test_a_contribution_with_feedback_that_is_sent_again_has_the_same_byte
     assert len(sent) > len({name for name, _ in sent}), "nothing was sent again"
     assert len(set(sent)) == before
 
-    inbox = Inbox("run", work.plan)
+    inbox = ContributionAssembler("run", work.plan)
     got = [inbox.feed(record) for record in await contributed(bus)]
     planes = [item.planes for item in got if isinstance(item, Contribution)]
     assert len(planes) == 2

@@ -35,7 +35,7 @@ from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.sending import ContributionSender
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.training import TrainingLoop
-from skerry_syncer.service import session as syncer_session
+from skerry_syncer.service import stand_by
 from tests.support.builders import pulse
 
 
@@ -44,7 +44,7 @@ async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
     async with broker.connect() as syncing, broker.connect() as watching:
         await find_or_create(watching, "run", config)
         async with asyncio.timeout(90), TaskGroup() as group:
-            conducting = group.create_task(syncer_session(syncing, "run", "s"))
+            conducting = group.create_task(stand_by(syncing, "run", "s"))
             await _live(broker, config)
             await conducting
         record = await ledger.read_run(watching, "run")
@@ -106,7 +106,7 @@ async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnatio
         await find_or_create(watching, "run", config)
         await presence.publish_pulse(watching, lost)
         async with asyncio.timeout(90), TaskGroup() as group:
-            conducting = group.create_task(syncer_session(syncing, "run", "s"))
+            conducting = group.create_task(stand_by(syncing, "run", "s"))
             await _live(broker, config)
             await conducting
         said = (await presence.last_pulses(watching, "run"))["a"]
@@ -132,7 +132,7 @@ async def test_it_steps_back_once_when_it_is_ready_and_before_the_first_step(
     async with broker.connect() as syncing, broker.connect() as watching:
         await find_or_create(watching, "run", config)
         async with asyncio.timeout(90), TaskGroup() as group:
-            group.create_task(syncer_session(syncing, "run", "s"))
+            group.create_task(stand_by(syncing, "run", "s"))
             await _live(broker, config, settled=lambda: seen.append("settled"))
     assert seen == ["step", "settled", *["step"] * 40], "the first one only compiles"
 
@@ -142,7 +142,7 @@ async def test_it_ends_when_its_run_is_begun_anew_under_it(config: RunConfig) ->
     broker = MemoryBroker()
     async with broker.connect() as syncing, broker.connect() as watching:
         record, _ = await find_or_create(watching, "run", endless)
-        conducting = asyncio.ensure_future(syncer_session(syncing, "run", "s"))
+        conducting = asyncio.ensure_future(stand_by(syncing, "run", "s"))
         async with asyncio.timeout(90):
             living = asyncio.ensure_future(_live(broker, endless))
             async for _, commit in ledger.follow_commits(watching, "run"):
@@ -169,7 +169,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
     broker = MemoryBroker()
     async with broker.connect() as syncing, broker.connect() as watching:
         await find_or_create(watching, "run", endless)
-        conducting = asyncio.ensure_future(syncer_session(syncing, "run", "s"))
+        conducting = asyncio.ensure_future(stand_by(syncing, "run", "s"))
         async with asyncio.timeout(90):
             kept = LearnerSettings(path=tmp_path, save_every_s=3600.0)
             living = asyncio.ensure_future(_live(broker, endless, kept))
@@ -201,7 +201,7 @@ async def _last_pulse_of_a_whole_life(config: RunConfig) -> Pulse:
     async with broker.connect() as syncing, broker.connect() as watching:
         await find_or_create(watching, "run", config)
         async with asyncio.timeout(90), TaskGroup() as group:
-            group.create_task(syncer_session(syncing, "run", "s"))
+            group.create_task(stand_by(syncing, "run", "s"))
             await _live(broker, config)
         return (await presence.last_pulses(watching, "run"))["a"]
 

@@ -14,12 +14,12 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable, BusError, Superseded
 from skerry.log import ledger, place
 from skerry.log.base import Deliver, Record
-from skerry.log.contributions import Contribution, Inbox
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.place import Place, settle_in, take_place
 from skerry.log.streams import specs
 from skerry.protocol import messages
 from skerry.protocol.codec import Chunk, encode_vector
+from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.envelope import seal
 from skerry.protocol.messages import (
     ChunkHeader,
@@ -402,7 +402,7 @@ class Reference:
 
     def __init__(self, bus: MemoryBus) -> None:
         self.bus = bus
-        self.inbox = Inbox(RUN, PLAN)
+        self.assembler = ContributionAssembler(RUN, PLAN)
         self.position = 0
         self.incarnation = 0
         self.versions = [0, 0]
@@ -420,7 +420,7 @@ class Reference:
                 start = decode(messages.Start, record.payload, run=RUN)
                 self.incarnation = max(self.incarnation, start.incarnation)
                 continue
-            got = self.inbox.feed(record)
+            got = self.assembler.feed(record)
             if isinstance(got, Contribution) and got.header.incarnation >= self.incarnation:
                 self.waiting[got.header.fragment].append(got)
 
@@ -429,7 +429,7 @@ class Reference:
         self.waiting[fragment] = []
         self.versions[fragment] += 1
         mine = [h for h in self.merged if h.fragment == fragment]
-        unfinished = self.inbox.unfinished_from(fragment)
+        unfinished = self.assembler.incomplete_from(fragment)
         rows = [LearnerProgress("a", 1, 1, 0, max(h.cursor_to for h in mine))] if mine else []
         floor = self.position if unfinished is None else unfinished - 1
         await committed(self.bus, fragment, self.versions[fragment], floor=floor, rows=rows)

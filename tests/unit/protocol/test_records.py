@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.errors import Corrupt, Oversized, WireError, WrongPlan, WrongRun, WrongVersion
-from skerry.protocol import frame, proto, records
+from skerry.errors import (
+    Corrupt,
+    Implausible,
+    Oversized,
+    WireError,
+    WrongPlan,
+    WrongRun,
+    WrongVersion,
+)
+from skerry.protocol import door, frame, proto, records
 from skerry.protocol.messages import (
     FRAME_KINDS,
     ChunkHeader,
@@ -25,10 +33,13 @@ from skerry.protocol.messages import (
     Pulse,
     Round,
     RunRecord,
+    Start,
     cause_of,
 )
+from skerry.protocol.stored import StoredMessage
+from skerry.protocol.subjects import Subjects
 from skerry.protocol.v1 import presence_pb2, state_pb2
-from tests.support.builders import commit, member, pulse, round_, run_record
+from tests.support.builders import commit, member, pulse, round_, run_record, syncer_pulse
 
 if TYPE_CHECKING:
     from skerry.protocol.records import Record
@@ -58,6 +69,10 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return simple[hint]
 
 
+def decoded(record: Record) -> Record:
+    return records.decode(type(record), records.encode(record), run=origin(record).run)
+
+
 def origin(record: Any) -> Any:
     return record.commit if isinstance(record, Manifest) else record
 
@@ -70,11 +85,17 @@ RUN = run_record("r", plan_digest=77)
 
 @settings(max_examples=150)
 @given(st.sampled_from([kind for kind, _ in ALL]).flatmap(values))
-def test_a_record_comes_back_as_it_was(record: Record) -> None:
+def test_a_record_comes_back_as_it_was_or_is_implausible(record: Record) -> None:
     data = records.encode(record)
 
-    assert records.decode(type(record), data, run=origin(record).run) == record
     assert records.encode(replace(record)) == data
+    try:
+        door.check(origin(record))
+    except Implausible:
+        with pytest.raises(Implausible):
+            records.decode(type(record), data, run=origin(record).run)
+    else:
+        assert records.decode(type(record), data, run=origin(record).run) == record
 
 
 @settings(max_examples=100)
@@ -93,17 +114,42 @@ def test_infinite_and_missing_losses_survive() -> None:
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, -0.5, 1e12])
-@pytest.mark.parametrize("kind", [Pulse, Commit])
-def test_every_time_that_cannot_be_is_seen_and_any_loss_is_believed(
-    kind: type[Pulse | Commit], odd: float
+@pytest.mark.parametrize("record", [PULSE, COMMIT], ids=["pulse", "commit"])
+def test_a_time_that_cannot_be_is_implausible_and_any_loss_is_not(
+    record: Pulse | Commit, odd: float
 ) -> None:
-    record = PULSE if kind is Pulse else COMMIT
-    assert records.believable(record)
-    times = {name for name, hint in get_type_hints(kind).items() if hint is float} - {"loss"}
+    times = {n for n, hint in get_type_hints(type(record)).items() if hint is float} - {"loss"}
     assert {name[-2:] for name in times} == {"_s"}
     for name in times:
-        assert not records.believable(replace(record, **{name: odd})), name
-    assert records.believable(replace(PULSE, loss=odd))
+        with pytest.raises(Implausible, match=name):
+            decoded(replace(record, **{name: odd}))
+    decoded(replace(PULSE, loss=odd))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        replace(PULSE, step_time_s=1e-320),
+        replace(PULSE, step_time_s=1e-7),
+        replace(PULSE, step=2**53 + 1),
+        replace(PULSE, sent_ns=2**63),
+        replace(PULSE, learner="a.b"),
+        replace(PULSE, learner="a" * 65),
+        member("a", 2**64 - 1, run="r"),
+        replace(ROUND, due_step=2**60),
+        syncer_pulse("s" * 65, run="r"),
+        Start("r", "", 1, 1),
+    ],
+)
+def test_what_no_honest_service_writes_is_implausible(record: Record) -> None:
+    with pytest.raises(Implausible):
+        decoded(record)
+
+
+def test_a_record_on_the_subject_of_another_is_refused() -> None:
+    stored = StoredMessage(Subjects("r").pulse("b"), 1, 1, records.encode(PULSE))
+    with pytest.raises(Corrupt, match=r"pulse\.a.*pulse\.b"):
+        records.read(Pulse, stored, run="r")
 
 
 def test_a_record_of_another_run_is_refused() -> None:

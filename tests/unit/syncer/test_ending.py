@@ -7,8 +7,9 @@ import pytest
 from skerry.errors import BrokerUnavailable
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
+from skerry.protocol.coordinator import OTHERS_PATIENCE, may_end
 from skerry.protocol.subjects import Subjects
-from skerry_syncer.ending import OTHERS_PATIENCE, Tail, may_end
+from skerry_syncer.serving import ContributionTail
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ async def test_what_lies_beyond_is_read_once_as_long_as_nothing_comes(
         return await read(self, pattern)
 
     monkeypatch.setattr(MemoryBus, "last", counted)
-    tail = Tail(bus, "t")
+    tail = ContributionTail(bus, "t")
     assert await tail.beyond({0: 3, 1: 3, 2: 3}) == frozenset()
     assert asked == [], "the stream ends there"
     assert await tail.beyond({0: 2, 1: 2, 2: 0}) == {0}
@@ -55,4 +56,4 @@ async def test_what_lies_beyond_is_read_once_as_long_as_nothing_comes(
 async def test_what_the_broker_does_not_tell_of_is_not_taken_for_nothing() -> None:
     """A cluster leaves out streams that are without a leader."""
     with pytest.raises(BrokerUnavailable, match=r"does not say how far stream .*CONTRIB"):
-        await Tail(MemoryBroker().connect(), "t").beyond({0: 3})
+        await ContributionTail(MemoryBroker().connect(), "t").beyond({0: 3})

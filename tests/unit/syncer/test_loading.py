@@ -13,15 +13,15 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.messages import Commit, InnerState, RefusalCause, Refused, Start
 from skerry.protocol.records import encode
+from skerry.protocol.shard import Shard
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import SyncConfig
+from skerry.settings.models import RunConfig, SyncConfig
 from skerry_syncer import loading
-from skerry_syncer.shard import Shard
 from tests.support.builders import member
 from tests.support.scripted_run import ScriptedRun
 
 OUTER: Outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
-CONFIG = SyncConfig(fragments=3, shards=2)
+CONFIG = RunConfig(sync=SyncConfig(fragments=3, shards=2))
 
 
 async def scripted() -> tuple[MemoryBus, ScriptedRun]:
@@ -35,7 +35,7 @@ async def loaded(bus: MemoryBus, run: ScriptedRun, shard: int = 0, shards: int =
     writer = await StateWriter.acquire(
         bus, "run", run.plan, holder="s", now_ns=shard + 2, shard=shard, shards=shards
     )
-    return await loading.load(bus, writer, run.plan, CONFIG, OUTER)
+    return (await loading.load(bus, writer, run.plan, CONFIG, OUTER)).shard
 
 
 async def test_shard_holds_its_own_fragments() -> None:
@@ -51,9 +51,9 @@ async def test_starts_are_known_with_the_places_where_they_lie() -> None:
         await bus.publish(Subjects("run").start("a"), payload)
     await bus.publish(Subjects("run").start("b"), b"rubbish")
     shard = await loaded(bus, run)
-    assert shard.inbox.superseded("a", 1, 3)
-    assert not shard.inbox.superseded("a", 1, 2)
-    assert shard.inbox.superseded("a", 0, 2)
+    assert shard.assembler.incarnations.superseded("a", 1, 3)
+    assert not shard.assembler.incarnations.superseded("a", 1, 2)
+    assert shard.assembler.incarnations.superseded("a", 0, 2)
 
 
 async def test_start_that_retention_dropped_is_known_from_the_ledger() -> None:
@@ -63,8 +63,8 @@ async def test_start_that_retention_dropped_is_known_from_the_ledger() -> None:
     started = member(incarnation=4, inner=InnerState.NEW, contrib_sequence=3)
     await bus.publish(Subjects("run").member("a"), encode(started))
     shard = await loaded(bus, run)
-    assert shard.inbox.superseded("a", 3, 4)
-    assert not shard.inbox.superseded("a", 4, 4)
+    assert shard.assembler.incarnations.superseded("a", 3, 4)
+    assert not shard.assembler.incarnations.superseded("a", 4, 4)
 
 
 async def test_what_the_newest_commits_refused_is_settled(
@@ -80,8 +80,8 @@ async def test_what_the_newest_commits_refused_is_settled(
     monkeypatch.setattr(ScriptedRun, "_draft", refusing)
     await run.commit(1)
     shard = await loaded(bus, run)
-    assert ("a", (1, 9)) in shard.fragments[1].settled
-    assert ("a", (1, 9)) not in shard.fragments[0].settled
+    assert ("a", 1, 9) in shard.fragments[1].settled
+    assert ("a", 1, 9) not in shard.fragments[0].settled
 
 
 async def test_bytes_that_stay_wrong_are_lost_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from skerry.log import ledger
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.settings.models import RunConfig, SyncConfig
-from skerry_syncer import tenure
-from skerry_syncer.conductor import Conductor
+from skerry_syncer import leadership
 from skerry_syncer.service import syncer
+from skerry_syncer.serving import ShardServer
 from tests.support.builders import run_record
 
 RUN = "t"
@@ -29,19 +29,19 @@ async def test_failed_session_holds_no_memory_during_the_next(
     held: list[weakref.ref[object]] = []
     alive: list[bool] = []
 
-    async def conduct(conductor: Conductor) -> bool:
+    async def serve(server: ShardServer) -> bool:
         await asyncio.sleep(0)
         if held:
             gc.collect()
             alive.append(held[0]() is not None)
-            await ledger.finish_run(conductor.bus, conductor.run)
+            await ledger.finish_run(server.bus, server.run)
             return True
-        held.append(weakref.ref(conductor.wake))
+        held.append(weakref.ref(server.wake))
         msg = "gone"
         raise BrokerUnavailable(msg)
 
-    monkeypatch.setattr(tenure, "conduct", conduct)
-    monkeypatch.setattr(tenure, "RETRY_S", 0.0)
+    monkeypatch.setattr(ShardServer, "serve", serve)
+    monkeypatch.setattr(leadership, "RETRY_S", 0.0)
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
     config = RunConfig(sync=SyncConfig(fragments=1, h_steps=8))

@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.algorithm.outer import make_outer
-from skerry.errors import Fenced, first_cause
 from skerry.log import contributions, ledger, presence
 from skerry.log.base import Receipt
 from skerry.log.memory import MemoryBroker, MemoryBus
@@ -25,19 +24,22 @@ from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import Commit, ContributionHeader, ContributionKind, RunState
 from skerry.protocol.rounds import WITHOUT_QUORUM
+from skerry.protocol.shard import MOST_REFUSED
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
-from skerry_syncer.service import session
-from skerry_syncer.shard import MOST_REFUSED
+from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
+from skerry_syncer.service import stand_by
 from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import run_record
 from tests.support.history import read_history
-from tests.support.learners import STEPS, FakeLearner, ScriptedLearner, walk
+from tests.support.learners import STEPS, TOKENS, FakeLearner, ScriptedLearner, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)
 CONFIG = RunConfig(
-    sync=SyncConfig(fragments=2, h_steps=8, merge="average", chunk_bytes=4096),
+    data=DataConfig(seq_len=TOKENS, batch=1),
+    sync=SyncConfig(
+        fragments=2, h_steps=8, merge="average", contribution_scheme="f32", chunk_bytes=4096
+    ),
     outer=OuterConfig(preset="direct"),
 )
 
@@ -99,7 +101,7 @@ async def violations(bus: MemoryBus) -> tuple[str, ...]:
 async def test_two_learners_fill_every_round_and_the_history_is_whole() -> None:
     bus = await connected()
     learners = [fake(bus, "a").train(), fake(bus, "b").train()]
-    async with background(session(bus, RUN, "s"), *learners):
+    async with background(stand_by(bus, RUN, "s"), *learners):
         commits = await commits_until(bus, 5)
     assert await violations(bus) == ()
     assert {c.learner for k in commits for c in k.consumed} == {"a", "b"}
@@ -111,7 +113,7 @@ async def test_run_ends_with_one_final_round_per_fragment() -> None:
     bus = await connected()
     learners = [fake(bus, name, steps=60).train() for name in ("a", "b")]
     async with background(*learners):
-        await asyncio.wait_for(session(bus, RUN, "s"), 30)
+        await asyncio.wait_for(stand_by(bus, RUN, "s"), 30)
     record = await ledger.read_run(bus, RUN)
     last = await ledger.last_commits(bus, RUN)
     assert record.state is RunState.FINISHED
@@ -120,24 +122,11 @@ async def test_run_ends_with_one_final_round_per_fragment() -> None:
     assert await violations(bus) == ()
 
 
-async def test_syncer_that_is_overtaken_steps_down_and_the_other_goes_on() -> None:
-    bus = await connected()
-    async with background(session(bus, RUN, "old"), fake(bus, "a").train()) as tasks:
-        await commits_until(bus, 2)
-        async with background(session(bus, RUN, "new")):
-            commits = await commits_until(bus, 5)
-            with pytest.raises(BaseException) as raised:  # noqa: PT011  a group or the error itself
-                await asyncio.wait_for(tasks[0], 10)
-    assert isinstance(first_cause(raised.value), Fenced)
-    assert commits[-1].syncer == "new"
-    assert await violations(bus) == ()
-
-
 async def test_syncer_that_starts_again_goes_on_where_the_log_says() -> None:
     bus = await connected()
     async with background(fake(bus, "a").train(), fake(bus, "b").train()):
         for round_ in (2, 4, 6):
-            async with background(session(bus, RUN, f"s{round_}")):
+            async with background(stand_by(bus, RUN, "s")):
                 commits = await commits_until(bus, round_)
     for fragment in (0, 1):
         versions = [c.version for c in commits if c.fragment == fragment]
@@ -147,7 +136,7 @@ async def test_syncer_that_starts_again_goes_on_where_the_log_says() -> None:
 
 async def test_contribution_from_the_future_is_refused_and_counted() -> None:
     bus = await connected()
-    async with background(session(bus, RUN, "s")):
+    async with background(stand_by(bus, RUN, "s")):
         liar = scripted(bus, "liar")
         async with background(fake(bus, "a").train()):
             await commits_until(bus, 2)
@@ -167,7 +156,7 @@ async def test_flood_of_bad_bytes_neither_hides_a_refusal_nor_goes_unsaid() -> N
     early.versions[0] = 0
     await early.send_gradient(0, 1)
     with capture_logs() as logs:
-        async with background(session(bus, RUN, "s"), fake(bus, "a").train()):
+        async with background(stand_by(bus, RUN, "s"), fake(bus, "a").train()):
             commits = await commits_until(bus, 2)
     first = next(c for c in commits if c.fragment == 0)
     assert [r.cause for r in first.refused if r.learner == "early"] == ["genesis"]
@@ -179,7 +168,7 @@ async def test_flood_of_bad_bytes_neither_hides_a_refusal_nor_goes_unsaid() -> N
 @pytest.mark.parametrize("poison", [math.inf, math.nan, 1e20, -1e4])
 async def test_contribution_that_no_training_could_make_is_refused_by_name(poison: float) -> None:
     bus = await connected()
-    async with background(session(bus, RUN, "s")):
+    async with background(stand_by(bus, RUN, "s")):
         sick = scripted(bus, "sick")
         async with background(fake(bus, "a").train()):
             commits = await commits_until(bus, 2)
@@ -216,7 +205,7 @@ def simulated(*clients: type[MemoryBus]) -> list[Commit]:
             FakeLearner(client(broker), RUN, PLAN, f"l{n}", step_s=0.1, wall_ns=now_ns).train()
             for n, client in enumerate(clients)
         ]
-        async with background(session(bus, RUN, "s", now_ns), *learners):
+        async with background(stand_by(bus, RUN, "s", wall_ns=now_ns), *learners):
             return await commits_until(bus, 12)
 
     task = loop.create_task(live())
@@ -247,7 +236,7 @@ async def test_quorum_of_two_waits_for_the_second_learner() -> None:
     config = CONFIG.model_copy(update={"sync": CONFIG.sync.model_copy(update={"quorum": 2})})
     bus = await connected(config)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(background(session(bus, RUN, "s")))
+        await stack.enter_async_context(background(stand_by(bus, RUN, "s")))
         await stack.enter_async_context(background(fake(bus, "a").train()))
         await commits_until(bus, 1)
         await stack.enter_async_context(background(fake(bus, "b").train()))
@@ -261,7 +250,7 @@ async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> N
     blocking = CONFIG.sync.model_copy(update={"quorum": 2, "overlap_steps": 0})
     bus = await connected(CONFIG.model_copy(update={"sync": blocking}))
     first, second = scripted(bus, "a"), scripted(bus, "b")
-    async with background(session(bus, RUN, "s")):
+    async with background(stand_by(bus, RUN, "s")):
         await first.offer_genesis()
         await commits_until(bus, 1)
         await first.pulse(4)
@@ -282,7 +271,7 @@ async def test_norm_that_the_values_do_not_have_is_refused_and_nobody_else(norm:
     sync = CONFIG.sync.model_copy(update={"merge": "rda", "quorum": 2})
     bus = await connected(CONFIG.model_copy(update={"sync": sync}))
     learners = [fake(bus, name).train() for name in ("a", "b")]
-    async with background(session(bus, RUN, "s"), *learners):
+    async with background(stand_by(bus, RUN, "s"), *learners):
         await commits_until(bus, 2)
         last = await ledger.last_commits(bus, RUN)
         await send_boasting(bus, PLAN, last[1].version, norm=norm)
@@ -312,7 +301,7 @@ async def test_contribution_that_makes_the_step_infinite_is_refused_alone(
     refused: set[str] = set()
     learners = [fake(bus, name).train() for name in ("a", "b")]
     async with (
-        background(session(bus, RUN, "s"), *learners),
+        background(stand_by(bus, RUN, "s"), *learners),
         asyncio.timeout(30),
         aclosing(ledger.follow_commits(bus, RUN)) as commits,
     ):
@@ -328,7 +317,7 @@ async def test_contribution_that_makes_the_step_infinite_is_refused_alone(
 async def test_round_in_which_nothing_counts_still_ends_for_those_who_answered() -> None:
     bus = await connected()
     alone = fake(bus, "a", poisoned_below=3)
-    async with background(session(bus, RUN, "s"), alone.train()):
+    async with background(stand_by(bus, RUN, "s"), alone.train()):
         commits = await commits_until(bus, 5)
     assert await violations(bus) == ()
     refused = [c for c in commits if c.reason == "nothing_counts"]
@@ -344,7 +333,7 @@ async def test_rounds_without_a_quorum_are_known_as_such_whatever_becomes_of_the
     few = CONFIG.sync.model_copy(update={"quorum": 2, "round_timeout_s": 0.5})
     bus = await connected(CONFIG.model_copy(update={"sync": few}))
     async with background(fake(bus, "a", steps=400, poisoned_below=3).train()):
-        await asyncio.wait_for(session(bus, RUN, "s"), 30)
+        await asyncio.wait_for(stand_by(bus, RUN, "s"), 30)
     last = await ledger.last_commits(bus, RUN)
     commits = await commits_until(bus, min(c.version for c in last.values()))
     rounds = [c for c in commits if c.version > 1]
@@ -361,7 +350,7 @@ async def test_round_in_the_air_when_training_ends_closes_before_the_final_one()
     await learner.offer_genesis()
     seen: list[tuple[int, bool]] = []
     rounds = presence.follow_rounds(bus, RUN, PLAN.digest)
-    async with asyncio.timeout(30), background(session(bus, RUN, "s")), aclosing(rounds):
+    async with asyncio.timeout(30), background(stand_by(bus, RUN, "s")), aclosing(rounds):
         await commits_until(bus, 1)
         await learner.pulse(step=10)
         opened = await anext(rounds)
@@ -380,12 +369,12 @@ async def test_round_in_the_air_when_training_ends_closes_before_the_final_one()
 
 async def test_contributions_count_after_their_stream_was_removed() -> None:
     bus = await connected()
-    async with background(session(bus, RUN, "s"), fake(bus, "a").train()):
+    async with background(stand_by(bus, RUN, "s"), fake(bus, "a").train()):
         await commits_until(bus, 5)
     del bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
     await bus.declare(specs(RUN))
     reached = max(c.version for c in (await ledger.last_commits(bus, RUN)).values())
-    async with background(session(bus, RUN, "next"), fake(bus, "a").train()):
+    async with background(stand_by(bus, RUN, "s"), fake(bus, "a").train()):
         await commits_until(bus, reached + 2)
 
 
@@ -411,7 +400,7 @@ async def test_contribution_that_left_the_log_unread_is_offered_again(*, anew: b
     bus = await connected(CONFIG.model_copy(update={"sync": sync}))
     contrib = bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
     async with background(fake(bus, "a").train()):
-        async with background(session(bus, RUN, "s")):
+        async with background(stand_by(bus, RUN, "s")):
             async with background(fake(bus, "b").train()):
                 await commits_until(bus, 3)
             last = await until_waiting(bus, "a")
@@ -422,7 +411,7 @@ async def test_contribution_that_left_the_log_unread_is_offered_again(*, anew: b
             del bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
             await bus.declare(specs(RUN))
         with capture_logs() as lines:
-            async with background(session(bus, RUN, "next"), fake(bus, "b").train()):
+            async with background(stand_by(bus, RUN, "s"), fake(bus, "b").train()):
                 commits = await commits_until(bus, max(c.version for c in last.values()) + 1)
     (gone,) = [line for line in lines if line["event"] == "contributions_gone"]
     assert gone["versions"] == {fragment: c.version for fragment, c in last.items()}

@@ -11,7 +11,7 @@ import structlog
 from opentelemetry.trace import SpanContext
 
 from skerry.algorithm.planes import Planes
-from skerry.log.contributions import Contribution, Refusal
+from skerry.protocol.contribution import Contribution, Refusal, id_of
 from skerry.protocol.messages import (
     CloseReason,
     Commit,
@@ -68,7 +68,8 @@ def test_a_late_contribution_is_linked_across_traces_with_its_staleness(
     telemetry: RoundTelemetry, collected: Collected
 ) -> None:
     fresh, late = publishing(5, 8), publishing(4, 7)
-    origins = {("a", 1, 8): fresh, ("a", 1, 7): late}
+    parents = tracing.trace_parent(fresh), tracing.trace_parent(late)
+    origins = {id_of(merged(identity, 0)): p for identity, p in zip((8, 7), parents, strict=True)}
     telemetry.committed(committed(merged(8, 0), merged(7, 1)), OPENED, origins, TIMES)
     links = collected.named("process").links
     staleness = [(link.context, (link.attributes or {})[spans.STALENESS]) for link in links]
@@ -181,6 +182,7 @@ def test_a_refusal_is_logged_in_the_trace_of_the_round_that_it_was_made_for_if_a
         "version": version or None,
         "learner": "a",
         "cause": cause,
+        "counts": {cause: 1},
         "detail": "base 1",
     }
 
@@ -191,13 +193,14 @@ def test_a_contribution_is_received_from_its_first_chunk_on_in_the_round_it_is_f
     header = ContributionHeader(
         ContributionKind.OUTER_GRADIENT, "a", 1, 8, 0, 4, 5, 9, 3, 4, 0, 5, 1.0, 0
     )
-    whole = Contribution(header, "int4", Planes(None, None), 1, 2, publishing(5, 8))  # type: ignore[arg-type]
+    sender = tracing.trace_parent(publishing(5, 8))
+    whole = Contribution(header, "int4", Planes(None, None), 1, 2, 0, sender)  # type: ignore[arg-type]
     for now_ns in (10, 20, 30):
         telemetry.chunk_arrived("subject", now_ns)
     telemetry.received(whole, "subject", 30)
     telemetry.settled("subject")
     telemetry.chunk_arrived("subject", 40)
-    telemetry.received(replace(whole, origin=None), "subject", 50)
+    telemetry.received(replace(whole, trace_parent=""), "subject", 50)
     first, second = collected.spans
     assert (first.interval, second.interval) == (Interval(10, 30), Interval(40, 50))
     assert first.parent == context(5)

@@ -26,7 +26,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LogConfig, OuterConfig, RunConfig, SyncConfig
 from skerry.store.kinds.s3 import S3Store
 from skerry_checkpointer.service import Checkpointer
-from skerry_syncer.service import load_kernels, session
+from skerry_syncer.service import load_kernels, stand_by
 from skerry_tools.audit.command_replay import policy_of
 from skerry_tools.audit.moment import ReplayMoment, parse
 from tests.support.builders import run_record
@@ -65,7 +65,7 @@ async def train(server: NatsServer, run: str, versions: int = 4) -> list[tuple[i
         await ledger.create_run(bus, run_record(run, PLAN, CONFIG.model_dump_json()))
         learners = [FakeLearner(bus, run, PLAN, name, step_s=0.005).train() for name in ("a", "b")]
         commits = ledger.follow_commits(bus, run)
-        async with background(session(bus, run, "s"), *learners), aclosing(commits):
+        async with background(stand_by(bus, run, "s"), *learners), aclosing(commits):
             async with asyncio.timeout(180):
                 async for sequence, commit in commits:
                     found.append((sequence, commit))

@@ -14,14 +14,17 @@ from skerry.cli.cluster.processes import ProcessEntry
 from skerry.errors import ConfigError
 from skerry.log import ledger, presence
 from skerry.log.base import MSG_ID
-from skerry.log.contributions import Contribution, Inbox, Sender
+from skerry.log.contributions import Sender
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
+from skerry.protocol import frame, proto
 from skerry.protocol.codec import encode_vector
+from skerry.protocol.contribution import Contribution, ContributionAssembler, Refusal
+from skerry.protocol.messages import FrameKind, Pulse, RefusalCause
 from skerry.protocol.subjects import Subjects
 from skerry_tools.chaos import hostile
 from skerry_tools.chaos.drilled import Injection, NotFired
-from skerry_tools.chaos.hostile import FAR_STEP, INTRUDER, MESSAGES, MOST_TOKENS, TINY_S
+from skerry_tools.chaos.hostile import FAR_STEP, INTRUDER, MESSAGES, TINY_S
 from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.plan import HOSTILE, Fault, FaultPlan, Kind, check, choose
 from tests.support.builders import header, pulse, run_record
@@ -93,26 +96,27 @@ async def test_a_pulse_that_cannot_be_goes_out_between_the_learners_own(
     kind: Kind, step: int, step_time_s: float
 ) -> None:
     bus = await at_work()
-    await struck(bus, kind, "PULSE")
-    sent = await presence.last_pulse(bus, RUN, "a")
+    *_, newest = await struck(bus, kind, "PULSE")
+    sent = proto.decode(Pulse, frame.read(FrameKind.PULSE, newest.payload).header)
     assert sent == pulse("a", run=RUN, contributions=1, step=step, steps=8, step_time_s=step_time_s)
 
 
-@pytest.mark.parametrize(
-    ("kind", "number", "tokens"),
-    [(Kind.TOKENS_2_64, 2, MOST_TOKENS), (Kind.CONTRIB_FLOOD, 20, 1000)],
-)
-async def test_whole_contributions_come_from_a_learner_that_has_joined(
-    kind: Kind, number: int, tokens: int
-) -> None:
-    bus, inbox = await at_work(), Inbox(RUN, SMALL)
-    found = [inbox.feed(record) for record in await struck(bus, kind, "CONTRIB")]
+async def test_whole_contributions_come_from_a_learner_that_has_joined() -> None:
+    bus, assembler = await at_work(), ContributionAssembler(RUN, SMALL)
+    found = [assembler.feed(record) for record in await struck(bus, Kind.CONTRIB_FLOOD, "CONTRIB")]
     whole = [got.header for got in found if isinstance(got, Contribution)]
     assert [(h.learner, h.identity, h.tokens) for h in whole] == [
-        (INTRUDER, identity, tokens) for identity in range(1, number + 1)
+        (INTRUDER, identity, 1000) for identity in range(1, 21)
     ]
     assert all(h.cursor_from == 10 * (h.identity - 1) for h in whole)
     assert (await ledger.members(bus, RUN))[INTRUDER].incarnation == 1
+
+
+async def test_contributions_of_impossibly_many_tokens_are_refused_by_every_reader() -> None:
+    bus, assembler = await at_work(), ContributionAssembler(RUN, SMALL)
+    found = [assembler.feed(record) for record in await struck(bus, Kind.TOKENS_2_64, "CONTRIB")]
+    refused = [got for got in found if isinstance(got, Refusal)]
+    assert [got.cause for got in refused] == [RefusalCause.IMPLAUSIBLE] * 2
 
 
 async def test_a_contribution_of_several_chunks_is_not_forged() -> None:

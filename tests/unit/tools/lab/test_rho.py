@@ -15,8 +15,8 @@ from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer
 from skerry.errors import Overtaken
 from skerry.log import state
-from skerry.log.contributions import Contribution, Inbox
 from skerry.log.memory import MemoryBroker, matches
+from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
@@ -72,10 +72,10 @@ def measured(
 def gradients_of(lab: Lab) -> dict[At, Vector]:
     """Merge the contributions that lie in the log once more, by the weights in the ledger."""
     plan, names = lab.work.plan, Subjects(RUN)
-    inbox = Inbox(RUN, plan)
+    assembler = ContributionAssembler(RUN, plan)
     arrived: dict[tuple[int, str, int, int], OuterGradient] = {}
     for record in lab.broker.streams[names.stream("CONTRIB")].records.values():
-        got = inbox.feed(record)
+        got = assembler.feed(record)
         if isinstance(got, Contribution):
             told = got.header
             key = (told.fragment, told.learner, told.incarnation, told.identity)

@@ -14,11 +14,11 @@ from skerry.log import fences, ledger, presence, recovery
 from skerry.protocol import succession
 from skerry.protocol.messages import SyncerPulse
 from skerry.tasks import TaskGroup
-from skerry_syncer.conductor import now_s
-from skerry_syncer.tenure import RETRY_S, Ending, Tenure
+from skerry_syncer.leadership import RETRY_S, Leadership, LeadershipEnd
+from skerry_syncer.serving import now_s
 
 if TYPE_CHECKING:
-    from skerry_syncer.work import Work
+    from skerry_syncer.run import ServedRun
 
 log = structlog.get_logger()
 
@@ -30,26 +30,26 @@ SHY_LEASES = 4.0
 
 @dataclass(slots=True)
 class Watch:
-    """What a tenure's progress was when it last changed, and when that was."""
+    """What a leadership's progress was when it last changed, and when that was."""
 
     progress: tuple[int, ...]
     changed_s: float
 
 
 @dataclass(slots=True)
-class Candidate:
+class StandBy:
     """One syncer process: a stand-by for every shard that it does not hold.
 
     Its decisions are those of ``core.succession``, made anew whenever something is heard or time
     has passed; each shard that it serves is a task of its own.
     """
 
-    work: Work
+    served: ServedRun
     instance: str
     host: str
     view: succession.View
     policy: succession.Policy
-    tenures: dict[int, Tenure] = field(default_factory=dict[int, Tenure])
+    leaderships: dict[int, Leadership] = field(default_factory=dict[int, Leadership])
     watched: dict[int, Watch] = field(default_factory=dict[int, Watch])
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, "asyncio.Task[None]"])
     shy_until_s: dict[int, float] = field(default_factory=dict[int, float])
@@ -59,27 +59,27 @@ class Candidate:
     due: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, work: Work, instance: str, host: str) -> Candidate:
-        sync = work.config.sync
-        view = succession.View(work.name, instance)
-        return cls(work, instance, host, view, succession.Policy(sync.shards, sync.lease_s))
+    def of(cls, served: ServedRun, instance: str, host: str) -> StandBy:
+        sync = served.config.sync
+        view = succession.View(served.name, instance)
+        return cls(served, instance, host, view, succession.Policy(sync.shards, sync.lease_s))
 
     async def stand(self) -> None:
         """Serve what falls to this syncer until the run is finished.
 
-        Raises what a person must mend, such as StateLost.
+        Raises what a person must repair, such as StateLost.
         """
-        bus, run = self.work.bus, self.work.record.run
+        bus, run = self.served.bus, self.served.record.run
         await self._look()
         async with TaskGroup() as group:
             loops = [
                 group.create_task(self._follow_fences(), name="fences"),
                 group.create_task(self._follow_syncers(), name="syncers"),
-                group.create_task(self.work.follow_pulses(self._wake_all), name="pulses"),
+                group.create_task(self.served.follow_pulses(self._wake_all), name="pulses"),
                 group.create_task(self._pulse(), name="pulse"),
                 group.create_task(self._govern(group), name="govern"),
             ]
-            await ledger.wait_finished(bus, run, created_ns=self.work.record.created_ns)
+            await ledger.wait_finished(bus, run, created_ns=self.served.record.created_ns)
             log.info("run_is_finished", run=run)
             for task in (*loops, *self.tasks.values()):
                 task.cancel()
@@ -89,7 +89,7 @@ class Candidate:
         shard = 0
         while shard < self.policy.shards:
             try:
-                held = await fences.newest(self.work.bus, self.work.record.run, shard)
+                held = await fences.newest(self.served.bus, self.served.record.run, shard)
             except BrokerUnavailable:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -105,7 +105,7 @@ class Candidate:
 
     async def _follow_fences(self) -> None:
         shards = range(self.policy.shards)
-        async for held in fences.follow_fences(self.work.bus, self.work.record.run, shards):
+        async for held in fences.follow_fences(self.served.bus, self.served.record.run, shards):
             known = self.view.fences.get(held.shard)
             if known is None or held.token >= known.token:
                 self._saw(held)
@@ -120,16 +120,16 @@ class Candidate:
         Raises StateLost where the whole run is lost, or another one has its place: nothing of this
         one must be written there.
         """
-        held = await fences.settled(self.work.bus, self.work.record.run, shard, known)
+        held = await fences.settled(self.served.bus, self.served.record.run, shard, known)
         if fences.token_of(held) < known:
-            await recovery.still_there(self.work.bus, self.work.record)
+            await recovery.still_there(self.served.bus, self.served.record)
             log.error(
                 "fence_lost",
                 shard=shard,
                 fence=known,
                 cause=f"The log has lost the fence of shard {shard} of run"
-                f" {self.work.record.run!r}: its state was purged or replaced;"
-                f" {self.work.name!r} takes the shard anew and looks what is left of it.",
+                f" {self.served.record.run!r}: its state was purged or replaced;"
+                f" {self.served.name!r} takes the shard anew and looks what is left of it.",
             )
             self.view = succession.unfenced(self.view, shard)
         if held is not None:
@@ -137,20 +137,20 @@ class Candidate:
         return held
 
     def _end_under(self, shard: int, known: int, newest: int) -> None:
-        """End a tenure whose fence is lost: it can write nothing, and might not try for long."""
-        tenure = self.tenures.get(shard)
-        if tenure is not None and tenure.taken and newest < tenure.token <= known:
+        """End a leadership whose fence is lost: it cannot write, and might not try for long."""
+        leadership = self.leaderships.get(shard)
+        if leadership is not None and leadership.taken and newest < leadership.token <= known:
             self.tasks[shard].cancel()
-            self._drop(tenure)
+            self._drop(leadership)
 
     async def _follow_syncers(self) -> None:
-        async for pulse in presence.follow_syncer_pulses(self.work.bus, self.work.record.run):
+        async for pulse in presence.follow_syncer_pulses(self.served.bus, self.served.record.run):
             claims = dict(zip(pulse.shards, pulse.fences, strict=False))
             now, before = now_s(), self.view
             self.view = succession.heard(
                 before, now, self.policy, pulse.syncer, pulse.instance, claims
             )
-            if self.tenures and before.echo_s is not None:
+            if self.leaderships and before.echo_s is not None:
                 self._warn_if_late(now - before.echo_s, pulse.instance)
             self.wake.set()
 
@@ -170,7 +170,7 @@ class Candidate:
             self.due.clear()
             try:
                 async with asyncio.timeout(2 * every_s):
-                    await presence.publish_syncer_pulse(self.work.bus, self._said_now())
+                    await presence.publish_syncer_pulse(self.served.bus, self._said_now())
             except (BusError, TimeoutError) as error:
                 log.debug("pulse_not_sent", cause=str(error))
             with suppress(TimeoutError):
@@ -180,17 +180,21 @@ class Candidate:
     def _said_now(self) -> SyncerPulse:
         holds = sorted(self._holds().items())
         return SyncerPulse(
-            run=self.work.record.run,
-            syncer=self.work.name,
+            run=self.served.record.run,
+            syncer=self.served.name,
             instance=self.instance,
-            sent_ns=self.work.wall_ns(),
+            sent_ns=self.served.wall_ns(),
             shards=tuple(shard for shard, _ in holds),
             fences=tuple(token for _, token in holds),
             host=self.host,
         )
 
     def _holds(self) -> dict[int, int]:
-        return {shard: tenure.token for shard, tenure in self.tenures.items() if tenure.taken}
+        return {
+            shard: leadership.token
+            for shard, leadership in self.leaderships.items()
+            if leadership.taken
+        }
 
     async def _govern(self, group: TaskGroup) -> None:
         """Take and hand over what the rule says, for ever."""
@@ -204,9 +208,9 @@ class Candidate:
                 log.info("succession", reason=reason, take=moves.take, hand_over=moves.hand_over)
                 self.said = reason
             for shard in moves.hand_over:
-                self.tenures[shard].leave()
+                self.leaderships[shard].leave()
             for shard in moves.take:
-                if shard not in self.tenures and self.shy_until_s.get(shard, now) <= now:
+                if shard not in self.leaderships and self.shy_until_s.get(shard, now) <= now:
                     self._take(group, shard)
             with suppress(TimeoutError):
                 async with asyncio.timeout(succession.next_wake_s(now, self.view, self.policy)):
@@ -214,60 +218,60 @@ class Candidate:
 
     def _take(self, group: TaskGroup, shard: int) -> None:
         fence = self.view.fences.get(shard)
-        tenure = Tenure(self.work, shard, fence.token if fence else 0, self._tell)
-        self.tenures[shard] = tenure
-        self.tasks[shard] = group.create_task(self._serve(tenure), name=f"shard-{shard}")
+        leadership = Leadership(self.served, shard, fence.token if fence else 0, self._tell)
+        self.leaderships[shard] = leadership
+        self.tasks[shard] = group.create_task(self._serve(leadership), name=f"shard-{shard}")
 
-    async def _serve(self, tenure: Tenure) -> None:
-        """Serve a shard to the end of its tenure, and say at once that it is not held any more.
+    async def _serve(self, leadership: Leadership) -> None:
+        """Serve a shard to the end of its leadership, and say at once that it is not held any more.
 
         Without its fence it may have been overtaken, or the log may have lost it: see which.
         """
-        ending = await tenure.serve()
-        if ending is Ending.FINISHED:
+        ending = await leadership.serve()
+        if ending is LeadershipEnd.FINISHED:
             return
-        if ending is Ending.LEFT:
-            log.info("shard_handed_over", shard=tenure.shard, fence=tenure.token)
-        if ending in {Ending.NOT_TAKEN, Ending.OVERTAKEN}:
-            overtaken = ending is Ending.OVERTAKEN
+        if ending is LeadershipEnd.LEFT:
+            log.info("shard_handed_over", shard=leadership.shard, fence=leadership.token)
+        if ending in {LeadershipEnd.NOT_TAKEN, LeadershipEnd.OVERTAKEN}:
+            overtaken = ending is LeadershipEnd.OVERTAKEN
             with suppress(BrokerUnavailable):  # then it is not known whether it is lost
-                held = await self._look_again(tenure.shard, tenure.token)
-                overtaken = overtaken and fences.token_of(held) > tenure.token
+                held = await self._look_again(leadership.shard, leadership.token)
+                overtaken = overtaken and fences.token_of(held) > leadership.token
             if overtaken:
-                self._say_overtaken(tenure)
-        self._drop(tenure)
+                self._say_overtaken(leadership)
+        self._drop(leadership)
 
-    def _say_overtaken(self, tenure: Tenure) -> None:
+    def _say_overtaken(self, leadership: Leadership) -> None:
         taken = (
-            f"Another syncer has taken shard {tenure.shard} of run {self.work.record.run!r}: "
-            f"{self.work.name!r} steps down and stands by; nothing is lost."
+            f"Another syncer has taken shard {leadership.shard} of run {self.served.record.run!r}: "
+            f"{self.served.name!r} steps down and stands by; nothing is lost."
         )
-        log.warning("stepped_down", shard=tenure.shard, fence=tenure.token, cause=taken)
+        log.warning("stepped_down", shard=leadership.shard, fence=leadership.token, cause=taken)
 
-    def _drop(self, tenure: Tenure) -> None:
-        if self.tenures.get(tenure.shard) is tenure:
-            del self.tenures[tenure.shard], self.tasks[tenure.shard]
-            self.watched.pop(tenure.shard, None)
+    def _drop(self, leadership: Leadership) -> None:
+        if self.leaderships.get(leadership.shard) is leadership:
+            del self.leaderships[leadership.shard], self.tasks[leadership.shard]
+            self.watched.pop(leadership.shard, None)
             self._tell()
 
     def _give_up_stuck(self, now: float) -> None:
         """Stop claiming a shard that makes no progress, so that another syncer can have it.
 
         While this whole process was stopped nothing could, and what has happened since is for
-        ``Tenure`` to find out.
+        ``Leadership`` to find out.
         """
         if now - self.governed_s > 2 * self.policy.lease_s:
             self.watched.clear()
         self.governed_s = now
-        for shard, tenure in list(self.tenures.items()):
+        for shard, leadership in list(self.leaderships.items()):
             watch = self.watched.get(shard)
-            if watch is None or watch.progress != tenure.progress:
-                self.watched[shard] = Watch(tenure.progress, now)
+            if watch is None or watch.progress != leadership.progress:
+                self.watched[shard] = Watch(leadership.progress, now)
             elif now - watch.changed_s >= STUCK_S:
-                log.error("shard_stuck", shard=shard, fence=tenure.token, after_s=STUCK_S)
+                log.error("shard_stuck", shard=shard, fence=leadership.token, after_s=STUCK_S)
                 self.shy_until_s[shard] = now + SHY_LEASES * self.policy.lease_s
                 self.tasks[shard].cancel()
-                self._drop(tenure)
+                self._drop(leadership)
 
     def _tell(self) -> None:
         """Have the others hear of what has changed without waiting for the next pulse."""
@@ -275,5 +279,5 @@ class Candidate:
         self.wake.set()
 
     def _wake_all(self) -> None:
-        for tenure in self.tenures.values():
-            tenure.wake()
+        for leadership in self.leaderships.values():
+            leadership.wake()

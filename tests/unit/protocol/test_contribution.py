@@ -13,10 +13,15 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.log import contributions
 from skerry.log.base import Record
-from skerry.log.contributions import Contribution, Inbox, Refusal
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
+from skerry.protocol.contribution import (
+    Contribution,
+    ContributionAssembler,
+    ContributionRules,
+    Refusal,
+)
 from skerry.protocol.messages import ContributionHeader, RefusalCause, Refused, Start
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
@@ -57,8 +62,8 @@ async def sent(*headers: ContributionHeader, run: str = RUN) -> list[Record]:
 async def test_chunks_make_a_contribution_in_whatever_order(order: int) -> None:
     records = await sent(offered())
     assert len(records) > 2
-    inbox = Inbox(RUN, PLAN)
-    results = [inbox.feed(record) for record in records[::order]]
+    assembler = ContributionAssembler(RUN, PLAN)
+    results = [assembler.feed(record) for record in records[::order]]
     whole = results[-1]
     assert results[:-1] == [None] * (len(records) - 1)
     assert isinstance(whole, Contribution)
@@ -76,11 +81,13 @@ async def test_sending_again_stores_nothing_new() -> None:
 async def test_newer_contribution_replaces_an_unfinished_one() -> None:
     records = await sent(offered(1), offered(2))
     half = len(records) // 2
-    inbox = Inbox(RUN, PLAN)
-    results = [inbox.feed(r) for r in [*records[: half - 1], *records[half:], records[half - 1]]]
+    assembler = ContributionAssembler(RUN, PLAN)
+    results = [
+        assembler.feed(r) for r in [*records[: half - 1], *records[half:], records[half - 1]]
+    ]
     assert isinstance(results[-2], Contribution)
     assert results[-2].header.identity == 2
-    assert inbox.unfinished_from(0) is not None
+    assert assembler.incomplete_from(0) is not None
 
 
 async def test_damaged_bytes_are_refused_and_named() -> None:
@@ -88,14 +95,14 @@ async def test_damaged_bytes_are_refused_and_named() -> None:
     flipped = bytearray(first.payload)
     flipped[-1] ^= 1
     record = Record(first.subject, 1, 1, bytes(flipped))
-    got = Inbox(RUN, PLAN).feed(record)
+    got = ContributionAssembler(RUN, PLAN).feed(record)
     assert isinstance(got, Refusal)
     assert got.cause == "corrupt"
 
 
 async def test_message_of_another_run_is_refused() -> None:
     (first, *_) = await sent(offered(), run="other")
-    got = Inbox(RUN, PLAN).feed(first)
+    got = ContributionAssembler(RUN, PLAN).feed(first)
     assert isinstance(got, Refusal)
     assert got.cause == "wrong_run"
 
@@ -103,25 +110,25 @@ async def test_message_of_another_run_is_refused() -> None:
 async def test_contribution_on_somebody_elses_subject_is_refused() -> None:
     (first, *_) = await sent(offered())
     moved = Record(Subjects(RUN).contribution(0, "b"), 1, 1, first.payload)
-    got = Inbox(RUN, PLAN).feed(moved)
+    got = ContributionAssembler(RUN, PLAN).feed(moved)
     assert isinstance(got, Refusal)
     assert got.cause == "corrupt"
 
 
 async def test_cursor_that_runs_backwards_is_refused() -> None:
     (first, *_) = await sent(offered(cursor_from=9, cursor_to=8))
-    got = Inbox(RUN, PLAN).feed(first)
+    got = ContributionAssembler(RUN, PLAN).feed(first)
     assert isinstance(got, Refusal)
-    assert got.cause == "corrupt"
+    assert got.cause == "implausible"
 
 
 async def test_outdated_unfinished_contribution_is_given_up() -> None:
     records = await sent(offered())
-    inbox = Inbox(RUN, PLAN)
-    inbox.feed(records[0])
-    assert inbox.expire(0, 3) == []
-    assert inbox.expire(0, 4) == [Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 5, 15)]
-    assert inbox.unfinished_from(0) is None
+    assembler = ContributionAssembler(RUN, PLAN)
+    assembler.feed(records[0])
+    assert assembler.expire(0, 3) == []
+    assert assembler.expire(0, 4) == [Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 5, 15)]
+    assert assembler.incomplete_from(0) is None
 
 
 def started(incarnation: int, sequence: int) -> Record:
@@ -131,60 +138,62 @@ def started(incarnation: int, sequence: int) -> Record:
 
 async def test_what_an_older_incarnation_completes_behind_a_start_is_superseded() -> None:
     *chunks, last = await sent(offered())
-    inbox = Inbox(RUN, PLAN)
-    assert [inbox.feed(r) for r in [*chunks, started(2, last.sequence)]] == [None] * len(
+    assembler = ContributionAssembler(RUN, PLAN)
+    assert [assembler.feed(r) for r in [*chunks, started(2, last.sequence)]] == [None] * len(
         [*chunks, last]
     )
-    got = inbox.feed(Record(last.subject, last.sequence + 1, 1, last.payload))
+    got = assembler.feed(Record(last.subject, last.sequence + 1, 1, last.payload))
     assert isinstance(got, Refusal)
     assert got.refused == Refused(RefusalCause.SUPERSEDED, "a", 1, 1, 1000, 5, 15)
 
 
 async def test_what_was_whole_before_the_start_still_counts() -> None:
     records = await sent(offered())
-    inbox = Inbox(RUN, PLAN)
-    inbox.start("a", 2, records[-1].sequence + 1)  # known before it is passed
-    *_, got = [inbox.feed(record) for record in records]
+    assembler = ContributionAssembler(RUN, PLAN)
+    assembler.incarnations.note("a", 2, records[-1].sequence + 1)  # known before it is passed
+    *_, got = [assembler.feed(record) for record in records]
     assert isinstance(got, Contribution)
 
 
 async def test_own_start_supersedes_nothing_of_its_incarnation() -> None:
     records = await sent(offered(incarnation=2))
-    inbox = Inbox(RUN, PLAN)
-    inbox.feed(started(2, 0))
-    *_, got = [inbox.feed(record) for record in records]
+    assembler = ContributionAssembler(RUN, PLAN)
+    assembler.feed(started(2, 0))
+    *_, got = [assembler.feed(record) for record in records]
     assert isinstance(got, Contribution)
 
 
 async def test_an_earlier_start_counts_although_a_later_one_is_known() -> None:
     records = await sent(offered())
-    inbox = Inbox(RUN, PLAN)
-    inbox.start("a", 3, 1000)
-    inbox.feed(started(2, 0))
-    *_, got = [inbox.feed(record) for record in records]
+    assembler = ContributionAssembler(RUN, PLAN)
+    assembler.incarnations.note("a", 3, 1000)
+    assembler.feed(started(2, 0))
+    *_, got = [assembler.feed(record) for record in records]
     assert isinstance(got, Refusal)
     assert got.cause == "superseded"
 
 
 async def test_replaced_unfinished_contribution_is_handed_on_with_its_numbers() -> None:
     first, second = await sent(offered(1)), await sent(offered(2))
-    inbox = Inbox(RUN, PLAN)
+    assembler = ContributionAssembler(RUN, PLAN)
     for record in [*first[:-1], *second]:
-        inbox.feed(record)
-    assert inbox.replaced == [(0, Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 5, 15))]
+        assembler.feed(record)
+    assert assembler.replaced == [(0, Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 5, 15))]
 
 
 async def test_unfinished_contribution_without_its_first_chunk_is_named_by_identity() -> None:
     _, *rest = await sent(offered(7))
-    inbox = Inbox(RUN, PLAN)
+    assembler = ContributionAssembler(RUN, PLAN)
     for record in rest:
-        inbox.feed(record)
-    assert inbox.expire(0, 4) == [Refused(RefusalCause.INCOMPLETE, "a", 1, 7)]
+        assembler.feed(record)
+    assert assembler.expire(0, 4) == [Refused(RefusalCause.INCOMPLETE, "a", 1, 7)]
 
 
 async def test_subject_that_no_learner_can_have_is_refused_and_ends_nobody() -> None:
     (first, *_) = await sent(offered())
-    got = Inbox(RUN, PLAN).feed(Record(f"skerry.{RUN}.contrib.0.a b*c", 1, 1, first.payload))
+    got = ContributionAssembler(RUN, PLAN).feed(
+        Record(f"skerry.{RUN}.contrib.0.a b*c", 1, 1, first.payload)
+    )
     assert isinstance(got, Refusal)
     assert got.cause == "corrupt"
 
@@ -198,17 +207,59 @@ async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_
     assert len(records) > 1
     carried = [record.headers.get("traceparent", "") for record in records]
     assert carried == [parent] + [""] * (len(records) - 1)
-    inbox = Inbox(RUN, PLAN)
-    got = [inbox.feed(record) for record in records][-1]
+    assembler = ContributionAssembler(RUN, PLAN)
+    got = [assembler.feed(record) for record in records][-1]
     assert isinstance(got, Contribution)
-    assert got.origin == place
+    assert tracing.parse(got.trace_parent) == place
 
 
 async def test_a_sender_that_only_sets_the_header_is_linked_by_it() -> None:
     parent = f"00-{ids.trace_id(RUN, 0, 2)}-b7ad6b7169203331-01"
     first, *rest = await sent(offered(1))
-    inbox = Inbox(RUN, PLAN)
+    assembler = ContributionAssembler(RUN, PLAN)
     told = replace(first, headers={"TraceParent": parent})
-    got = [inbox.feed(record) for record in (told, *rest)][-1]
+    got = [assembler.feed(record) for record in (told, *rest)][-1]
     assert isinstance(got, Contribution)
-    assert got.origin == tracing.parse(parent) is not None
+    assert got.trace_parent == parent
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"tokens": 2**64 - 1}, RefusalCause.IMPLAUSIBLE),
+        ({"tokens": 2**40}, RefusalCause.IMPLAUSIBLE),
+        ({"steps": 2**40, "tokens": 100 * 2**40}, RefusalCause.IMPLAUSIBLE),
+        ({"cursor_to": 2**60}, RefusalCause.IMPLAUSIBLE),
+        ({"step": 2**64 - 1}, RefusalCause.IMPLAUSIBLE),
+    ],
+)
+async def test_claims_that_contradict_data_or_steps_are_refused_without_their_numbers(
+    changes: dict[str, int], cause: RefusalCause
+) -> None:
+    rules = ContributionRules(sequence_tokens=100, step_tokens=100, scheme="int4")
+    assembler = ContributionAssembler(RUN, PLAN, rules)
+    honest = [assembler.feed(record) for record in await sent(offered())]
+    assert isinstance(honest[-1], Contribution)
+    got = assembler.feed((await sent(offered(2, **changes)))[0])
+    assert isinstance(got, Refusal)
+    assert (got.cause, got.refused.tokens, got.refused.cursor_to) == (cause, 0, 0)
+    assert not assembler.open
+
+
+async def test_scheme_that_is_not_the_runs_is_refused_before_memory_is_spent() -> None:
+    assembler = ContributionAssembler(RUN, PLAN, ContributionRules(scheme="int8"))
+    got = assembler.feed((await sent(offered()))[0])
+    assert isinstance(got, Refusal)
+    assert (got.cause, assembler.open) == (RefusalCause.WRONG_SCHEME, {})
+
+
+@pytest.mark.parametrize("incarnation", [2**40, 2**64 - 1])
+async def test_start_with_a_number_that_no_learner_counts_to_supersedes_nothing(
+    incarnation: int,
+) -> None:
+    assembler = ContributionAssembler(RUN, PLAN)
+    refused = assembler.feed(started(incarnation, 1))
+    assert isinstance(refused, Refusal)
+    assert refused.cause is RefusalCause.IMPLAUSIBLE
+    records = [replace(r, sequence=r.sequence + 1) for r in await sent(offered())]
+    assert isinstance([assembler.feed(record) for record in records][-1], Contribution)

@@ -8,19 +8,32 @@ from typing import Any
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log import contributions
 from skerry.log.base import Record
-from skerry.log.contributions import Contribution, Inbox, Refusal
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
+from skerry.protocol.contribution import (
+    Contribution,
+    ContributionId,
+    ContributionRules,
+    Refusal,
+)
 from skerry.protocol.messages import (
     ContributionHeader,
     ContributionKind,
     RefusalCause,
     Refused,
 )
+from skerry.protocol.shard import (
+    MOST_PENDING,
+    MOST_REFUSED,
+    MOST_SETTLED,
+    PendingFragment,
+    Refusals,
+    Shard,
+    StalenessRule,
+    judge,
+)
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import SyncConfig
-from skerry_syncer.shard import MOST_REFUSED, MOST_SETTLED, FragmentState, Refusals, Shard, judge
 from tests.support.builders import header, manifest
 from tests.support.learners import walk
 
@@ -35,11 +48,11 @@ def offered(identity: int = 1, learner: str = "a", **changes: Any) -> Contributi
     return header(identity, learner, **({"base_version": VERSION, "steps": 10} | changes))
 
 
-def shard() -> Shard:
-    """A shard whose one fragment is at VERSION, with a floor of 2."""
+def shard(most_stale: int = 4) -> Shard:
+    """A shard whose one fragment is at VERSION."""
     held = manifest(VERSION, run=RUN, plan_digest=PLAN.digest)
-    state = FragmentState(FRAGMENT, held)
-    return Shard(RUN, PLAN, SyncConfig(fragments=1), {0: state}, Inbox(RUN, PLAN))
+    staleness = StalenessRule(most_stale, 0.9)
+    return Shard.of(RUN, PLAN, staleness, ContributionRules(), [PendingFragment(FRAGMENT, held)])
 
 
 async def stored(*headers: ContributionHeader, scheme: str = "int4") -> list[Record]:
@@ -97,8 +110,7 @@ async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
 
 async def test_flood_of_bad_bytes_hides_no_contribution_that_is_refused() -> None:
     records = await stored(offered(base_version=0))
-    held = shard()
-    held.config = held.config.model_copy(update={"max_staleness": 1})
+    held = shard(most_stale=1)
     for sequence in range(MOST_REFUSED + 10):
         held.take(Record(f"skerry.{RUN}.contrib.0.x", sequence, 0, b"rubbish"), 1.0)
     for record in records:
@@ -124,17 +136,16 @@ async def test_genesis_that_came_during_the_first_commit_is_not_merged_as_a_grad
     late = offered(kind=ContributionKind.GENESIS, base_version=0)
     held = shard()
     state = held.fragments[0]
-    *_, got = [held.inbox.feed(record) for record in await stored(late, scheme="f32")]
+    *_, got = [held.assembler.feed(record) for record in await stored(late, scheme="f32")]
     assert isinstance(got, Contribution)
-    assert judge(got, 0, held.config) == 1.0
-    assert judge(got, state.version, held.config) is RefusalCause.GENESIS
+    assert judge(got, 0, held.staleness) == 1.0
+    assert judge(got, state.version, held.staleness) is RefusalCause.GENESIS
 
 
 async def test_refusal_is_counted_once_however_often_its_chunks_are_read() -> None:
     stale = offered(base_version=0)
     records = await stored(stale, stale)
-    held = shard()
-    held.config = held.config.model_copy(update={"max_staleness": 1})
+    held = shard(most_stale=1)
     for record in records:
         held.take(record, 1.0)
     assert held.fragments[0].refused.named == (
@@ -145,8 +156,7 @@ async def test_refusal_is_counted_once_however_often_its_chunks_are_read() -> No
 async def test_refusal_names_the_round_that_it_was_made_for_where_its_bytes_say_so() -> None:
     stale = offered(base_version=0, round_version=1)
     *_, last = records = await stored(stale)
-    held = shard()
-    held.config = held.config.model_copy(update={"max_staleness": 1})
+    held = shard(most_stale=1)
     *_, late = [held.take(record, 1.0) for record in records]
     damaged = held.take(dataclasses.replace(last, payload=last.payload[:-1] + b"?"), 1.0)
     assert isinstance(late, Refusal)
@@ -160,7 +170,7 @@ async def test_late_chunk_of_a_contribution_that_waits_is_no_refusal() -> None:
     held = shard()
     for record in [*first, second[0], first[0]]:
         held.take(record, 1.0)
-    assert [c.header.identity for c in held.fragments[0].pending] == [1]
+    assert [c.header.identity for c in held.fragments[0].pending.values()] == [1]
     assert held.fragments[0].refused.named == ()
 
 
@@ -172,7 +182,7 @@ async def test_unfinished_contribution_that_a_newer_one_replaces_is_refused() ->
     assert held.fragments[0].refused.named == (
         Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 0, 10),
     )
-    assert [c.header.identity for c in held.fragments[0].pending] == [2]
+    assert [c.header.identity for c in held.fragments[0].pending.values()] == [2]
 
 
 async def test_contribution_to_another_shard_is_left_to_its_owner() -> None:
@@ -183,8 +193,7 @@ async def test_contribution_to_another_shard_is_left_to_its_owner() -> None:
 
 async def test_what_a_commit_has_settled_is_neither_merged_nor_refused_again() -> None:
     records = await stored(offered(base_version=0))
-    held = shard()
-    held.config = held.config.model_copy(update={"max_staleness": 1})
+    held = shard(most_stale=1)
     manifest = held.fragments[0].manifest
     assert manifest is not None
     told = dataclasses.replace(
@@ -198,5 +207,32 @@ async def test_what_a_commit_has_settled_is_neither_merged_nor_refused_again() -
 async def test_memory_of_what_was_settled_is_bounded() -> None:
     state = shard().fragments[0]
     for identity in range(1, MOST_SETTLED + 10):
-        state.settle("a", (1, identity))
+        state.settle(ContributionId("a", 1, identity))
     assert len(state.settled) == MOST_SETTLED
+
+
+async def test_one_learner_fills_no_shard_with_valid_contributions() -> None:
+    held, most = shard(), MOST_PENDING
+    for record in await stored(*(offered(identity) for identity in range(1, most + 4))):
+        held.take(record, 1.0)
+    assert len(held.fragments[0].pending) == most
+    causes = {r.cause for r in held.fragments[0].refused.named}
+    assert causes == {RefusalCause.TOO_MANY}
+    for record in await stored(offered(1, "b")):
+        held.take(record, 1.0)
+    assert {c.header.learner for c in held.fragments[0].pending.values()} == {"a", "b"}
+
+
+async def test_promise_of_a_base_that_does_not_exist_costs_no_memory() -> None:
+    held = shard()
+    for record in (await stored(offered(base_version=VERSION + 1)))[:1]:
+        assert isinstance(held.take(record, 1.0), Refusal)
+    assert not held.assembler.open
+    assert [r.cause for r in held.fragments[0].refused.named] == [RefusalCause.BASE_IN_FUTURE]
+
+
+async def test_name_that_no_learner_can_have_is_counted_and_not_named() -> None:
+    held = shard()
+    held.take(Record(f"skerry.{RUN}.contrib.0.{'x' * 3000}", 1, 0, b"rubbish"), 1.0)
+    closed = held.fragments[0].refused.close()
+    assert (closed.named, closed.unnamed) == ((), {RefusalCause.CORRUPT: 1})

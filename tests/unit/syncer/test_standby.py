@@ -22,13 +22,13 @@ from skerry.log.base import Deliver, Expect, Receipt, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol import succession
+from skerry.protocol.coordinator import Action, Publish, RoundCoordinator
 from skerry.protocol.messages import Commit, Round, RunState
 from skerry.protocol.subjects import StreamKind, Subjects
-from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
-from skerry_syncer import candidate as candidate_module
+from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
+from skerry_syncer import standby
 from skerry_syncer.committer import Committer
-from skerry_syncer.conductor import Conductor
-from skerry_syncer.service import candidate
+from skerry_syncer.service import stand_by
 from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.builders import run_record
 from tests.support.history import read_history
@@ -52,8 +52,9 @@ def config(shards: int = 1, **changes: object) -> RunConfig:
         "lease_s": LEASE_S,
     }
     return RunConfig(
-        sync=SyncConfig(**{**given, **changes}),  # type: ignore[arg-type]
+        sync=SyncConfig(**{"contribution_scheme": "f32", **given, **changes}),  # type: ignore[arg-type]
         outer=OuterConfig(preset="direct"),
+        data=DataConfig(seq_len=100, batch=1),
     )
 
 
@@ -106,7 +107,7 @@ class World:
 
     def syncer(self, name: str, key: str = "") -> None:
         self.buses[key or name] = MutedBus(self.broker)
-        self.start(key or name, candidate(self.buses[key or name], RUN, name))
+        self.start(key or name, stand_by(self.buses[key or name], RUN, name))
 
     def kill(self, name: str) -> float:
         """End a syncer without a word, and return when."""
@@ -296,20 +297,23 @@ def test_last_rounds_wait_for_the_room_that_rounds_in_the_air_take(
 ) -> None:
     """Learners answer as many at once as may be open: with more, they wait for each other."""
     held: list[tuple[int, bool]] = []
-    launch = Conductor._launch
+    decide = RoundCoordinator.decide
 
-    async def counted(self: Conductor, fragment: int, *, final: bool, attempt: int = 0) -> None:
-        in_the_air = len(self.open.keys() - {fragment})
-        held.append((in_the_air + 1, final and any(not o.record.final for o in self.open.values())))
-        assert in_the_air < schedule.max_in_flight(self.timetable)
-        await launch(self, fragment, final=final, attempt=attempt)
+    def counted(self: RoundCoordinator, now_s: float, now_ns: int) -> Action | None:
+        before = {index: opened.record for index, opened in self.open.items()}
+        action = decide(self, now_s, now_ns)
+        if isinstance(action, Publish) and before.get(action.round.fragment) != action.round:
+            others = [r for index, r in before.items() if index != action.round.fragment]
+            held.append((len(others), action.round.final and any(not r.final for r in others)))
+            assert len(others) < schedule.max_in_flight(self.settings.timetable)
+        return action
 
-    monkeypatch.setattr(Conductor, "_launch", counted)
+    monkeypatch.setattr(RoundCoordinator, "decide", counted)
     for steps in range(40, 56):
 
         async def play(world: World, steps: int = steps) -> None:
             await world.begin(config(quorum=2), steps=steps)
-            world.start("a", candidate(LateBus(world.broker), RUN, "a"))
+            world.start("a", stand_by(LateBus(world.broker), RUN, "a"))
             await world.tasks["a"]
 
         virtual(play)
@@ -377,7 +381,7 @@ def test_shard_whose_conductor_hangs_goes_to_another(monkeypatch: pytest.MonkeyP
         await world.commits(lambda c: c.version == 1)
         world.syncer("b")
         commit = await world.commits(lambda c: c.syncer == "b")
-        assert world.loop.time() < candidate_module.STUCK_S + 15
+        assert world.loop.time() < standby.STUCK_S + 15
         await world.commits(lambda c: c.version > commit.version + 3)
         assert not world.tasks["a"].done()
         await world.whole()
@@ -507,7 +511,7 @@ def test_contribution_that_is_acknowledged_at_the_end_is_merged_before_the_run_i
         await learner.offer_genesis()
         slow = {name: SlowBus(world.broker) for name in "ab"[:shards]}
         for name, bus in slow.items():
-            world.start(name, candidate(bus, RUN, name))
+            world.start(name, stand_by(bus, RUN, name))
         await begun(world, "ab"[:shards])
         for bus in slow.values():
             bus.held = True
@@ -536,7 +540,7 @@ def test_contribution_that_is_still_being_read_at_the_end_is_whole() -> None:
         gone = ScriptedLearner(world.bus, RUN, PLAN, "gone", steps=10, chunk_blocks=1)
         await learner.offer_genesis()
         slow = SlowBus(world.broker)
-        world.start("a", candidate(slow, RUN, "a"))
+        world.start("a", stand_by(slow, RUN, "a"))
         await begun(world, "a")
         slow.held, slow.most = True, 1
         gone.versions = dict.fromkeys(range(4), 1)
@@ -627,7 +631,7 @@ def test_answer_without_steps_that_another_shard_leaves_does_not_hold_up_the_end
 
 
 class Idle:
-    """Stands for a tenure that makes no progress."""
+    """Stands for a leadership that makes no progress."""
 
     shard = 0
     progress = (1, 1)
@@ -637,15 +641,15 @@ class Idle:
 
 async def test_only_time_in_which_the_process_ran_counts_as_standstill() -> None:
     view, policy = succession.View("a", "a1"), succession.Policy(1, LEASE_S)
-    held = candidate_module.Candidate(None, "a1", "h", view, policy)  # type: ignore[arg-type]
-    held.tenures[0] = Idle()  # type: ignore[assignment]
+    held = standby.StandBy(None, "a1", "h", view, policy)  # type: ignore[arg-type]
+    held.leaderships[0] = Idle()  # type: ignore[assignment]
     held.tasks[0] = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
     held._give_up_stuck(1000.0)
-    held._give_up_stuck(1000.0 + 10 * candidate_module.STUCK_S)
-    assert 0 in held.tenures
-    for second in range(int(candidate_module.STUCK_S) + 1):
+    held._give_up_stuck(1000.0 + 10 * standby.STUCK_S)
+    assert 0 in held.leaderships
+    for second in range(int(standby.STUCK_S) + 1):
         held._give_up_stuck(2000.0 + second)
-    assert held.tenures == {}
+    assert held.leaderships == {}
 
 
 def test_round_to_which_nobody_came_is_counted() -> None:
@@ -798,7 +802,7 @@ def test_shard_that_cannot_be_taken_is_tried_for_once_a_second() -> None:
     async def play(world: World) -> None:
         await world.begin(config())
         with capture_logs() as said:
-            world.start("a", candidate(RefusingBus(world.broker), RUN, "a"))
+            world.start("a", stand_by(RefusingBus(world.broker), RUN, "a"))
             await asyncio.sleep(60)
         tried = sum(line["event"] == "shard_not_taken" for line in said)
         assert 10 < tried <= 61
@@ -845,7 +849,7 @@ def test_own_fence_whose_acknowledgement_got_lost_is_nobody_elses(*, again: bool
         bus = DeafBus(world.broker)
         bus.deaf = not again
         with capture_logs() as said:
-            world.start("a", candidate(bus, RUN, "a", wall_ns=count(1).__next__))
+            world.start("a", stand_by(bus, RUN, "a", wall_ns=count(1).__next__))
             reached = await world.commits(lambda c: c.version == 3)
             if again:
                 bus.cut, began_s = True, world.loop.time()
@@ -862,7 +866,7 @@ def test_own_fence_whose_acknowledgement_got_lost_is_nobody_elses(*, again: bool
 def test_clock_and_names_are_those_that_were_given() -> None:
     async def play(world: World) -> None:
         await world.begin(config())
-        world.start("a", candidate(world.bus, RUN, "a", wall_ns=lambda: 77))
+        world.start("a", stand_by(world.bus, RUN, "a", wall_ns=lambda: 77))
         await world.commits(lambda c: c.version == 2)
         pulses = presence.follow_syncer_pulses(world.bus, RUN)
         async with aclosing(pulses):
@@ -875,7 +879,7 @@ def test_clock_and_names_are_those_that_were_given() -> None:
 def test_process_that_was_stopped_for_long_steps_down_and_does_not_call_itself_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(candidate_module, "STUCK_S", 6.0)
+    monkeypatch.setattr(standby, "STUCK_S", 6.0)
 
     async def play(world: World) -> None:
         await world.begin(config())
@@ -884,7 +888,7 @@ def test_process_that_was_stopped_for_long_steps_down_and_does_not_call_itself_s
         world.syncer("b")
         await asyncio.sleep(10)
         world.loop.freeze("a")
-        await asyncio.sleep(3 * candidate_module.STUCK_S)
+        await asyncio.sleep(3 * standby.STUCK_S)
         with capture_logs() as said:
             world.loop.thaw("a")
             await asyncio.sleep(5)
@@ -900,6 +904,6 @@ def test_name_that_cannot_be_part_of_a_subject_is_refused_at_once() -> None:
     async def play(world: World) -> None:
         await world.begin(config(), learners=0)
         with pytest.raises(ConfigError, match="cannot be part of a subject"):
-            await candidate(world.bus, RUN, "a.b")
+            await stand_by(world.bus, RUN, "a.b")
 
     virtual(play)

@@ -1,4 +1,4 @@
-"""One shard in the hands of this process: take its fence, load it, conduct it, give it up."""
+"""This process leads one shard: take its fence, load it, serve it, give it up."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import structlog
 from skerry.errors import BrokerUnavailable, Conflict, Fenced, Overtaken, StorageFull, first_cause
 from skerry.log import fences
 from skerry.log.state_writer import StateWriter
-from skerry_syncer.work import conduct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry_syncer.conductor import Conductor
-    from skerry_syncer.work import Work
+    from skerry_syncer.run import ServedRun
+    from skerry_syncer.serving import ShardServer
 
 log = structlog.get_logger()
 
@@ -27,8 +26,8 @@ PASSING = (BrokerUnavailable, StorageFull, Overtaken)
 """Troubles after which the same process begins the shard again, from the log."""
 
 
-class Ending(StrEnum):
-    """How a tenure ended."""
+class LeadershipEnd(StrEnum):
+    """How a leadership ended."""
 
     FINISHED = "finished"
     LEFT = "left"
@@ -37,31 +36,31 @@ class Ending(StrEnum):
 
 
 @dataclass(slots=True)
-class Tenure:
+class Leadership:
     """The service of one shard, across troubles with the broker.
 
     ``token`` is the fence that it takes over, then the one it holds; ``taken`` says which. All it
-    knows can be rebuilt from the log, so every trouble begins it anew under a new fence: behind
+    knows can be rebuilt from the log, so every trouble begins it again under a new fence: after
     that, nothing can arrive any more of what it had under way. ``asked_ns`` is what it has written
     into the newest fence that it asked for. ``changed`` is called when ``taken`` has changed.
     """
 
-    work: Work
+    served: ServedRun
     shard: int
     token: int
     changed: Callable[[], None]
     taken: bool = False
     leaving: bool = False
-    conductor: Conductor | None = None
+    server: ShardServer | None = None
     writer: StateWriter | None = None
     loaded_bytes: int = 0
     sessions: int = 0
     asked_ns: int = 0
 
-    async def serve(self) -> Ending:
+    async def serve(self) -> LeadershipEnd:
         """Serve the shard until the run is finished, it is left, or its fence is another one.
 
-        Raises what a person must mend.
+        Raises what a person must repair.
         """
         while not self.leaving:
             try:
@@ -77,74 +76,74 @@ class Tenure:
                 log.warning("session_restarts", shard=self.shard, cause=str(cause))
                 # A traceback holds the session's frames, and those hold all its vectors.
                 del cause
-            self.conductor = self.writer = None
+            self.server = self.writer = None
             if not self.taken:
                 await asyncio.sleep(RETRY_S)
-                return Ending.NOT_TAKEN
+                return LeadershipEnd.NOT_TAKEN
             await asyncio.sleep(RETRY_S)
-        return Ending.LEFT
+        return LeadershipEnd.LEFT
 
     def leave(self) -> None:
         """Give the shard up as soon as the commit in hand is done."""
         self.leaving = True
-        if self.conductor is not None:
-            self.conductor.leave()
+        if self.server is not None:
+            self.server.leave()
 
     def wake(self) -> None:
-        """Have the conductor look again."""
-        if self.conductor is not None:
-            self.conductor.wake.set()
+        """Have the server look again."""
+        if self.server is not None:
+            self.server.wake.set()
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """What changes as long as the tenure is not stuck."""
-        turns = self.conductor.turns if self.conductor is not None else 0
+        """What changes as long as the leadership is not stuck."""
+        turns = self.server.turns if self.server is not None else 0
         published = self.writer.published if self.writer is not None else 0
         return self.sessions, turns, published, self.loaded_bytes
 
-    async def _session(self) -> Ending:
-        work = self.work
+    async def _session(self) -> LeadershipEnd:
+        served = self.served
         self.sessions += 1
-        await work.declare()
-        self.asked_ns = work.wall_ns()
+        await served.declare()
+        self.asked_ns = served.wall_ns()
         self.writer = await StateWriter.acquire(
-            work.bus,
-            work.record.run,
-            work.plan,
-            holder=work.name,
+            served.bus,
+            served.record.run,
+            served.plan,
+            holder=served.name,
             now_ns=self.asked_ns,
             shard=self.shard,
-            shards=work.config.sync.shards,
+            shards=served.config.sync.shards,
             over=self.token,
-            chunk_bytes=work.config.sync.chunk_bytes,
+            chunk_bytes=served.config.sync.chunk_bytes,
         )
         self.token, self.taken = self.writer.token, True
-        log.info("shard_taken", run=work.record.run, shard=self.shard, fence=self.token)
+        log.info("shard_taken", run=served.record.run, shard=self.shard, fence=self.token)
         self.changed()
-        conductor = await work.conductor(self.writer, self._on_bytes)
-        self.conductor = conductor
+        server = await served.server(self.writer, self._on_bytes)
+        self.server = server
         if self.leaving:
-            return Ending.LEFT
-        return Ending.FINISHED if await conduct(conductor) else Ending.LEFT
+            return LeadershipEnd.LEFT
+        return LeadershipEnd.FINISHED if await server.serve() else LeadershipEnd.LEFT
 
     def _on_bytes(self, number: int) -> None:
         self.loaded_bytes += number
 
     async def _stored(self) -> bool:
-        """Tell whether a fence that was refused is our own, whose acknowledgement was lost."""
+        """Return True if a fence that was refused is our own, whose acknowledgement was lost."""
         try:
-            held = await fences.newest(self.work.bus, self.work.record.run, self.shard)
+            held = await fences.newest(self.served.bus, self.served.record.run, self.shard)
         except BrokerUnavailable:
             return False
-        asked = self.work.name, self.asked_ns
+        asked = self.served.name, self.asked_ns
         if held is None or held.token <= self.token or (held.holder, held.taken_ns) != asked:
             return False
         self.token = held.token
         return True
 
-    async def _overtaken(self, cause: BaseException) -> Ending:
+    async def _overtaken(self, cause: BaseException) -> LeadershipEnd:
         if self.taken:
-            return Ending.OVERTAKEN
+            return LeadershipEnd.OVERTAKEN
         log.info("shard_not_taken", shard=self.shard, cause=str(cause))
         await asyncio.sleep(RETRY_S)
-        return Ending.NOT_TAKEN
+        return LeadershipEnd.NOT_TAKEN

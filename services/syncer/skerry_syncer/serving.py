@@ -1,0 +1,249 @@
+"""One shard in service: feed the coordinator from the log, and do what it decides."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from skerry.errors import BrokerUnavailable
+from skerry.log import ledger, presence
+from skerry.protocol.contribution import Contribution, Refusal
+from skerry.protocol.coordinator import (
+    CommitGenesis,
+    CommitRound,
+    EndReason,
+    EndRun,
+    Publish,
+    may_end,
+)
+from skerry.protocol.subjects import Subjects, contributor
+from skerry.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from skerry.log.base import Bus, Record
+    from skerry.protocol.contribution import ContributionId
+    from skerry.protocol.coordinator import Action, RoundCoordinator
+    from skerry.protocol.messages import RunRecord
+    from skerry_syncer.committer import Committer
+    from skerry_syncer.telemetry import RoundTelemetry
+
+log = structlog.get_logger()
+
+SLICE = 64
+"""Messages taken in one go before other tasks of this process have their turn."""
+
+
+def now_s() -> float:
+    """Return the event loop's time: what simulated time replaces."""
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True)
+class ContributionTail:
+    """Where in CONTRIB the newest message to each fragment lies.
+
+    ``end`` is where the stream ended when ``newest`` was read: reading it takes one chunk of each
+    fragment, so that is done only once the stream has grown.
+    """
+
+    bus: Bus
+    run: str
+    end: int = 0
+    newest: dict[int, int] = field(default_factory=dict[int, int])
+
+    async def beyond(self, known: Mapping[int, int]) -> frozenset[int]:
+        """Return the fragments to which something lies beyond the sequence that is given.
+
+        Raises BrokerUnavailable where the broker does not tell of the stream, as a cluster does not
+        while it elects who leads it: what it holds must not be taken for nothing.
+        """
+        subjects = Subjects(self.run)
+        name = subjects.stream("CONTRIB")
+        ends = [info.last_seq for info in await self.bus.streams() if info.name == name]
+        if not ends:
+            msg = f"The broker does not say how far stream {name} goes: is it electing its leader?"
+            raise BrokerUnavailable(msg)
+        if ends != [self.end]:
+            (self.end,), self.newest = ends, {}
+        for fragment in [f for f, sequence in known.items() if sequence < self.end]:
+            if fragment not in self.newest:
+                found = await self.bus.last(subjects.contributions(fragment))
+                self.newest[fragment] = 0 if found is None else found.sequence
+        return frozenset(f for f, sequence in known.items() if self.newest.get(f, 0) > sequence)
+
+
+@dataclass(slots=True)
+class ShardServer:
+    """Drives the coordinator of one shard under one fence.
+
+    ``turns`` counts how often it has looked at everything: a watcher sees that it lives.
+    """
+
+    bus: Bus
+    run: RunRecord
+    coordinator: RoundCoordinator
+    committer: Committer
+    telemetry: RoundTelemetry
+    wall_ns: Callable[[], int]
+    leaving: bool = False
+    turns: int = 0
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    tail: ContributionTail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tail = ContributionTail(self.bus, self.run.run)
+
+    async def serve(self) -> bool:
+        """Serve until the run is finished (True) or the shard is to be left (False).
+
+        What ends it otherwise comes in an exception group: Fenced when another syncer has taken the
+        shard.
+        """
+        async with TaskGroup() as group:
+            followers = [
+                group.create_task(self._follow_contributions(), name="contributions"),
+                group.create_task(self.committer.writer.hold(), name="fence"),
+            ]
+            finished = await group.create_task(self._coordinate(), name="rounds")
+            for task in followers:
+                task.cancel()
+        return finished
+
+    def leave(self) -> None:
+        """Have ``serve`` return as soon as the commit in hand is done."""
+        self.leaving = True
+        self.wake.set()
+
+    async def _follow_contributions(self) -> None:
+        """Take every contribution to this shard after what the manifests have resolved.
+
+        Raises BrokerUnavailable when their stream began again: what the shard has counted in the
+        old one must be read again.
+        """
+        subjects, shard, last = Subjects(self.run.run), self.coordinator.shard, 0
+        own = [subjects.contributions(fragment) for fragment in shard.fragments]
+        everything = len(own) == len(shard.plan.fragments)
+        patterns = [subjects.contributions()] if everything else [*own, subjects.starts()]
+        async for record in self.bus.follow(patterns, after=shard.resume_after):
+            if record.sequence <= last:
+                msg = "The stream of contributions began again."
+                raise BrokerUnavailable(msg)
+            last = record.sequence
+            self._take(record)
+            if not record.sequence % SLICE:
+                await asyncio.sleep(0)
+
+    def _take(self, record: Record) -> None:
+        self.telemetry.chunk_arrived(record.subject, self.wall_ns())
+        shard, now = self.coordinator.shard, now_s()
+        got = shard.take(record, now)
+        if isinstance(got, Contribution):
+            self.coordinator.arrived(got, now)
+            self.telemetry.received(got, record.subject, self.wall_ns())
+            self.wake.set()
+        elif isinstance(got, Refusal):
+            self.telemetry.refused(got)
+        if contributor(record.subject) not in shard.assembler.open:
+            self.telemetry.settled(record.subject)
+
+    async def _coordinate(self) -> bool:
+        while not self.leaving:
+            self.turns += 1
+            self.wake.clear()
+            while not self.leaving:
+                action = self.coordinator.decide(now_s(), self.wall_ns())
+                if action is None:
+                    break
+                if await self._do(action):
+                    return True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.coordinator.idle_s(now_s())):
+                    await self.wake.wait()
+        return False
+
+    async def _do(self, action: Action) -> bool:
+        """Do what was decided; return True once the run is marked as finished."""
+        match action:
+            case Publish():
+                if action.round.attempt:
+                    log.warning("round_reopened", fragment=action.round.fragment)
+                await presence.open_round(self.bus, action.round)
+            case CommitGenesis() | CommitRound():
+                await self._commit(action)
+            case EndRun():
+                return await self._finish_run()
+        return False
+
+    async def _commit(self, action: CommitGenesis | CommitRound) -> None:
+        shard = self.coordinator.shard
+        state = shard.fragments[action.fragment]
+        origins: dict[ContributionId, str] = {
+            known: contribution.trace_parent for known, contribution in state.pending.items()
+        }
+        opened = action.round if isinstance(action, CommitRound) else None
+        commit = self.committer.merge if opened else self.committer.genesis
+        manifest = await commit(shard, state, action.closing)
+        self.coordinator.committed(action, manifest, now_s())
+        if manifest is None:
+            log.info("round_empty", fragment=action.fragment, reason=action.closing.reason)
+        else:
+            self.telemetry.committed(manifest.commit, opened, origins, self.committer.spent)
+
+    async def _finish_run(self) -> bool:
+        """Mark the run as finished if the other shards are done too; return whether it is.
+
+        Whichever syncer sees that first does it.
+        """
+        coordinator = self.coordinator
+        shard, end = coordinator.shard, coordinator.end
+        others: dict[int, int] = {}
+        if len(shard.fragments) < len(shard.plan.fragments):
+            # By the ledger: a manifest may be ahead of it, and no syncer recovers a finished run.
+            commits = await ledger.last_commits(self.bus, self.run.run)
+            finals = {index for index, c in commits.items() if c.final} | end.finals
+            if len(finals) < len(shard.plan.fragments):
+                return False
+            others = {i: c.contrib_floor for i, c in commits.items() if i not in shard.fragments}
+        if not await self._resolved(others):
+            return False
+        await self.committer.writer.check()  # rounds that stayed empty have met no fence
+        if end.left(shard) or not coordinator.over(now_s()):  # not any more, by now
+            return False
+        await ledger.finish_run(self.bus, self.run)
+        log.info("run_finished", run=self.run.run)
+        return True
+
+    async def _resolved(self, others: Mapping[int, int]) -> bool:
+        """Return True if nothing that the log holds is still to be merged or refused.
+
+        What is acknowledged need not have been read, and chunks may lack the rest of their
+        contribution: that of a learner that is gone, or takes too long, a last commit refuses, once
+        all that the log holds for the fragment has been read.
+        ``others`` are the other shards' fragments, with the floors of their newest commits.
+        """
+        coordinator, now = self.coordinator, now_s()
+        shard = coordinator.shard
+        own = {i: max(shard.seen_sequence, state.floor) for i, state in shard.fragments.items()}
+        try:
+            beyond = await self.tail.beyond({**others, **own})
+        except BrokerUnavailable as error:  # as while a stream has no leader: look again
+            log.info("end_held_up", reason="unknown", cause=str(error))
+            return False
+        parts = {key for key in shard.assembler.open if key[0] in own}
+        unread, late = bool(parts or beyond & own.keys()), bool(beyond & others.keys())
+        waited_s = coordinator.end.wait(now, held_up=unread or late)
+        patience_s = coordinator.settings.policy.round_timeout_s
+        working = {} if waited_s >= patience_s else coordinator.clock.learners.working(now)
+        shard.give_up(key for key in parts if not (key[0] in beyond or key[1] in working))
+        ends, reason = may_end(waited_s, patience_s, unread=unread, late=late)
+        if reason is not EndReason.RESOLVED:
+            senders = sorted({learner for _, learner in parts})
+            waited_s = round(waited_s, 1)
+            log.info("end_held_up", reason=reason, waited_s=waited_s, senders=senders)
+        return ends

@@ -1,0 +1,199 @@
+"""The learners as a syncer sees them through their pulses, and the global clock.
+
+Source: Decoupled DiLoCo (arXiv 2604.21428), on the syncer: the clock is that of the K-th fastest
+learner. A pulse is a claim, so the clock follows it only as far as merged contributions and elapsed
+time bear it out: ``ClockLimit``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from skerry.algorithm import liveness, schedule
+from skerry.protocol.messages import LearnerPhase, activity
+
+if TYPE_CHECKING:
+    from skerry.protocol.messages import Commit, Pulse
+
+WORKING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
+ON_THE_WAY = frozenset({LearnerPhase.STARTING, LearnerPhase.CATCHING_UP})
+MOST_PULSING = 4096
+"""Learners whose pulses are followed; a name beyond is one that somebody makes up."""
+FASTEST = 8.0
+"""How many times as fast as the median learner the clock may go on while nothing is merged."""
+END_TIMEOUTS = 10.0
+"""Timeouts after the run's last step for which a learner that says it trains is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLearner:
+    """A learner's newest pulse and the rhythm of those before it."""
+
+    pulse: Pulse
+    heartbeat: liveness.Heartbeat
+    progress: liveness.StepProgress
+
+    def alive(self, now_s: float, policy: liveness.LivenessPolicy) -> bool:
+        """Return True if this learner is anything but gone."""
+        judged, _ = liveness.judge(
+            self.heartbeat,
+            now_s,
+            policy,
+            activity=activity(self.pulse.phase),
+            progress=self.progress,
+        )
+        return judged is not liveness.Liveness.GONE
+
+
+class ClockLimit(NamedTuple):
+    """How far the log bears out what learners say.
+
+    ``step`` is the clock of the newest commit, made at ``since_s``; ``slack_steps`` how far
+    learners may be beyond it at once. ``merged`` are the learners that a commit has merged: where
+    they make a quorum, the others' clocks do not count.
+    """
+
+    step: int
+    since_s: float
+    slack_steps: int
+    merged: frozenset[str] = frozenset()
+
+    def most(self, now_s: float, step_time_s: float) -> int:
+        """Return the highest clock that can be true now; ``step_time_s``: of the median learner."""
+        by_time = FASTEST * max(0.0, now_s - self.since_s) / step_time_s if step_time_s > 0 else 0.0
+        return self.step + self.slack_steps + int(by_time)
+
+
+@dataclass(slots=True)
+class LearnerTable:
+    """Every learner that has pulsed, newest incarnation only.
+
+    One that went silent at work is waited for as long as ``patience_s`` before the run may end.
+    """
+
+    policy: liveness.LivenessPolicy
+    patience_s: float = 0.0
+    seen: dict[str, SeenLearner] = field(default_factory=dict[str, SeenLearner])
+
+    def observe(self, pulse: Pulse, now_s: float) -> None:
+        """Take a pulse; one of an older incarnation is ignored."""
+        held = self.seen.get(pulse.learner)
+        if held is not None and held.pulse.incarnation > pulse.incarnation:
+            return
+        if held is None and len(self.seen) >= MOST_PULSING:
+            return
+        step, step_s = pulse.step, pulse.step_time_s
+        if held is None or held.pulse.incarnation != pulse.incarnation:
+            heartbeat = liveness.first_heartbeat(now_s, self.policy)
+            progress = liveness.StepProgress(step, now_s, step_s)
+        else:
+            heartbeat = liveness.observe(held.heartbeat, now_s)
+            progress = liveness.advance(held.progress, step, now_s, step_s)
+        self.seen[pulse.learner] = SeenLearner(pulse, heartbeat, progress)
+
+    def working(self, now_s: float) -> dict[str, SeenLearner]:
+        """Return the learners that could contribute now: working, and not gone."""
+        return {
+            name: seen
+            for name, seen in self.seen.items()
+            if seen.pulse.phase in WORKING and seen.alive(now_s, self.policy)
+        }
+
+    def clock(self, now_s: float, quorum: int, limit: ClockLimit, *, estimated: bool) -> int:
+        """Return the global clock: the step of the K-th fastest working learner, within the limit.
+
+        With ``estimated`` where that learner is by now, without what it has said: only the latter
+        may be put on record.
+        """
+        working = self.working(now_s)
+        counted = [seen for name, seen in working.items() if name in limit.merged]
+        steps = [
+            _step_now(seen, now_s) if estimated else seen.pulse.step
+            for seen in (counted if len(counted) >= quorum else working.values())
+        ]
+        clock = schedule.global_clock(steps, quorum)
+        return min(clock, limit.most(now_s, self.step_time_s(now_s)))
+
+    def step_time_s(self, now_s: float) -> float:
+        """Return the median step time of working learners; 0 when none has measured one."""
+        times = [s.pulse.step_time_s for s in self.working(now_s).values()]
+        measured = [t for t in times if t > 0]
+        return float(median(measured)) if measured else 0.0
+
+    def finished(self, now_s: float, over_since_s: float | None = None) -> bool:
+        """Return True if training is over: a learner has finished and none still trains.
+
+        Silence is no end: after a broker's restart, or on a link that was cut, learners that have
+        finished may be heard a moment before those that have not. Once the clock has been at the
+        run's last step for long (``over_since_s``), a learner that still says it trains is not
+        waited for any more.
+        """
+        working = self.working(now_s).values()
+        if not any(s.pulse.phase is LearnerPhase.FINISHED for s in working):
+            return False
+        if over_since_s is not None and now_s - over_since_s > END_TIMEOUTS * self.patience_s:
+            return True
+        return not any(
+            s.alive(now_s, self.policy) or now_s - s.heartbeat.last_s < self.patience_s
+            for s in self.seen.values()
+            if s.pulse.phase in ON_THE_WAY | {LearnerPhase.TRAINING}
+        )
+
+
+@dataclass(slots=True)
+class GlobalClock:
+    """The global clock of a shard: what its commits bear out of what learners say.
+
+    Where learners stop for rounds (``blocking``) and say so, nothing is estimated: a round that was
+    opened early would be answered early, and learners that then come to its due step would wait
+    for another one.
+    """
+
+    learners: LearnerTable
+    quorum: int
+    blocking: bool
+    limit: ClockLimit
+
+    def now(self, now_s: float) -> int:
+        """Return the clock that rounds are opened by, a little ahead of ``on_record``."""
+        return self._bounded(now_s, estimated=not self.blocking)
+
+    def on_record(self, now_s: float) -> int:
+        """Return the clock by what learners have said: what a round or a commit may say."""
+        return self._bounded(now_s, estimated=False)
+
+    def at_close(self, launched_step: int, now_s: float) -> int:
+        """Return the clock to put on record; where learners stop for a round, not below its step.
+
+        A learner that joined meanwhile has said a lower one; by that, those who stopped would wait
+        for this round for ever.
+        """
+        return max(launched_step if self.blocking else 0, self.on_record(now_s))
+
+    def committed(self, commit: Commit, now_s: float) -> None:
+        """Note a commit that is in the log since now."""
+        moved = commit.step > self.limit.step
+        self.limit = self.limit._replace(
+            step=max(commit.step, self.limit.step),
+            since_s=now_s if moved else self.limit.since_s,
+            merged=self.limit.merged | {row.learner for row in commit.progress},
+        )
+
+    def _bounded(self, now_s: float, *, estimated: bool) -> int:
+        clock = self.learners.clock(now_s, self.quorum, self.limit, estimated=estimated)
+        return max(clock, self.limit.step)
+
+
+def _step_now(seen: SeenLearner, now_s: float) -> int:
+    """Estimate where a learner is now; at most one pulse interval is extrapolated."""
+    pulse, heartbeat = seen.pulse, seen.heartbeat
+    if pulse.phase is not LearnerPhase.TRAINING or pulse.step_time_s <= 0:
+        return pulse.step
+    return schedule.extrapolated_step(
+        pulse.step,
+        now_s - heartbeat.last_s,
+        pulse.step_time_s,
+        int(heartbeat.mean_s / pulse.step_time_s),
+    )

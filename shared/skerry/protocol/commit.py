@@ -1,0 +1,215 @@
+"""From a round that closes to its commit: what it takes, how much that weighs, what it records.
+
+Source for the weights: Decoupled DiLoCo (arXiv 2604.21428), on dynamic token-weighted merging.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from skerry.algorithm import weighting
+from skerry.protocol.contribution import refused_as
+from skerry.protocol.door import saturated
+from skerry.protocol.messages import (
+    CloseReason,
+    Commit,
+    CommitOrigin,
+    Consumed,
+    ContributionKind,
+    LearnerProgress,
+    RefusalCause,
+)
+from skerry.protocol.rounds import WITHOUT_QUORUM
+from skerry.protocol.shard import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from skerry.protocol.contribution import Contribution
+    from skerry.protocol.messages import Refused
+    from skerry.protocol.shard import PendingFragment, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Why and when a round closed, and when each answer to it arrived; no reason: genesis.
+
+    ``step`` is the global clock. ``quorum_s`` is from opening to the K-th contribution, ``grace_s``
+    from there to closing.
+    """
+
+    reason: CloseReason | None
+    step: int
+    opened_ns: int
+    closed_ns: int
+    quorum_s: float = 0.0
+    grace_s: float = 0.0
+    final: bool = False
+    arrived_ns: Mapping[str, int] = field(default_factory=dict[str, int])
+    trace_id: str = ""
+
+    def without_merge(self) -> Closing:
+        """Return the closing of a round of whose contributions none counts.
+
+        Rounds that never had their quorum stay known as such.
+        """
+        if self.reason in WITHOUT_QUORUM:
+            return self
+        return replace(self, reason=CloseReason.NOTHING_COUNTS)
+
+
+class Batch(NamedTuple):
+    """All that waits for a fragment at one instant, and the floor once it is resolved.
+
+    Taken at once: what arrives while the batch is merged belongs to the next round.
+    """
+
+    pending: tuple[Contribution, ...]
+    floor: int
+
+    @classmethod
+    def take(cls, shard: Shard, state: PendingFragment) -> Batch:
+        """Take what waits; contributions that are too stale to become whole are refused."""
+        if state.version:
+            shard.expire(state)
+        floor = max(state.floor, shard.floor_of(state.fragment.index))
+        return cls(tuple(state.pending.values()), floor)
+
+
+class Weighed(NamedTuple):
+    """A contribution with its share of the merge, and how many versions behind its base is."""
+
+    contribution: Contribution
+    staleness: int
+    weight: float
+
+
+class Writer(NamedTuple):
+    """Who writes a commit: the syncer by name and its fence's token, of which run and plan."""
+
+    run: str
+    plan_digest: int
+    syncer: str
+    fence: int
+
+
+def first_parameters(batch: Batch, state: PendingFragment) -> Weighed:
+    """Return the GENESIS contribution that becomes version 1: the first of the log; refuse others.
+
+    Everyone computes the same initial parameters, so that any would do.
+    """
+    first = min(batch.pending, key=lambda c: c.sequence_last)
+    for contribution in batch.pending:
+        if contribution is not first:
+            state.refuse(refused_as(RefusalCause.GENESIS, contribution.header))
+    return Weighed(first, 0, 1.0)
+
+
+def weigh(
+    shard: Shard, state: PendingFragment, batch: Batch, sound: Callable[[Contribution], bool]
+) -> list[Weighed]:
+    """Return what counts, in an order that depends on nothing but the contributions.
+
+    What became too stale while it waited, and what is not ``sound``, is refused.
+    """
+    kept: list[tuple[Contribution, float]] = []
+    for contribution in sorted(batch.pending, key=lambda c: c.id):
+        discount = judge(contribution, state.version, shard.staleness)
+        if isinstance(discount, RefusalCause):
+            state.refuse(refused_as(discount, contribution.header))
+        elif not sound(contribution):
+            state.refuse(refused_as(RefusalCause.DIVERGED, contribution.header))
+        else:
+            kept.append((contribution, discount))
+    shares = weighting.normalised(
+        [weighting.weight(c.header.tokens, c.header.steps) * discount for c, discount in kept]
+    )
+    return [
+        Weighed(c, state.version - c.header.base_version, share)
+        for (c, _), share in zip(kept, shares, strict=True)
+    ]
+
+
+def without(state: PendingFragment, weighed: Sequence[Weighed], worst: int) -> list[Weighed]:
+    """Refuse the contribution that is to blame for a merge that is not finite; return the rest."""
+    state.refuse(refused_as(RefusalCause.DIVERGED, weighed[worst].contribution.header))
+    rest = [w for number, w in enumerate(weighed) if number != worst]
+    shares = weighting.normalised([w.weight for w in rest])
+    return [w._replace(weight=share) for w, share in zip(rest, shares, strict=True)]
+
+
+def commit_record(
+    state: PendingFragment,
+    weighed: Sequence[Weighed],
+    refused: tuple[Refused, ...],
+    closing: Closing,
+    writer: Writer,
+    *,
+    floor: int,
+    merge_s: float,
+) -> Commit:
+    """Return the record of a fragment's next version; digests are filled in when it is written."""
+    return Commit(
+        run=writer.run,
+        plan_digest=writer.plan_digest,
+        fragment=state.fragment.index,
+        version=state.version + 1,
+        step=closing.step,
+        origin=CommitOrigin.ROUND if closing.reason else CommitOrigin.GENESIS,
+        reason=closing.reason,
+        syncer=writer.syncer,
+        fence=writer.fence,
+        opened_ns=closing.opened_ns,
+        closed_ns=closing.closed_ns,
+        quorum_s=closing.quorum_s,
+        grace_s=closing.grace_s,
+        consumed=tuple(_consumed(w, closing) for w in weighed),
+        refused=refused,
+        contrib_floor=floor,
+        progress=_progress(state, weighed),
+        params_digest=0,
+        master_digest=0,
+        final=closing.final,
+        trace_id=closing.trace_id,
+        merge_s=merge_s,
+    )
+
+
+def _consumed(weighed: Weighed, closing: Closing) -> Consumed:
+    """Return the record of a merged contribution; only one that answered this round is dated."""
+    header, late = weighed.contribution.header, weighed.staleness > 0
+    return Consumed(
+        learner=header.learner,
+        incarnation=header.incarnation,
+        identity=header.identity,
+        sequence_first=weighed.contribution.sequence_first,
+        sequence_last=weighed.contribution.sequence_last,
+        base_version=header.base_version,
+        staleness=weighed.staleness,
+        step=header.step,
+        steps=header.steps,
+        tokens=header.tokens,
+        cursor_from=header.cursor_from,
+        cursor_to=header.cursor_to,
+        weight=weighed.weight,
+        loss=header.loss,
+        arrived_ns=0 if late else closing.arrived_ns.get(header.learner, 0),
+    )
+
+
+def _progress(state: PendingFragment, weighed: Sequence[Weighed]) -> tuple[LearnerProgress, ...]:
+    """Return the table of what the log has accepted from each learner, this commit included."""
+    rows = state.progress
+    for item in weighed:
+        header = item.contribution.header
+        genesis, before = header.kind is ContributionKind.GENESIS, rows.get(header.learner)
+        tokens = before.tokens if before else 0
+        rows[header.learner] = LearnerProgress(
+            learner=header.learner,
+            incarnation=header.incarnation,
+            identity=header.identity,
+            tokens=saturated((tokens, 0 if genesis else header.tokens)),
+            cursor=max(before.cursor if before else 0, header.cursor_to),
+        )
+    return tuple(rows[name] for name in sorted(rows))

@@ -1,0 +1,105 @@
+"""The one door: bounds on every number and name that comes from a log, a checkpoint or a cache.
+
+Whoever may publish may publish anything that decodes. What a record of a kind can honestly say
+follows from the names of its fields, which carry their unit; ``skerry.protocol.records.decode`` and
+``skerry.protocol.envelope.unseal`` check it, so that no state machine sees a value outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from skerry.errors import Corrupt, Implausible
+from skerry.protocol.messages import Commit, ContributionHeader
+from skerry.protocol.subjects import TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_COUNT = 2**53
+"""No count of steps, tokens, versions, bytes or starts is larger: above it floats skip numbers."""
+MOST_NS = 2**63 - 1
+MOST_S = 1e11
+"""Three thousand years: no duration is longer."""
+LEAST_STEP_S, MOST_STEP_S = 1e-6, 1e6
+"""No training step that was measured is shorter, or longer (eleven days)."""
+LARGEST = {"config_json": 2**20}
+MOST_TEXT = 4096
+"""Characters of any other text in a record."""
+NAMES = frozenset({"learner", "syncer"})
+UNBOUNDED = frozenset({"plan_digest", "text_digest", "params_digest", "master_digest", "previous"})
+"""Digests use all of their 64 bits."""
+
+
+class Bound(NamedTuple):
+    """The least and the largest value of one field; for text: the least and the most characters."""
+
+    name: str
+    least: float
+    most: float
+    kind: str
+
+
+def check(record: object) -> None:
+    """Raise Implausible for a record with a value that no honest service writes.
+
+    Of a commit only the durations count: it is a fenced writer's, and what it names as refused is
+    what others claimed.
+    """
+    for bound in _bounds(type(record)):  # type: ignore[arg-type] # mypy: of a class it asks its instances' hash
+        if not _within(getattr(record, bound.name), bound):
+            msg = f"A {type(record).__name__} says {bound.name}, and that cannot be."
+            raise Implausible(msg)
+
+
+def check_contribution(header: ContributionHeader, slices: int) -> None:
+    """Raise Implausible or Corrupt for a header that contradicts itself or its fragment."""
+    check(header)
+    norms = header.norms
+    if len(norms) not in {0, slices}:
+        msg = f"{len(norms)} norms came for the {slices} slices of the fragment."
+        raise Corrupt(msg)
+    if not all(isfinite(norm) and norm >= 0 for norm in norms):
+        msg = "A norm is negative or not finite."
+        raise Corrupt(msg)
+    if header.cursor_to < header.cursor_from:
+        msg = f"A contribution read from {header.cursor_from} back to {header.cursor_to}."
+        raise Implausible(msg)
+
+
+def saturated(counts: Iterable[int]) -> int:
+    """Return the sum of counts, ``MOST_COUNT`` where it would be more."""
+    return min(sum(counts), MOST_COUNT)
+
+
+@cache
+def _bounds(kind: type[Any]) -> tuple[Bound, ...]:
+    found = (_bound(field.name, str(field.type)) for field in fields(kind))
+    return tuple(
+        bound
+        for bound in found
+        if bound is not None and (kind is not Commit or bound.name.endswith("_s"))
+    )
+
+
+def _bound(name: str, kind: str) -> Bound | None:
+    if name in UNBOUNDED or kind not in {"int", "float", "str"}:
+        return None
+    if kind == "str":
+        return Bound(name, 1 if name in NAMES else 0, LARGEST.get(name, MOST_TEXT), kind)
+    if kind == "int":
+        return Bound(name, 0, MOST_NS if name.endswith("_ns") else MOST_COUNT, kind)
+    if name == "step_time_s":
+        return Bound(name, LEAST_STEP_S, MOST_STEP_S, kind)
+    return Bound(name, 0.0, MOST_S, kind) if name.endswith("_s") else None
+
+
+def _within(value: str | float, bound: Bound) -> bool:
+    if isinstance(value, str):
+        named = bound.name not in NAMES or TOKEN.fullmatch(value) is not None
+        return named and len(value) <= bound.most
+    unmeasured = bound.name == "step_time_s" and value == 0
+    return unmeasured or bound.least <= value <= bound.most

@@ -1,0 +1,70 @@
+"""When training is over, and how far the clock follows what learners say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skerry.algorithm.liveness import LivenessPolicy
+from skerry.protocol.clock import END_TIMEOUTS, ClockLimit, LearnerTable
+from skerry.protocol.messages import LearnerPhase
+from skerry.settings.models import LivenessConfig
+from tests.support.builders import pulse
+
+PATIENCE_S = 60.0
+PULSE = pulse("fast", 100, phase=LearnerPhase.FINISHED)
+
+
+def table_of(phase: LearnerPhase, silent_s: float) -> LearnerTable:
+    """Return a table whose other learner was last heard ``silent_s`` before now (1000 s)."""
+    table = LearnerTable(LivenessPolicy(**LivenessConfig().model_dump()), PATIENCE_S)
+    table.observe(replace(PULSE, learner="slow", phase=phase), 1000.0 - silent_s)
+    table.observe(PULSE, 1000.0)
+    return table
+
+
+@pytest.mark.parametrize("phase", [LearnerPhase.TRAINING, LearnerPhase.CATCHING_UP])
+def test_silence_of_one_that_was_at_work_is_no_end(phase: LearnerPhase) -> None:
+    """A broker that was away lets whoever has finished be heard first."""
+    table = table_of(phase, 10.0)
+    assert "slow" not in table.working(1000.0)
+    assert not table.finished(1000.0)
+
+
+def test_run_ends_without_one_that_stays_away() -> None:
+    assert table_of(LearnerPhase.TRAINING, PATIENCE_S + 1).finished(1000.0)
+
+
+@pytest.mark.parametrize("phase", [LearnerPhase.FINISHED, LearnerPhase.STOPPED])
+def test_run_does_not_wait_for_one_that_said_it_was_done(phase: LearnerPhase) -> None:
+    assert table_of(phase, 10.0).finished(1000.0)
+
+
+def test_run_does_not_wait_for_ever_for_one_that_says_it_trains() -> None:
+    table = table_of(LearnerPhase.TRAINING, 0.0)
+    since = 1000.0 - END_TIMEOUTS * PATIENCE_S
+    assert not table.finished(1000.0, since)
+    assert table.finished(1000.0, since - 1.0)
+
+
+def clock(claimed: int, limit: ClockLimit, quorum: int = 1, now_s: float = 1000.0) -> int:
+    """Return the clock where ``liar`` claims a step and two others are at 100."""
+    table = LearnerTable(LivenessPolicy(**LivenessConfig().model_dump()), PATIENCE_S)
+    for name, step in (("a", 100), ("b", 100), ("liar", claimed)):
+        table.observe(pulse(name, step), now_s)
+    return table.clock(now_s, quorum, limit, estimated=False)
+
+
+def test_clock_goes_no_further_than_commits_and_time_bear_out() -> None:
+    assert clock(10**8, ClockLimit(100, 1000.0, 48)) == 148
+    by_time = clock(10**8, ClockLimit(100, 990.0, 48))  # ten seconds at 0.1 s a step, eight times
+    assert by_time == 148 + 800
+    assert clock(120, ClockLimit(100, 1000.0, 48)) == 120
+
+
+def test_clock_follows_learners_that_were_merged_where_they_make_a_quorum() -> None:
+    limit = ClockLimit(90, 1000.0, 48, frozenset({"a", "b"}))
+    assert clock(130, limit) == 100
+    assert clock(130, limit, quorum=3) == 100
+    assert clock(130, limit._replace(merged=frozenset())) == 130
