@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WORDS = re.compile(r"\b(?:told|anew|whoever|nobody|of\s+late|tell\s+whether)\b", re.IGNORECASE)
-TO_DO = {"shared/skerry/log": 52, "shared/skerry/protocol": 14, "services/syncer": 69}
+TO_DO: dict[str, int] = {}
 """Rooms that still have some, and how many at most: bring the numbers down, never up."""
 
 

@@ -46,10 +46,12 @@ def test_a_writer_that_ignores_its_fence_is_found(
     async def unfenced(
         writer: StateWriter, subject: str, payload: bytes, msg_id: str, *_headers: object
     ) -> Receipt:
+        if subject.endswith(".manifest"):  # at full speed it is overtaken too rarely
+            await asyncio.sleep(0.5)
         return await writer.bus.publish(subject, payload, msg_id=msg_id)
 
     monkeypatch.setattr(StateWriter, "_publish", unfenced)
-    plan, violations = found_and_shrunk(syncer, tmp_path, start=300)
+    plan, violations = found_and_shrunk(syncer, tmp_path)
     assert 1 <= len(plan.faults) <= 3
     assert violations
     monkeypatch.undo()

@@ -95,7 +95,7 @@ async def load(
         if commit.fragment in shard.fragments:
             shard.fragments[commit.fragment].settle_all(commit)
     await _read_starts(bus, writer.run, shard.assembler.incarnations, streams)
-    shard.again = await _asked_again(bus, shard, streams, anew=bool(manifests) and not floors)
+    shard.again = await _asked_again(bus, shard, streams, restarted=bool(manifests) and not floors)
     return LoadedShard(shard, vectors)
 
 
@@ -115,24 +115,26 @@ def _floors(
 
 
 async def _asked_again(
-    bus: Bus, shard: Shard, streams: dict[str, StreamInfo], *, anew: bool
+    bus: Bus, shard: Shard, streams: dict[str, StreamInfo], *, restarted: bool
 ) -> dict[int, int]:
     """Return by fragment the attempt of its next round, where contributions to it may be gone.
 
-    The window has dropped them, somebody has removed them, or the stream began anew (``anew``),
+    The window has dropped them, somebody has removed them, or the stream restarted (``restarted``),
     before any commit resolved them. Only who has sent one can tell, and looks when the round that
     it has answered is opened again.
     """
     stream = streams.get(Subjects(shard.assembler.run).stream("CONTRIB"))
     first = stream.first_seq if stream else 0
-    gone = {i: s for i, s in shard.fragments.items() if s.version and (anew or s.floor + 1 < first)}
+    gone = {
+        i: s for i, s in shard.fragments.items() if s.version and (restarted or s.floor + 1 < first)
+    }
     if not gone:
         return {}
     log.warning(
         "contributions_gone",
         run=shard.assembler.run,
         versions={index: state.version for index, state in gone.items()},
-        stream_anew=anew,
+        stream_restarted=restarted,
         first_sequence=min(state.floor for state in gone.values()) + 1,
         last_sequence=first - 1,
         hint="what no commit had resolved may be lost; who sent it and still runs offers it again:"
@@ -218,7 +220,7 @@ async def _read_starts(
     """Note where in CONTRIB each learner's incarnations began.
 
     The ledger knows of the newest ones, also where retention has dropped their ``Start``. A start
-    that nobody can have made is left out.
+    that no learner can have made is left out.
     """
     subjects = Subjects(run)
     stream = streams.get(subjects.stream("CONTRIB"))

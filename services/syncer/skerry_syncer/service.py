@@ -76,7 +76,7 @@ def load_kernels() -> None:
 
 
 async def farewell(bus: Bus, run: str, name: str, instance: str) -> None:
-    """Say that this syncer holds nothing any more, so that nobody waits for its lease to end."""
+    """Say that this syncer holds nothing any more, so that none waits for its lease to end."""
     pulse = SyncerPulse(run=run, syncer=name, instance=instance, sent_ns=time.time_ns())
     with suppress(BusError, TimeoutError):
         async with asyncio.timeout(FAREWELL_S):

@@ -207,7 +207,7 @@ class ShardServer:
             # By the ledger: a manifest may be ahead of it, and no syncer recovers a finished run.
             commits = await ledger.last_commits(self.bus, self.run.run)
             finals = {index for index, c in commits.items() if c.final} | end.finals
-            if len(finals) < len(shard.plan.fragments):
+            if not finals >= {fragment.index for fragment in shard.plan.fragments}:
                 return False
             others = {i: c.contrib_floor for i, c in commits.items() if i not in shard.fragments}
         if not await self._resolved(others):

@@ -40,8 +40,8 @@ class Watch:
 class StandBy:
     """One syncer process: a stand-by for every shard that it does not hold.
 
-    Its decisions are those of ``core.succession``, made anew whenever something is heard or time
-    has passed; each shard that it serves is a task of its own.
+    Its decisions are those of ``skerry.protocol.succession``, made again whenever something is
+    heard or time has passed; each shard that it serves is a task of its own.
     """
 
     served: ServedRun
@@ -129,7 +129,7 @@ class StandBy:
                 fence=known,
                 cause=f"The log has lost the fence of shard {shard} of run"
                 f" {self.served.record.run!r}: its state was purged or replaced;"
-                f" {self.served.name!r} takes the shard anew and looks what is left of it.",
+                f" {self.served.name!r} takes the shard again and looks what is left of it.",
             )
             self.view = succession.unfenced(self.view, shard)
         if held is not None:

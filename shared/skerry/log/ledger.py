@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import xxhash
 
@@ -14,6 +14,7 @@ from skerry.errors import (
     Conflict,
     RunNotFound,
     StateLost,
+    WireError,
 )
 from skerry.log.base import Deliver, Expect
 from skerry.log.rejections import readable
@@ -38,6 +39,44 @@ T = TypeVar("T", MemberRecord, Commit, CheckpointRecord, Evaluation)
 CAS_ATTEMPTS = 100
 
 
+@dataclass(frozen=True, slots=True)
+class NewestRecord(Generic[T]):
+    """The newest message of a subject, and the newest one there that can be read.
+
+    ``sequence`` is that of the newest message, ``stored`` the one that holds ``value``; None where
+    none can be read.
+    """
+
+    subject: str
+    sequence: int
+    stored: Record
+    value: T | None
+
+
+async def newest_readable(bus: Bus, kind: type[T], pattern: str, run: str) -> list[NewestRecord[T]]:
+    """Return the newest record of each subject that can be read, whatever lies above it.
+
+    The ledger denies deletes, so what somebody has written there stays: it must not bar readers.
+    """
+    return [await readable_up_to(bus, kind, r, run) for r in await bus.last_each(pattern)]
+
+
+async def readable_up_to(bus: Bus, kind: type[T], newest: Record, run: str) -> NewestRecord[T]:
+    """Return the newest record of a subject that can be read, given its newest message."""
+    subject, last = newest.subject, newest.sequence
+    if (value := readable(kind, newest, run)) is not None:
+        return NewestRecord(subject, last, newest, value)
+    found: NewestRecord[T] = NewestRecord(subject, last, newest, None)
+    follower = bus.follow(subject, deliver=Deliver.ALL)
+    async with aclosing(follower):
+        async for stored in follower:
+            if stored.sequence >= last:
+                break
+            if (value := readable(kind, stored, run)) is not None:
+                found = NewestRecord(subject, last, stored, value)
+    return found
+
+
 async def create_run(bus: Bus, record: RunRecord) -> RunRecord:
     """Create the run unless somebody has; return the record that the log holds."""
     subject = Subjects(record.run).run_record()
@@ -54,20 +93,48 @@ async def create_run(bus: Bus, record: RunRecord) -> RunRecord:
 
 
 async def read_run(bus: Bus, run: str) -> RunRecord:
-    """Return the newest record of the run; RunNotFound if there is none."""
-    found = await bus.last(Subjects(run).run_record())
-    if found is None:
+    """Return the run's record: as it was created, in its newest state.
+
+    A later record that says anything else than the state is refused: a client that may publish may
+    not change what a run is. Raises RunNotFound if there is none.
+    """
+    held = await _run_records(bus, run)
+    if not held:
         msg = f"There is no run {run!r} in this log: start it with `skerry up` or name another."
         raise RunNotFound(msg)
-    return decode(RunRecord, found.payload, run=run)
+    return held[-1]
+
+
+async def _run_records(bus: Bus, run: str) -> list[RunRecord]:
+    """Return the run's records that count, oldest first; WireError if none can be read."""
+    subject = Subjects(run).run_record()
+    newest = await bus.last(subject)
+    if newest is None:
+        return []
+    found: list[RunRecord] = []
+    follower = bus.follow(subject, deliver=Deliver.ALL)
+    async with aclosing(follower):
+        async for stored in follower:
+            record = readable(RunRecord, stored, run)
+            if record is not None and (not found or _is_next(found[0], record)):
+                found.append(record)
+            if stored.sequence >= newest.sequence:
+                break
+    return found or [decode(RunRecord, newest.payload, run=run)]
+
+
+def _is_next(first: RunRecord, record: RunRecord) -> bool:
+    """Return True if a record differs from the run's first one in nothing but its state."""
+    return replace(record, state=first.state) == first
 
 
 async def follow_run(bus: Bus, run: str) -> AsyncGenerator[RunRecord]:
     """Yield the run's newest record once there is one, then each change of it."""
     follower = bus.follow(Subjects(run).run_record(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
-        async for record in follower:
-            yield decode(RunRecord, record.payload, run=run)
+        async for _ in follower:
+            if records := await _run_records(bus, run):
+                yield records[-1]
 
 
 async def wait_run(bus: Bus, run: str) -> RunRecord:
@@ -101,12 +168,12 @@ def same_run(record: RunRecord, created_ns: int) -> None:
     """Raise StateLost unless this is the record of the run that was created at ``created_ns``.
 
     The log was emptied meanwhile, and the run restored from a checkpoint or created once more:
-    versions, rounds and incarnations count anew there, and mean something else.
+    versions, rounds and incarnations start again there, and mean something else.
     """
     if record.created_ns == created_ns:
         return
     msg = (
-        f"Run {record.run!r} was begun anew in this log: the one that this process works on is"
+        f"Run {record.run!r} was created again in this log: the one that this process works on is"
         " lost. Start the process again, and it goes on with the new one."
     )
     raise StateLost(msg)
@@ -125,7 +192,7 @@ async def finish_run(bus: Bus, record: RunRecord) -> None:
         if newest is None:
             msg = f"The record of run {record.run!r} is not in the ledger."
             raise BrokerUnavailable(msg)
-        held = decode(RunRecord, newest.payload, run=record.run)
+        held = await read_run(bus, record.run)
         same_run(held, record.created_ns)
         if held.state is RunState.FINISHED:
             return
@@ -152,16 +219,15 @@ async def list_runs(bus: Bus) -> list[RunRecord]:
     for run in runs:
         try:
             records.append(await read_run(bus, run))
-        except RunNotFound:
+        except (RunNotFound, WireError):
             continue
     return sorted(records, key=lambda r: r.created_ns)
 
 
 async def members(bus: Bus, run: str) -> dict[str, MemberRecord]:
     """Return the newest incarnation of every learner that ever joined, by name."""
-    records = await bus.last_each(Subjects(run).members())
-    found = [decode(MemberRecord, r.payload, run=run) for r in records]
-    return {m.learner: m for m in found}
+    found = await newest_readable(bus, MemberRecord, Subjects(run).members(), run)
+    return {item.value.learner: item.value for item in found if item.value is not None}
 
 
 async def join(
@@ -172,19 +238,16 @@ async def join(
     Its number is higher than its record's, and than ``above``. A name keeps its shard for ever; a
     new name takes the next one. The whole member table is compared-and-set through a count kept on
     the newest record, so two learners that join at the same instant get different shards. Where
-    the acknowledgement of a write was lost, its number is left out and the next one taken: nobody
+    the acknowledgement of a write was lost, its number is left out and the next one taken: nothing
     else ever used it.
     """
     subjects = Subjects(run)
     subject = subjects.member(learner)
     for _ in range(CAS_ATTEMPTS):
-        records = await bus.last_each(subjects.members())
-        known = {
-            m.learner: (m, r.sequence)
-            for r in records
-            for m in [decode(MemberRecord, r.payload, run=run)]
-        }
+        found = await newest_readable(bus, MemberRecord, subjects.members(), run)
+        known = {i.value.learner: (i.value, i.sequence) for i in found if i.value is not None}
         mine = known.get(learner)
+        unread = next((i.sequence for i in found if i.subject == subject), 0)
         member = MemberRecord(
             run=run,
             learner=learner,
@@ -196,7 +259,8 @@ async def join(
             else 1 + max((m.shard for m, _ in known.values()), default=-1),
         )
         # A known name competes with itself only; a new one with every other new one.
-        expect = Expect(subject, mine[1]) if mine else Expect(subjects.members(), _newest(known))
+        newest = max((item.sequence for item in found), default=0)
+        expect = Expect(subject, unread) if mine else Expect(subjects.members(), newest)
         try:
             await bus.publish(
                 subject,
@@ -211,10 +275,6 @@ async def join(
     raise BusError(msg)
 
 
-def _newest(known: dict[str, tuple[MemberRecord, int]]) -> int:
-    return max((sequence for _, sequence in known.values()), default=0)
-
-
 async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
     """Yield the newest incarnation of every learner, then each new one."""
     follower = bus.follow(Subjects(run).members(), deliver=Deliver.LAST_PER_SUBJECT)
@@ -226,9 +286,8 @@ async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
 
 async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:
     """Return the newest commit of every fragment that has one."""
-    records = await bus.last_each(Subjects(run).commits())
-    commits = [decode(Commit, r.payload, run=run) for r in records]
-    return {c.fragment: c for c in commits}
+    found = await newest_readable(bus, Commit, Subjects(run).commits(), run)
+    return {item.value.fragment: item.value for item in found if item.value is not None}
 
 
 async def follow_starts(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, MemberRecord]]:
@@ -351,7 +410,7 @@ async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRec
 
 
 async def record_evaluation(bus: Bus, record: Evaluation) -> None:
-    """Note what a state is worth; the same state on the same text is one fact, whoever says it."""
+    """Note what a state is worth; the same state on the same text is one fact, from anyone."""
     subject = Subjects(record.run).evaluation()
     fact = (record.versions, record.text_digest)
     state = xxhash.xxh3_64_hexdigest(",".join(map(str, record.versions)).encode())

@@ -71,6 +71,16 @@ async def ledger_lost(bus: Bus, run: str, missing: Mapping[int, range]) -> State
     )
 
 
+async def ledger_ahead(bus: Bus, commit: Commit) -> StateLost:
+    """Return the error for a ledger that names a version which no syncer has committed yet."""
+    return StateLost(
+        f"The ledger of run {commit.run!r} already names version {commit.version} of fragment"
+        f" {commit.fragment} or a later one, which no syncer has committed: something else has"
+        " written there, and what is committed now could not be recorded."
+        f" {await _way_on(bus, commit.run)}"
+    )
+
+
 async def members_lost(bus: Bus, run: str, lost: Mapping[str, int]) -> StateLost:
     """Return the error for members that commits name and the ledger has no record of."""
     who = "; ".join(f"learner {name!r}, start {start}" for name, start in sorted(lost.items()))

@@ -1,6 +1,6 @@
 """A learner's place in its run: which incarnation it is, and where it goes on in its data.
 
-What earlier incarnations sent and nobody has merged yet may still be merged, so a learner that
+What earlier incarnations sent and no commit has merged yet may still be merged, so a learner that
 comes back must not train on that data again. It first publishes its ``Start`` into the stream of
 the contributions: what an older incarnation completes behind it never counts. Everything that was
 whole before it does count, and can be read; so the log alone says how far the data has been used.
@@ -201,7 +201,7 @@ async def _read_until(bus: Bus, patterns: list[str], position: int, start: int, 
 
 
 async def _is_there(bus: Bus, subjects: Subjects, member: MemberRecord, start: int) -> bool:
-    """Tell whether our ``Start`` is still in the stream; a broker that is away has not lost it."""
+    """Return True if our ``Start`` is still in the stream, as far as the broker answers."""
     try:
         found = await bus.get(subjects.stream("CONTRIB"), start)
     except BrokerUnavailable:

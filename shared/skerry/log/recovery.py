@@ -16,7 +16,14 @@ import xxhash
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
 from skerry.log.base import Deliver, Expect
-from skerry.log.ledger import CAS_ATTEMPTS, last_commits, members, read_run, same_run
+from skerry.log.ledger import (
+    CAS_ATTEMPTS,
+    last_commits,
+    members,
+    read_run,
+    readable_up_to,
+    same_run,
+)
 from skerry.log.loss import (
     gaps,
     gone_back,
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record
+    from skerry.log.ledger import NewestRecord
     from skerry.protocol.messages import MemberRecord, RunRecord
 
 READ_S = 20.0
@@ -134,26 +142,29 @@ class Predecessor(NamedTuple):
     digest: int
 
 
-NO_PREDECESSOR = Predecessor(0, 0)
-
-
 async def predecessor(bus: Bus, commit: Commit) -> Predecessor | None:
     """Return the record that a commit follows in the ledger; None where the ledger has the commit.
 
     Raises StateLost where the ledger lacks the version before it: no history with a hole in it is
     continued.
     """
-    fragment, subject = commit.fragment, Subjects(commit.run).commit(commit.fragment)
+    fragment = commit.fragment
     while True:
-        newest = await bus.last(subject)
-        held = decode(Commit, newest.payload, run=commit.run) if newest else None
+        newest = await _newest_commit(bus, commit.run, fragment)
+        held = newest.value if newest else None
         if held is not None and held.version >= commit.version:
             return None
         known = {fragment: held} if held else {}
         if not await _follows(bus, commit.run, {fragment: commit}, known):
-            if newest is None:
-                return NO_PREDECESSOR
-            return Predecessor(newest.sequence, xxhash.xxh3_64_intdigest(newest.payload))
+            if newest is None or held is None:
+                return Predecessor(newest.sequence if newest else 0, 0)
+            digest = xxhash.xxh3_64_intdigest(newest.stored.payload)
+            return Predecessor(newest.sequence, digest)
+
+
+async def _newest_commit(bus: Bus, run: str, fragment: int) -> NewestRecord[Commit] | None:
+    newest = await bus.last(Subjects(run).commit(fragment))
+    return None if newest is None else await readable_up_to(bus, Commit, newest, run)
 
 
 async def append_commit(bus: Bus, commit: Commit, after: Predecessor | None = None) -> None:
@@ -196,8 +207,9 @@ async def _follows(
         if not missing:
             return look > 0
         for fragment in missing:
-            if (record := await bus.last(Subjects(run).commit(fragment))) is not None:
-                commits[fragment] = decode(Commit, record.payload, run=run)
+            held = await _newest_commit(bus, run, fragment)
+            if held is not None and held.value is not None:
+                commits[fragment] = held.value
     if missing := gaps(newest, commits):
         if not await _left(bus, run) and await find_run(bus, run) is None:
             raise run_gone(run)

@@ -1,4 +1,4 @@
-"""Reporting what is refused, whoever sends how much of it: one line a second, with counts."""
+"""Report what is refused, however much of it is sent: one line a second, with counts."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from skerry.algorithm.backend import decoder
-from skerry.errors import Corrupt, Overtaken
+from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.base import Deliver
 from skerry.log.loss import state_lost
 from skerry.log.rejections import readable
 from skerry.protocol.codec import VectorAssembler
 from skerry.protocol.envelope import unseal, vector_blocks
 from skerry.protocol.messages import ChunkRef, Manifest, Part
-from skerry.protocol.records import decode
+from skerry.protocol.records import read
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics
 
@@ -54,10 +54,19 @@ async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
     subjects = {Subjects(run).manifest(f.index): f.index for f in plan.fragments}
     records = await bus.last_each(Subjects(run).manifests())
     return {
-        subjects[record.subject]: decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+        subjects[record.subject]: _decoded(record, run, plan)
         for record in records
         if record.subject in subjects
     }
+
+
+def _decoded(record: Record, run: str, plan: Plan) -> Manifest:
+    """Return a manifest; the WireError for one that cannot be read says where it lies."""
+    try:
+        return read(Manifest, record, run=run, plan_digest=plan.digest)
+    except WireError as error:
+        error.args = (f"The manifest on {record.subject} cannot be read: {error}",)
+        raise
 
 
 async def read_manifest(bus: Bus, run: str, plan: Plan, fragment: int) -> Manifest | None:
@@ -65,7 +74,7 @@ async def read_manifest(bus: Bus, run: str, plan: Plan, fragment: int) -> Manife
     record = await bus.last(Subjects(run).manifest(fragment))
     if record is None:
         return None
-    return decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+    return _decoded(record, run, plan)
 
 
 async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Manifest]:
@@ -77,7 +86,7 @@ async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Man
     async with aclosing(follower):
         async for record in follower:
             manifest = readable(Manifest, record, run, plan.digest)
-            if manifest is not None and manifest.commit.fragment < len(plan.fragments):
+            if manifest is not None:
                 yield manifest
 
 
@@ -125,8 +134,8 @@ async def read_part(
     if assembler.digest != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
-    told = {metrics.RUN: run, metrics.OPERATION: "decode"}
-    instruments.record(metrics.CODEC_DURATION, spent_s, told)
+    labels = {metrics.RUN: run, metrics.OPERATION: "decode"}
+    instruments.record(metrics.CODEC_DURATION, spent_s, labels)
     if on_decoded is not None:
         on_decoded(spent_s)
     return assembler.vector

@@ -20,6 +20,7 @@ from skerry.algorithm.fragments import BLOCK
 from skerry.errors import Conflict, StateLost, first_cause
 from skerry.log import fences
 from skerry.log.base import Expect
+from skerry.log.loss import ledger_ahead
 from skerry.log.recovery import append_commit, mend, predecessor, read_behind
 from skerry.log.state import MASTER, PARAMS
 from skerry.protocol.codec import PlaneAssembler, encode_vector, vector_digest
@@ -144,6 +145,9 @@ class StateWriter:
         slot = 1 - previous.slot if previous else 0
         attempt = f"{self.token}.{next(self.attempts)}"
         after = await predecessor(self.bus, commit)
+        if after is None:
+            await self.check()  # overtaken, it would find what the next writer has committed
+            raise await ledger_ahead(self.bus, commit)
         stored: list[Part] = []
         first = 0
         for part in parts:
@@ -161,7 +165,7 @@ class StateWriter:
             syncer=self.holder,
             params_digest=digests[PARAMS],
             master_digest=digests[MASTER],
-            previous=after.digest if after else 0,
+            previous=after.digest,
         )
         manifest = Manifest(commit=whole, slot=slot, parts=tuple(stored))
         subject = Subjects(self.run).manifest(commit.fragment)

@@ -1,6 +1,6 @@
 """When a contribution is whole, and when it is refused: the one definition for every reader.
 
-A syncer, a learner that comes back, a learner that misses an answer and whoever audits a log feed
+A syncer, a learner that comes back, a learner that misses an answer and the audit of a log feed
 the same messages in the stream's order and get the same answers. Nothing here waits or does I/O.
 """
 
@@ -269,9 +269,9 @@ class ContributionAssembler:
         key = header.fragment, header.sender
         partial, cause = self._partial(key, header, stored.sequence)
         if partial is None:
-            told = _plausible(header)
-            refused = refused_as(cause, told or _id(header))
-            version = told.round_version if told else 0
+            claimed = _plausible(header)
+            refused = refused_as(cause, claimed or _id(header))
+            version = claimed.round_version if claimed else 0
             return Refusal(
                 refused, _DETAIL.get(cause, ""), stored.sequence, stored.subject, version
             )
@@ -353,18 +353,18 @@ def _id(header: ChunkHeader) -> ContributionId:
 
 def _agreed(header: ChunkHeader) -> ContributionHeader:
     """Return the contribution's header if it agrees with its envelope."""
-    told = header.contribution
-    if told is None:
+    claim = header.contribution
+    if claim is None:
         msg = "A first chunk came without its contribution header."
         raise Corrupt(msg)
-    if (told.fragment, id_of(told), told.base_version) != (
+    if (claim.fragment, id_of(claim), claim.base_version) != (
         header.fragment,
         _id(header),
         header.version,
     ):
         msg = f"The contribution header of {header.sender!r} contradicts its envelope."
         raise Corrupt(msg)
-    return told
+    return claim
 
 
 def _plausible(header: ChunkHeader) -> ContributionHeader | None:

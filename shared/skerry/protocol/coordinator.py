@@ -1,6 +1,6 @@
 """The rounds of a shard: when each opens, closes, is opened again, and when the run ends.
 
-``RoundCoordinator.decide`` returns the one thing to do next; whoever drives it does that, says so,
+``RoundCoordinator.decide`` returns the one thing to do next; its driver does that, says so,
 and asks again until there is nothing to do before ``idle_s`` has passed or something arrives.
 """
 

@@ -1,8 +1,8 @@
 """The one door: bounds on every number and name that comes from a log, a checkpoint or a cache.
 
-Whoever may publish may publish anything that decodes. What a record of a kind can honestly say
-follows from the names of its fields, which carry their unit; ``skerry.protocol.records.decode`` and
-``skerry.protocol.envelope.unseal`` check it, so that no state machine sees a value outside.
+A client that may publish may publish anything that decodes. What a record of a kind can honestly
+say follows from the names of its fields, which carry their unit; ``skerry.protocol.records.decode``
+and ``skerry.protocol.envelope.unseal`` check it, so that no state machine sees a value outside.
 """
 
 from __future__ import annotations

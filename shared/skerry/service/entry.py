@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 def exit_on_error() -> Generator[None]:
     """Print a SkerryError as one sentence on stderr and exit with its code.
 
-    Any other error is a defect and keeps its traceback.
+    Any other error is a defect and keeps its traceback. Log lines of a command that configures no
+    log go to stderr: what it prints is on stdout.
     """
+    import structlog
+
+    if not structlog.is_configured():
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     try:
         yield
     except KeyboardInterrupt:

@@ -49,7 +49,7 @@ def pulses(change: Callable[[Pulse], Pulse]) -> Compose:
     async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
         subject, pulse = Subjects(drilled.run).pulse(injection.target), None
         for _ in range(PULSES):
-            # The newest one may be ours, which nobody believes.
+            # The newest one may be ours, which no reader believes.
             newest = await presence.last_pulse(drilled.bus, drilled.run, injection.target)
             pulse = newest or pulse
             if pulse is None:

@@ -21,9 +21,8 @@ from skerry.errors import (
     first_cause,
 )
 from skerry.log import ledger
-from skerry.log.memory import MemoryBroker
+from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.protocol.messages import CheckpointRecord
-from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.service import shell
 from skerry.store.checkpoint import read_manifest, verify
@@ -181,7 +180,13 @@ async def test_another_run_of_the_same_name_ends_the_checkpointer_of_the_one_bef
     serving = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
     await recorded(scripted, 1)
     other = replace(scripted.record, created_ns=scripted.record.created_ns + 1)
-    await scripted.bus.publish(Subjects("run").run_record(), encode(other))
+    assert isinstance(scripted.bus, MemoryBus)
+    broker = scripted.bus.broker
+    ledger_stream = broker.streams.pop(Subjects("run").stream("LEDGER"))
+    broker.declare(ledger_stream.spec)
+    ledger_stream.lost = True
+    ledger_stream.wake()
+    await ledger.create_run(scripted.bus, other)
     with pytest.raises(BaseExceptionGroup) as raised:
         await asyncio.wait_for(serving, DEADLINE_S)
     assert isinstance(first_cause(raised.value), StateLost)

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from skerry.errors import Superseded
 from skerry.log import presence
 from skerry.log.memory import MemoryBroker
+from skerry.protocol.door import MOST_COUNT
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import LearnerPhase, Manifest, Round, Start
 from skerry.protocol.records import encode
@@ -102,8 +103,8 @@ async def attacked(
 
 ROUNDS = [
     ({"version": HUGE, "final": True}, DoorReason.TOO_NEW),
-    ({"version": 2**64 - 1}, DoorReason.TOO_NEW),
-    ({"version": 2, "due_step": 2**60}, DoorReason.BEYOND_THE_END),
+    ({"version": MOST_COUNT}, DoorReason.TOO_NEW),
+    ({"version": 2, "due_step": MOST_COUNT}, DoorReason.BEYOND_THE_END),
     ({"version": 2, "final": True}, DoorReason.NOT_OVER),
     ({"version": 2, "fragment": 77}, DoorReason.NO_SUCH_FRAGMENT),
 ]
@@ -169,7 +170,7 @@ async def test_a_manifest_that_the_ledger_does_not_bear_out_is_refused(version: 
         await scene.goes_on()
 
 
-@pytest.mark.parametrize("incarnation", [99, HUGE, 2**64 - 1])
+@pytest.mark.parametrize("incarnation", [99, HUGE, MOST_COUNT])
 async def test_a_member_record_that_so_many_starts_cannot_have_led_to_ends_nobody(
     incarnation: int,
 ) -> None:

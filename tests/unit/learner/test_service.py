@@ -159,7 +159,7 @@ async def test_it_ends_when_its_run_is_begun_anew_under_it(config: RunConfig) ->
                 await living
     cause = first_cause(raised.value)
     assert isinstance(cause, StateLost)
-    assert "Run 'run' was begun anew in this log" in str(cause)
+    assert "Run 'run' was created again in this log" in str(cause)
 
 
 async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(

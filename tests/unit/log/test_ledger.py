@@ -63,7 +63,7 @@ async def test_run_that_was_begun_anew_is_neither_awaited_nor_ended_by_the_one_b
     before = run_record(RUN, PLAN, config_json="{}")
     anew = dataclasses.replace(before, created_ns=before.created_ns + 1)
     await ledger.create_run(bus, anew)
-    with pytest.raises(StateLost, match="Run 't' was begun anew in this log"):
+    with pytest.raises(StateLost, match="Run 't' was created again in this log"):
         await ledger.wait_finished(bus, RUN, created_ns=before.created_ns)
     with pytest.raises(StateLost, match="Start the process again"):
         await ledger.finish_run(bus, before)

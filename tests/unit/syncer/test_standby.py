@@ -758,7 +758,7 @@ def test_run_that_was_begun_anew_ends_the_syncers_of_the_one_before() -> None:
         for name in "ab":
             cause = await ended(world, name)
             assert isinstance(cause, StateLost)
-            assert "was begun anew in this log" in str(cause)
+            assert "was created again in this log" in str(cause)
 
     virtual(play)
 
