@@ -351,23 +351,6 @@ async def follow_stored_commits(
                 yield record, commit
 
 
-async def stored_commits(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, Commit]]:
-    """Yield every commit that the ledger holds by now, with its record; unreadable ones not.
-
-    To where the ledger ends, and not to each fragment's newest version: that may be unreadable.
-    """
-    newest = max((r.sequence for r in await bus.last_each(Subjects(run).commits())), default=0)
-    if not newest:
-        return
-    follower = bus.follow(Subjects(run).commits(), deliver=Deliver.ALL)
-    async with aclosing(follower):
-        async for record in follower:
-            if (commit := readable(Commit, record, run)) is not None:
-                yield record, commit
-            if record.sequence >= newest:
-                return
-
-
 async def begun_ns(bus: Bus, run: str) -> int:
     """Return when the broker stored the run's first commit in this log, waiting for it."""
     follower = bus.follow(Subjects(run).commits(), deliver=Deliver.ALL)
@@ -389,15 +372,6 @@ async def last_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
     """Return the newest checkpoint of the run, or None."""
     found = await bus.last(Subjects(run).checkpoint())
     return decode(CheckpointRecord, found.payload, run=run) if found else None
-
-
-async def newest_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
-    """Return the newest checkpoint, None where there is none or it cannot be read.
-
-    Unlike ``last_checkpoint``: for who only shows the run.
-    """
-    found = await bus.last(Subjects(run).checkpoint())
-    return readable(CheckpointRecord, found, run) if found else None
 
 
 async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRecord]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import weighting
+from skerry.protocol.contribution import ContributionRules
 from skerry.protocol.messages import (
     CommitOrigin,
     Consumed,
@@ -74,19 +75,12 @@ class Rules:
             discount=sync.staleness_discount,
         )
 
-    def claimed_wrongly(self, item: Consumed) -> str:
-        """Return how a contribution's tokens contradict its data or its steps; empty: they do not.
-
-        They are its weight, so no learner may claim more than the data that it used up.
-        """
-        sequences, each = item.cursor_to - item.cursor_from, self.sequence_tokens
-        if each is None:
-            return ""
-        if item.tokens > sequences * each:
-            return f"{item.tokens} tokens of {sequences} sequences of {each}"
-        if self.step_tokens is not None and item.tokens != item.steps * self.step_tokens:
-            return f"{item.tokens} tokens of {item.steps} steps of {self.step_tokens}"
-        return ""
+    @property
+    def claims(self) -> ContributionRules:
+        """What a contribution may claim: the rule by which a syncer refuses it on arrival."""
+        if self.sequence_tokens is None:
+            return ContributionRules()
+        return ContributionRules(self.sequence_tokens, self.step_tokens)
 
 
 @dataclass(slots=True)
@@ -285,7 +279,7 @@ class Checks:
         begun = self._starts(item.learner).cursor_of(item.incarnation)
         yield from account.consume(item, genesis=genesis, begun=begun)
         number = (item.incarnation, item.identity)
-        if text := self.rules.claimed_wrongly(item):
+        if text := self.rules.claims.contradiction(item):
             yield What.TOKENS, f"{named(number)} counts {text}"
         starts = self._starts(item.learner)
         if text := starts.late(item.incarnation, item.cursor_to):

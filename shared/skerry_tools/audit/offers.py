@@ -10,14 +10,12 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.errors import WireError
-from skerry.protocol.envelope import unseal
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.contribution import Contribution, ContributionAssembler
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Record
-    from skerry.protocol.messages import ChunkHeader, ContributionHeader
+    from skerry.protocol.messages import ContributionHeader
 
 ContributionId = tuple[int, int]
 """Incarnation and identity: what tells two contributions of one learner to a fragment apart."""
@@ -38,48 +36,27 @@ class Offer:
 
 
 @dataclass(slots=True)
-class _OpenOffer:
-    number: ContributionId
-    first: int
-    seen: set[int] = field(default_factory=set[int])
-    header: ContributionHeader | None = None
-
-
-@dataclass(slots=True)
 class Collector:
-    """Puts chunks together by number only, by the rules of ``bus.contributions.Inbox``."""
+    """Finds the contributions of the window that are whole, by every reader's one definition."""
 
     run: str
     plan: Plan
-    open: dict[tuple[int, str], _OpenOffer] = field(
-        default_factory=dict[tuple[int, str], "_OpenOffer"]
-    )
+    assembler: ContributionAssembler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.assembler = ContributionAssembler(self.run, self.plan, keeps_payload=False)
 
     def feed(self, record: Record) -> Offer | None:
-        """Take one record of CONTRIB; bytes that no syncer would take count for nothing."""
-        try:
-            header, _ = unseal(record.payload, run=self.run, plan=self.plan)
-        except WireError:
-            return None
-        if record.subject != Subjects(self.run).contribution(header.fragment, header.sender):
-            return None
-        return self._take(header, record)
+        """Take one message of CONTRIB; bytes that no syncer would take count for nothing.
 
-    def _take(self, header: ChunkHeader, record: Record) -> Offer | None:
-        key, number = (header.fragment, header.sender), (header.incarnation, header.identity)
-        held = self.open.get(key)
-        if held is None or held.number < number:
-            held = self.open[key] = _OpenOffer(number, record.sequence)
-        if held.number > number:
+        What a newer incarnation has superseded counts: a commit has to name it as refused.
+        """
+        if record.subject.split(".")[-2:-1] == ["start"]:
             return None
-        held.seen.add(header.index)
-        held.header = header.contribution or held.header
-        if len(held.seen) < header.count:
+        got = self.assembler.feed(record)
+        if not isinstance(got, Contribution):
             return None
-        del self.open[key]
-        if held.header is None:
-            return None
-        return Offer(held.header, held.first, record.sequence, record.time_ns)
+        return Offer(got.header, got.sequence_first, got.sequence_last, got.time_ns)
 
 
 @dataclass(slots=True)
