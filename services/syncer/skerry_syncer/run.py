@@ -125,7 +125,7 @@ class ServedRun:
         timetable = schedule.Schedule(
             sync.fragments, sync.h_steps, sync.overlap_steps, own=len(shard.fragments)
         )
-        policy = rounds.Policy(
+        policy = rounds.RoundPolicy(
             sync.quorum,
             sync.grace_gamma,
             sync.overlap_steps,

@@ -149,7 +149,7 @@ class CoordinatorSettings(NamedTuple):
     """What of a run's settings its rounds depend on; ``steps``: how many the run has."""
 
     timetable: schedule.Schedule
-    policy: rounds.Policy
+    policy: rounds.RoundPolicy
     steps: int
 
     @property
@@ -266,7 +266,7 @@ class RoundCoordinator:
         return None
 
     def _close(
-        self, index: int, view: rounds.View, reason: CloseReason, now: tuple[float, int]
+        self, index: int, view: rounds.RoundView, reason: CloseReason, now: tuple[float, int]
     ) -> CommitRound:
         state, opened, (now_s, now_ns) = self.shard.fragments[index], self.open[index], now
         policy, began_s, began_ns = self.settings.policy, opened.opened_s, opened.record.opened_ns
@@ -345,9 +345,9 @@ class RoundCoordinator:
         self.launched_s = now_s
         return Publish(record)
 
-    def _view(self, index: int, now_s: float) -> rounds.View:
+    def _view(self, index: int, now_s: float) -> rounds.RoundView:
         opened = self.open[index]
-        return rounds.View(
+        return rounds.RoundView(
             opened_s=opened.opened_s,
             arrived=dict(self.shard.fragments[index].arrived_s),
             expected=frozenset(self.clock.learners.working(now_s)),

@@ -43,7 +43,7 @@ class OpenReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RoundPolicy:
     """K, gamma, tau, for how many steps a round may live, and how long without its quorum.
 
     ``room_steps``: a round that lives for longer holds up the next (``schedule.room_steps``).
@@ -74,7 +74,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RoundView:
     """One open round, as the syncer sees it; all times on one clock, in seconds.
 
     ``arrived`` maps a learner to the time its contribution was complete, ``expected`` holds the
@@ -112,7 +112,9 @@ def measured(
     return timings
 
 
-def measured_behind(timings: Timings, factor: float, behind_s: float, policy: Policy) -> Timings:
+def measured_behind(
+    timings: Timings, factor: float, behind_s: float, policy: RoundPolicy
+) -> Timings:
     """Return the timings with one more contribution behind the K-th folded in.
 
     One that comes too late to be waited for says nothing about how long to wait; it lets them fade,
@@ -131,7 +133,7 @@ def measured_behind(timings: Timings, factor: float, behind_s: float, policy: Po
 
 
 def measured_arrivals(
-    timings: Timings, factor: float, arrivals: Iterable[float], policy: Policy
+    timings: Timings, factor: float, arrivals: Iterable[float], policy: RoundPolicy
 ) -> Timings:
     """Return the timings with all of a round who came behind the K-th folded in, in their order.
 
@@ -154,7 +156,7 @@ def patience_s(timings: Timings) -> float:
     return max(timings.step_s or 0.0, usual_s)
 
 
-def most_grace_s(policy: Policy, timings: Timings) -> float:
+def most_grace_s(policy: RoundPolicy, timings: Timings) -> float:
     """Return what a round may at most wait beyond its quorum, in seconds.
 
     ``gamma * (room * step - (quorum + sync))``. Decoupled DiLoCo (arXiv 2604.21428) has tau for the
@@ -171,7 +173,7 @@ def most_grace_s(policy: Policy, timings: Timings) -> float:
     return min(max(policy.grace_gamma * slack, timings.step_s), policy.round_timeout_s)
 
 
-def grace_s(policy: Policy, timings: Timings) -> float:
+def grace_s(policy: RoundPolicy, timings: Timings) -> float:
     """Return how long a round waits beyond its quorum, in seconds.
 
     As long as nearly all contributions take that can be waited for. No longer than
@@ -186,7 +188,7 @@ WITHOUT_QUORUM = frozenset({CloseReason.SHORT_HANDED, CloseReason.TIMEOUT, Close
 
 
 def decide(
-    now: float, view: View, policy: Policy, timings: Timings
+    now: float, view: RoundView, policy: RoundPolicy, timings: Timings
 ) -> tuple[Decision, CloseReason | OpenReason]:
     """Return what becomes of a round now, and why: a CloseReason exactly where it closes.
 
@@ -216,7 +218,9 @@ def decide(
     return Decision.REOPEN, OpenReason.NOBODY_CAME
 
 
-def _close_reason(now: float, view: View, policy: Policy, timings: Timings) -> CloseReason | None:
+def _close_reason(
+    now: float, view: RoundView, policy: RoundPolicy, timings: Timings
+) -> CloseReason | None:
     """Return why a round closes now, None if it does not."""
     count, missing = len(view.arrived), view.expected - view.arrived.keys()
     enough = count >= (1 if view.final else policy.quorum)
@@ -235,7 +239,7 @@ def _close_reason(now: float, view: View, policy: Policy, timings: Timings) -> C
     return CloseReason.FINAL_EMPTY if view.final else None
 
 
-def next_wake_s(now: float, view: View, policy: Policy, timings: Timings) -> float:
+def next_wake_s(now: float, view: RoundView, policy: RoundPolicy, timings: Timings) -> float:
     """Return after how many seconds time alone changes the decision; 0 if it is not to wait.
 
     Until then only an event can: a contribution, or a learner that comes or goes.
@@ -251,7 +255,9 @@ def next_wake_s(now: float, view: View, policy: Policy, timings: Timings) -> flo
     return min(ends) - now
 
 
-def short_since_s(now: float, before: float | None, alive: int, policy: Policy) -> float | None:
+def short_since_s(
+    now: float, before: float | None, alive: int, policy: RoundPolicy
+) -> float | None:
     """Return since when fewer than K learners are alive, given what was so before; None: enough.
 
     With none alive nothing begins: before a run's learners have compiled none is missed, and
@@ -262,17 +268,17 @@ def short_since_s(now: float, before: float | None, alive: int, policy: Policy) 
     return before if before is not None or not alive else now
 
 
-def quorum_at_s(view: View, quorum: int) -> float | None:
+def quorum_at_s(view: RoundView, quorum: int) -> float | None:
     """Return when the K-th contribution arrived, None if it has not."""
     times = sorted(view.arrived.values())
     return times[quorum - 1] if len(times) >= quorum else None
 
 
-def _grace_end_s(view: View, policy: Policy, timings: Timings) -> float:
+def _grace_end_s(view: RoundView, policy: RoundPolicy, timings: Timings) -> float:
     reached = quorum_at_s(view, policy.quorum)
     return float("inf") if reached is None else reached + grace_s(policy, timings)
 
 
-def _short_end_s(view: View, policy: Policy) -> float:
+def _short_end_s(view: RoundView, policy: RoundPolicy) -> float:
     since = view.short_since_s
     return float("inf") if since is None else since + policy.round_timeout_s

@@ -42,7 +42,7 @@ class RoundRules:
     """
 
     schedule: schedule.Schedule
-    policy: rounds.Policy
+    policy: rounds.RoundPolicy
     commit_s: float = 0.0
     stalled: tuple[Stretch, ...] = ()
 
@@ -229,12 +229,12 @@ class RoundSample:
         events = {t for one in self.tracks for t in one.changes(opened, horizon)}
         events |= {t for t in arrivals.values() if t < end}
         now, since, reason = opened, opened, "undecided"
-        view = rounds.View(since, {}, frozenset())
+        view = rounds.RoundView(since, {}, frozenset())
         for _ in range(MOST_TRIES):
             arrived = {name: at for name, at in arrivals.items() if at <= now}
             alive = frozenset(str(i) for i, one in enumerate(self.tracks) if one.at(now))
             short = rounds.short_since_s(now, short, len(alive), policy)
-            view = rounds.View(since, arrived, alive | frozenset(arrived), short)
+            view = rounds.RoundView(since, arrived, alive | frozenset(arrived), short)
             decision, why = rounds.decide(now, view, policy, self.timings)
             reason = str(why)
             if decision is rounds.Decision.CLOSE or now >= end:

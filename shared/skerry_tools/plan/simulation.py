@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import PCG64, Generator
 
 from skerry.algorithm import schedule
-from skerry.protocol.rounds import Policy
+from skerry.protocol.rounds import RoundPolicy
 from skerry_tools.plan.failures import Absence, FailingLearner, LearnerTimeline, TimeUse, walk
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import Question, check_simulation
@@ -226,7 +226,7 @@ def round_rules(asked: Question, faults: Faults = NO_FAULTS) -> RoundRules:
     sync = asked.run.sync
     timetable = schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps)
     grace, room = (sync.grace_gamma, sync.overlap_steps), schedule.room_steps(timetable)
-    policy = Policy(sync.quorum, *grace, room, sync.round_timeout_s)
+    policy = RoundPolicy(sync.quorum, *grace, room, sync.round_timeout_s)
     return RoundRules(timetable, policy, asked.tables.timing.commit_s, faults.stalled)
 
 

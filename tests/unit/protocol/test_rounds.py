@@ -13,9 +13,9 @@ from skerry.protocol.rounds import (
     WITHOUT_QUORUM,
     Decision,
     OpenReason,
-    Policy,
+    RoundPolicy,
+    RoundView,
     Timings,
-    View,
     decide,
     ema,
     grace_s,
@@ -30,13 +30,15 @@ from skerry.protocol.rounds import (
 )
 
 quick = settings(max_examples=150)
-POLICY = Policy(quorum=2, grace_gamma=0.5, overlap_steps=1, room_steps=4.0, round_timeout_s=60.0)
+POLICY = RoundPolicy(
+    quorum=2, grace_gamma=0.5, overlap_steps=1, room_steps=4.0, round_timeout_s=60.0
+)
 TIMINGS = Timings(1.0, 0.4, 1.0, 0.3, 0.2)  # grace: 0.3 + 4 * 0.2 s; at most 0.5 * (4 - 1.4) s
 ALL = frozenset("abc")
 
 times = st.floats(0, 100, allow_nan=False)
 policies = st.builds(
-    Policy,
+    RoundPolicy,
     st.integers(1, 4),
     st.floats(0, 0.99),
     st.integers(0, 5),
@@ -48,7 +50,7 @@ timings_ = st.builds(
     Timings, measurements, measurements, measurements, measurements, st.floats(0, 10)
 )
 views = st.builds(
-    View,
+    RoundView,
     opened_s=times,
     arrived=st.dictionaries(st.sampled_from("abcd"), times),
     expected=st.frozensets(st.sampled_from("abcd")),
@@ -63,8 +65,8 @@ def view(
     short_since_s: float | None = None,
     *,
     final: bool = False,
-) -> View:
-    return View(0.0, arrived, expected, short_since_s, final)
+) -> RoundView:
+    return RoundView(0.0, arrived, expected, short_since_s, final)
 
 
 CASES = {
@@ -140,7 +142,7 @@ CASES = {
 
 @pytest.mark.parametrize(("now", "seen", "decision", "reason"), CASES.values(), ids=CASES.keys())
 def test_decisions(
-    now: float, seen: View, decision: Decision, reason: CloseReason | OpenReason
+    now: float, seen: RoundView, decision: Decision, reason: CloseReason | OpenReason
 ) -> None:
     assert decide(now, seen, POLICY, TIMINGS) == (decision, reason)
 
@@ -148,7 +150,7 @@ def test_decisions(
 @quick
 @given(st.floats(0, 200), views, policies, timings_)
 def test_a_round_that_never_had_its_quorum_is_known_by_its_reason(
-    now: float, seen: View, policy: Policy, timings: Timings
+    now: float, seen: RoundView, policy: RoundPolicy, timings: Timings
 ) -> None:
     decision, reason = decide(now, seen, policy, timings)
     if decision is Decision.CLOSE and quorum_at_s(seen, policy.quorum) is None:
@@ -171,8 +173,8 @@ def test_a_link_that_is_slower_than_the_schedule_has_room_for_leaves_a_step() ->
 
 def test_there_is_no_grace_where_it_is_turned_off_or_learners_stop() -> None:
     timings = Timings(1.0, 0.0, 0.0)
-    assert grace_s(Policy(1, 0.9, 0, 8, 60.0), timings) == 0.0
-    assert grace_s(Policy(1, 0.0, 2, 8, 60.0), timings) == 0.0
+    assert grace_s(RoundPolicy(1, 0.9, 0, 8, 60.0), timings) == 0.0
+    assert grace_s(RoundPolicy(1, 0.0, 2, 8, 60.0), timings) == 0.0
 
 
 def test_there_is_no_grace_before_the_first_measured_step() -> None:
@@ -182,7 +184,7 @@ def test_there_is_no_grace_before_the_first_measured_step() -> None:
 @quick
 @given(policy=policies, timings=timings_)
 def test_grace_is_a_step_or_what_others_take_as_far_as_that_holds_up_nobody(
-    policy: Policy, timings: Timings
+    policy: RoundPolicy, timings: Timings
 ) -> None:
     grace, step = grace_s(policy, timings), timings.step_s or 0.0
     spent = (timings.quorum_s or 0.0) + (timings.sync_s or 0.0)
@@ -214,7 +216,7 @@ def test_those_who_come_steadily_late_are_waited_for_in_the_end_and_no_longer() 
 @quick
 @given(policy=policies, timings=timings_, behind_s=st.floats(0, 1e6))
 def test_one_that_cannot_be_waited_for_makes_nobody_wait(
-    policy: Policy, timings: Timings, behind_s: float
+    policy: RoundPolicy, timings: Timings, behind_s: float
 ) -> None:
     after = measured_behind(timings, 0.2, behind_s, policy)
     assert patience_s(after) <= patience_s(timings) or behind_s <= most_grace_s(policy, timings)
@@ -239,7 +241,7 @@ def test_who_was_in_time_once_is_not_waited_for_for_ever() -> None:
 @quick
 @given(seen=views, policy=policies, timings=timings_, now=times, later=times)
 def test_a_round_that_closed_stays_closed_as_time_passes(
-    seen: View, policy: Policy, timings: Timings, now: float, later: float
+    seen: RoundView, policy: RoundPolicy, timings: Timings, now: float, later: float
 ) -> None:
     first, _ = decide(min(now, later), seen, policy, timings)
     second, _ = decide(max(now, later), seen, policy, timings)
@@ -249,7 +251,7 @@ def test_a_round_that_closed_stays_closed_as_time_passes(
 @quick
 @given(seen=views, policy=policies, timings=timings_, now=times)
 def test_only_an_empty_final_round_closes_without_a_contribution(
-    seen: View, policy: Policy, timings: Timings, now: float
+    seen: RoundView, policy: RoundPolicy, timings: Timings, now: float
 ) -> None:
     decision, reason = decide(now, seen, policy, timings)
     if decision is Decision.CLOSE and not seen.arrived:
@@ -258,7 +260,7 @@ def test_only_an_empty_final_round_closes_without_a_contribution(
 
 @quick
 @given(seen=views, policy=policies, timings=timings_)
-def test_no_round_waits_for_ever(seen: View, policy: Policy, timings: Timings) -> None:
+def test_no_round_waits_for_ever(seen: RoundView, policy: RoundPolicy, timings: Timings) -> None:
     end = max([seen.opened_s, *seen.arrived.values()]) + policy.round_timeout_s + 11.0
     assert decide(end, seen, policy, timings)[0] is not Decision.WAIT
 
@@ -266,7 +268,7 @@ def test_no_round_waits_for_ever(seen: View, policy: Policy, timings: Timings) -
 @quick
 @given(seen=views, policy=policies, timings=timings_, now=times, share=st.floats(0, 0.999))
 def test_nothing_changes_before_the_next_wake_and_something_does_then(
-    seen: View, policy: Policy, timings: Timings, now: float, share: float
+    seen: RoundView, policy: RoundPolicy, timings: Timings, now: float, share: float
 ) -> None:
     before = decide(now, seen, policy, timings)
     wake_s = next_wake_s(now, seen, policy, timings)

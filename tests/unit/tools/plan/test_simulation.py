@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.schedule import Schedule
 from skerry.errors import ConfigError
-from skerry.protocol.rounds import Policy
+from skerry.protocol.rounds import RoundPolicy
 from skerry_tools.plan.failures import Absence, FailingLearner, TimeUse, walk
 from skerry_tools.plan.sampled_rounds import RoundRules, SampledRounds, Track, sample
 from skerry_tools.plan.simulation import (
@@ -42,7 +42,7 @@ def short(*sets: str) -> Setup:
 
 def rules(learners: int, quorum: int, tau: int, h_steps: int = 24) -> RoundRules:
     fragments = 1 if tau == 0 else min(24, h_steps)
-    return RoundRules(Schedule(fragments, h_steps, tau), Policy(quorum, 0.8, tau, 6.0, 60.0))
+    return RoundRules(Schedule(fragments, h_steps, tau), RoundPolicy(quorum, 0.8, tau, 6.0, 60.0))
 
 
 def sampled(
