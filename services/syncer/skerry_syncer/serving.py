@@ -173,6 +173,8 @@ class ShardServer:
             case Publish():
                 if action.round.attempt:
                     log.warning("round_reopened", fragment=action.round.fragment)
+                    # Learners that cannot read what was committed last do not answer either.
+                    await self.committer.writer.check()
                 await presence.open_round(self.bus, action.round)
             case CommitGenesis() | CommitRound():
                 await self._commit(action)
