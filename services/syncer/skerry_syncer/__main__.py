@@ -28,9 +28,7 @@ def run(
     import os
     import re
     import socket
-    from functools import partial
 
-    from skerry.log.hops import report_hops
     from skerry.service.connect import bus_from
     from skerry.service.entry import exit_on_error, run_service
     from skerry.service.logs import broker_event
@@ -42,9 +40,8 @@ def run(
     with exit_on_error():
         local = settings_from(nats, config, set_, service="syncer").local
     bus = bus_from(local.nats, holder, on_event=broker_event)
-    beside = {"hops": partial(report_hops, bus, run)} if local.telemetry.broker_hops else {}
     run_service(
-        syncer(bus, run, holder, local.shutdown_s, beside),
+        syncer(bus, run, holder, local.shutdown_s),
         telemetry(local, "syncer", run, holder),
     )
 

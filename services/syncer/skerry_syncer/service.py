@@ -23,10 +23,9 @@ from skerry_syncer.run import ServedRun
 from skerry_syncer.standby import StandBy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from skerry.log.base import Bus
-    from skerry.service.shell import Loop
 
 log = structlog.get_logger()
 
@@ -83,13 +82,8 @@ async def farewell(bus: Bus, run: str, name: str, instance: str) -> None:
             await presence.publish_syncer_pulse(bus, pulse)
 
 
-async def syncer(
-    bus: Bus, run: str, holder: str, shutdown_s: float, beside: Mapping[str, Loop] | None = None
-) -> None:
-    """Serve one run beside any number of other syncers, until it is finished.
-
-    ``beside`` are further loops for as long.
-    """
+async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
+    """Serve one run beside any number of other syncers, until it is finished."""
     instance = new_instance(time.time_ns)
 
     async def stand() -> None:
@@ -100,4 +94,4 @@ async def syncer(
 
     async with bus:
         await asyncio.to_thread(load_kernels)
-        await serve({"syncer": stand, **(beside or {})}, drain=leave, shutdown_s=shutdown_s)
+        await serve({"syncer": stand}, drain=leave, shutdown_s=shutdown_s)

@@ -147,11 +147,6 @@ class Subjects:
         """Return the subject of the drill's lease, with one token more than a pulse has."""
         return f"{self.root}.pulse.drill.lease"
 
-    # no stream
-    def hops(self) -> str:
-        """Return where the broker reports the hops of traced messages."""
-        return f"{self.root}.hops"
-
 
 def run_of(subject: str) -> str:
     """Return the run that a subject belongs to; raise ConfigError if it is not one of ours."""

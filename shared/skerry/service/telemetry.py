@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 import structlog
 
 from skerry.errors import ConfigError
-from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -66,7 +65,6 @@ def _start(local: LocalSettings, service: str, run: str, name: str) -> Telemetry
         name,
         version("skerry"),
         broker=(broker.hostname, broker.port or 4222) if broker.hostname else None,
-        hops_subject=Subjects(run).hops() if local.telemetry.broker_hops else "",
     )
     return export.start(identity, local.telemetry, _complain)
 

@@ -369,8 +369,6 @@ class TelemetrySettings(Table):
     """Share of rounds that are traced; where machines differ, traces have gaps."""
     metrics_interval_s: float = Field(default=10.0, gt=0)
     """Seconds between two exports of metrics."""
-    broker_hops: bool = False
-    """Makes spans of the broker's part in traced messages."""
     jsonl: Path | None = None
     """File for all metrics of the run as JSON lines; unset, ``skerry up`` uses one in its
     folder."""

@@ -30,8 +30,6 @@ COMPLAIN_EVERY_S = 60.0
 SCOPE = "skerry"
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.36.0"
 """The semantic conventions that attributes follow."""
-MOST_RESOURCES = 32
-"""A broker's reports name their server: more names than these share one resource."""
 UNSET = Status(StatusCode.UNSET)
 
 Complain = Callable[[str], None]
@@ -58,8 +56,7 @@ class KnownResource(Resource):
 class Identity:
     """Whose spans and metrics these are: ``service`` of ``run``, under a name of its own.
 
-    ``broker`` is the host and port that messaging spans name, ``hops_subject`` where the broker
-    reports on sampled messages; empty: nowhere.
+    ``broker`` is the host and port that messaging spans name.
     """
 
     service: str
@@ -67,23 +64,19 @@ class Identity:
     name: str
     version: str
     broker: tuple[str, int] | None = None
-    hops_subject: str = ""
 
     def resource(self) -> KnownResource:
         """Return the resource of this process; ``OTEL_RESOURCE_ATTRIBUTES`` may name the host."""
-        host = Resource({"host.name": socket.gethostname()})
-        own = self.resource_of(f"skerry-{self.service}", f"{self.run}/{self.name}")
-        return KnownResource(host.merge(own).merge(Resource({"service.version": self.version})))
-
-    def resource_of(self, service: str, instance: str) -> KnownResource:
-        """Return the resource of another service: neither its version nor its host is known."""
-        attributes = {
-            "service.namespace": "skerry",
-            "service.name": service,
-            "service.instance.id": instance,
-            spans.RUN: self.run,
-        }
-        return KnownResource(Resource.create(attributes))
+        own = Resource.create(
+            {
+                "service.namespace": "skerry",
+                "service.name": f"skerry-{self.service}",
+                "service.instance.id": f"{self.run}/{self.name}",
+                "service.version": self.version,
+                spans.RUN: self.run,
+            }
+        )
+        return KnownResource(Resource({"host.name": socket.gethostname()}).merge(own))
 
 
 class Telemetry:
@@ -121,7 +114,7 @@ def start(identity: Identity, settings: TelemetrySettings, complain: Complain) -
     if settings.traces_url:
         processor = BatchSpanProcessor(OTLPSpanExporter(settings.traces_url))
         exporter = SpanExporter(identity, processor)
-        tracing.install(exporter.export, settings.sample_ratio, identity.hops_subject)
+        tracing.install(exporter.export, settings.sample_ratio)
         providers.append(processor)
     if settings.metrics_url:
         reader = PeriodicExportingMetricReader(
@@ -141,10 +134,9 @@ class SpanExporter:
     """
 
     def __init__(self, identity: Identity, processor: SpanProcessor) -> None:
-        self._identity = identity
         self._processor = processor
         self._scope = InstrumentationScope(SCOPE, identity.version, SCHEMA_URL)
-        self._resources = {("", ""): identity.resource()}
+        self._resource = identity.resource()
         self._client: dict[str, spans.Value] = {spans.MESSAGING_CLIENT_ID: identity.name}
         if identity.broker is not None:
             self._client[spans.SERVER_ADDRESS], self._client[spans.SERVER_PORT] = identity.broker
@@ -152,14 +144,14 @@ class SpanExporter:
     def export(self, span: spans.FinishedSpan) -> None:
         """Queue a span; where the queue is full it is dropped."""
         attributes = span.all_attributes()
-        if span.messages is not None and not span.service:
+        if span.messages is not None:
             attributes.update(self._client)
         start_ns, end_ns = span.interval
         finished = ReadableSpan(
             name=span.name,
             context=span.context,
             parent=span.parent,
-            resource=self._resource(span.service, span.instance),
+            resource=self._resource,
             attributes=attributes,
             events=[Event(e.name, e.attributes, e.time_ns) for e in span.events],
             links=span.links,
@@ -170,15 +162,6 @@ class SpanExporter:
             instrumentation_scope=self._scope,
         )
         self._processor.on_end(finished)
-
-    def _resource(self, service: str, instance: str) -> Resource:
-        """Return the resource of this process, or of the service whose span it reports."""
-        key = service, instance
-        if key not in self._resources and len(self._resources) >= MOST_RESOURCES:
-            key = service, ""
-        if key not in self._resources:
-            self._resources[key] = self._identity.resource_of(*key)
-        return self._resources[key]
 
 
 class _Warnings(logging.Handler):

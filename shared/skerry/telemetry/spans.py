@@ -34,7 +34,6 @@ CHECKPOINT = "checkpoint"
 WRITE = "write"
 EVALUATE = "evaluate"
 JUDGE = "judge"
-DELIVER = "deliver"
 """What the broker does with a message."""
 
 CONTRIBUTION = "skerry.{run}.contrib.{fragment}.{learner}"
@@ -90,13 +89,9 @@ CHECKPOINT_SIZE = "skerry.checkpoint.size"
 LEDGER_SEQUENCE = "skerry.ledger.sequence"
 VERSIONS = "skerry.versions"
 LOSS = "skerry.loss"
-STREAM = "skerry.stream"
-SERVER_NAME = "skerry.server.name"
 
 TRACE_PARENT = "traceparent"
 """The W3C header; on the wire exactly so, since nats-server looks for it letter by letter."""
-TRACE_DEST = "Nats-Trace-Dest"
-"""The header that asks a NATS server to report a message's way, and names where to."""
 
 OPERATIONS = {
     PUBLISH: (SpanKind.PRODUCER, "send"),
@@ -104,9 +99,8 @@ OPERATIONS = {
     RECEIVE: (SpanKind.CLIENT, "receive"),
     PROCESS: (SpanKind.CONSUMER, "process"),
     ADOPT: (SpanKind.CONSUMER, "process"),
-    DELIVER: (SpanKind.SERVER, ""),
 }
-"""Kind of span and the conventions' type of each messaging operation; a broker's has none."""
+"""Kind of span and the conventions' type of each messaging operation."""
 
 
 def seconds(start_ns: int, end_ns: int) -> float:
@@ -147,7 +141,7 @@ class FinishedSpan:
     """A span that is over.
 
     ``error`` is the type of what went wrong, in a word, and ``detail`` the sentence; both empty if
-    nothing did. ``service`` and ``instance`` name another service whose span this process reports.
+    nothing did.
     """
 
     operation: str
@@ -160,8 +154,6 @@ class FinishedSpan:
     events: tuple[SpanEvent, ...] = ()
     error: str = ""
     detail: str = ""
-    service: str = ""
-    instance: str = ""
 
     @property
     def name(self) -> str:
@@ -181,12 +173,10 @@ class FinishedSpan:
         if self.messages is None:
             return found
         template, subject, message, batch = self.messages
-        kind = OPERATIONS[self.operation][1]
         found[MESSAGING_SYSTEM] = NATS
         found[MESSAGING_OPERATION_NAME] = self.operation
         found[MESSAGING_DESTINATION_TEMPLATE] = template
-        if kind:
-            found[MESSAGING_OPERATION_TYPE] = kind
+        found[MESSAGING_OPERATION_TYPE] = OPERATIONS[self.operation][1]
         if subject:
             found[MESSAGING_DESTINATION_NAME] = subject
         if message:

@@ -18,7 +18,7 @@ from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanContext, TraceFlags
 
 from skerry.telemetry import ids
-from skerry.telemetry.spans import TRACE_DEST, TRACE_PARENT, FinishedSpan
+from skerry.telemetry.spans import TRACE_PARENT, FinishedSpan
 
 TRACE_DIGITS = 32
 KEPT, DROPPED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
@@ -35,22 +35,17 @@ class _Recording:
 
     export: Callable[[FinishedSpan], None] | None = None
     ratio: float = 0.0
-    broker_subject: str = ""
 
 
 _recording = _Recording()
 
 
-def install(
-    export: Callable[[FinishedSpan], None] | None, ratio: float = 1.0, broker_subject: str = ""
-) -> None:
+def install(export: Callable[[FinishedSpan], None] | None, ratio: float = 1.0) -> None:
     """Hand finished spans to ``export``, for the share ``ratio`` of all traces; None: drop them.
 
-    ``export`` is called from any thread and must not block. ``broker_subject`` is where the broker
-    reports on sampled messages; empty: nowhere.
+    ``export`` is called from any thread and must not block.
     """
     _recording.export, _recording.ratio = export, ratio if export is not None else 0.0
-    _recording.broker_subject = broker_subject
 
 
 def on() -> bool:
@@ -133,10 +128,7 @@ def headers(place: SpanContext | None) -> dict[str, str]:
     """Return the headers that a message of this span carries: none where its trace is not kept."""
     if place is None or not (on() and place.trace_flags.sampled):
         return {}
-    found = {TRACE_PARENT: trace_parent(place)}
-    if _recording.broker_subject:
-        found[TRACE_DEST] = _recording.broker_subject
-    return found
+    return {TRACE_PARENT: trace_parent(place)}
 
 
 def headers_for(trace_id: str, *what: str | int) -> dict[str, str]:

@@ -51,7 +51,6 @@ def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.Mo
     monkeypatch.setattr(export, "start", start)
     wanted = local(
         "telemetry.endpoint=http://c:4318",
-        "telemetry.broker_hops=true",
         "nats.url=tls://me:secret@broker:4443,nats://other",
     )
     with telemetry(wanted, "learner", "run", "a"):
@@ -59,7 +58,7 @@ def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.Mo
     ((identity, settings),) = seen
     assert settings is wanted.telemetry
     assert identity.resource().attributes["service.instance.id"] == "run/a"
-    assert (identity.broker, identity.hops_subject) == (("broker", 4443), "skerry.run.hops")
+    assert identity.broker == ("broker", 4443)
 
 
 def test_a_service_whose_telemetry_cannot_begin_says_why_and_leaves_no_main_pending(

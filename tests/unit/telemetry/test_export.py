@@ -51,14 +51,9 @@ def sending(url: str) -> Generator[export.Telemetry]:
         telemetry.stop(STOP_S)
 
 
-def span(operation: str, messages: Messages | None = None, instance: str = "") -> FinishedSpan:
+def span(operation: str, messages: Messages | None = None) -> FinishedSpan:
     place, root = tracing.context(TRACE, operation), tracing.context(TRACE)
-    return FinishedSpan(
-        *(operation, place, root, Interval(1_000, 2_000)),
-        messages=messages,
-        service="nats-server" if instance else "",
-        instance=instance,
-    )
+    return FinishedSpan(operation, place, root, Interval(1_000, 2_000), messages=messages)
 
 
 def test_a_span_arrives_under_the_ids_it_was_emitted_with(receiver: Receiver) -> None:
@@ -135,28 +130,6 @@ def test_a_span_keeps_the_links_of_a_large_fleet(receiver: Receiver) -> None:
     (got,) = receiver.spans
     assert [link.attributes[spans.STALENESS] for link in got.links] == list(range(300))
     assert got.links[7].span_id == ids.span_id(TRACE, "publish", 7)
-
-
-def test_the_broker_is_a_service_of_its_own(receiver: Receiver) -> None:
-    with sending(receiver.url):
-        for server in ("n1", "n2"):
-            tracing.emit(span("deliver", Messages("", "skerry.run.contrib.0.a"), server))
-    assert [(s.service, s.instance) for s in receiver.spans] == [
-        ("nats-server", "n1"),
-        ("nats-server", "n2"),
-    ]
-    for got in receiver.spans:  # the address that we connect to may be another server's
-        assert not got.attributes.keys() & {spans.SERVER_ADDRESS, spans.MESSAGING_CLIENT_ID}
-        assert spans.MESSAGING_OPERATION_TYPE not in got.attributes
-        assert "host.name" not in got.resource
-
-
-def test_invented_servers_fill_no_memory(receiver: Receiver) -> None:
-    with sending(receiver.url):
-        for number in range(200):
-            tracing.emit(span(f"d{number}", instance=f"n{number}"))
-    assert len(receiver.spans) == 200
-    assert len({got.instance for got in receiver.spans}) < 50
 
 
 def test_an_error_has_a_type_of_one_word_and_its_sentence_in_the_status(

@@ -25,7 +25,7 @@ from skerry.log.client import Cursor, Message, NotNow, Publisher
 from skerry.log.nats import errors as nats_errors
 from skerry.log.nats.connection import Connection, NatsOptions
 from skerry.log.nats.errors import ApiError
-from skerry.log.nats.follow import follow, listen
+from skerry.log.nats.follow import follow
 from skerry.log.nats.jetstream import (
     config_of,
     hidden_changes,
@@ -238,7 +238,3 @@ class NatsBus:
     ) -> AsyncGenerator[Record]:
         patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
         return follow(self._connection, stream_of(patterns[0]), patterns, Cursor(deliver, after))
-
-    def listen(self, subject: str, queue: str) -> AsyncGenerator[bytes]:
-        """Yield what is published on a subject that no stream keeps, shared by a queue group."""
-        return listen(self._connection, subject, queue)

@@ -48,8 +48,6 @@ ENDLESS = {
 }
 IDLE_CONSUMER_S = 60.0
 ENDED_PULL = ("message size exceeds", "batch completed", "request timeout")
-MOST_WAITING = 1024
-"""Messages that wait for a listener; more are dropped."""
 FAILURES = (NatsError, ApiError, BrokerUnavailable, OSError)
 """What ends one consumer, and never its follower."""
 
@@ -247,22 +245,3 @@ async def follow(
             await retries.pause()
         finally:
             await puller.close()
-
-
-async def listen(connection: Connection, subject: str, queue: str) -> AsyncGenerator[bytes]:
-    """Yield what is published on a subject that no stream keeps, shared with a queue group.
-
-    What is missed is gone. It begins again on each new connection.
-    """
-    retries = Retries(None)
-    while not connection.closing:
-        inbox = NatsInbox(connection, MOST_WAITING)
-        try:
-            await inbox.open(subject, queue)
-            while (msg := await inbox.next()) is not None:
-                retries = Retries(None)
-                yield msg.data
-        except FAILURES:
-            await retries.pause()
-        finally:
-            await inbox.close()
