@@ -125,7 +125,7 @@ class Committer:
         return FragmentVectors(merged, outer_state)
 
     def _sound(self, contribution: Contribution, fragment: Fragment, held: FragmentVectors) -> bool:
-        scale = None if self.outer.name == "adamw" else held.master
+        scale = None if self.outer.bare_gradients else held.master
         return sound(_merged(contribution), fragment, scale)
 
     async def _write(

@@ -55,7 +55,8 @@ class Outer(NamedTuple):
     """An outer optimizer as pure functions over padded f32 vectors; state is opaque.
 
     ``leaves`` turns a state into named f32 vectors of whole blocks, for storage; ``restore`` is its
-    inverse, given the master. ``fused`` is set where the merge and the step can share a pass.
+    inverse, given the master. ``fused`` is set where the merge and the step can share a pass,
+    ``bare_gradients`` where what is merged are gradients and not differences of parameters.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Outer(NamedTuple):
     leaves: Callable[[Any], dict[str, F32s]]
     restore: Callable[[F32s, Mapping[str, F32s]], Any]
     fused: Sgd | None = None
+    bare_gradients: bool = False
 
 
 def make_outer(
@@ -183,7 +185,7 @@ def _adamw_outer(adamw: AdamW | None, lr: float | None, momentum: float | None) 
         first, second = (_fit(stored, name, master.size).copy() for name in (FIRST, SECOND))
         return Moments(first, second, int(_fit(stored, COUNT, 1)[0]))
 
-    return Outer("adamw", adamw.init, adamw.apply, leaves, restore)
+    return Outer("adamw", adamw.init, adamw.apply, leaves, restore, bare_gradients=True)
 
 
 def from_optax(name: str, transformation: GradientTransformation) -> Outer:

@@ -34,6 +34,16 @@ def resolved(preset: str, h_steps: int) -> tuple[str, Sgd]:
     return "nesterov", Sgd(0.7, 0.5 if preset == "auto" else 0.9)
 
 
+def state_vectors(preset: str, h_steps: int, momentum: float | None) -> int:
+    """Return how many f32 vectors of state a preset keeps per parameter; one for a user's own."""
+    if preset not in OUTERS:
+        return 1
+    if preset == "adamw":
+        return 2
+    default = resolved(preset, h_steps)[1].momentum
+    return int((default if momentum is None else momentum) > 0)
+
+
 def formerly(h_steps: int) -> Sgd:
     """Return what ``auto`` means in a run record that still holds the word."""
     return Sgd(1.0, 0.0) if h_steps <= FORMERLY_DIRECT_H else Sgd(0.7, 0.9)

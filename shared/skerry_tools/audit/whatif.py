@@ -250,7 +250,7 @@ class Branch:
         sync, policy = self.config.sync, self.policy
         bound = sync.max_staleness if policy.max_staleness is None else policy.max_staleness
         factor = policy.staleness_discount or sync.staleness_discount
-        scale = None if self.fold.outer.name == "adamw" else self.fold.master
+        scale = None if self.fold.outer.bare_gradients else self.fold.master
         kept: list[OuterGradient] = []
         work: list[float] = []
         for item in sorted(taken, key=lambda arrived: arrived.key):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from skerry.algorithm.presets import OUTERS, resolved
+from skerry.algorithm.presets import state_vectors
 from skerry.models.sizes import leaf_specs_of, sizes_of
 from skerry_tools.plan.baselines import Bill, TrainingMethod, bill, methods
 from skerry_tools.plan.figures import shown
@@ -149,7 +149,9 @@ def sync_load(asked: Question) -> tuple[SyncLoad, int]:
     elif sync.fragments > parameters:
         text = f"is {sync.fragments} but the model has {parameters:.0f} parameters: lower it."
         refuse("sync.fragments", text)
-    return SyncLoad(sync, parameters, leaves, outer_vectors(asked)), layers
+    outer = asked.run.outer
+    vectors = state_vectors(outer.preset, sync.h_steps, outer.momentum)
+    return SyncLoad(sync, parameters, leaves, vectors), layers
 
 
 def step_tokens(asked: Question, site: SiteTable) -> float:
@@ -164,17 +166,6 @@ def step_s(asked: Question, site: SiteTable, active: float) -> float:
         return site.step_time
     speed = (site.flops_per_chip or 1.0) * site.chips * site.utilisation
     return 6 * active * step_tokens(asked, site) / speed
-
-
-def outer_vectors(asked: Question) -> int:
-    """Return how many f32 vectors of outer state a parameter has: one of momentum, or Adam's."""
-    outer = asked.run.outer
-    if outer.preset == "adamw":
-        return 2
-    if outer.preset not in OUTERS:  # the user's own: a guess
-        return 1
-    _, sgd = resolved(outer.preset, asked.run.sync.h_steps)
-    return int((sgd.momentum if outer.momentum is None else outer.momentum) > 0)
 
 
 def constraints(at: Deployment) -> list[Constraint]:

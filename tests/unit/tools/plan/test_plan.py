@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry_tools.plan.figures import FigureKind
-from skerry_tools.plan.plan import Constraint, RunPlan, constraints, make, outer_vectors, step_s
+from skerry_tools.plan.plan import Constraint, RunPlan, constraints, make, step_s, sync_load
 from skerry_tools.plan.plan_answer import answer
 from tests.support.plans import asked, planned, site
 
@@ -147,7 +147,8 @@ def test_a_step_from_flops_takes_six_operations_for_each_active_parameter_and_to
 def test_outer_state_is_that_of_the_outer_optimizer(
     outer: dict[str, object], h_steps: int, vectors: int
 ) -> None:
-    assert outer_vectors(asked(outer=outer, sync={"h_steps": h_steps})) == vectors
+    load, _ = sync_load(asked(outer=outer, sync={"h_steps": h_steps}))
+    assert load.outer_vectors == vectors
 
 
 def test_time_and_money_follow_from_tokens_and_prices() -> None:
