@@ -25,10 +25,9 @@ from skerry.cli.cluster.cluster import (
 from skerry.cli.cluster.faults import FaultControl
 from skerry.cli.cluster.folder import RunFolder, private_file, writing
 from skerry.cli.cluster.logs import last_event, size_of
-from skerry.cli.cluster.namespaces import must_reach, namespaces, unable
 from skerry.cli.cluster.proxy import Proxy, can_proxy
 from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
-from skerry.cli.cluster.team import BrokerAccess, Team, page_sets, stages
+from skerry.cli.cluster.team import Team, page_sets, stages
 from skerry.cli.programs import argv_of
 from skerry.cli.screen import keep_showing, screen
 from skerry.errors import ConfigError, RunNotFound
@@ -117,12 +116,7 @@ async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
         learners=team.learners or config.sync.learners,
         chaos=chaos.allow,
         clocks=chaos.allow and chaos.clocks,
-        netns=chaos.allow and chaos.netns,
     )
-    why = unable() if team.netns and record is not None else ""
-    if why:
-        on.say(f"The run's services have no network namespaces here: {why}.")
-        team = replace(team, netns=False)
     async with _open_to_faults(cluster, team, on) as open_cluster:
         proxied = open_cluster.proxy is not None
         with folder.announced(cluster.nats, proxied=proxied):
@@ -140,29 +134,14 @@ async def _open_to_faults(cluster: Cluster, team: Team, on: Screen) -> AsyncGene
     on.say(f"This run allows faults: `skerry chaos --run {folder.run}` injects them.")
     with private_file(folder.token, secrets.token_urlsafe(24) + "\n"):
         if not can_proxy(cluster.nats.url):
-            if team.netns:
-                msg = (
-                    "chaos.netns needs a proxy before the broker: let `skerry up` start the broker,"
-                    " or give it one nats:// address."
-                )
-                raise ConfigError(msg, path="chaos.netns")
             yield cluster
             return
         proxy = Proxy(target.hostname or LOOPBACK, target.port or 4222)
         login = f"{target.netloc.rpartition('@')[0]}@" if "@" in target.netloc else ""
-        with namespaces(folder, team, cluster.settings.local) as wires:
-            hosts = {n: wires[n].outer if n in wires else LOOPBACK for n in team.kinds()}
-            async with proxy.serving(hosts):
-                for name, wire in wires.items():
-                    await must_reach(wire, proxy.ports[name])
-                access = {
-                    name: BrokerAccess(
-                        f"nats://{login}{host}:{proxy.ports[name]}",
-                        wires[name].entering if name in wires else (),
-                    )
-                    for name, host in hosts.items()
-                }
-                yield replace(cluster, proxy=proxy, wires=wires, access=access)
+        async with proxy.serving(dict.fromkeys(team.kinds(), LOOPBACK)):
+            at = proxy.ports.items()
+            urls = {name: f"nats://{login}{LOOPBACK}:{port}" for name, port in at}
+            yield replace(cluster, proxy=proxy, urls=urls)
 
 
 async def conduct(
@@ -195,7 +174,7 @@ async def conduct(
         stack.enter_context(table.kept())
         if team.chaos:
             broker = cluster.broker.kept
-            control = FaultControl(kept, broker, cluster.proxy, cluster.wires, on.say)
+            control = FaultControl(kept, broker, cluster.proxy, on.say)
             with writing(folder.path / CONTROL):
                 obeying = listening(folder.path / CONTROL, control.answer)
                 await stack.enter_async_context(obeying)
@@ -226,7 +205,7 @@ def _supervisor(
     local = cluster.settings.local
     sets = (*page_sets(cluster.folder, team), *free_page_port(local.health, on.say))
     with writing(cluster.folder.path):  # the services' clocks
-        commands = stages(cluster.folder, team, cluster.access, {MONITOR: sets})
+        commands = stages(cluster.folder, team, cluster.urls, {MONITOR: sets})
     kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)
     cluster.stop.supervisor = kept
     return kept

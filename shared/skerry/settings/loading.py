@@ -47,6 +47,8 @@ T = TypeVar("T", bound=BaseModel)
 PREFIX = "SKERRY_"
 CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER", "SKERRY_RUN"})
 """Variables of ours that are no settings: the nats-server binary to start, the run to join."""
+RETIRED = (("chaos", "netns"),)
+"""Settings that old runs and checkpoints may have, and that nothing reads any more."""
 OTEL_OFF = "OTEL_SDK_DISABLED"
 OTEL_ENDPOINTS = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "endpoint",
@@ -121,7 +123,10 @@ def run_config_from_json(text: str, release: str = "") -> RunConfig:
 def _run_config(text: str) -> RunConfig:
     tree = Tree()
     try:
-        tree.merge(cast("dict[str, object]", json.loads(text)), "the run record")
+        fields = cast("dict[str, dict[str, object]]", json.loads(text))
+        for table, key in RETIRED:
+            fields.get(table, {}).pop(key, None)
+        tree.merge(fields, "the run record")
     except (ValueError, AttributeError, TypeError) as error:
         msg = f"The config in the run record is no JSON object: {error}."
         raise ConfigError(msg) from error

@@ -246,9 +246,6 @@ class ChaosConfig(Table):
     clocks: bool = False
     """Starts services under libfaketime, so that chaos can move their clocks; they become slower, a
     learner by more than half."""
-    netns: bool = False
-    """Starts all services but the monitor in network namespaces of their own, where a partition
-    loses packets instead of holding bytes back; needs root."""
 
 
 class RunConfig(Table):

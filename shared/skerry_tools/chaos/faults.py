@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skerry.cli.cluster import clock, namespaces
+from skerry.cli.cluster import clock
 from skerry_tools.chaos.drilled import Absent, running
 from skerry_tools.chaos.hostile import MESSAGES
 from skerry_tools.chaos.plan import Kind
@@ -21,7 +21,6 @@ from skerry_tools.chaos.plan import Kind
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from skerry.cli.cluster.namespaces import Wire
     from skerry_tools.chaos.drilled import Injected, Injection, Proof
     from skerry_tools.chaos.local import LocalRun
 
@@ -33,6 +32,7 @@ PENDING_XFSZ = 1 << (signal.SIGXFSZ - 1)
 COUNTERS = {
     "stalled_bytes": "bytes stalled",
     "shaped_bytes": "bytes held up",
+    "lost_segments": "segments lost",
     "aborted": "connections reset",
     "refused": "connections kept out",
 }
@@ -100,36 +100,21 @@ async def rerouted(drilled: LocalRun, target: str, **shape: object) -> AsyncGene
         await drilled.control(op="set", route=target)
 
 
-@asynccontextmanager
-async def unplugged(drilled: LocalRun, target: str, wire: Wire) -> AsyncGenerator[Proof]:
-    """Lose every packet of a service in a namespace of its own, both ways, without a word."""
-    running(drilled.entries(), target)
-
-    async def proof() -> str:
-        lost = await namespaces.lost(wire)
-        return f"{lost} packets lost" if lost else ""
-
-    try:
-        await namespaces.cut(wire)
-        yield proof
-    finally:
-        await namespaces.reconnect(wire)
-
-
 def partitioned(drilled: LocalRun, injection: Injection) -> Injected:
     """Return a partition: one that resets connections, or one that passes nothing."""
-    if injection.chance.random() < RESET_SHARE:
-        return rerouted(drilled, injection.target, cut="reset")
-    wire = namespaces.read(drilled.folder).get(injection.target)
-    if wire is not None:
-        return unplugged(drilled, injection.target, wire)
-    return rerouted(drilled, injection.target, cut="blackhole")
+    cut = "reset" if injection.chance.random() < RESET_SHARE else "blackhole"
+    return rerouted(drilled, injection.target, cut=cut)
 
 
 def slowed(drilled: LocalRun, injection: Injection) -> Injected:
     """Return a link that holds every message up."""
     delay_s = injection.fault.amount
     return rerouted(drilled, injection.target, delay_s=delay_s, rate_bytes_s=SLOW_BYTES_S)
+
+
+def lossy(drilled: LocalRun, injection: Injection) -> Injected:
+    """Return a link that loses segments, each held back until TCP would have sent it again."""
+    return rerouted(drilled, injection.target, loss=injection.fault.amount)
 
 
 @asynccontextmanager
@@ -179,6 +164,7 @@ FAULTS: Mapping[Kind, FaultSpec] = {
     Kind.PAUSE: FaultSpec(paused, (Requirement.PROCESS,)),
     Kind.PARTITION: FaultSpec(partitioned, (Requirement.PROXY,)),
     Kind.SLOW: FaultSpec(slowed, (Requirement.PROXY,)),
+    Kind.LOST_PACKETS: FaultSpec(lossy, (Requirement.PROXY,)),
     Kind.BROKER_KILL: FaultSpec(killed, (Requirement.BROKER,)),
     Kind.BROKER_PAUSE: FaultSpec(paused, (Requirement.BROKER,)),
     Kind.DISK_FULL: FaultSpec(disk_filled, (Requirement.LIMITS, Requirement.BROKER)),
@@ -186,7 +172,7 @@ FAULTS: Mapping[Kind, FaultSpec] = {
     **{kind: FaultSpec(inject, (Requirement.LOG,)) for kind, inject in MESSAGES.items()},
 }
 """Every fault that exists outside the simulation."""
-ROUTE = frozenset({Kind.PARTITION, Kind.SLOW})
+ROUTE = frozenset({Kind.PARTITION, Kind.SLOW, Kind.LOST_PACKETS})
 """A route suffers one of these at a time."""
 
 

@@ -13,7 +13,7 @@ import signal
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.cli.cluster import clock, namespaces, processes
+from skerry.cli.cluster import clock, processes
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.processes import BROKER
 from skerry.errors import ConfigError, SkerryError
@@ -148,23 +148,14 @@ def _missing(drilled: DrilledRun, names: set[str]) -> set[str]:
 
 
 async def _open_routes(folder: Path, healed: Healing) -> None:
-    """Let every route pass everything again, through its cable and through the proxy."""
-    opened: set[str] = set()
-    wrong: list[str] = []
-    for name, wire in namespaces.read(folder).items():
-        try:
-            if await namespaces.reconnect(wire):
-                opened.add(name)
-        except SkerryError as error:
-            wrong.append(str(error))
+    """Let every route pass everything again."""
+    if not (folder / CONTROL).exists():
+        return
     try:
-        if (folder / CONTROL).exists():
-            opened.update((await ask(folder / CONTROL, {"op": "open"}))["opened"])
+        opened = (await ask(folder / CONTROL, {"op": "open"}))["opened"]
+        healed.undone += [Undone("network", name) for name in sorted(opened)]
     except (SkerryError, OSError) as error:
-        wrong.append(str(error))
-    healed.undone += [Undone("network", name) for name in sorted(opened)]
-    if wrong:
-        healed.wrong.append(f"The routes to the broker are not open: {' '.join(wrong)}")
+        healed.wrong.append(f"The routes to the broker are not open: {error}")
 
 
 def _set_right(folder: Path, name: str, healed: Healing) -> None:

@@ -3,7 +3,8 @@
 A plan says everything that chance decides: run twice, it puts the same faults at the same times.
 ``amount`` means, by kind: seconds a message is held up (slow), seconds the clock moves (clock_jump,
 also backwards), the share of messages that are hit (corrupt, duplicate, reorder, lost_ack,
-redeliver) or dropped (window_drop); the others have none.
+redeliver), dropped (window_drop) or, of a connection's segments, lost (lost_packets); the others
+have none.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Kind(StrEnum):
     PAUSE = "pause"
     PARTITION = "partition"
     SLOW = "slow"
+    LOST_PACKETS = "lost_packets"
     BROKER_KILL = "broker_kill"
     BROKER_PAUSE = "broker_pause"
     CLOCK_JUMP = "clock_jump"
@@ -78,16 +80,17 @@ BROKER_KINDS = frozenset({Kind.BROKER_KILL, Kind.BROKER_PAUSE, Kind.DISK_FULL, K
 SIMULATED = frozenset({Kind.LOST_ACK, Kind.REDELIVER, Kind.WINDOW_DROP})
 """Faults that exist in the simulation only."""
 SHARES = frozenset({
-    Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER, Kind.LOST_ACK, Kind.REDELIVER, Kind.WINDOW_DROP
+    Kind.LOST_PACKETS, Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER, Kind.LOST_ACK, Kind.REDELIVER,
+    Kind.WINDOW_DROP,
 })  # fmt: skip
-"""Faults of messages whose amount is a share."""
+"""Faults whose amount is a share of what passes."""
 HOSTILE = frozenset({
     Kind.PULSE_TINY_STEP_TIME, Kind.PULSE_FAR_STEP, Kind.TOKENS_2_64, Kind.STATUS_HEADER,
     Kind.DEDUP_IDS, Kind.CONTRIB_FLOOD, Kind.JUNK_MEMBER,
 })  # fmt: skip
 """Messages that a hostile learner can send; their targets are learners."""
-DRAWN = tuple(kind for kind in Kind if kind not in HOSTILE)
-"""What is drawn where no kinds are named: hostile messages have to be asked for."""
+DRAWN = tuple(kind for kind in Kind if kind not in {*HOSTILE, Kind.LOST_PACKETS})
+"""What is drawn where no kinds are named: hostile messages and losses have to be asked for."""
 
 
 @dataclass(frozen=True, slots=True)

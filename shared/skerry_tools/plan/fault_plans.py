@@ -26,8 +26,8 @@ from skerry_tools.plan.simulation import Faults, SimulatedRun
 
 LEARNER, SYNCER = "learner", "syncer"
 NO_TIME = frozenset({
-    Kind.SLOW, Kind.CLOCK_JUMP, Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER, Kind.LOST_ACK,
-    Kind.REDELIVER, Kind.WINDOW_DROP, *HOSTILE,
+    Kind.SLOW, Kind.LOST_PACKETS, Kind.CLOCK_JUMP, Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER,
+    Kind.LOST_ACK, Kind.REDELIVER, Kind.WINDOW_DROP, *HOSTILE,
 })  # fmt: skip
 """Faults that the run is built to take without losing time."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from skerry.cli.cluster.proxy import OPEN, Proxy, can_proxy, shape_from
+from skerry.cli.cluster.proxy import OPEN, RETRANSMIT_S, Proxy, can_proxy, shape_from
 from skerry.errors import ConfigError
 
 DEADLINE_S = 30.0
@@ -96,6 +96,16 @@ async def test_a_capped_route_sends_no_faster_than_its_rate() -> None:
         assert await echoed(proxy, "a", data) == data
         # A lower bound holds on the slowest machine: two directions of 0.2 s that may overlap.
         assert asyncio.get_running_loop().time() - began > 0.19
+
+
+async def test_a_lossy_route_carries_the_same_bytes_later() -> None:
+    data = bytes(range(256)) * 4096
+    async with proxied() as (proxy, _):
+        shape(proxy, "a", loss=0.3)
+        began = asyncio.get_running_loop().time()
+        while not proxy.routes["a"].counters.lost_segments:
+            assert await echoed(proxy, "a", data) == data
+        assert asyncio.get_running_loop().time() - began > RETRANSMIT_S
 
 
 async def test_a_black_hole_lets_nothing_through_and_loses_nothing() -> None:
@@ -186,6 +196,7 @@ async def test_the_end_of_a_connection_is_passed_on() -> None:
         ({"cut": "sideways"}, "cut"),
         ({"delay_s": -1}, "delay_s"),
         ({"rate_bytes_s": math.inf}, "rate_bytes_s"),
+        ({"loss": 1.1}, "loss"),
     ],
 )
 def test_a_shape_that_means_nothing_is_refused(wanted: dict[str, object], path: str) -> None:

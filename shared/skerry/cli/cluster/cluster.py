@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from skerry.cli.cluster.folder import RunFolder
-    from skerry.cli.cluster.namespaces import Wire
     from skerry.cli.cluster.proxy import Proxy
-    from skerry.cli.cluster.team import BrokerAccess
     from skerry.settings.models import NatsSettings, Settings
 
 NEEDED = ("learner", "syncer", "checkpointer", "health-monitor")
@@ -87,8 +85,7 @@ class ServedBroker:
 class Cluster:
     """Everything a view or a script needs to know about a cluster that runs.
 
-    ``proxy``, ``wires`` and ``access`` are for a run that allows faults: how its services reach
-    their broker.
+    ``proxy`` and its ``urls`` are how the services of a run that allows faults reach their broker.
     """
 
     folder: RunFolder
@@ -96,8 +93,7 @@ class Cluster:
     broker: ServedBroker
     stop: StopSignal
     proxy: Proxy | None = None
-    wires: Mapping[str, Wire] = field(default_factory=dict[str, "Wire"])
-    access: Mapping[str, BrokerAccess] = field(default_factory=dict[str, "BrokerAccess"])
+    urls: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def nats(self) -> NatsSettings:

@@ -17,7 +17,6 @@ from enum import StrEnum
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
-from skerry.cli.cluster import namespaces
 from skerry.cli.cluster.processes import BROKER
 from skerry.cli.cluster.proxy import OPEN, LinkCut, LinkShape, shape_from
 from skerry.errors import ConfigError, SkerryError
@@ -26,7 +25,6 @@ from skerry.service.control import ControlError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.cli.cluster.namespaces import Wire
     from skerry.cli.cluster.proxy import Proxy
     from skerry.cli.cluster.supervisor import Supervisor
 
@@ -49,7 +47,6 @@ class FaultControl:
     services: Supervisor
     broker: Supervisor | None = None
     proxy: Proxy | None = None
-    wires: Mapping[str, Wire] = field(default_factory=dict[str, "Wire"])
     say: Callable[[str], None] = lambda _sentence: None
     _active: dict[tuple[str, LearnerFault], asyncio.Task[None]] = field(
         default_factory=dict[tuple[str, LearnerFault], "asyncio.Task[None]"], init=False
@@ -113,8 +110,6 @@ class FaultControl:
                 self._kill(name, duration_s)
             case LearnerFault.PAUSE:
                 self._signal(name, Signals.SIGSTOP)
-            case LearnerFault.PARTITION if name in self.wires:
-                await namespaces.cut(self.wires[name])
             case LearnerFault.PARTITION:
                 self._proxy().set(name, LinkShape(cut=LinkCut.BLACKHOLE))
 
@@ -130,11 +125,8 @@ class FaultControl:
         """Undo a fault, also where there is none; a kill ends when its learner is back."""
         if fault is LearnerFault.PAUSE and name in self.services.pids():
             self._signal(name, Signals.SIGCONT)
-        if fault is LearnerFault.PARTITION:
-            if self.proxy is not None:
-                self.proxy.set(name, OPEN)
-            if name in self.wires:
-                await namespaces.reconnect(self.wires[name])
+        if fault is LearnerFault.PARTITION and self.proxy is not None:
+            self.proxy.set(name, OPEN)
 
     async def _heal(self, name: str) -> str:
         self._require_learner(name)

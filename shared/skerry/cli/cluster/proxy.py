@@ -1,9 +1,10 @@
 """A TCP proxy between each service of a local cluster and its broker, for faults of the network.
 
 ``skerry up`` runs it, and hands on ``{"op": "set", "route": NAME, "cut": "none|reset|blackhole",
-"delay_s": S, "rate_bytes_s": R, "ways": ["up", "down"]}`` and ``{"op": "open"}`` of its control
-socket. A delay, a rate or a cut makes bytes wait in a queue that is bounded by not reading any
-more; no byte is lost. All it knows of NATS is how to hide the addresses of other brokers.
+"delay_s": S, "rate_bytes_s": R, "loss": SHARE, "ways": ["up", "down"]}`` and ``{"op": "open"}`` of
+its control socket. A delay, a rate, a loss or a cut makes bytes wait in a queue that is bounded by
+not reading any more; no byte is lost for good. All it knows of NATS is how to hide the addresses of
+other brokers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
 import socket
 import struct
 from collections import deque
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 HELD_BYTES = 4 * 1024**2
 """A direction in which this much waits is not read from until some of it has gone."""
 READ_BYTES = 256 * 1024
+RETRANSMIT_S, MOST_RETRANSMIT_S = 0.2, 6.0
+"""How long TCP waits before it sends a lost segment again: first, and after losses in a row."""
+MOST_LOSS = 0.95
+"""A link that loses more would never be through: a black hole does that."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER by which a connection ends with a reset."""
 
@@ -53,11 +59,14 @@ class Way(StrEnum):
 class LinkShape:
     """What a route does to its bytes; ``rate_bytes_s`` 0: as fast as they come.
 
-    ``ways`` are the directions that a black hole swallows; a reset ends both.
+    ``loss`` is the chance of a segment to be lost each time that it is sent: all that comes behind
+    waits until TCP has sent it again. ``ways`` are the directions that a black hole swallows; a
+    reset ends both.
     """
 
     delay_s: float = 0.0
     rate_bytes_s: float = 0.0
+    loss: float = 0.0
     cut: LinkCut = LinkCut.NONE
     ways: frozenset[Way] = frozenset(Way)
 
@@ -82,6 +91,7 @@ class Counters:
     bytes_up: int = 0
     bytes_down: int = 0
     shaped_bytes: int = 0
+    lost_segments: int = 0
     stalled_bytes: int = 0
 
 
@@ -200,6 +210,11 @@ class _Pipe:
         self.route.count(self.way, len(data))
         begins_s = max(now_s, self.free_at_s) if self.waiting else now_s
         self.free_at_s = begins_s + (len(data) / shape.rate_bytes_s if shape.rate_bytes_s else 0.0)
+        again_s = RETRANSMIT_S
+        while random.random() < shape.loss:  # noqa: S311 - a fault, no secret
+            self.route.counters.lost_segments += 1
+            self.free_at_s += again_s
+            again_s = min(2 * again_s, MOST_RETRANSMIT_S)
         self.waiting.append((data, self.free_at_s + shape.delay_s, self.route.changed))
         self.held_bytes += len(data)
         self.moved.set()
@@ -294,17 +309,21 @@ def can_proxy(url: str) -> bool:
 def shape_from(request: Mapping[str, Any]) -> LinkShape:
     """Return the shape that a command asks for; ConfigError says what is wrong with it."""
     try:
-        delay_s, rate_bytes_s = (float(request.get(n, 0.0)) for n in ("delay_s", "rate_bytes_s"))
+        numbers = {n: float(request.get(n, 0.0)) for n in ("delay_s", "rate_bytes_s", "loss")}
         cut = LinkCut(request.get("cut", LinkCut.NONE))
         ways = frozenset(Way(way) for way in request.get("ways", tuple(Way)))
     except (TypeError, ValueError) as error:
         msg = f"This is no shape of a route ({error}): see the head of {__name__}."
         raise ConfigError(msg, path="cut") from error
-    for name, value in (("delay_s", delay_s), ("rate_bytes_s", rate_bytes_s)):
+    for name, value in numbers.items():
         if not math.isfinite(value) or value < 0:
             msg = f"{name} is {value}: give a finite number, 0 or more."
             raise ConfigError(msg, path=name)
-    return LinkShape(delay_s, rate_bytes_s, cut, ways)
+    if numbers["loss"] > 1:
+        msg = f"loss is {numbers['loss']}: give a share from 0 to 1."
+        raise ConfigError(msg, path="loss")
+    numbers["loss"] = min(numbers["loss"], MOST_LOSS)
+    return LinkShape(**numbers, cut=cut, ways=ways)
 
 
 def _reset(writers: list[StreamWriter]) -> None:

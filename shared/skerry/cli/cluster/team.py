@@ -26,7 +26,7 @@ class Team:
     """How many of each service a cluster has; ``learners`` 0: as many as its run's config says.
 
     ``chaos``: faults may be injected into it.
-    ``clocks``: its services' clocks can be moved; ``netns``: they have networks of their own.
+    ``clocks``: its services' clocks can be moved.
     """
 
     learners: int = 0
@@ -35,7 +35,6 @@ class Team:
     evaluators: int = 1
     chaos: bool = False
     clocks: bool = False
-    netns: bool = False
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names of each service's processes, in the order in which they are stopped."""
@@ -51,24 +50,16 @@ class Team:
         return {name: service for service, names in self.names().items() for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerAccess:
-    """How a service reaches its broker: the address, and what enters the network it is in."""
-
-    url: str
-    entering: tuple[str, ...] = ()
-
-
 def stages(
     folder: RunFolder,
     team: Team,
-    access: Mapping[str, BrokerAccess],
+    urls: Mapping[str, str],
     sets: Mapping[str, tuple[str, ...]],
 ) -> list[list[Command]]:
     """Return the cluster's processes in the order in which they are stopped.
 
-    ``access`` is for those that reach the broker in another way than the settings file says;
-    ``sets`` are further settings of a service.
+    ``urls`` are brokers' addresses other than that of the settings file; ``sets`` are further
+    settings of a service.
     """
 
     def command(service: str, name: str) -> Command:
@@ -78,14 +69,12 @@ def stages(
         env = environment(folder.cache)
         if team.clocks:
             env |= clock.environment(folder.path, name)
-        way = access.get(name)
-        if way is not None:
-            env["SKERRY_NATS__URL"] = way.url  # it may hold a password, and anybody reads argv
-        entering = way.entering if way is not None else ()
+        if name in urls:
+            env["SKERRY_NATS__URL"] = urls[name]  # it may hold a password, and anybody reads argv
         return Command(
             name=name,
             kind=service,
-            argv=(*entering, *argv(service, *given)),
+            argv=argv(service, *given),
             log=folder.logs / f"{name}.log",
             env=env,
             need=NEEDS.get(service, Need.ALWAYS),
