@@ -21,8 +21,8 @@ from peers import all_peers
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
 from skerry.algorithm.schemes import SCHEMES
-from skerry.protocol.codec import PlaneAssembler, encode_vector
-from skerry.protocol.envelope import seal, unseal
+from skerry.protocol.chunks import PlaneAssembler, seal, unseal
+from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import ChunkHeader
 
 F32 = NDArray[np.float32]

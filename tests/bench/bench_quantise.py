@@ -17,8 +17,8 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
 from skerry.algorithm.planes import Planes
 from skerry.algorithm.schemes import SCHEMES
+from skerry.protocol.chunks import seal, unseal
 from skerry.protocol.codec import blocks_per_chunk, pack, unpack
-from skerry.protocol.envelope import seal, unseal
 from skerry.protocol.messages import ChunkHeader
 
 F32 = NDArray[np.float32]

@@ -37,10 +37,10 @@ async def test_sequences_of_a_stream_count_from_one(bus: Bus, names: Subjects) -
 
 
 async def test_the_newest_record_comes_back_as_it_was_published(bus: Bus, names: Subjects) -> None:
-    await bus.publish(names.run_record(), b"old")
-    await bus.publish(names.run_record(), b"new\x00\xff", msg_id="id", headers={"trace": "abc"})
-    record = await newest(bus, names.run_record())
-    assert (record.subject, record.sequence) == (names.run_record(), 2)
+    await bus.publish(names.ledger("run"), b"old")
+    await bus.publish(names.ledger("run"), b"new\x00\xff", msg_id="id", headers={"trace": "abc"})
+    record = await newest(bus, names.ledger("run"))
+    assert (record.subject, record.sequence) == (names.ledger("run"), 2)
     assert record.payload == b"new\x00\xff"
     assert record.headers["trace"] == "abc"
     assert record.headers[MSG_ID].startswith("id.")
@@ -50,7 +50,7 @@ async def test_the_newest_record_comes_back_as_it_was_published(bus: Bus, names:
 async def test_the_newest_record_of_a_pattern_is_the_newest_of_all_its_subjects(
     bus: Bus, names: Subjects
 ) -> None:
-    pattern = names.contributions(1)
+    pattern = names.contribution(1)
     await bus.publish(names.contribution(0, "a"), b"another fragment's")
     assert await bus.last(pattern) is None
     for learner in "aba":
@@ -61,11 +61,11 @@ async def test_the_newest_record_of_a_pattern_is_the_newest_of_all_its_subjects(
 
 
 async def test_an_empty_payload_is_a_record(bus: Bus, names: Subjects) -> None:
-    await bus.publish(names.run_record(), b"")
-    record = await newest(bus, names.run_record())
+    await bus.publish(names.ledger("run"), b"")
+    record = await newest(bus, names.ledger("run"))
     assert record.payload == b""
-    assert await bus.last_each(names.run_record()) == [record]
-    assert await take(bus.follow(names.run_record()), 1) == [record]
+    assert await bus.last_each(names.ledger("run")) == [record]
+    assert await take(bus.follow(names.ledger("run")), 1) == [record]
 
 
 async def test_a_repeated_message_id_is_stored_once(bus: Bus, names: Subjects) -> None:
@@ -80,7 +80,7 @@ async def test_an_account_says_how_full_it_is(bus: Bus, names: Subjects) -> None
         return {room.storage: room.used_bytes for room in await bus.rooms()}
 
     before = await used()
-    await bus.publish(names.run_record(), b"x" * 100_000)
+    await bus.publish(names.ledger("run"), b"x" * 100_000)
     await bus.publish(names.pulse("a"), b"x" * 100_000)
     async with asyncio.timeout(10.0):
         for storage in before:  # servers of a cluster exchange this now and then
@@ -90,14 +90,14 @@ async def test_an_account_says_how_full_it_is(bus: Bus, names: Subjects) -> None
 
 
 async def test_an_expectation_that_holds_lets_the_write_through(bus: Bus, names: Subjects) -> None:
-    subject = names.run_record()
+    subject = names.ledger("run")
     first = await bus.publish(subject, b"a", expect=Expect(subject, 0))
     second = await bus.publish(subject, b"b", expect=Expect(subject, first.sequence))
     assert second.sequence == first.sequence + 1
 
 
 async def test_a_failed_expectation_leaves_the_log_unchanged(bus: Bus, names: Subjects) -> None:
-    subject = names.run_record()
+    subject = names.ledger("run")
     await bus.publish(subject, b"a")
     with pytest.raises(Conflict) as caught:
         await bus.publish(subject, b"b", expect=Expect(subject, 0))
@@ -122,7 +122,7 @@ async def test_a_repeated_id_whose_expectation_fails_is_stored_once(
     bus: Bus, names: Subjects
 ) -> None:
     """One server looks at the expectation first, a cluster at the id; callers must bear both."""
-    subject = names.run_record()
+    subject = names.ledger("run")
     first = await bus.publish(subject, b"a", msg_id="id", expect=Expect(subject, 0))
     try:
         again = await bus.publish(subject, b"a", msg_id="id", expect=Expect(subject, 0))
@@ -144,10 +144,10 @@ async def test_a_fence_lets_all_of_a_window_through(bus: Bus, names: Subjects) -
 
 
 async def test_a_pattern_can_fence_a_write(bus: Bus, names: Subjects) -> None:
-    first = await bus.publish(names.member("a"), b"a", expect=Expect(names.members(), 0))
+    first = await bus.publish(names.member("a"), b"a", expect=Expect(names.member(), 0))
     with pytest.raises(Conflict):
-        await bus.publish(names.member("b"), b"b", expect=Expect(names.members(), 0))
-    known = Expect(names.members(), first.sequence)
+        await bus.publish(names.member("b"), b"b", expect=Expect(names.member(), 0))
+    known = Expect(names.member(), first.sequence)
     assert (await bus.publish(names.member("b"), b"b", expect=known)).sequence == 2
 
 
@@ -157,7 +157,7 @@ async def test_of_eight_racing_writers_exactly_one_wins(
 ) -> None:
     async def race(i: int) -> bool:
         subject = names.fence(0) if over == "subject" else names.member(f"l{i}")
-        expect = Expect(subject if over == "subject" else names.members(), 0)
+        expect = Expect(subject if over == "subject" else names.member(), 0)
         try:
             await bus.publish(subject, b"%d" % i, expect=expect)
         except Conflict:
@@ -166,7 +166,7 @@ async def test_of_eight_racing_writers_exactly_one_wins(
 
     wins = await asyncio.gather(*(race(i) for i in range(8)))
     assert sum(wins) == 1
-    found = await bus.last_each(names.fence(0) if over == "subject" else names.members())
+    found = await bus.last_each(names.fence(0) if over == "subject" else names.member())
     assert [record.payload for record in found] == [b"%d" % wins.index(True)]
 
 
@@ -174,15 +174,15 @@ async def test_of_eight_racing_writers_exactly_one_wins(
 async def test_what_is_not_there_is_none(bus: Bus, run_id: str, declared: bool) -> None:
     names = Subjects(run_id)
     await bus.declare(specs(run_id) if declared else ())
-    assert await bus.last(names.run_record()) is None
-    assert await bus.last_each(names.commits()) == []
+    assert await bus.last(names.ledger("run")) is None
+    assert await bus.last_each(names.commit()) == []
     for sequence in (0, 1, 7):
         assert await bus.get(names.stream("LEDGER"), sequence) is None
 
 
 async def test_publishing_into_no_stream_says_what_to_do(bus: Bus, run_id: str) -> None:
     with pytest.raises(BusError, match="declare the run's streams first"):
-        await bus.publish(Subjects(run_id).run_record(), b"x")
+        await bus.publish(Subjects(run_id).ledger("run"), b"x")
 
 
 async def test_a_message_above_max_payload_is_refused_and_the_bus_lives_on(
@@ -209,15 +209,15 @@ async def test_get_each_brings_what_is_there_up_to_a_gap(
         await bus.publish(names.chunk(1, 0, i), b"of another fragment")
     wanted = [2 * i + 1 for i in range(count)]
 
-    found = await all_of(bus.get_each(names.chunks(0, 0), [*wanted, 10_000]))
+    found = await all_of(bus.get_each(names.chunk(0, 0), [*wanted, 10_000]))
     assert [record.sequence for record in found] == wanted
     assert all(r.subject == names.chunk(0, 0, r.payload[0]) for r in found)
     assert all(len(record.payload) == 100_000 for record in found)
 
     await bus.publish(names.chunk(0, 0, 3), b"newer")
-    found = await all_of(bus.get_each(names.chunks(0, 0), wanted))
+    found = await all_of(bus.get_each(names.chunk(0, 0), wanted))
     assert [record.sequence for record in found] == wanted[:3]
-    found = await all_of(bus.get_each(names.chunks(0, 0), wanted[4:]))
+    found = await all_of(bus.get_each(names.chunk(0, 0), wanted[4:]))
     assert [record.sequence for record in found] == wanted[4:]
 
 
@@ -226,7 +226,7 @@ async def test_get_each_finds_what_lies_elsewhere(bus: Bus, names: Subjects) -> 
     for i in range(40):
         await bus.publish(names.chunk(i % 2, 0, i), b"%d" % i)
 
-    found = await all_of(bus.get_each(names.chunks(0, 0), range(1, 41)))
+    found = await all_of(bus.get_each(names.chunk(0, 0), range(1, 41)))
 
     assert [int(record.payload) for record in found] == list(range(40))
 
@@ -234,13 +234,13 @@ async def test_get_each_finds_what_lies_elsewhere(bus: Bus, names: Subjects) -> 
 async def test_get_each_of_a_stream_that_is_not_there_brings_nothing(bus: Bus, run_id: str) -> None:
     for count in (2, 60):
         wanted = range(1, count)
-        assert await all_of(bus.get_each(Subjects(run_id).chunks(0, 0), wanted)) == []
+        assert await all_of(bus.get_each(Subjects(run_id).chunk(0, 0), wanted)) == []
 
 
 async def test_last_each_is_in_sequence_order(bus: Bus, names: Subjects) -> None:
     for fragment in (3, 1, 2, 1):
         await bus.publish(names.commit(fragment), b"%d" % fragment)
-    found = await bus.last_each(names.commits())
+    found = await bus.last_each(names.commit())
     assert [(r.sequence, r.payload) for r in found] == [(1, b"3"), (3, b"2"), (4, b"1")]
 
 
@@ -249,7 +249,7 @@ async def test_last_each_finds_more_subjects_than_one_request_may_ask_for(
 ) -> None:
     count = 1100
     await asyncio.gather(*(bus.publish(names.manifest(i), b"%d" % i) for i in range(count)))
-    found = await bus.last_each(names.manifests())
+    found = await bus.last_each(names.manifest())
     assert {record.payload for record in found} == {b"%d" % i for i in range(count)}
     assert [r.sequence for r in found] == sorted(r.sequence for r in found)
 
@@ -267,7 +267,7 @@ async def test_last_per_subject_keeps_only_the_newest(bus: Bus, names: Subjects)
         await bus.publish(names.manifest(0), b"%d" % i)
     await bus.publish(names.manifest(1), b"other")
     assert await bus.get(names.stream("STATE"), 2) is None
-    assert [r.payload for r in await bus.last_each(names.manifests())] == [b"2", b"other"]
+    assert [r.payload for r in await bus.last_each(names.manifest())] == [b"2", b"other"]
 
 
 async def test_a_window_drops_the_oldest_of_any_subject(bus: Bus, run_id: str) -> None:
@@ -275,7 +275,7 @@ async def test_a_window_drops_the_oldest_of_any_subject(bus: Bus, run_id: str) -
     await bus.declare((window(run_id, 10_000),))
     for i in range(6):
         await bus.publish(names.contribution(i, "a"), bytes(3_000))
-    kept = await bus.last_each(names.contributions())
+    kept = await bus.last_each(names.contribution())
     assert [record.sequence for record in kept] == [4, 5, 6]
 
 
@@ -286,13 +286,13 @@ async def test_a_stream_that_may_not_drop_says_that_it_is_full(bus: Bus, run_id:
     await bus.publish(names.commit(0), bytes(3_000))
     with pytest.raises(StorageFull):
         await bus.publish(names.commit(1), bytes(3_000))
-    assert [r.sequence for r in await bus.last_each(names.commits())] == [1]
+    assert [r.sequence for r in await bus.last_each(names.commit())] == [1]
 
 
 async def test_declaring_twice_changes_nothing(bus: Bus, names: Subjects) -> None:
-    await bus.publish(names.run_record(), b"x")
+    await bus.publish(names.ledger("run"), b"x")
     assert await bus.declare(specs(names.run)) == ()
-    assert await bus.last(names.run_record()) is not None
+    assert await bus.last(names.ledger("run")) is not None
 
 
 async def test_two_services_can_declare_at_once(bus: Bus, run_id: str) -> None:
@@ -336,7 +336,7 @@ async def test_streams_lists_what_is_in_the_log(bus: Bus, names: Subjects) -> No
 async def test_a_follower_sees_old_and_new_in_order(bus: Bus, names: Subjects) -> None:
     for i in range(50):
         await bus.publish(names.commit(i % 3), b"%d" % i)
-    async with aclosing(bus.follow(names.commits())) as records:
+    async with aclosing(bus.follow(names.commit())) as records:
         old = await take(records, 50)
         for i in range(50, 100):
             await bus.publish(names.commit(i % 3), b"%d" % i)
@@ -345,7 +345,7 @@ async def test_a_follower_sees_old_and_new_in_order(bus: Bus, names: Subjects) -
 
 
 async def test_a_waiting_follower_hears_of_a_new_message(bus: Bus, names: Subjects) -> None:
-    async with aclosing(bus.follow(names.pulses())) as records:
+    async with aclosing(bus.follow(names.pulse())) as records:
         waiting = asyncio.ensure_future(take(records, 1))
         await asyncio.sleep(0)
         await bus.publish(names.pulse("a"), b"x")
@@ -353,16 +353,16 @@ async def test_a_waiting_follower_hears_of_a_new_message(bus: Bus, names: Subjec
 
 
 async def test_a_follower_sees_only_its_subjects(bus: Bus, names: Subjects) -> None:
-    await bus.publish(names.run_record(), b"run")
+    await bus.publish(names.ledger("run"), b"run")
     await bus.publish(names.commit(0), b"commit")
     await bus.publish(names.member("a"), b"member")
-    async with aclosing(bus.follow((names.run_record(), names.members()))) as records:
+    async with aclosing(bus.follow((names.ledger("run"), names.member()))) as records:
         assert [record.payload for record in await take(records, 2)] == [b"run", b"member"]
 
 
 async def test_a_follower_of_the_new_skips_the_old(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.commit(0), b"old")
-    async with aclosing(bus.follow(names.commits(), deliver=Deliver.NEW)) as records:
+    async with aclosing(bus.follow(names.commit(), deliver=Deliver.NEW)) as records:
         waiting = asyncio.ensure_future(anext(records))
         published = 0
         async with asyncio.timeout(10.0):
@@ -378,7 +378,7 @@ async def test_a_follower_of_the_newest_gets_one_per_subject_then_all(
 ) -> None:
     for i in range(4):
         await bus.publish(names.commit(i % 2), b"%d" % i)
-    follower = bus.follow(names.commits(), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow(names.commit(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower) as records:
         found = await take(records, 2)
         for i in range(4, 7):
@@ -393,7 +393,7 @@ async def test_a_follower_of_the_newest_gets_one_per_subject_then_all(
 async def test_a_follower_goes_on_behind_a_sequence(bus: Bus, names: Subjects) -> None:
     for i in range(5):
         await bus.publish(names.commit(0), b"%d" % i)
-    async with aclosing(bus.follow(names.commits(), deliver=Deliver.NEW, after=3)) as records:
+    async with aclosing(bus.follow(names.commit(), deliver=Deliver.NEW, after=3)) as records:
         assert [record.sequence for record in await take(records, 2)] == [4, 5]
 
 
@@ -402,13 +402,13 @@ async def test_a_follower_skips_what_retention_dropped(bus: Bus, run_id: str) ->
     await bus.declare((window(run_id, 10_000),))
     for _ in range(6):
         await bus.publish(names.contribution(0, "a"), bytes(3_000))
-    async with aclosing(bus.follow(names.contributions(), after=1)) as records:
+    async with aclosing(bus.follow(names.contribution(), after=1)) as records:
         assert [record.sequence for record in await take(records, 3)] == [4, 5, 6]
 
 
 async def test_a_follower_waits_for_a_stream_that_is_not_there(bus: Bus, run_id: str) -> None:
     names = Subjects(run_id)
-    async with aclosing(bus.follow(names.commits())) as records:
+    async with aclosing(bus.follow(names.commit())) as records:
         waiting = asyncio.ensure_future(take(records, 1))
         await asyncio.sleep(0)
         await bus.declare(specs(run_id))
@@ -420,7 +420,7 @@ async def test_a_follower_behind_the_end_of_a_newer_stream_starts_over(
     bus: Bus, names: Subjects
 ) -> None:
     await bus.publish(names.pulse("a"), b"x")
-    async with aclosing(bus.follow(names.pulses(), after=1_000)) as records:
+    async with aclosing(bus.follow(names.pulse(), after=1_000)) as records:
         assert [record.sequence for record in await take(records, 1)] == [1]
 
 
@@ -428,7 +428,7 @@ async def test_a_follower_carries_large_messages_in_bulk(bus: Bus, names: Subjec
     count = 60
     for i in range(count):
         await bus.publish(names.contribution(i, "a"), bytes([i]) * 600_000)
-    async with aclosing(bus.follow(names.contributions())) as records:
+    async with aclosing(bus.follow(names.contribution())) as records:
         found = await take(records, count)
     assert [(r.sequence, r.payload[0], len(r.payload)) for r in found] == [
         (i + 1, i, 600_000) for i in range(count)
@@ -438,7 +438,7 @@ async def test_a_follower_carries_large_messages_in_bulk(bus: Bus, names: Subjec
 async def test_two_followers_do_not_share_messages(bus: Bus, names: Subjects) -> None:
     for i in range(10):
         await bus.publish(names.commit(0), b"%d" % i)
-    one, two = bus.follow(names.commits()), bus.follow(names.commits())
+    one, two = bus.follow(names.commit()), bus.follow(names.commit())
     async with aclosing(one), aclosing(two):
         seen = await asyncio.gather(take(one, 10), take(two, 10))
     assert seen[0] == seen[1]

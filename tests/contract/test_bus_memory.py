@@ -37,18 +37,18 @@ async def test_a_window_forgets_what_is_too_old() -> None:
     clock.now_ns += 6 * SECOND
     await bus.publish(NAMES.contribution(1, "a"), b"young")
     clock.now_ns += 6 * SECOND
-    assert [r.payload for r in await bus.last_each(NAMES.contributions())] == [b"young"]
+    assert [r.payload for r in await bus.last_each(NAMES.contribution())] == [b"young"]
 
 
 async def test_a_message_id_is_forgotten_after_its_window() -> None:
     clock = Clock()
     bus = MemoryBroker(clock_ns=clock).connect()
     await bus.declare(specs("r"))
-    first = await bus.publish(NAMES.run_record(), b"x", msg_id="id")
+    first = await bus.publish(NAMES.ledger("run"), b"x", msg_id="id")
     clock.now_ns += 119 * SECOND
-    assert (await bus.publish(NAMES.run_record(), b"x", msg_id="id")).duplicate
+    assert (await bus.publish(NAMES.ledger("run"), b"x", msg_id="id")).duplicate
     clock.now_ns += 2 * SECOND
-    again = await bus.publish(NAMES.run_record(), b"x", msg_id="id")
+    again = await bus.publish(NAMES.ledger("run"), b"x", msg_id="id")
     assert (again.sequence, again.duplicate) == (first.sequence + 1, False)
 
 
@@ -56,8 +56,8 @@ async def test_records_carry_the_broker_clock() -> None:
     clock = Clock()
     bus = MemoryBroker(clock_ns=clock).connect()
     await bus.declare(specs("r"))
-    await bus.publish(NAMES.run_record(), b"x")
-    record = await newest(bus, NAMES.run_record())
+    await bus.publish(NAMES.ledger("run"), b"x")
+    record = await newest(bus, NAMES.ledger("run"))
     assert record.time_ns == clock.now_ns
 
 
@@ -65,12 +65,12 @@ async def test_a_restart_loses_what_was_in_memory_and_nothing_else() -> None:
     broker = MemoryBroker()
     bus = broker.connect()
     await bus.declare(specs("r"))
-    await bus.publish(NAMES.run_record(), b"kept")
+    await bus.publish(NAMES.ledger("run"), b"kept")
     await bus.publish(NAMES.pulse("a"), b"lost")
     broker.restart()
     await bus.declare(specs("r"))
     assert await bus.last(NAMES.pulse("a")) is None
-    kept = await newest(bus, NAMES.run_record())
+    kept = await newest(bus, NAMES.ledger("run"))
     assert kept.payload == b"kept"
 
 
@@ -79,7 +79,7 @@ async def test_a_follower_goes_on_in_the_stream_that_a_restart_began_anew() -> N
     bus = broker.connect()
     await bus.declare(specs("r"))
     await bus.publish(NAMES.pulse("a"), b"before")
-    async with asyncio.timeout(10), aclosing(bus.follow(NAMES.pulses())) as pulses:
+    async with asyncio.timeout(10), aclosing(bus.follow(NAMES.pulse())) as pulses:
         assert (await anext(pulses)).payload == b"before"
         broker.restart()
         coming = asyncio.create_task(anext(pulses))

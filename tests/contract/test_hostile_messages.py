@@ -124,7 +124,7 @@ async def test_many_very_long_subjects_hide_no_other(
         for i in range(1_200):
             long = b"a" * 3_700
             await raw.publish(b"%s.state.%s%d.manifest" % (names.root.encode(), long, i), b"x")
-    found = await bus.last_each(names.manifests())
+    found = await bus.last_each(names.manifest())
     assert found[0].payload == b"of ours"
     assert len(found) == 1_201
 

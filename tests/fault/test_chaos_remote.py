@@ -17,7 +17,7 @@ from skerry.log import ledger
 from skerry.log.base import MSG_ID, Record
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.subjects import Subjects, drill_of
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
 
@@ -81,7 +81,7 @@ class Site:
 
     async def until_leased(self, drill: asyncio.Task[Said]) -> None:
         """Return once the drill has told the log that it is at work."""
-        coming = self.bus.follow(Subjects(RUN).drill())
+        coming = self.bus.follow(drill_of(RUN))
         async with aclosing(coming):
             first = asyncio.ensure_future(anext(coming))
             await asyncio.wait({first, drill}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +181,7 @@ async def test_faults_that_need_processes_are_refused_over_a_broker(
         other = await held.chaos("--targets", "c")
         heal = await held.chaos("--heal")
         one, same = await held.chaos(*drawn), await held.chaos(*drawn)
-        lease = await held.bus.last(Subjects(RUN).drill())
+        lease = await held.bus.last(drill_of(RUN))
         ids = {MSG_ID in record.headers for record in await held.contributions()}
     for refused in (kinds, planned):
         assert refused.err.startswith("error: A kill cannot be done here: over a broker's address")

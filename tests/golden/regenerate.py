@@ -20,8 +20,8 @@ from skerry.algorithm.fragments import BLOCK, Fragment, LeafSpec, Plan, Slice
 from skerry.algorithm.quantise_numpy import quantise
 from skerry.algorithm.schemes import SCHEMES
 from skerry.protocol import records
+from skerry.protocol.chunks import seal
 from skerry.protocol.codec import pack
-from skerry.protocol.envelope import seal
 from skerry.protocol.messages import (
     CheckpointRecord,
     ChunkHeader,

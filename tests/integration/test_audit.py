@@ -16,7 +16,7 @@ from skerry.errors import ConfigError
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.codec import vector_digest
+from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import CloseReason, Commit, Manifest, RefusalCause, Refused
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects

@@ -43,7 +43,7 @@ async def test_a_broker_reports_its_clients_its_store_and_its_slowest_reader(
         await bus.declare(specs("r", window_bytes=2**20))
         for number in range(1000):
             await bus.publish(names.pulse(f"l{number}"), b"x" * 100)
-        reading = bus.follow(names.pulses())
+        reading = bus.follow(names.pulse())
         await anext(reading)
         await brokers.poll()
         (server,) = brokers.servers()
@@ -77,7 +77,7 @@ async def test_a_broker_and_an_account_report_how_full_they_are_and_their_limits
     try:
         async with NatsBus(small.url, options=NatsOptions(user="a", password="p")) as bus:  # noqa: S106
             await bus.declare(specs("r", window_bytes=2**16))
-            await bus.publish(Subjects("r").run_record(), b"x" * 860_000)
+            await bus.publish(Subjects("r").ledger("run"), b"x" * 860_000)
             own = {room.storage: room for room in await bus.rooms()}
         async with asyncio.timeout(DEADLINE_S):
             while not telling.stores():  # noqa: ASYNC110 - nobody says when it has asked

@@ -21,7 +21,7 @@ from skerry.log import ledger, place, presence
 from skerry.log.base import Bus, Record
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
-from skerry.protocol.envelope import unseal
+from skerry.protocol.chunks import unseal
 from skerry.protocol.messages import Commit, InnerState, RunRecord
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
@@ -67,7 +67,7 @@ def taped(scenario: LabScenario) -> Tape:
     lab = Lab(scenario)
     lab.run()
     records = {kind: _records(lab, SUBJECTS.stream(kind)) for kind in ("LEDGER", "CONTRIB")}
-    run_record = next(r for r in records["LEDGER"] if r.subject == SUBJECTS.run_record())
+    run_record = next(r for r in records["LEDGER"] if r.subject == SUBJECTS.ledger("run"))
     plan = lab.work.plan
     chunks = defaultdict[tuple[str, int, int, int], list[Record]](list)
     for record in records["CONTRIB"]:

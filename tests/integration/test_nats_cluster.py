@@ -62,7 +62,7 @@ async def test_writes_and_followers_pass_the_death_of_a_leader_once_each(
             if i == total // 3:
                 leader.kill9()
 
-    async with aclosing(bus.follow(names.commits())) as records:
+    async with aclosing(bus.follow(names.commit())) as records:
         reading = asyncio.ensure_future(take(records, total))
         await write()
         found = await reading
@@ -110,7 +110,7 @@ async def test_a_replica_that_lags_is_not_believed(
             await writer.publish(names.commit(0), bytes(20_000), msg_id=f"0/{i}")
         asking = [asyncio.ensure_future(reader.last(names.commit(0))) for _ in range(40)]
         asking += [asyncio.ensure_future(reader.get(stream, count)) for _ in range(40)]
-        listing = [asyncio.ensure_future(reader.last_each(names.commits())) for _ in range(40)]
+        listing = [asyncio.ensure_future(reader.last_each(names.commit())) for _ in range(40)]
         await asyncio.sleep(0.1)
         lagging.resume()
         async with asyncio.timeout(DEADLINE_S):
@@ -185,7 +185,7 @@ async def test_a_memory_stream_that_all_nodes_have_lost_is_followed_from_its_sta
 ) -> None:
     for i in range(5):
         await bus.publish(names.pulse("a"), b"old %d" % i, msg_id=f"{i}")
-    follower = bus.follow(names.pulses(), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow(names.pulse(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower) as records:
         await take(records, 1)
         waiting = asyncio.ensure_future(take(records, 1))
@@ -252,7 +252,7 @@ async def test_a_cluster_that_came_back_with_an_older_copy_is_found_out(
             (node.folder / "older").rename(node.store)
         cluster.start()
         with pytest.raises(StateLost, match=r"ends at sequence 1.*acknowledged 2.*sync_interval"):
-            await bus.last_each(names.commits())
+            await bus.last_each(names.commit())
 
 
 @pytest.mark.soak
@@ -287,12 +287,12 @@ async def test_a_follower_passes_what_was_purged_and_deleted(
     stream = names.stream("CONTRIB")
     for i in range(10):
         await bus.publish(names.contribution(0, "a"), b"%d" % i, msg_id=f"{i}")
-    follower = bus.follow(names.contributions())
+    follower = bus.follow(names.contribution())
     async with aclosing(follower) as records:
         assert [r.sequence for r in await take(records, 2)] == [1, 2]
     await js_api(cluster.url, f"STREAM.PURGE.{stream}", {"seq": 6})
     await js_api(cluster.url, f"STREAM.MSG.DELETE.{stream}", {"seq": 8})
-    async with aclosing(bus.follow(names.contributions(), after=2)) as records:
+    async with aclosing(bus.follow(names.contribution(), after=2)) as records:
         assert [r.sequence for r in await take(records, 4)] == [6, 7, 9, 10]
     assert await bus.get(stream, 3) is None
     assert await bus.get(stream, 8) is None
@@ -305,7 +305,7 @@ async def test_a_follower_continues_on_a_stream_that_was_removed_and_recreated(
     stream = names.stream("CONTRIB")
     for i in range(4):
         await bus.publish(names.contribution(0, "a"), b"%d" % i, msg_id=f"{i}")
-    async with aclosing(bus.follow(names.contributions())) as records:
+    async with aclosing(bus.follow(names.contribution())) as records:
         await take(records, 4)
         waiting = asyncio.ensure_future(take(records, 1))
         await js_api(cluster.url, f"STREAM.DELETE.{stream}")

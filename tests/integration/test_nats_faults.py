@@ -48,7 +48,7 @@ async def test_a_follower_has_no_gap_and_no_repeat_through_kill_9(
                 nats_server.kill9()
                 nats_server.start()
 
-    async with aclosing(bus.follow(names.commits())) as records:
+    async with aclosing(bus.follow(names.commit())) as records:
         reading = asyncio.ensure_future(take(records, total))
         async with asyncio.timeout(DEADLINE_S):
             await write()
@@ -62,7 +62,7 @@ async def test_a_follower_that_lagged_goes_on_after_a_restart(
 ) -> None:
     for i in range(40):
         await bus.publish(names.contribution(0, "a"), bytes([i]) * 500_000)
-    async with aclosing(bus.follow(names.contributions())) as records:
+    async with aclosing(bus.follow(names.contribution())) as records:
         first = await take(records, 1)
         nats_server.restart()
         rest = await take(records, 39)
@@ -79,7 +79,7 @@ async def test_reading_many_messages_survives_kill_9(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     wanted = await chunks(bus, names, 80)
-    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.chunk(0, 0), wanted)) as records:
         found = await take(records, 10)
         nats_server.kill9()
         nats_server.start()
@@ -93,7 +93,7 @@ async def test_reading_many_messages_survives_the_loss_of_its_consumer(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     wanted = await chunks(bus, names, 80)
-    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.chunk(0, 0), wanted)) as records:
         found = await take(records, 1)
         assert await delete_consumers(nats_server.url, names.stream("STATE")) == 1
         found += await take(records, 79)
@@ -106,9 +106,9 @@ async def test_reading_many_messages_asks_for_no_others_and_leaves_no_consumer(
     wanted = await chunks(bus, names, 80)
     stats = (await bus._connection.ready(None)).stats
     before = stats["in_bytes"]
-    async with aclosing(bus.get_each(names.chunks(0, 0), wanted[:40])) as records:
+    async with aclosing(bus.get_each(names.chunk(0, 0), wanted[:40])) as records:
         await take(records, 40)
-    await bus.last(names.run_record())  # whatever was sent before is here
+    await bus.last(names.ledger("run"))  # whatever was sent before is here
     assert 40 <= (stats["in_bytes"] - before) / 400_000 < 41
     assert await delete_consumers(nats_server.url, names.stream("STATE")) == 0
 
@@ -120,7 +120,7 @@ async def test_reading_what_has_been_replaced_brings_little_of_what_replaced_it(
     await chunks(bus, names, 80)
     stats = (await bus._connection.ready(None)).stats
     before = stats["in_bytes"]
-    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.chunk(0, 0), wanted)) as records:
         with pytest.raises(StopAsyncIteration):
             await anext(records)
     assert (stats["in_bytes"] - before) / 400_000 < 10
@@ -131,7 +131,7 @@ async def test_a_consumer_that_is_silent_is_not_tried_again_soon(
 ) -> None:
     wanted = await chunks(bus, names, 80, 1000)
     nats_server.pause()
-    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.chunk(0, 0), wanted)) as records:
         reading = asyncio.ensure_future(take(records, 80))
         await asyncio.sleep(2.0)  # longer than the consumer's request may take
         nats_server.resume()
@@ -139,7 +139,7 @@ async def test_a_consumer_that_is_silent_is_not_tried_again_soon(
     assert [record.payload[0] for record in found] == list(range(80))
 
     await delete_consumers(nats_server.url, names.stream("STATE"))  # made after all, and unused
-    async with aclosing(bus.get_each(names.chunks(0, 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.chunk(0, 0), wanted)) as records:
         await take(records, 1)
         assert await delete_consumers(nats_server.url, names.stream("STATE")) == 0
 
@@ -193,7 +193,7 @@ async def test_calls_wait_for_a_server_that_comes_back(
     nats_server.kill9()
     calls = asyncio.gather(
         bus.last(names.commit(0)),
-        bus.last_each(names.commits()),
+        bus.last_each(names.commit()),
         bus.get(names.stream("LEDGER"), 1),
         bus.publish(names.commit(1), b"new", msg_id="1/1"),
     )
@@ -216,14 +216,14 @@ async def test_a_call_gives_up_at_its_deadline(nats_server: NatsServer, names: S
         loop = asyncio.get_running_loop()
         started = loop.time()
         with pytest.raises(BrokerUnavailable, match="skerry up"):
-            await bus.last(names.run_record())
+            await bus.last(names.ledger("run"))
         assert loop.time() - started < 5.0
 
 
 async def test_a_deleted_consumer_is_made_again(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
-    async with aclosing(bus.follow(names.commits())) as records:
+    async with aclosing(bus.follow(names.commit())) as records:
         await bus.publish(names.commit(0), b"1")
         await take(records, 1)
         waiting = asyncio.ensure_future(take(records, 1))
@@ -235,7 +235,7 @@ async def test_a_deleted_consumer_is_made_again(
 async def test_a_missing_heartbeat_makes_a_new_consumer(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
-    async with aclosing(bus.follow(names.commits())) as records:
+    async with aclosing(bus.follow(names.commit())) as records:
         waiting = asyncio.ensure_future(take(records, 1))
         await asyncio.sleep(0.2)
         nats_server.pause()
@@ -250,7 +250,7 @@ async def test_a_memory_stream_that_restarted_is_followed_from_its_start(
 ) -> None:
     for i in range(5):
         await bus.publish(names.pulse("a"), b"old %d" % i)
-    follower = bus.follow((names.pulses(), names.rounds()), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow((names.pulse(), names.round()), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower) as records:
         assert [r.payload for r in await take(records, 1)] == [b"old 4"]
         waiting = asyncio.ensure_future(take(records, 2))
@@ -264,7 +264,7 @@ async def test_a_memory_stream_that_restarted_and_grew_longer_is_noticed(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     await bus.publish(names.pulse("a"), b"old")
-    async with aclosing(bus.follow(names.pulses())) as records:
+    async with aclosing(bus.follow(names.pulse())) as records:
         await take(records, 1)
         nats_server.restart()
         for name in "abc":
@@ -273,7 +273,7 @@ async def test_a_memory_stream_that_restarted_and_grew_longer_is_noticed(
 
 
 async def test_a_client_that_gave_up_for_good_is_replaced(bus: NatsBus, names: Subjects) -> None:
-    async with aclosing(bus.follow(names.commits())) as records:
+    async with aclosing(bus.follow(names.commit())) as records:
         await bus.publish(names.commit(0), b"1")
         await take(records, 1)
         waiting = asyncio.ensure_future(take(records, 1))
@@ -286,7 +286,7 @@ async def test_a_client_that_gave_up_for_good_is_replaced(bus: NatsBus, names: S
 async def test_closing_the_bus_ends_its_followers(nats_server: NatsServer, run_id: str) -> None:
     async with NatsBus(nats_server.url) as bus:
         await bus.declare(specs(run_id))
-        waiting = asyncio.ensure_future(anext(bus.follow(Subjects(run_id).commits())))
+        waiting = asyncio.ensure_future(anext(bus.follow(Subjects(run_id).commit())))
         await asyncio.sleep(0.1)
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(StopAsyncIteration):

@@ -35,7 +35,7 @@ async def test_publishing_and_following_pass_a_restart(
     nats_server: NatsServer, bus: NatsBus, run_id: str
 ) -> None:
     names = Subjects(run_id)
-    async with aclosing(bus.follow(names.commits())) as records:
+    async with aclosing(bus.follow(names.commit())) as records:
         reading = asyncio.ensure_future(take(records, 60))
         for i in range(60):
             await bus.publish(names.commit(0), b"%d" % i, msg_id=f"0/{i}")
@@ -52,5 +52,5 @@ async def test_large_messages_come_in_bulk(bus: NatsBus, run_id: str) -> None:
         (await bus.publish(names.chunk(0, 0, i), payload)).sequence
         for i, payload in enumerate(sent)
     ]
-    found = await all_of(bus.get_each(names.chunks(0, 0), wanted))
+    found = await all_of(bus.get_each(names.chunk(0, 0), wanted))
     assert [record.payload for record in found] == sent

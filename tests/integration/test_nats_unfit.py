@@ -149,7 +149,7 @@ async def test_a_full_disk_refuses_a_write_and_keeps_the_rest(tmp_path: Path, ru
             with pytest.raises(StorageFull, match=r"max_file_store.*acknowledged is kept"):
                 await fill(bus, names, stored, 20)
             assert 0 < len(stored) < 12
-            kept = await bus.last_each(names.chunks(0, 0))
+            kept = await bus.last_each(names.chunk(0, 0))
             assert [record.subject for record in kept] == stored
 
 
@@ -184,7 +184,7 @@ async def test_a_disk_that_fills_up_is_named_and_a_restart_goes_on(
             ballast.unlink()
             server.restart()
             await fill(bus, names, stored, 2)
-            kept = await bus.last_each(names.chunks(0, 0))
+            kept = await bus.last_each(names.chunk(0, 0))
         assert [record.subject for record in kept] == stored
 
 

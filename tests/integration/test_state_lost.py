@@ -83,7 +83,7 @@ async def test_purged_state_is_named_and_never_recreated(
         assert code == 4
         assert said.startswith(f"error: Run {run_id!r} has lost fragment 0 at version 2: ")
         assert "saved/step-00000010 at step 10, holds version 1" in said
-        assert await bus.last_each(Subjects(run_id).manifests()) == []
+        assert await bus.last_each(Subjects(run_id).manifest()) == []
 
 
 @pytest.mark.drill

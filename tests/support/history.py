@@ -73,7 +73,7 @@ async def read_history(
     if fake_learners:
         rules = replace(rules, sequence_tokens=None)
     report = await verify(bus, run, replay=True, rules=rules)
-    entries = log.ledger(await newest(bus, log.subjects.commits()))
+    entries = log.ledger(await newest(bus, log.subjects.commit()))
     async with aclosing(entries):
         values = [entry.value async for entry in entries]
     commits = tuple(value for value in values if isinstance(value, Commit))
@@ -84,7 +84,7 @@ async def read_history(
 
 
 async def _contributions(log: RunLog) -> dict[Key, Contribution]:
-    pattern, assembler = log.subjects.contributions(), ContributionAssembler(log.run, log.plan)
+    pattern, assembler = log.subjects.contribution(), ContributionAssembler(log.run, log.plan)
     records = read(log.bus, pattern, await newest(log.bus, pattern))
     async with aclosing(records):
         fed = [assembler.feed(record) async for record in records]

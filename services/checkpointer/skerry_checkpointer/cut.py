@@ -145,7 +145,7 @@ async def _refuse_rolled_back(bus: Bus, run: str, plan: Plan) -> None:
 
 async def _before_newest(bus: Bus, run: str) -> int:
     """Return a ledger sequence after which every fragment's newest commit comes."""
-    records = await bus.last_each(Subjects(run).commits())
+    records = await bus.last_each(Subjects(run).commit())
     return min((record.sequence for record in records), default=1) - 1
 
 

@@ -16,7 +16,7 @@ import structlog
 from skerry.errors import StoreError
 from skerry.log import ledger
 from skerry.protocol.messages import CheckpointRecord
-from skerry.protocol.run import plan_of
+from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import TOKEN
 from skerry.service.arrival import arrive
 from skerry.service.shell import outlast, serve

@@ -43,7 +43,7 @@ async def refuse_if_alive(bus: Bus, run: str, config: RunConfig) -> None:
     ]
     window_s = max(config.sync.lease_s, 3 * config.liveness.pulse_s, 2 * max(steps, default=0.0))
     found: set[str] = set()
-    records = bus.follow((subjects.pulses(), subjects.syncers()), deliver=Deliver.NEW)
+    records = bus.follow((subjects.pulse(), subjects.syncer()), deliver=Deliver.NEW)
     with suppress(TimeoutError):
         async with asyncio.timeout(min(window_s, LONGEST_S)), aclosing(records):
             async for record in records:

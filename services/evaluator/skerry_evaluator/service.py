@@ -18,7 +18,7 @@ from skerry.errors import Overtaken
 from skerry.log import ledger
 from skerry.log.state import MASTER, read_latest, read_manifests
 from skerry.protocol.messages import Evaluation
-from skerry.protocol.run import plan_of
+from skerry.protocol.records import plan_of
 from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json

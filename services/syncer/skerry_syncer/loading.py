@@ -227,10 +227,10 @@ async def _read_starts(
     for member in (await ledger.members(bus, run)).values():
         if 0 < member.contrib_sequence <= (stream.last_seq if stream else 0):
             incarnations.note(member.learner, member.incarnation, member.contrib_sequence)
-    newest = max((r.sequence for r in await bus.last_each(subjects.starts())), default=0)
+    newest = max((r.sequence for r in await bus.last_each(subjects.start())), default=0)
     if not newest:
         return
-    follower = bus.follow(subjects.starts(), deliver=Deliver.ALL)
+    follower = bus.follow(subjects.start(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             with suppress(WireError):

@@ -18,7 +18,7 @@ from skerry.protocol import rounds
 from skerry.protocol.clock import GlobalClock, LearnerTable
 from skerry.protocol.coordinator import CoordinatorSettings, RoundCoordinator, RunEnd, clock_limit
 from skerry.protocol.messages import Round
-from skerry.protocol.run import plan_of
+from skerry.protocol.records import plan_of
 from skerry.settings.loading import run_config_from_json
 from skerry_syncer.committer import Committer
 from skerry_syncer.loading import load

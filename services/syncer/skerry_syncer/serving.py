@@ -73,7 +73,7 @@ class ContributionTail:
             (self.end,), self.newest = ends, {}
         for fragment in [f for f, sequence in known.items() if sequence < self.end]:
             if fragment not in self.newest:
-                found = await self.bus.last(subjects.contributions(fragment))
+                found = await self.bus.last(subjects.contribution(fragment))
                 self.newest[fragment] = 0 if found is None else found.sequence
         return frozenset(f for f, sequence in known.items() if self.newest.get(f, 0) > sequence)
 
@@ -127,9 +127,9 @@ class ShardServer:
         old one must be read again.
         """
         subjects, shard, last = Subjects(self.run.run), self.coordinator.shard, 0
-        own = [subjects.contributions(fragment) for fragment in shard.fragments]
+        own = [subjects.contribution(fragment) for fragment in shard.fragments]
         everything = len(own) == len(shard.plan.fragments)
-        patterns = [subjects.contributions()] if everything else [*own, subjects.starts()]
+        patterns = [subjects.contribution()] if everything else [*own, subjects.start()]
         async for record in self.bus.follow(patterns, after=shard.resume_after):
             if record.sequence <= last:
                 msg = "The stream of contributions began again."

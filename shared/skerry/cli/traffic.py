@@ -100,7 +100,7 @@ async def measure_uplink(bus: Bus, record: RunRecord, since_s: float = 0.0) -> U
     sent = useful = 0
     if not last:
         return Uplink(sent, useful, params)
-    records = bus.follow(subjects.contributions(), deliver=Deliver.ALL)
+    records = bus.follow(subjects.contribution(), deliver=Deliver.ALL)
     async with aclosing(records):
         async for stored in records:
             sent += len(stored.payload) * (stored.time_ns >= since_s * 1e9)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
-from skerry.protocol.stored import StoredMessage
+from skerry.protocol.records import StoredMessage
 
 MSG_ID = "Nats-Msg-Id"
 """The one broker header that records keep: the ``msg_id`` they were published with."""

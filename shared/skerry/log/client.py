@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, first_cause
 from skerry.log.base import MSG_ID, Deliver, Expect, Receipt, Record, StreamSpec
-from skerry.log.streams import stream_of
+from skerry.protocol.subjects import stream_of
 from skerry.tasks import TaskGroup
 
 ATTEMPTS_WORTH = 4

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from skerry.errors import first_cause
-from skerry.protocol.envelope import seal
+from skerry.protocol.chunks import seal
 from skerry.protocol.messages import ChunkHeader
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup

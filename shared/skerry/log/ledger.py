@@ -79,7 +79,7 @@ async def readable_up_to(bus: Bus, kind: type[T], newest: Record, run: str) -> N
 
 async def create_run(bus: Bus, record: RunRecord) -> RunRecord:
     """Create the run unless somebody has; return the record that the log holds."""
-    subject = Subjects(record.run).run_record()
+    subject = Subjects(record.run).ledger("run")
     try:
         await bus.publish(
             subject,
@@ -107,7 +107,7 @@ async def read_run(bus: Bus, run: str) -> RunRecord:
 
 async def _run_records(bus: Bus, run: str) -> list[RunRecord]:
     """Return the run's records that count, oldest first; WireError if none can be read."""
-    subject = Subjects(run).run_record()
+    subject = Subjects(run).ledger("run")
     newest = await bus.last(subject)
     if newest is None:
         return []
@@ -130,7 +130,7 @@ def _is_next(first: RunRecord, record: RunRecord) -> bool:
 
 async def follow_run(bus: Bus, run: str) -> AsyncGenerator[RunRecord]:
     """Yield the run's newest record once there is one, then each change of it."""
-    follower = bus.follow(Subjects(run).run_record(), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).ledger("run"), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for _ in follower:
             if records := await _run_records(bus, run):
@@ -185,7 +185,7 @@ async def finish_run(bus: Bus, record: RunRecord) -> None:
     Raises StateLost where the log holds another run of that id by now: that one goes on. Where it
     holds none, BrokerUnavailable: who then recovers sees whether the ledger is lost.
     """
-    subject = Subjects(record.run).run_record()
+    subject = Subjects(record.run).ledger("run")
     finished = encode(replace(record, state=RunState.FINISHED))
     for _ in range(CAS_ATTEMPTS):
         newest = await bus.last(subject)
@@ -226,7 +226,7 @@ async def list_runs(bus: Bus) -> list[RunRecord]:
 
 async def members(bus: Bus, run: str) -> dict[str, MemberRecord]:
     """Return the newest incarnation of every learner that ever joined, by name."""
-    found = await newest_readable(bus, MemberRecord, Subjects(run).members(), run)
+    found = await newest_readable(bus, MemberRecord, Subjects(run).member(), run)
     return {item.value.learner: item.value for item in found if item.value is not None}
 
 
@@ -244,7 +244,7 @@ async def join(
     subjects = Subjects(run)
     subject = subjects.member(learner)
     for _ in range(CAS_ATTEMPTS):
-        found = await newest_readable(bus, MemberRecord, subjects.members(), run)
+        found = await newest_readable(bus, MemberRecord, subjects.member(), run)
         known = {i.value.learner: (i.value, i.sequence) for i in found if i.value is not None}
         mine = known.get(learner)
         unread = next((i.sequence for i in found if i.subject == subject), 0)
@@ -260,7 +260,7 @@ async def join(
         )
         # A known name competes with itself only; a new one with every other new one.
         newest = max((item.sequence for item in found), default=0)
-        expect = Expect(subject, unread) if mine else Expect(subjects.members(), newest)
+        expect = Expect(subject, unread) if mine else Expect(subjects.member(), newest)
         try:
             await bus.publish(
                 subject,
@@ -277,7 +277,7 @@ async def join(
 
 async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
     """Yield the newest incarnation of every learner, then each new one."""
-    follower = bus.follow(Subjects(run).members(), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).member(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             if (member := readable(MemberRecord, record, run)) is not None:
@@ -286,13 +286,13 @@ async def follow_members(bus: Bus, run: str) -> AsyncGenerator[MemberRecord]:
 
 async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:
     """Return the newest commit of every fragment that has one."""
-    found = await newest_readable(bus, Commit, Subjects(run).commits(), run)
+    found = await newest_readable(bus, Commit, Subjects(run).commit(), run)
     return {item.value.fragment: item.value for item in found if item.value is not None}
 
 
 async def follow_starts(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, MemberRecord]]:
     """Yield every start of every learner, old ones too, with the record that says when it was."""
-    follower = bus.follow(Subjects(run).members(), deliver=Deliver.ALL)
+    follower = bus.follow(Subjects(run).member(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (member := readable(MemberRecord, record, run)) is not None:
@@ -301,11 +301,11 @@ async def follow_starts(bus: Bus, run: str) -> AsyncGenerator[tuple[Record, Memb
 
 async def starts(bus: Bus, run: str) -> list[tuple[Record, MemberRecord]]:
     """Return every start that the ledger holds by now, with its record, oldest first."""
-    newest = max((r.sequence for r in await bus.last_each(Subjects(run).members())), default=0)
+    newest = max((r.sequence for r in await bus.last_each(Subjects(run).member())), default=0)
     found: list[tuple[Record, MemberRecord]] = []
     if not newest:
         return found
-    follower = bus.follow(Subjects(run).members(), deliver=Deliver.ALL)
+    follower = bus.follow(Subjects(run).member(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (member := readable(MemberRecord, record, run)) is not None:
@@ -320,7 +320,7 @@ async def newest_commits(bus: Bus, run: str) -> list[tuple[Record, Commit]]:
 
     Unlike ``last_commits`` without those that cannot be read: for who only shows the run.
     """
-    records = await bus.last_each(Subjects(run).commits())
+    records = await bus.last_each(Subjects(run).commit())
     found = ((record, readable(Commit, record, run)) for record in records)
     return [(record, commit) for record, commit in found if commit is not None]
 
@@ -343,7 +343,7 @@ async def follow_stored_commits(
 ) -> AsyncGenerator[tuple[Record, Commit]]:
     """Yield commits as ``follow_commits`` does, with the record that says when each was stored."""
     subjects = Subjects(run)
-    pattern = subjects.commits() if fragment is None else subjects.commit(fragment)
+    pattern = subjects.commit() if fragment is None else subjects.commit(fragment)
     follower = bus.follow(pattern, deliver=Deliver.ALL, after=after)
     async with aclosing(follower):
         async for record in follower:
@@ -353,7 +353,7 @@ async def follow_stored_commits(
 
 async def begun_ns(bus: Bus, run: str) -> int:
     """Return when the broker stored the run's first commit in this log, waiting for it."""
-    follower = bus.follow(Subjects(run).commits(), deliver=Deliver.ALL)
+    follower = bus.follow(Subjects(run).commit(), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if readable(Commit, record, run) is not None:
@@ -364,19 +364,19 @@ async def begun_ns(bus: Bus, run: str) -> int:
 
 async def record_checkpoint(bus: Bus, record: CheckpointRecord) -> None:
     """Note in the ledger that a checkpoint was written and read back."""
-    subject = Subjects(record.run).checkpoint()
+    subject = Subjects(record.run).ledger("checkpoint")
     await bus.publish(subject, encode(record), msg_id=f"checkpoint/{record.path}/{record.digest}")
 
 
 async def last_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
     """Return the newest checkpoint of the run, or None."""
-    found = await bus.last(Subjects(run).checkpoint())
+    found = await bus.last(Subjects(run).ledger("checkpoint"))
     return decode(CheckpointRecord, found.payload, run=run) if found else None
 
 
 async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRecord]:
     """Yield every checkpoint of the run, then each new one."""
-    follower = bus.follow(Subjects(run).checkpoint(), deliver=Deliver.ALL)
+    follower = bus.follow(Subjects(run).ledger("checkpoint"), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (checkpoint := readable(CheckpointRecord, record, run)) is not None:
@@ -385,7 +385,7 @@ async def follow_checkpoints(bus: Bus, run: str) -> AsyncGenerator[CheckpointRec
 
 async def record_evaluation(bus: Bus, record: Evaluation) -> None:
     """Note what a state is worth; the same state on the same text is one fact, from anyone."""
-    subject = Subjects(record.run).evaluation()
+    subject = Subjects(record.run).ledger("eval")
     fact = (record.versions, record.text_digest)
     state = xxhash.xxh3_64_hexdigest(",".join(map(str, record.versions)).encode())
     for _ in range(CAS_ATTEMPTS):
@@ -409,13 +409,13 @@ async def record_evaluation(bus: Bus, record: Evaluation) -> None:
 
 async def last_evaluation(bus: Bus, run: str) -> Evaluation | None:
     """Return the newest evaluation of the run, None where there is none or it cannot be read."""
-    found = await bus.last(Subjects(run).evaluation())
+    found = await bus.last(Subjects(run).ledger("eval"))
     return readable(Evaluation, found, run) if found else None
 
 
 async def evaluations(bus: Bus, run: str) -> list[Evaluation]:
     """Return all evaluations that the ledger holds by now, oldest first; unreadable ones not."""
-    subject = Subjects(run).evaluation()
+    subject = Subjects(run).ledger("eval")
     newest = await bus.last(subject)
     found: list[Evaluation] = []
     if newest is None:
@@ -432,7 +432,7 @@ async def evaluations(bus: Bus, run: str) -> list[Evaluation]:
 
 async def follow_evaluations(bus: Bus, run: str) -> AsyncGenerator[Evaluation]:
     """Yield every evaluation of the run, then each new one."""
-    follower = bus.follow(Subjects(run).evaluation(), deliver=Deliver.ALL)
+    follower = bus.follow(Subjects(run).ledger("eval"), deliver=Deliver.ALL)
     async with aclosing(follower):
         async for record in follower:
             if (evaluation := readable(Evaluation, record, run)) is not None:

@@ -35,7 +35,8 @@ from skerry.log.client import (
     one_by_one,
 )
 from skerry.log.memory_stream import MemoryStream, matches
-from skerry.log.streams import STREAM_PREFIX, changes, normal, stream_of
+from skerry.log.streams import STREAM_PREFIX, changes, normal
+from skerry.protocol.subjects import stream_of
 
 T = TypeVar("T")
 

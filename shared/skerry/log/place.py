@@ -160,7 +160,7 @@ async def _read_sent(
     if max(floors.values(), default=0) >= start:
         floors = {}
     subjects = Subjects(member.run)
-    newest = await bus.last_each(subjects.contributions_of(member.learner))
+    newest = await bus.last_each(subjects.contribution(learner=member.learner))
     waiting = {
         fragment: floors.get(fragment, 0)
         for record in newest

@@ -25,7 +25,7 @@ async def publish_pulse(bus: Bus, pulse: Pulse) -> None:
 
 async def last_pulses(bus: Bus, run: str) -> dict[str, Pulse]:
     """Return the newest pulse of every learner by name; unreadable ones are left out."""
-    records = await bus.last_each(Subjects(run).pulses())
+    records = await bus.last_each(Subjects(run).pulse())
     pulses = (_pulse(record, run) for record in records)
     return {pulse.learner: pulse for pulse in pulses if pulse is not None}
 
@@ -44,7 +44,7 @@ async def pulsed_ns(bus: Bus, run: str, learner: str) -> int | None:
 
 async def follow_pulses(bus: Bus, run: str) -> AsyncGenerator[Pulse]:
     """Yield the newest pulse of every learner, then each new one."""
-    follower = bus.follow(Subjects(run).pulses(), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).pulse(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             if (pulse := _pulse(record, run)) is not None:
@@ -60,7 +60,7 @@ async def open_round(bus: Bus, opened: Round) -> None:
 async def last_rounds(bus: Bus, run: str, plan_digest: int) -> dict[int, Round]:
     """Return the newest round of every fragment; foreign and unreadable ones are left out."""
     found: dict[int, Round] = {}
-    for record in await bus.last_each(Subjects(run).rounds()):
+    for record in await bus.last_each(Subjects(run).round()):
         opened = readable(Round, record, run, plan_digest)
         if opened is not None:
             found[opened.fragment] = opened
@@ -69,7 +69,7 @@ async def last_rounds(bus: Bus, run: str, plan_digest: int) -> dict[int, Round]:
 
 async def follow_rounds(bus: Bus, run: str, plan_digest: int) -> AsyncGenerator[Round]:
     """Yield the newest round of every fragment, then each new one; foreign ones are left out."""
-    follower = bus.follow(Subjects(run).rounds(), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).round(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             opened = readable(Round, record, run, plan_digest)
@@ -84,7 +84,7 @@ async def publish_syncer_pulse(bus: Bus, pulse: SyncerPulse) -> None:
 
 async def follow_syncer_pulses(bus: Bus, run: str) -> AsyncGenerator[SyncerPulse]:
     """Yield the newest pulse of every syncer, then each new one; unreadable ones are left out."""
-    follower = bus.follow(Subjects(run).syncers(), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).syncer(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             if (pulse := readable(SyncerPulse, record, run)) is not None:

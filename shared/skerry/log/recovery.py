@@ -73,7 +73,7 @@ async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | No
         except RunNotFound:
             left = await _left(bus, run)
         restored = all(commit is not None and begins_history(commit) for commit in left)
-        if restored and (waits or not (left or await bus.last_each(Subjects(run).fences()))):
+        if restored and (waits or not (left or await bus.last_each(Subjects(run).fence()))):
             return None
     raise await run_lost(bus, run, left)
 
@@ -89,7 +89,7 @@ async def still_there(bus: Bus, record: RunRecord) -> None:
 async def _left(bus: Bus, run: str) -> list[Commit | None]:
     """Return the commit of every manifest in the state; None for one that cannot be read."""
     found: list[Commit | None] = []
-    for record in await bus.last_each(Subjects(run).manifests()):
+    for record in await bus.last_each(Subjects(run).manifest()):
         try:
             found.append(decode(Manifest, record.payload, run=run).commit)
         except WireError:
@@ -278,7 +278,7 @@ async def read_behind(
     except TimeoutError as error:
         msg = f"The fence of shard {shard} of run {run!r} could not be read within {READ_S:g} s."
         raise BrokerUnavailable(msg) from error
-    for record in await bus.last_each(subjects.manifests()):
+    for record in await bus.last_each(subjects.manifest()):
         held = found.get(record.subject)
         if held is None or held.sequence < record.sequence:
             found[record.subject] = record

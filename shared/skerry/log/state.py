@@ -19,8 +19,7 @@ from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.base import Deliver
 from skerry.log.loss import state_lost
 from skerry.log.rejections import readable
-from skerry.protocol.codec import VectorAssembler
-from skerry.protocol.envelope import unseal, vector_blocks
+from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
 from skerry.protocol.messages import ChunkRef, Manifest, Part
 from skerry.protocol.records import read
 from skerry.protocol.subjects import Subjects
@@ -52,7 +51,7 @@ async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
     What is stored for a fragment that the plan does not have is left out, whatever it is.
     """
     subjects = {Subjects(run).manifest(f.index): f.index for f in plan.fragments}
-    records = await bus.last_each(Subjects(run).manifests())
+    records = await bus.last_each(Subjects(run).manifest())
     return {
         subjects[record.subject]: _decoded(record, run, plan)
         for record in records
@@ -82,7 +81,7 @@ async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Man
 
     What cannot be read is left out: it must not end a reader, and the next commit replaces it.
     """
-    follower = bus.follow(Subjects(run).manifests(), deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow(Subjects(run).manifest(), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for record in follower:
             manifest = readable(Manifest, record, run, plan.digest)
@@ -143,7 +142,7 @@ async def read_part(
 
 def _chunks(manifest: Manifest) -> str:
     """Return the pattern of the chunks that a manifest names."""
-    return Subjects(manifest.commit.run).chunks(manifest.commit.fragment, manifest.slot)
+    return Subjects(manifest.commit.run).chunk(manifest.commit.fragment, manifest.slot)
 
 
 async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef) -> Record:

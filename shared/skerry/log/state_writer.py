@@ -23,8 +23,8 @@ from skerry.log.base import Expect
 from skerry.log.loss import ledger_ahead
 from skerry.log.recovery import append_commit, mend, predecessor, read_behind
 from skerry.log.state import MASTER, PARAMS
-from skerry.protocol.codec import PlaneAssembler, encode_vector, vector_digest
-from skerry.protocol.envelope import seal
+from skerry.protocol.chunks import PlaneAssembler, seal, vector_digest
+from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import ChunkHeader, ChunkRef, Commit, Manifest, Part
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from skerry.errors import StreamDrift
 from skerry.log.base import Retention, Storage, StreamSpec
-from skerry.protocol.subjects import PREFIX, Subjects, run_of
+from skerry.protocol.subjects import PREFIX, Subjects
 
 STREAM_PREFIX = f"{PREFIX.upper()}_"
 FIXED = ("retention", "storage")
@@ -61,11 +61,6 @@ def specs(
             replicas=replicas,
         ),
     )
-
-
-def stream_of(pattern: str) -> str:
-    """Return the stream of a subject or pattern of one run; ConfigError if there is none."""
-    return Subjects(run_of(pattern)).stream_of(pattern)
 
 
 class Differences(NamedTuple):

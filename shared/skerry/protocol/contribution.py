@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.planes import allocate
 from skerry.errors import Corrupt, Implausible, WireError
-from skerry.protocol.codec import Coverage, PlaneAssembler
-from skerry.protocol.envelope import unseal
+from skerry.protocol.chunks import Coverage, PlaneAssembler, unseal
 from skerry.protocol.messages import (
     ContributionKind,
     RefusalCause,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
     from skerry.algorithm.planes import Planes
     from skerry.protocol.messages import ChunkHeader, Consumed, ContributionHeader
-    from skerry.protocol.stored import StoredMessage
+    from skerry.protocol.records import StoredMessage
 
 TRACE_PARENT = "traceparent"
 MOST_OPEN = 4096
@@ -227,7 +226,7 @@ class ContributionAssembler:
         """
         _, learner = contributor(stored.subject)
         try:
-            if stored.subject == Subjects(self.run).starts().replace("*", learner):
+            if stored.subject == Subjects(self.run).start().replace("*", learner):
                 start = read(Start, stored, run=self.run)
                 self.incarnations.start(start, stored.sequence)
                 self.incarnations.passed(learner, start.incarnation)

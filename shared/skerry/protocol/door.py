@@ -2,7 +2,7 @@
 
 A client that may publish may publish anything that decodes. What a record of a kind can honestly
 say follows from the names of its fields, which carry their unit; ``skerry.protocol.records.decode``
-and ``skerry.protocol.envelope.unseal`` check it, so that no state machine sees a value outside.
+and ``skerry.protocol.chunks.unseal`` check it, so that no state machine sees a value outside.
 """
 
 from __future__ import annotations

@@ -27,11 +27,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from skerry.algorithm import schedule
-from skerry.errors import WireError
-from skerry.protocol.envelope import unseal
 
 if TYPE_CHECKING:
-    from skerry.algorithm.fragments import Plan
     from skerry.protocol.messages import Commit, Round
 
 MOST_AHEAD = 64
@@ -356,41 +353,3 @@ class MissingCheck:
     fragment: int
     identity: int
     round_version: int
-
-    def is_resolved(self, commit: Commit | None) -> bool:
-        """Return True if the fragment's newest commit ends the search: nothing is missing."""
-        return commit is None or commit.version >= self.round_version
-
-
-@dataclass(slots=True)
-class SentChunks:
-    """The numbers of the chunks of one contribution that have been seen undamaged."""
-
-    run: str
-    plan: Plan
-    incarnation: int
-    identity: int
-    seen: set[int] = field(default_factory=set[int])
-    count: int = 0
-
-    @property
-    def whole(self) -> bool:
-        return 0 < self.count == len(self.seen)
-
-    def feed(self, payload: bytes) -> None:
-        """Take the payload of one message; one that is damaged counts for nothing."""
-        try:
-            header, _ = unseal(payload, run=self.run, plan=self.plan)
-        except WireError:
-            return
-        if (header.incarnation, header.identity) == (self.incarnation, self.identity):
-            self.seen.add(header.index)
-            self.count = header.count
-
-
-def search_after(floor: int, newest: int) -> int:
-    """Return the sequence after which a learner looks for what it sent.
-
-    A floor above what is there was counted in another stream, and says nothing about this one.
-    """
-    return floor if floor < newest else 0

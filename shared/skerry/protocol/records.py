@@ -1,15 +1,18 @@
 """Records to bytes and back: the small messages of the ledger, the state and the pulse streams.
 
-A record is protobuf in a frame (``skerry.protocol.frame``) without payload; the frame's checksum
+A record is protobuf in a frame (``skerry.protocol.wire``) without payload; the frame's checksum
 finds damage before protobuf parses anything.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from skerry.errors import Corrupt, WrongPlan, WrongRun
-from skerry.protocol import door, frame, proto
+from skerry.algorithm import fragments
+from skerry.errors import Corrupt, RunMismatch, WrongPlan, WrongRun
+from skerry.protocol import door, wire
 from skerry.protocol.messages import (
     FRAME_KINDS,
     CheckpointRecord,
@@ -26,12 +29,23 @@ from skerry.protocol.messages import (
     Start,
     SyncerPulse,
 )
-from skerry.protocol.subjects import Subjects
-
-if TYPE_CHECKING:
-    from skerry.protocol.stored import StoredMessage
+from skerry.protocol.subjects import Subjects, drill_of
 
 T = TypeVar("T", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One stored message; ``time_ns`` is the broker's clock, in ns since the epoch.
+
+    ``headers`` are those it was published with, and its ``Nats-Msg-Id`` if it had one.
+    """
+
+    subject: str
+    sequence: int
+    time_ns: int
+    payload: bytes
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def encode(record: Record) -> bytes:
@@ -39,7 +53,7 @@ def encode(record: Record) -> bytes:
 
     Raises Oversized above 1 MiB, ValueError for a value its field cannot hold (a negative count).
     """
-    return frame.write(FRAME_KINDS[type(record)], proto.encode(record))
+    return wire.write(FRAME_KINDS[type(record)], wire.encode(record))
 
 
 def decode(
@@ -55,11 +69,11 @@ def decode(
         run: the run whose subject it came from; another run's record is WrongRun.
         plan_digest: where given, a record that was made under another plan is WrongPlan.
     """
-    found = frame.read(FRAME_KINDS[kind], data)
+    found = wire.read(FRAME_KINDS[kind], data)
     if found.payload:
         msg = f"A record came with a payload of {len(found.payload)} bytes: it has none."
         raise Corrupt(msg)
-    record = proto.decode(kind, found.header)
+    record = wire.decode(kind, found.header)
     origin = record.commit if isinstance(record, Manifest) else record
     check_run(origin.run, run)
     door.check(origin)
@@ -100,13 +114,13 @@ def subject_of(record: Record) -> str:  # noqa: C901, PLR0911 - one line for eac
         case SyncerPulse():
             return Subjects(record.run).syncer(record.syncer)
         case RunRecord():
-            return Subjects(record.run).run_record()
+            return Subjects(record.run).ledger("run")
         case CheckpointRecord():
-            return Subjects(record.run).checkpoint()
+            return Subjects(record.run).ledger("checkpoint")
         case Evaluation():
-            return Subjects(record.run).evaluation()
+            return Subjects(record.run).ledger("eval")
         case Drill():
-            return Subjects(record.run).drill()
+            return drill_of(record.run)
 
 
 def check_run(found: str, run: str) -> None:
@@ -121,3 +135,18 @@ def check_plan(found: int, plan_digest: int) -> None:
     if found != plan_digest:
         msg = f"The message was cut by plan {found:016x} and not by {plan_digest:016x}."
         raise WrongPlan(msg)
+
+
+def plan_of(record: RunRecord) -> fragments.Plan:
+    """Return the fragment plan of a run.
+
+    Raises RunMismatch if this release cuts the run's parameters differently.
+    """
+    plan = fragments.plan(record.leaves, record.fragments)
+    if plan.digest != record.plan_digest:
+        msg = (
+            f"Run {record.run!r} was cut by another release of Skerry ({record.skerry_version}):"
+            " use that release."
+        )
+        raise RunMismatch(msg)
+    return plan

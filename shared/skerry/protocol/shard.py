@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from skerry.algorithm.fragments import Fragment, Plan
     from skerry.protocol.contribution import ContributionRules
     from skerry.protocol.messages import ChunkHeader, Commit, LearnerProgress, Manifest, Refused
-    from skerry.protocol.stored import StoredMessage
+    from skerry.protocol.records import StoredMessage
 
 MOST_PENDING = 4
 """Contributions of one learner that may wait for a fragment: late ones and one for its round."""

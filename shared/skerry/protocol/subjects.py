@@ -10,9 +10,19 @@ from skerry.errors import ConfigError
 
 PREFIX = "skerry"
 TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ANY: Literal["*"] = "*"
+"""Matches any one token: a subject without a number or a name is the pattern of all of them."""
 
+Number = int | Literal["*"]
 StreamKind = Literal["STATE", "LEDGER", "CONTRIB", "PULSE"]
-STREAM_KINDS: tuple[StreamKind, ...] = ("STATE", "LEDGER", "CONTRIB", "PULSE")
+HEADS: dict[StreamKind, tuple[str, ...]] = {
+    "STATE": ("state",),
+    "LEDGER": ("ledger",),
+    "CONTRIB": ("contrib",),
+    "PULSE": ("pulse", "round", "syncer"),
+}
+"""Which subjects a stream captures, by the token after the run."""
+STREAM_KINDS = tuple(HEADS)
 
 
 def checked_token(value: str, what: str) -> str:
@@ -28,7 +38,7 @@ def checked_token(value: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """All subjects of one run."""
+    """All subjects of one run; ConfigError for a run or a name that cannot be part of one."""
 
     run: str
 
@@ -44,118 +54,57 @@ class Subjects:
 
     def of_stream(self, kind: StreamKind) -> tuple[str, ...]:
         """Return the subject patterns that a stream captures."""
-        heads = {
-            "STATE": ("state.>",),
-            "LEDGER": ("ledger.>",),
-            "CONTRIB": ("contrib.>",),
-            "PULSE": ("pulse.>", "round.>", "syncer.>"),
-        }[kind]
-        return tuple(f"{self.root}.{head}" for head in heads)
+        return tuple(f"{self.root}.{head}.>" for head in HEADS[kind])
 
-    def stream_of(self, subject: str) -> str:
-        """Return the name of the stream that captures ``subject``."""
-        head = subject.removeprefix(f"{self.root}.").partition(".")[0]
-        kinds: dict[str, StreamKind] = {
-            "state": "STATE",
-            "ledger": "LEDGER",
-            "contrib": "CONTRIB",
-            "pulse": "PULSE",
-            "round": "PULSE",
-            "syncer": "PULSE",
-        }
-        return self.stream(kinds[head])
-
-    # STATE
-    def chunk(self, fragment: int, slot: int, index: int) -> str:
+    def chunk(self, fragment: int, slot: int, index: Number = ANY) -> str:
         return f"{self.root}.state.{fragment}.{slot}.{index}"
 
-    def chunks(self, fragment: int, slot: int) -> str:
-        return f"{self.root}.state.{fragment}.{slot}.*"
-
-    def manifest(self, fragment: int) -> str:
+    def manifest(self, fragment: Number = ANY) -> str:
         return f"{self.root}.state.{fragment}.manifest"
 
-    def manifests(self) -> str:
-        return f"{self.root}.state.*.manifest"
-
-    def fence(self, shard: int) -> str:
+    def fence(self, shard: Number = ANY) -> str:
         return f"{self.root}.state.fence.{shard}"
 
-    def fences(self) -> str:
-        return f"{self.root}.state.fence.*"
+    def ledger(self, record: Literal["run", "checkpoint", "eval"]) -> str:
+        return f"{self.root}.ledger.{record}"
 
-    # LEDGER
-    def run_record(self) -> str:
-        return f"{self.root}.ledger.run"
-
-    def commit(self, fragment: int) -> str:
+    def commit(self, fragment: Number = ANY) -> str:
         return f"{self.root}.ledger.commit.{fragment}"
 
-    def commits(self) -> str:
-        return f"{self.root}.ledger.commit.*"
+    def member(self, learner: str = ANY) -> str:
+        return f"{self.root}.ledger.member.{_token(learner, 'learner')}"
 
-    def checkpoint(self) -> str:
-        return f"{self.root}.ledger.checkpoint"
+    def contribution(self, fragment: Number = ANY, learner: str = ANY) -> str:
+        """Return the subject of a contribution; the pattern of all fragments has every start."""
+        return f"{self.root}.contrib.{fragment}.{_token(learner, 'learner')}"
 
-    def evaluation(self) -> str:
-        return f"{self.root}.ledger.eval"
+    def start(self, learner: str = ANY) -> str:
+        return f"{self.root}.contrib.start.{_token(learner, 'learner')}"
 
-    def member(self, learner: str) -> str:
-        return f"{self.root}.ledger.member.{checked_token(learner, 'learner')}"
+    def pulse(self, learner: str = ANY) -> str:
+        return f"{self.root}.pulse.{_token(learner, 'learner')}"
 
-    def members(self) -> str:
-        return f"{self.root}.ledger.member.*"
-
-    # CONTRIB
-    def contribution(self, fragment: int, learner: str) -> str:
-        return f"{self.root}.contrib.{fragment}.{checked_token(learner, 'learner')}"
-
-    def contributions(self, fragment: int | None = None) -> str:
-        """Return the pattern of one fragment's contributions; None: all, and every ``Start``."""
-        return f"{self.root}.contrib.{'*' if fragment is None else fragment}.*"
-
-    def contributions_of(self, learner: str) -> str:
-        """Return the pattern of everything that one learner has sent to CONTRIB."""
-        return f"{self.root}.contrib.*.{checked_token(learner, 'learner')}"
-
-    def start(self, learner: str) -> str:
-        return f"{self.root}.contrib.start.{checked_token(learner, 'learner')}"
-
-    def starts(self) -> str:
-        return f"{self.root}.contrib.start.*"
-
-    # PULSE
-    def pulse(self, learner: str) -> str:
-        return f"{self.root}.pulse.{checked_token(learner, 'learner')}"
-
-    def pulses(self) -> str:
-        return f"{self.root}.pulse.*"
-
-    def round(self, fragment: int) -> str:
+    def round(self, fragment: Number = ANY) -> str:
         return f"{self.root}.round.{fragment}"
 
-    def rounds(self) -> str:
-        return f"{self.root}.round.*"
-
-    def syncer(self, name: str) -> str:
-        return f"{self.root}.syncer.{checked_token(name, 'syncer')}"
-
-    def syncers(self) -> str:
-        return f"{self.root}.syncer.*"
-
-    def drill(self) -> str:
-        """Return the subject of the drill's lease, with one token more than a pulse has."""
-        return f"{self.root}.pulse.drill.lease"
+    def syncer(self, name: str = ANY) -> str:
+        return f"{self.root}.syncer.{_token(name, 'syncer')}"
 
 
-def run_of(subject: str) -> str:
-    """Return the run that a subject belongs to; raise ConfigError if it is not one of ours."""
-    head, _, rest = subject.partition(".")
-    run = rest.partition(".")[0]
-    if head != PREFIX or not run:
-        msg = f"{subject!r} is not a Skerry subject."
-        raise ConfigError(msg, path="subject")
-    return run
+def drill_of(run: str) -> str:
+    """Return the subject of the drill's lease, with one token more than a pulse has."""
+    return f"{Subjects(run).root}.pulse.drill.lease"
+
+
+def stream_of(subject: str) -> str:
+    """Return the stream that captures ``subject``; raise ConfigError if it is not one of ours."""
+    head, run, kind = [*subject.split("."), "", ""][:3]
+    if head == PREFIX and run:
+        for stream, heads in HEADS.items():
+            if kind in heads:
+                return Subjects(run).stream(stream)
+    msg = f"{subject!r} is not a Skerry subject."
+    raise ConfigError(msg, path="subject")
 
 
 def contributor(subject: str) -> tuple[int, str]:
@@ -165,3 +114,7 @@ def contributor(subject: str) -> tuple[int, str]:
     """
     fragment, learner = subject.split(".")[-2:]
     return (int(fragment) if fragment.isdecimal() else -1), learner
+
+
+def _token(name: str, what: str) -> str:
+    return name if name == ANY else checked_token(name, what)

@@ -128,7 +128,7 @@ class TurnTrace:
             return
         ended_ns, root = self.wall_ns(), self.root
         links = tuple(link for commit in commits if (link := _link(commit)).context.is_valid)
-        subject = Subjects(self.record.run).manifests()
+        subject = Subjects(self.record.run).manifest()
         read = Messages(spans.GLOBAL_FRAGMENT, subject, batch=len(links))
         whole, reading = Interval(self.began_ns, ended_ns), Interval(self.began_ns, self.read_ns)
         tracing.emit(FinishedSpan(self.name, root, None, whole, attributes))

@@ -45,13 +45,13 @@ class Topic(NamedTuple):
 
 
 TOPICS: Mapping[type[object], Topic] = {
-    RunRecord: Topic("run", Subjects.run_record, Deliver.LAST_PER_SUBJECT),
-    MemberRecord: Topic("member", Subjects.members, Deliver.ALL),
-    Commit: Topic("commit", Subjects.commits, Deliver.ALL),
-    CheckpointRecord: Topic("checkpoint", Subjects.checkpoint, Deliver.ALL),
-    Evaluation: Topic("evaluation", Subjects.evaluation, Deliver.ALL),
-    Pulse: Topic("pulse", Subjects.pulses, Deliver.LAST_PER_SUBJECT),
-    Round: Topic("round", Subjects.rounds, Deliver.LAST_PER_SUBJECT),
+    RunRecord: Topic("run", lambda s: s.ledger("run"), Deliver.LAST_PER_SUBJECT),
+    MemberRecord: Topic("member", Subjects.member, Deliver.ALL),
+    Commit: Topic("commit", Subjects.commit, Deliver.ALL),
+    CheckpointRecord: Topic("checkpoint", lambda s: s.ledger("checkpoint"), Deliver.ALL),
+    Evaluation: Topic("evaluation", lambda s: s.ledger("eval"), Deliver.ALL),
+    Pulse: Topic("pulse", Subjects.pulse, Deliver.LAST_PER_SUBJECT),
+    Round: Topic("round", Subjects.round, Deliver.LAST_PER_SUBJECT),
 }
 """Every start of a learner is read, old ones too: one that flaps did so before."""
 

@@ -110,7 +110,7 @@ def fragments(
 
     Every file is read once: a fragment is yielded after everything that it comes from is verified.
     """
-    from skerry.protocol.codec import vector_digest  # loads blosc2, which listing does not need
+    from skerry.protocol.chunks import vector_digest  # loads blosc2, which listing does not need
 
     files = _Files(store, name, read_manifest(store, name), on_bytes)
     checkpoint, tensors = files.checkpoint, files.params()

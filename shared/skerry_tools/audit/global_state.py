@@ -42,7 +42,7 @@ class Ends:
     async def read(cls, log: RunLog) -> Ends:
         """Read every fragment's manifest."""
         ends = cls()
-        for record in await log.bus.last_each(log.subjects.manifests()):
+        for record in await log.bus.last_each(log.subjects.manifest()):
             fragment = int(record.subject.split(".")[-2])
             try:
                 ends.before[fragment] = decode(

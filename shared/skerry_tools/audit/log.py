@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from skerry.errors import StateLost, WireError
 from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, MemberRecord, RunRecord
-from skerry.protocol.records import decode
-from skerry.protocol.run import plan_of
+from skerry.protocol.records import decode, plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import run_config_from_json
 

@@ -125,7 +125,7 @@ class Survey:
 async def survey(log: RunLog, moment: ReplayMoment) -> Survey:
     """Find the moment in the ledger; ConfigError where the run has no such moment."""
     found, reached = Survey(await read_window(log)), moment.fragment is None
-    entries = log.ledger(await newest(log.bus, log.subjects.commits()))
+    entries = log.ledger(await newest(log.bus, log.subjects.commit()))
     async with aclosing(entries):
         async for entry in entries:
             value = entry.value

@@ -84,7 +84,7 @@ class Payloads:
 @asynccontextmanager
 async def payloads(log: RunLog, fragment: int) -> AsyncGenerator[Payloads]:
     """Read the contributions to one fragment that the window holds now."""
-    pattern = log.subjects.contributions(fragment)
+    pattern = log.subjects.contribution(fragment)
     records = read(log.bus, pattern, await newest(log.bus, pattern))
     async with aclosing(records):
         yield Payloads(records, ContributionAssembler(log.run, log.plan))

@@ -19,7 +19,7 @@ from skerry.algorithm import fragments
 from skerry.algorithm.backend import cpu
 from skerry.errors import Diverged, StateLost
 from skerry.log.state import MASTER, read_manifest
-from skerry.protocol.codec import vector_digest
+from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import Commit, is_from_checkpoint
 from skerry_tools.audit.log import newest, read
 from skerry_tools.audit.moment import ReplayMoment, survey

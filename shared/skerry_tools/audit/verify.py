@@ -252,8 +252,8 @@ async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
 
 async def _offers(log: RunLog, walk: _Walk, report: OnProgress) -> None:
     collector = Collector(log.run, log.plan)
-    through = await newest(log.bus, log.subjects.contributions())
-    records = read(log.bus, log.subjects.contributions(), through)
+    through = await newest(log.bus, log.subjects.contribution())
+    records = read(log.bus, log.subjects.contribution(), through)
     done = 0
     async with aclosing(records):
         async for record in records:

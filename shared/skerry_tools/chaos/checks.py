@@ -38,7 +38,7 @@ class CommitCheck:
 
     async def watch(self, after: int) -> None:
         """Remember every commit after a ledger sequence, until cancelled."""
-        follower = self.bus.follow(Subjects(self.run).commits(), after=after)
+        follower = self.bus.follow(Subjects(self.run).commit(), after=after)
         async with aclosing(follower):
             async for record in follower:
                 self.seen[record.sequence] = _digest(record.payload)

@@ -124,7 +124,7 @@ class Convergence:
         """
         if CHECKPOINT not in self.missing:
             return
-        subject = Subjects(self.run).checkpoint()
+        subject = Subjects(self.run).ledger("checkpoint")
         follower = self.bus.follow(subject, after=self.after)
         tried = 0
         async with aclosing(follower):

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from skerry.errors import WireError
 from skerry.log import ledger, presence
 from skerry.log.base import MSG_ID
-from skerry.protocol.envelope import seal, unseal
-from skerry.protocol.records import encode
-from skerry.protocol.run import plan_of
+from skerry.protocol.chunks import seal, unseal
+from skerry.protocol.records import encode, plan_of
 from skerry.protocol.subjects import Subjects
 from skerry_tools.chaos.drilled import Absent, NotFired
 from skerry_tools.chaos.messages import FaultMessage, newest_contributions, publishing, repeated

@@ -16,7 +16,7 @@ from skerry.log.base import Expect, Storage
 from skerry.log.streams import specs
 from skerry.protocol.messages import Drill
 from skerry.protocol.records import decode, encode
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.subjects import drill_of
 from skerry_tools.chaos.drilled import beside
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Lease:
 
     @property
     def subject(self) -> str:
-        return Subjects(self.mine.run).drill()
+        return drill_of(self.mine.run)
 
     async def take(self) -> None:
         """Take the lease; ConfigError while another drill holds it."""

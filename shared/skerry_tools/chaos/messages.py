@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.errors import BusError
-from skerry.protocol.subjects import Subjects, contributor
+from skerry.protocol.subjects import Subjects, contributor, stream_of
 from skerry_tools.chaos.drilled import Absent, DrilledRun, Injected, Injection, NotFired, running
 from skerry_tools.chaos.plan import LEARNER, Kind
 
@@ -58,7 +58,7 @@ def publishing(compose: Compose) -> Inject:
             async for message in compose(drilled, injection):
                 subject, payload, headers = message
                 receipt = await drilled.bus.publish(subject, payload, headers=headers)
-                stream = Subjects(drilled.run).stream_of(subject).rpartition("_")[2]
+                stream = stream_of(subject).rpartition("_")[2]
                 stored.append(f"from sequence {receipt.sequence} of {stream}")
         except BusError as error:
             if not stored:
@@ -126,7 +126,7 @@ async def _wait(
 ) -> None:
     """Add the contributions after a sequence, until there are enough."""
     names = Subjects(drilled.run)
-    pattern = names.contributions_of(learner) if learner else names.contributions()
+    pattern = names.contribution(learner=learner) if learner else names.contribution()
     async with contextlib.aclosing(drilled.bus.follow(pattern, after=after)) as coming:
         async for record in coming:
             if _is_from(record, learner):

@@ -56,7 +56,7 @@ class RunProgress:
 
     async def read_all(self) -> None:
         """Wait until every commit that the ledger has now has been counted."""
-        newest = await self._bus.last_each(Subjects(self._run).commits())
+        newest = await self._bus.last_each(Subjects(self._run).commit())
         last = max((record.sequence for record in newest), default=0)
         async with self._changed:
             await self._changed.wait_for(lambda: self._sequence >= last)

@@ -18,7 +18,7 @@ from skerry.errors import SkerryError
 from skerry.log.base import Storage
 from skerry.log.client import NoAnswer
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.streams import stream_of
+from skerry.protocol.subjects import stream_of
 from skerry_tools.chaos.plan import Kind
 
 if TYPE_CHECKING:

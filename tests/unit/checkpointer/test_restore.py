@@ -15,7 +15,7 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.messages import LearnerProgress, Manifest, RunState, why
-from skerry.protocol.run import plan_of
+from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.store.checkpoint import read_manifest

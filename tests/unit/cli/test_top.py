@@ -590,7 +590,7 @@ async def test_a_single_look_shows_what_can_be_read_where_the_newest_cannot(read
         await scripted.commit_all(step=step)
     for fragment in range(readable, 3):
         await scripted.bus.publish(Subjects("run").commit(fragment), b"noise")
-    await scripted.bus.publish(Subjects("run").checkpoint(), b"noise")
+    await scripted.bus.publish(Subjects("run").ledger("checkpoint"), b"noise")
     await scripted.finish()
     model = await asyncio.wait_for(read_model(scripted.bus, "run"), DEADLINE_S)
     assert (model.view.rounds, model.view.checkpoint) == (6, None)

@@ -64,7 +64,7 @@ async def test_a_run_record_changes_nothing_but_the_runs_state() -> None:
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
     genuine = await ledger.create_run(bus, run_record(RUN, cut))
-    subject = SUBJECTS.run_record()
+    subject = SUBJECTS.ledger("run")
     for forged in (
         JUNK,
         encode(replace(genuine, config_json='{"model": {"factory": "subprocess:getoutput"}}')),
@@ -81,7 +81,7 @@ async def test_one_junk_run_keeps_no_other_run_from_being_listed() -> None:
     bus = MemoryBroker().connect()
     for run in ("r1", "r2"):
         await bus.declare(specs(run))
-    await bus.publish(Subjects("r1").run_record(), JUNK)
+    await bus.publish(Subjects("r1").ledger("run"), JUNK)
     genuine = await ledger.create_run(bus, run_record("r2"))
     assert await ledger.list_runs(bus) == [genuine]
 

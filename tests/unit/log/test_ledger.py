@@ -115,9 +115,9 @@ async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it() -> None
 async def test_an_evaluation_that_cannot_be_read_ends_no_reader() -> None:
     bus = await connected()
     assert await ledger.evaluations(bus, RUN) == []
-    await bus.publish(Subjects(RUN).evaluation(), b"no evaluation")
+    await bus.publish(Subjects(RUN).ledger("eval"), b"no evaluation")
     assert await ledger.last_evaluation(bus, RUN) is None
     await ledger.record_evaluation(bus, judged(1))
-    await bus.publish(Subjects(RUN).evaluation(), b"no evaluation either")
+    await bus.publish(Subjects(RUN).ledger("eval"), b"no evaluation either")
     assert await ledger.evaluations(bus, RUN) == [judged(1)]
     assert await anext(ledger.follow_evaluations(bus, RUN)) == judged(1)

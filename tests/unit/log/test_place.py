@@ -18,9 +18,9 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.place import Place, settle_in, take_place
 from skerry.log.streams import specs
 from skerry.protocol import messages
+from skerry.protocol.chunks import seal
 from skerry.protocol.codec import Chunk, encode_vector
 from skerry.protocol.contribution import Contribution, ContributionAssembler
-from skerry.protocol.envelope import seal
 from skerry.protocol.messages import (
     ChunkHeader,
     ContributionHeader,
@@ -324,7 +324,7 @@ async def test_window_that_drops_every_start_is_named() -> None:
 
     class Sending(Dropping):
         async def last_each(self, pattern: str) -> list[Record]:
-            if pattern == NAMES.contributions_of("a"):
+            if pattern == NAMES.contribution(learner="a"):
                 await send(bus, told(1, 1, 0, 8))
             return await super().last_each(pattern)
 

@@ -137,7 +137,7 @@ class TestMend:
         last, last_each, asked = run.bus.last, run.bus.last_each, list[str]()
 
         async def nothing(pattern: str) -> list[Record]:
-            return [] if pattern == SUBJECTS.commits() else await last_each(pattern)
+            return [] if pattern == SUBJECTS.commit() else await last_each(pattern)
 
         async def lagging(subject: str) -> Record | None:
             asked.append(subject)
@@ -216,12 +216,12 @@ class TestMembers:
 
         async def lagging(pattern: str) -> list[Record]:
             asked.append(pattern)
-            behind = pattern == SUBJECTS.members() and asked.count(pattern) < 3
+            behind = pattern == SUBJECTS.member() and asked.count(pattern) < 3
             return [] if behind else await last_each(pattern)
 
         monkeypatch.setattr(run.bus, "last_each", lagging)
         await check(run, "a")
-        assert asked.count(SUBJECTS.members()) == 3
+        assert asked.count(SUBJECTS.member()) == 3
 
 
 class TestCommit:

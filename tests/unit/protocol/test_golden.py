@@ -15,9 +15,9 @@ import pytest
 from skerry.algorithm.quantise_numpy import dequantise
 from skerry.algorithm.schemes import SCHEMES
 from skerry.errors import WrongVersion
-from skerry.protocol import proto, records
-from skerry.protocol.codec import unpack, vector_digest
-from skerry.protocol.envelope import unseal
+from skerry.protocol import records, wire
+from skerry.protocol.chunks import unseal, vector_digest
+from skerry.protocol.codec import unpack
 from skerry.protocol.messages import ChunkHeader, RunRecord
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_golden_chunks_decode(scheme: str) -> None:
 def test_earlier_payloads_decode(file: Path) -> None:
     scheme = file.name.split(".")[0].removeprefix("chunk_")
     head, packed = parts(file)
-    header = proto.decode(ChunkHeader, head)
+    header = wire.decode(ChunkHeader, head)
 
     assert header == SAMPLES.header(scheme)
     assert vector_digest(dequantise(scheme, unpack(header, packed))) == DIGESTS[scheme]

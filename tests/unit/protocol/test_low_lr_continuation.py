@@ -33,8 +33,8 @@ from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer, merge_and_apply
 from skerry.algorithm.quantise_numpy import dequantise, quantise
 from skerry.algorithm.schemes import scheme_of
-from skerry.protocol.codec import PlaneAssembler, encode_vector
-from skerry.protocol.envelope import seal, unseal
+from skerry.protocol.chunks import PlaneAssembler, seal, unseal
+from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import ChunkHeader
 
 F32 = NDArray[np.float32]

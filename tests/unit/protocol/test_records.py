@@ -21,7 +21,7 @@ from skerry.errors import (
     WrongRun,
     WrongVersion,
 )
-from skerry.protocol import door, frame, proto, records
+from skerry.protocol import door, records, wire
 from skerry.protocol.messages import (
     FRAME_KINDS,
     ChunkHeader,
@@ -36,7 +36,7 @@ from skerry.protocol.messages import (
     Start,
     cause_of,
 )
-from skerry.protocol.stored import StoredMessage
+from skerry.protocol.records import StoredMessage
 from skerry.protocol.subjects import Subjects
 from skerry.protocol.v1 import presence_pb2, state_pb2
 from tests.support.builders import commit, member, pulse, round_, run_record, syncer_pulse
@@ -99,9 +99,9 @@ def test_a_record_comes_back_as_it_was_or_is_implausible(record: Record) -> None
 
 
 @settings(max_examples=100)
-@given(st.sampled_from(list(proto.MESSAGES)).flatmap(values))
+@given(st.sampled_from(list(wire.MESSAGES)).flatmap(values))
 def test_every_message_comes_back_as_it_was(value: object) -> None:
-    assert proto.decode(type(value), proto.encode(value)) == value
+    assert wire.decode(type(value), wire.encode(value)) == value
 
 
 def test_infinite_and_missing_losses_survive() -> None:
@@ -173,7 +173,7 @@ def test_one_record_is_not_taken_for_another() -> None:
 
 def test_a_record_with_a_payload_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="payload"):
-        records.decode(Pulse, frame.write(FrameKind.PULSE, proto.encode(PULSE), b"x"), run="r")
+        records.decode(Pulse, wire.write(FrameKind.PULSE, wire.encode(PULSE), b"x"), run="r")
 
 
 def test_another_wire_version_is_refused() -> None:
@@ -187,24 +187,24 @@ def test_an_enum_value_of_a_later_release_is_a_wrong_version() -> None:
     body = presence_pb2.Pulse(run="r")
     body.MergeFromString(b"\x20\x63")  # phase = 99
     with pytest.raises(WrongVersion, match="LearnerPhase 99"):
-        records.decode(Pulse, frame.write(FrameKind.PULSE, body.SerializeToString()), run="r")
+        records.decode(Pulse, wire.write(FrameKind.PULSE, body.SerializeToString()), run="r")
 
 
 def test_a_missing_enum_is_corrupt() -> None:
     body = presence_pb2.Pulse(run="r").SerializeToString()
     with pytest.raises(Corrupt, match="LearnerPhase"):
-        records.decode(Pulse, frame.write(FrameKind.PULSE, body), run="r")
+        records.decode(Pulse, wire.write(FrameKind.PULSE, body), run="r")
 
 
 def test_a_manifest_without_its_commit_is_corrupt() -> None:
     body = state_pb2.Manifest(slot=1).SerializeToString()
     with pytest.raises(Corrupt, match="no commit"):
-        records.decode(Manifest, frame.write(FrameKind.MANIFEST, body), run="r")
+        records.decode(Manifest, wire.write(FrameKind.MANIFEST, body), run="r")
 
 
 def test_fields_of_a_later_release_are_skipped() -> None:
-    body = proto.encode(Fence("r", 1, "me", 5)) + b"\xfa\x07\x03new"  # field 127
-    data = frame.write(FrameKind.FENCE, body)
+    body = wire.encode(Fence("r", 1, "me", 5)) + b"\xfa\x07\x03new"  # field 127
+    data = wire.write(FrameKind.FENCE, body)
 
     assert records.decode(Fence, data, run="r") == Fence("r", 1, "me", 5)
 
@@ -216,7 +216,7 @@ def test_any_bytes_in_a_good_frame_raise_nothing_but_wire_errors(
 ) -> None:
     kind, number = entry
     try:
-        record = records.decode(kind, frame.write(number, body), run="")
+        record = records.decode(kind, wire.write(number, body), run="")
     except WireError:
         return
     assert isinstance(record, kind)
@@ -224,7 +224,7 @@ def test_any_bytes_in_a_good_frame_raise_nothing_but_wire_errors(
 
 def test_a_record_above_one_mebibyte_is_not_written() -> None:
     with pytest.raises(Oversized):
-        records.encode(replace(RUN, config_json="x" * frame.MAX_HEADER_BYTES))
+        records.encode(replace(RUN, config_json="x" * wire.MAX_HEADER_BYTES))
 
 
 @pytest.mark.parametrize("count", [-1, 2**64])
@@ -241,16 +241,16 @@ def test_a_commit_carries_digests_of_all_64_bits() -> None:
 
 
 def test_a_field_that_is_left_out_and_a_zero_are_the_same_bytes() -> None:
-    assert proto.encode(commit(final=False, trace_id="", previous=0)) == proto.encode(commit())
-    assert proto.encode(commit(trace_id="0af7")) != proto.encode(commit())
+    assert wire.encode(commit(final=False, trace_id="", previous=0)) == wire.encode(commit())
+    assert wire.encode(commit(trace_id="0af7")) != wire.encode(commit())
 
 
 def test_an_optional_enum_is_none_when_absent_and_corrupt_when_zero() -> None:
-    body = proto.encode(member())
+    body = wire.encode(member())
 
-    assert proto.decode(MemberRecord, body).inner is None
+    assert wire.decode(MemberRecord, body).inner is None
     with pytest.raises(Corrupt, match="InnerState"):
-        proto.decode(MemberRecord, body + b"\x48\x00")  # inner = 0
+        wire.decode(MemberRecord, body + b"\x48\x00")  # inner = 0
 
 
 @pytest.mark.parametrize("error", WireError.__subclasses__())

@@ -463,7 +463,7 @@ class SlowBus(MutedBus):
 async def history(bus: MemoryBus) -> list[Commit]:
     """Return all commits by now."""
     found: list[Commit] = []
-    newest = (await bus.last_each(Subjects(RUN).commits()))[-1].sequence
+    newest = (await bus.last_each(Subjects(RUN).commit()))[-1].sequence
     async with aclosing(ledger.follow_commits(bus, RUN)) as commits:
         async for sequence, commit in commits:
             found.append(commit)

@@ -6,7 +6,7 @@ Trouble with the broker is waited out here; the step loop does not notice it.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 
 import structlog
@@ -15,7 +15,8 @@ from skerry.algorithm.fragments import Plan
 from skerry.errors import BrokerUnavailable, Diverged, ModelError, StorageFull, WireError
 from skerry.log import contributions, state
 from skerry.log.base import Bus
-from skerry.protocol.learner import MissingCheck, SentChunks, search_after
+from skerry.protocol.contribution import Contribution, ContributionAssembler, ContributionId
+from skerry.protocol.learner import MissingCheck
 from skerry.protocol.messages import ContributionKind
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup, in_thread
@@ -155,36 +156,32 @@ async def is_lost(bus: Bus, run: str, plan: Plan, check: MissingCheck) -> bool:
     BrokerUnavailable.
     """
     manifest = await state.read_manifest(bus, run, plan, check.fragment)
-    if manifest is None or check.is_resolved(manifest.commit):
+    if manifest is None or manifest.commit.version >= check.round_version:
         return False
     subjects = Subjects(run)
     subject = subjects.contribution(check.fragment, check.learner)
     newest = await bus.last(subject)
     if newest is None:
         return True
-    chunks = SentChunks(run, plan, check.incarnation, check.identity)
-    position = search_after(manifest.commit.contrib_floor, newest.sequence)
-    while position < newest.sequence and not chunks.whole:
-        position = await _read_until(bus, subject, position, newest.sequence, chunks)
-        if position < newest.sequence:
+    wanted = ContributionId(check.learner, check.incarnation, check.identity)
+    assembler = ContributionAssembler(run, plan, keeps_payload=False)
+    floor = manifest.commit.contrib_floor
+    # A floor above what is there was counted in another stream, and says nothing about this one.
+    position, whole = floor if floor < newest.sequence else 0, False
+    while position < newest.sequence and not whole:
+        loop = asyncio.get_running_loop()
+        follower = bus.follow(subject, after=position)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALLED_S) as stalled, aclosing(follower):
+                async for record in follower:
+                    stalled.reschedule(loop.time() + STALLED_S)
+                    got = assembler.feed(record)
+                    whole = isinstance(got, Contribution) and got.id == wanted
+                    position = record.sequence
+                    if whole or position >= newest.sequence:
+                        break
+        if not whole and position < newest.sequence:
             found = await bus.get(subjects.stream("CONTRIB"), newest.sequence)
             if found is None:  # retention has dropped it and all before it
                 return True
-    return not chunks.whole
-
-
-async def _read_until(bus: Bus, subject: str, position: int, last: int, chunks: SentChunks) -> int:
-    """Feed what lies after ``position`` up to ``last``; return where it came to, or stalled."""
-    loop = asyncio.get_running_loop()
-    follower = bus.follow(subject, after=position)
-    try:
-        async with asyncio.timeout(STALLED_S) as stalled, aclosing(follower):
-            async for record in follower:
-                stalled.reschedule(loop.time() + STALLED_S)
-                chunks.feed(record.payload)
-                position = record.sequence
-                if chunks.whole or position >= last:
-                    break
-    except TimeoutError:
-        pass
-    return position
+    return not whole

@@ -35,7 +35,8 @@ from skerry.log.nats.jetstream import (
     spec_of,
 )
 from skerry.log.nats.read import Reads
-from skerry.log.streams import STREAM_PREFIX, changes, stream_of
+from skerry.log.streams import STREAM_PREFIX, changes
+from skerry.protocol.subjects import stream_of
 
 ID_BYTES = 32
 """Room in a message for what is added to its id."""

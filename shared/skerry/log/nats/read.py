@@ -27,7 +27,7 @@ from skerry.log.nats import errors as nats_errors
 from skerry.log.nats.connection import NatsInbox, cancellable
 from skerry.log.nats.follow import FAILURES, Puller
 from skerry.log.nats.jetstream import direct_record, leader_record, status_of
-from skerry.log.streams import stream_of
+from skerry.protocol.subjects import stream_of
 
 if TYPE_CHECKING:
     from skerry.log.base import Record

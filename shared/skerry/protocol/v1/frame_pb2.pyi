@@ -23,7 +23,7 @@ A new field with a new number, a new enum value and a new message keep the wire 
 skip fields that they do not know, and refuse a message whose enum value they do not know with
 "wrong version". A field that is no longer written keeps its number and name in a `reserved` line.
 Whatever changes the meaning, unit or type of a field, or must not be skipped by an old reader,
-raises the wire version byte of the frame (skerry/protocol/frame.py); such a release reads nothing
+raises the wire version byte of the frame (skerry/protocol/wire.py); such a release reads nothing
 that an earlier version wrote, so numbers may be used again. Version 1 was Skerry 0.1; version 2
 has enums for reasons and causes.
 """
@@ -49,7 +49,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class FrameContent(_message.Message):
     """What a frame holds, as its kind byte says. Numbers are never reused.
 
-    This message is never sent itself, since a frame is not protobuf (skerry/protocol/frame.py): the
+    This message is never sent itself, since a frame is not protobuf (skerry/protocol/wire.py): the
     numbers of its fields make the enum FrameKind, its oneof the union Record.
     """
 

@@ -20,7 +20,7 @@ from skerry.errors import ConfigError
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
-from skerry.protocol.codec import vector_digest
+from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import Commit
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LogConfig, OuterConfig, RunConfig, SyncConfig

@@ -17,7 +17,7 @@ from skerry.log.base import MSG_ID
 from skerry.log.contributions import Sender
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol import frame, proto
+from skerry.protocol import wire
 from skerry.protocol.codec import encode_vector
 from skerry.protocol.contribution import Contribution, ContributionAssembler, Refusal
 from skerry.protocol.messages import FrameKind, Pulse, RefusalCause
@@ -97,7 +97,7 @@ async def test_a_pulse_that_cannot_be_goes_out_between_the_learners_own(
 ) -> None:
     bus = await at_work()
     *_, newest = await struck(bus, kind, "PULSE")
-    sent = proto.decode(Pulse, frame.read(FrameKind.PULSE, newest.payload).header)
+    sent = wire.decode(Pulse, wire.read(FrameKind.PULSE, newest.payload).header)
     assert sent == pulse("a", run=RUN, contributions=1, step=step, steps=8, step_time_s=step_time_s)
 
 

@@ -15,12 +15,12 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Drill
 from skerry.protocol.records import decode, encode
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.subjects import drill_of
 from skerry_tools.chaos import lease
 from skerry_tools.chaos.lease import leased
 
 RUN = "r"
-SUBJECT = Subjects(RUN).drill()
+SUBJECT = drill_of(RUN)
 
 
 @pytest.fixture(autouse=True)

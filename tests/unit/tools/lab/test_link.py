@@ -67,7 +67,7 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
         await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
 
         async def listen() -> None:
-            async with aclosing(far.follow(SUBJECTS.contributions())) as records:
+            async with aclosing(far.follow(SUBJECTS.contribution())) as records:
                 async for _ in records:
                     heard.append(loop.time())
                     if len(heard) == 4:
@@ -89,9 +89,9 @@ def test_a_request_goes_there_and_back() -> None:
         far = broker.connect(
             DistantLink(LinkSettings(latency_s=0.5), lambda stored_ns: stored_ns / 1e9)
         )
-        await far.last(SUBJECTS.run_record())
+        await far.last(SUBJECTS.ledger("run"))
         assert loop.time() == pytest.approx(1.0)
-        await far.last_each(SUBJECTS.members())
+        await far.last_each(SUBJECTS.member())
         assert loop.time() == pytest.approx(2.0)
 
     simulate(main)

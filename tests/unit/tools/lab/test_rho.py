@@ -82,7 +82,7 @@ def gradients_of(lab: Lab) -> dict[At, Vector]:
             arrived[key] = OuterGradient(got.scheme, got.planes, told.norms)
     found: dict[At, Vector] = {}
     for record in lab.broker.streams[names.stream("LEDGER")].records.values():
-        if not matches(names.commits(), record.subject):
+        if not matches(names.commit(), record.subject):
             continue
         commit = decode(Commit, record.payload, run=RUN)
         if commit.version > 1:

@@ -23,9 +23,9 @@ from skerry.errors import (
     WrongRun,
     WrongVersion,
 )
-from skerry.protocol import frame, proto
+from skerry.protocol import wire
+from skerry.protocol.chunks import OUTER_STACK, seal, unseal
 from skerry.protocol.codec import pack, packed_bound
-from skerry.protocol.envelope import OUTER_STACK, seal, unseal
 from skerry.protocol.messages import ChunkHeader, ContributionHeader, ContributionKind, FrameKind
 from skerry.protocol.v1 import chunk_pb2
 
@@ -91,7 +91,7 @@ def test_any_bytes_in_a_good_frame_raise_nothing_but_wire_errors(
     header: bytes, payload: bytes
 ) -> None:
     with pytest.raises(WireError):
-        unseal(frame.write(FrameKind.CHUNK, header, payload), run="r", plan=PLAN)
+        unseal(wire.write(FrameKind.CHUNK, header, payload), run="r", plan=PLAN)
 
 
 @settings(max_examples=200)
@@ -190,8 +190,8 @@ def test_a_contribution_that_does_not_fit_its_fragment_is_corrupt(changes: dict[
 
 
 def test_an_unknown_kind_of_contribution_is_a_wrong_version() -> None:
-    header = chunk_pb2.ChunkHeader.FromString(proto.encode(HEADER))
+    header = chunk_pb2.ChunkHeader.FromString(wire.encode(HEADER))
     header.contribution.MergeFromString(b"\x08\x63")  # kind = 99
-    message = frame.write(FrameKind.CHUNK, header.SerializeToString(), CHUNK.packed)
+    message = wire.write(FrameKind.CHUNK, header.SerializeToString(), CHUNK.packed)
     with pytest.raises(WrongVersion, match="ContributionKind 99"):
         unseal(message, run="r", plan=PLAN)

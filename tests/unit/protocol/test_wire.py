@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import Corrupt, Oversized, Truncated, WireError, WrongVersion
-from skerry.protocol import frame
+from skerry.protocol import wire
 from skerry.protocol.messages import FrameKind
 
 
@@ -25,68 +25,68 @@ def forged(**changes: int) -> bytes:
 
 @given(st.binary(max_size=300), st.binary(max_size=3000))
 def test_what_is_written_is_read(header: bytes, payload: bytes) -> None:
-    found = frame.read(FrameKind.CHUNK, frame.write(FrameKind.CHUNK, header, payload))
+    found = wire.read(FrameKind.CHUNK, wire.write(FrameKind.CHUNK, header, payload))
 
     assert (bytes(found.header), bytes(found.payload)) == (header, payload)
 
 
 def test_an_unforged_frame_is_accepted() -> None:
-    assert bytes(frame.read(FrameKind.CHUNK, forged()).payload) == b"payload"
+    assert bytes(wire.read(FrameKind.CHUNK, forged()).payload) == b"payload"
 
 
 def test_every_bit_flip_is_refused() -> None:
-    message = frame.write(FrameKind.PULSE, b"header" * 5, b"payload" * 9)
+    message = wire.write(FrameKind.PULSE, b"header" * 5, b"payload" * 9)
     for bit in range(8 * len(message)):
         damaged = bytearray(message)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(WireError):
-            frame.read(FrameKind.PULSE, bytes(damaged))
+            wire.read(FrameKind.PULSE, bytes(damaged))
 
 
 def test_every_truncation_is_refused_as_truncated() -> None:
-    message = frame.write(FrameKind.PULSE, b"header", b"payload")
+    message = wire.write(FrameKind.PULSE, b"header", b"payload")
     for size in range(len(message)):
         with pytest.raises(Truncated):
-            frame.read(FrameKind.PULSE, message[:size])
+            wire.read(FrameKind.PULSE, message[:size])
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_raise_nothing_but_wire_errors(data: bytes) -> None:
     with pytest.raises(WireError):
-        frame.read(FrameKind.CHUNK, data)
+        wire.read(FrameKind.CHUNK, data)
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_after_a_good_start_raise_nothing_but_wire_errors(data: bytes) -> None:
     with pytest.raises(WireError):
-        frame.read(FrameKind.CHUNK, b"SKRY\x02\x01" + data)
+        wire.read(FrameKind.CHUNK, b"SKRY\x02\x01" + data)
 
 
 def test_another_version_is_named_even_if_nothing_else_fits() -> None:
     with pytest.raises(WrongVersion, match="wire version 3"):
-        frame.read(FrameKind.CHUNK, b"SKRY\x03")
+        wire.read(FrameKind.CHUNK, b"SKRY\x03")
     with pytest.raises(WrongVersion, match="wire version 0"):
-        frame.read(FrameKind.CHUNK, forged(version=0))
+        wire.read(FrameKind.CHUNK, forged(version=0))
 
 
 def test_bytes_of_someone_else_are_corrupt() -> None:
     with pytest.raises(Corrupt, match="not one of ours"):
-        frame.read(FrameKind.CHUNK, b"PK\x03\x04" + bytes(40))
+        wire.read(FrameKind.CHUNK, b"PK\x03\x04" + bytes(40))
 
 
 def test_trailing_bytes_are_corrupt() -> None:
     with pytest.raises(Corrupt, match="promises"):
-        frame.read(FrameKind.CHUNK, forged() + b"x")
+        wire.read(FrameKind.CHUNK, forged() + b"x")
 
 
 def test_another_kind_of_message_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="a PULSE"):
-        frame.read(FrameKind.PULSE, forged())
+        wire.read(FrameKind.PULSE, forged())
 
 
 def test_reserved_bytes_must_be_zero() -> None:
     with pytest.raises(Corrupt):
-        frame.read(FrameKind.CHUNK, forged(reserved=1))
+        wire.read(FrameKind.CHUNK, forged(reserved=1))
 
 
 @pytest.mark.parametrize("field", ["header", "payload"])
@@ -95,7 +95,7 @@ def test_a_huge_promise_is_oversized_and_allocates_nothing(field: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(Oversized):
-            frame.read(FrameKind.CHUNK, message)
+            wire.read(FrameKind.CHUNK, message)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -103,4 +103,4 @@ def test_a_huge_promise_is_oversized_and_allocates_nothing(field: str) -> None:
 
 def test_nothing_oversized_is_written() -> None:
     with pytest.raises(Oversized):
-        frame.write(FrameKind.RUN, bytes(frame.MAX_HEADER_BYTES + 1))
+        wire.write(FrameKind.RUN, bytes(wire.MAX_HEADER_BYTES + 1))

@@ -8,7 +8,7 @@ import threading
 import jax
 import numpy as np
 
-from skerry.protocol.vectors import LEAST_ELEMENTS, MOST_IDLE, Vectors
+from skerry.algorithm.planes import LEAST_ELEMENTS, MOST_IDLE, Vectors
 
 SIZE = 2 * LEAST_ELEMENTS
 

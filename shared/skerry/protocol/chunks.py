@@ -1,0 +1,248 @@
+"""The chunks of a vector as messages: header and packed bytes in one checked frame, and assembly.
+
+``unseal`` believes nothing of a message; the assemblers take chunks in whatever order they come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.planes import VECTORS, Planes, allocate
+from skerry.algorithm.schemes import raw_bytes, scheme_of
+from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme, WrongPlan
+from skerry.protocol import door, wire
+from skerry.protocol.codec import decode_into, packed_bound, unpack_into
+from skerry.protocol.messages import ChunkHeader, FrameKind
+from skerry.protocol.records import check_plan, check_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Fragment, Plan
+
+    Packed = bytes | memoryview
+
+OUTER_STACK = 16
+"""A leaf of the outer optimizer's state is at most this many times as long as its fragment."""
+
+
+def seal(header: ChunkHeader, packed: bytes) -> bytes:
+    """Return the message that carries one chunk; Oversized above the caps of the frame."""
+    return wire.write(FrameKind.CHUNK, wire.encode(header), packed)
+
+
+def unseal(
+    data: Packed, *, run: str, plan: Plan, checked: bool = False
+) -> tuple[ChunkHeader, memoryview]:
+    """Return the header of a chunk and its packed bytes, a view into ``data``.
+
+    Each check that fails is a WireError of its own, in this order: wire version (WrongVersion),
+    sizes (Truncated, Oversized), checksum (Corrupt), run (WrongRun), plan digest and fragment
+    (WrongPlan), scheme (UnknownScheme), blocks and sizes against the plan's fragment (Corrupt,
+    Oversized), numbers and norms (Implausible, Corrupt). What a returned header says may be
+    allocated. With ``checked`` the checksum is skipped, because the caller has compared one over
+    all of ``data``.
+    """
+    found = wire.read(FrameKind.CHUNK, data, checked=checked)
+    header = wire.decode(ChunkHeader, found.header)
+    check_run(header.run, run)
+    check_plan(header.plan_digest, plan.digest)
+    if header.fragment >= len(plan.fragments):
+        msg = f"There is no fragment {header.fragment} in a plan of {len(plan.fragments)}."
+        raise WrongPlan(msg)
+    fragment = plan.fragments[header.fragment]
+    scheme_of(header.scheme)
+    _check_sizes(header, fragment, len(found.payload))
+    door.check(header)
+    if (claim := header.contribution) is not None:
+        if claim.fragment != header.fragment:
+            msg = f"A contribution to {claim.fragment} came as fragment {header.fragment}."
+            raise Corrupt(msg)
+        door.check_contribution(claim, len(fragment.slices))
+    return header, found.payload
+
+
+def vector_blocks(part: str, fragment: Fragment) -> int:
+    """Return the most blocks a part can have; an outer optimizer may stack several vectors."""
+    return fragment.blocks * (OUTER_STACK if part.startswith("outer.") else 1)
+
+
+def _check_sizes(header: ChunkHeader, fragment: Fragment, packed: int) -> None:
+    limit = vector_blocks(header.part, fragment)
+    stop = header.first_block + header.blocks
+    if header.blocks < 1 or stop > limit:
+        msg = f"Blocks {header.first_block} to {stop} are not in a vector of {limit} blocks."
+        raise Oversized(msg) if header.blocks > limit else Corrupt(msg)
+    if header.index >= header.count or header.count > limit:
+        msg = f"Chunk {header.index} of {header.count} cannot be of a vector of {limit} blocks."
+        raise Corrupt(msg)
+    want = raw_bytes(header.scheme, header.blocks)
+    if header.raw_bytes != want:
+        msg = f"{header.raw_bytes} bytes are not the {want} of {header.blocks} blocks."
+        raise Oversized(msg) if header.raw_bytes > want else Corrupt(msg)
+    bound = packed_bound(header.scheme, header.blocks)
+    if packed > bound:
+        msg = f"A payload of {packed} bytes is above the {bound} that its blocks can take."
+        raise Oversized(msg)
+
+
+class Coverage:
+    """Which chunks of one vector are here: each once, next to each other, and none outside.
+
+    Holds no payload. ``decode`` takes each chunk that is new and fits; one that it raises for is
+    forgotten.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        blocks: int,
+        decode: Callable[[ChunkHeader, Packed], None] = lambda _header, _packed: None,
+    ) -> None:
+        self._scheme = scheme
+        self._blocks = blocks
+        self._decode = decode
+        self._count = 0
+        self._seen: dict[int, tuple[int, int, int]] = {}
+        self._covered = 0
+        self._starts: list[tuple[int, int]] = []
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self._count == len(self._seen)
+
+    def require(self) -> None:
+        """Raise Truncated while chunks are missing."""
+        if not self.complete:
+            msg = f"{len(self._seen)} of {self._count or 'unknown'} chunks are here."
+            raise Truncated(msg)
+
+    def add(self, header: ChunkHeader, packed: Packed, checksum: int | None = None) -> bool:
+        """Take in one chunk and return whether all are here; the same chunk again is no harm.
+
+        Raises a WireError, and forgets that chunk, if it is damaged, of another scheme, outside of
+        the vector, or in conflict with a chunk that is here. ``checksum`` is one that the caller
+        has compared, of all chunks of a vector or of none: it tells this chunk from another one.
+        """
+        if checksum is None:
+            checksum = xxhash.xxh3_64_intdigest(packed)
+        if self._lacks(header, checksum):
+            self._decode(header, packed)
+            self._count = header.count
+            place = header.first_block, header.blocks
+            self._seen[header.index] = (*place, checksum)
+            self._starts.insert(bisect_left(self._starts, place), place)
+            self._covered += header.blocks
+        return self.complete
+
+    def _lacks(self, header: ChunkHeader, checksum: int) -> bool:
+        before = self._seen.get(header.index)
+        if before is None:
+            self._check(header)
+            return True
+        same = before == (header.first_block, header.blocks, checksum)
+        if not same or header.scheme != self._scheme or header.count != self._count:
+            msg = f"Chunk {header.index} came twice, with different contents."
+            raise Corrupt(msg)
+        return False
+
+    def _check(self, header: ChunkHeader) -> None:
+        if header.scheme != self._scheme:
+            msg = f"Chunk {header.index} is {header.scheme!r} in a vector of {self._scheme!r}."
+            raise UnknownScheme(msg)
+        if header.index >= header.count or header.count != (self._count or header.count):
+            msg = f"Chunk {header.index} of {header.count} is in a vector of {self._count} chunks."
+            raise Corrupt(msg)
+        stop = header.first_block + header.blocks
+        place = bisect_left(self._starts, (header.first_block, header.blocks))
+        before = sum(self._starts[place - 1]) if place else 0
+        after = self._starts[place][0] if place < len(self._starts) else self._blocks
+        missing = self._blocks - self._covered - header.blocks
+        if header.blocks < 1 or header.first_block < before or stop > after:
+            msg = f"Blocks {header.first_block} to {stop} do not fit into {self._blocks} blocks."
+            raise Corrupt(msg)
+        if (len(self._seen) + 1 == header.count) != (missing == 0):
+            msg = f"The {header.count} chunks do not cover the {self._blocks} blocks."
+            raise Corrupt(msg)
+
+
+class PlaneAssembler:
+    """Puts the chunks of one vector together.
+
+    Memory is one set of planes for ``blocks`` blocks, taken from the plan and not from a message;
+    chunks are decompressed straight into it.
+    """
+
+    def __init__(self, scheme: str, blocks: int) -> None:
+        self._planes = allocate(scheme, blocks)
+        self._cover = Coverage(scheme, blocks, self._decode)
+        self.add = self._cover.add
+
+    @property
+    def complete(self) -> bool:
+        return self._cover.complete
+
+    @property
+    def planes(self) -> Planes:
+        """The planes (blocks, ...); raises Truncated while chunks are missing."""
+        self._cover.require()
+        return self._planes
+
+    def _decode(self, header: ChunkHeader, packed: Packed) -> None:
+        blocks = slice(header.first_block, header.first_block + header.blocks)
+        unpack_into(header, packed, self._planes.part(blocks))
+
+
+class VectorAssembler:
+    """Puts the chunks of one vector together decoded.
+
+    Memory is the f32 vector of ``blocks`` blocks, taken from the plan and not from a message, and
+    one chunk's planes, which stay in the cache: planes of the whole would be written and read back.
+    The digest grows with what is there without a gap, so that no pass is left for the end.
+    """
+
+    def __init__(self, scheme: str, blocks: int) -> None:
+        self._vector = VECTORS.empty(blocks * BLOCK)
+        self._cover = Coverage(scheme, blocks, self._decode)
+        self.add = self._cover.add
+        self._hash = xxhash.xxh3_64()
+        self._hashed = 0
+        self._decoded: dict[int, int] = {}
+        """Where each chunk that is decoded and not hashed starts and stops, in elements."""
+
+    @property
+    def vector(self) -> NDArray[np.float32]:
+        """The vector f32 (blocks*256,); raises Truncated while chunks are missing."""
+        self._cover.require()
+        return self._vector
+
+    @property
+    def digest(self) -> int:
+        """``vector_digest`` of the vector; raises Truncated while chunks are missing."""
+        self._cover.require()
+        return self._hash.intdigest()
+
+    def _decode(self, header: ChunkHeader, packed: Packed) -> None:
+        first = header.first_block * BLOCK
+        stop = first + header.blocks * BLOCK
+        decode_into(header, packed, self._vector[first:stop])
+        self._decoded[first] = stop
+        while (end := self._decoded.pop(self._hashed, None)) is not None:
+            self._hash.update(_little_endian(self._vector[self._hashed : end]))
+            self._hashed = end
+
+
+def vector_digest(x: NDArray[np.float32]) -> int:
+    """Return xxh3-64 of the little-endian f32 bytes of a vector."""
+    return xxhash.xxh3_64_intdigest(_little_endian(x))
+
+
+def _little_endian(x: NDArray[np.float32]) -> memoryview:
+    return np.ascontiguousarray(x, np.dtype("<f4")).data
