@@ -46,7 +46,7 @@ PAUSING = """
 import asyncio, sys, threading
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.loading import load
-from skerry.store.opening import store_of
+from skerry.store.finding import store_of
 from skerry_checkpointer.service import checkpointer
 
 store = store_of(load(None, sys.argv[2:]).local.store, "run")

@@ -69,7 +69,7 @@ def restore(
         local = settings_from(nats, config, machine).local
         bus = bus_from(local.nats, "restore")
     run_service(
-        commands.print_restored(bus, checkpoint, run, extends, local.store, replace=replace)
+        commands.print_restored(bus, checkpoint, run, extends, local.store, put_back=replace)
     )
 
 
@@ -109,7 +109,7 @@ def _serve(
     from skerry.service.entry import exit_on_error, run_service
     from skerry.service.logs import broker_event
     from skerry.service.telemetry import telemetry
-    from skerry.store.opening import store_of
+    from skerry.store.finding import store_of
     from skerry_checkpointer.service import checkpointer
 
     holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"

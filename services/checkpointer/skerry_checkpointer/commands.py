@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,22 +14,23 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from skerry.errors import ConfigError, StoreError
+from skerry.settings.models import LocalSettings
+from skerry.settings.tree import split_assignment
 from skerry.store.checkpoint import read_manifest, verify
-from skerry.store.listing import all_summaries, locate
-from skerry.store.opening import root_of
-from skerry_checkpointer.compare import span
-from skerry_checkpointer.put_back import put_back
-from skerry_checkpointer.restore import restore
+from skerry.store.finding import all_summaries, locate, root_of
+from skerry_checkpointer.restore import restore, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from skerry.log.base import Bus
     from skerry.settings.models import StoreSettings
-    from skerry.store.listing import Summary
-    from skerry_checkpointer.put_back import PutBack
 
 NANOSECONDS = 1e9
+LISTED = (
+    *("index", "step", "tokens", "created_ns", "size_bytes", "versions"),
+    *("ledger_sequence", "run_created_ns"),
+)
 
 
 def print_list(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
@@ -38,30 +38,27 @@ def print_list(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
     root = root_of(store)
     found = all_summaries(root, run, store)
     if as_json:
-        print(json.dumps([asdict(summary) for summary in found]))
-    elif not found:
+        rows = [
+            {"name": s.name, "path": s.path, "run": s.run, "error": s.error}
+            | {key: getattr(s.checkpoint, key, None) for key in LISTED}
+            for s in found
+        ]
+        print(json.dumps(rows))
+        return
+    if not found:
         print(f"No checkpoints below {root}.")
-    else:
-        titles = ("run", "checkpoint", "written", "step", "tokens", "MB", "versions", "ledger")
-        table = Table(*titles, box=None)
-        for summary in found:
-            table.add_row(*map(escape, _cells(summary)))
-        Console().print(table)
-
-
-def _cells(summary: Summary) -> tuple[str, ...]:
-    if summary.error:
-        return (summary.run, summary.name, "unreadable", "", "", "", summary.error, "")
-    return (
-        summary.run,
-        summary.name,
-        f"{datetime.fromtimestamp(summary.created_ns / NANOSECONDS, UTC):%Y-%m-%d %H:%M:%S}",
-        str(summary.step),
-        str(summary.tokens),
-        f"{summary.size_bytes / 1e6:.1f}",
-        span(summary.versions),
-        str(summary.ledger_sequence or "?"),
-    )
+        return
+    titles = ("run", "checkpoint", "written", "step", "tokens", "MB", "versions", "ledger")
+    table = Table(*titles, box=None)
+    for s in found:
+        cells = ["unreadable", "", "", "", s.error, ""]
+        if (held := s.checkpoint) is not None:
+            written = datetime.fromtimestamp(held.created_ns / NANOSECONDS, UTC)
+            size = f"{held.size_bytes / 1e6:.1f}"
+            facts = (held.step, held.tokens, size, span(held.versions), held.ledger_sequence)
+            cells = [f"{written:%Y-%m-%d %H:%M:%S}", *map(str, facts)]
+        table.add_row(*map(escape, (s.run, s.name, *cells)))
+    Console().print(table)
 
 
 def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -> None:
@@ -86,44 +83,30 @@ def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -
 
 
 async def print_restored(
-    bus: Bus,
-    path: str,
-    run: str,
-    extends: Sequence[str],
-    store_settings: StoreSettings,
-    *,
-    replace: bool = False,
+    bus: Bus, path: str, run: str, extends: Sequence[str], access: StoreSettings, *, put_back: bool
 ) -> None:
     """Write a checkpoint into the log as ``run``, or put back what the run lost, and print it."""
-    if replace and extends:
+    if put_back and extends:
         msg = f"A run that is put back keeps its config: leave out --set {extends[0]}."
         raise ConfigError(msg, path=extends[0])
-    access = store_settings
     store, name = locate(path, access)
     where, what = store.where(name), ""
     async with bus:
         with _progress("verifying", read_manifest(store, name).size_bytes) as on_bytes:
-            if replace:
-                changes = await put_back(bus, where, run, access=access, on_bytes=on_bytes)
-                what = f": {_in_words(changes)}"
-            else:
-                await restore(bus, where, run, sets=extends, access=access, on_bytes=on_bytes)
+            changes = await restore(
+                bus, where, run, sets=extends, put_back=put_back, access=access, on_bytes=on_bytes
+            )
+    if put_back and changes:
+        now = span([change.version for change in changes])
+        before = span([change.saved for change in changes])
+        what = f": {len(changes)} fragments written again, as version {now}, from version {before}"
+    elif put_back:
+        what = ": every fragment is as the checkpoint has it"
     print(f"Run {run} is restored from {where}{what}.")
-
-
-def _in_words(changes: Sequence[PutBack]) -> str:
-    if not changes:
-        return "every fragment is as the checkpoint has it"
-    now = span([change.version for change in changes])
-    before = span([change.saved for change in changes])
-    return f"{len(changes)} fragments written again, as version {now}, from version {before}"
 
 
 def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the settings of the run, and those of the machine (``nats``, ``store``, …)."""
-    from skerry.settings.models import LocalSettings
-    from skerry.settings.tree import split_assignment
-
     machine = [s for s in sets if split_assignment(s)[0][0] in LocalSettings.model_fields]
     return [s for s in sets if s not in machine], machine
 

@@ -55,35 +55,31 @@ class ConsistentCut:
     manifests: Mapping[int, Manifest]
     sequences: Mapping[int, int]
 
-    @property
-    def oldest_first(self) -> list[int]:
-        """The fragments in the order in which their slots are going to be written again."""
-        return sorted(self.sequences, key=lambda fragment: self.sequences[fragment])
-
-    def has_same(self, other: ConsistentCut, fragment: int) -> bool:
-        """Return True if both cuts have the fragment in one version."""
-        mine, theirs = self.manifests[fragment].commit, other.manifests[fragment].commit
-        return (mine.version, mine.fence) == (theirs.version, theirs.fence)
-
 
 async def take_cut(bus: Bus, run: str, plan: Plan) -> ConsistentCut | None:
     """Return a cut of what the log holds now, or None while a fragment has no version.
 
     Raises Overtaken when the run commits faster than manifests can be read, StateLost when the
-    ledger does not get the commit of a manifest.
+    ledger does not get the commit of a manifest, or has newer ones than the state.
     """
     for _ in range(LOOKS):
         # The ledger first: every commit after this place is followed, so none can be missed.
-        after = await _before_newest(bus, run)
+        newest = [record.sequence for record in await bus.last_each(Subjects(run).commit())]
         manifests = await read_manifests(bus, run, plan)
         if len(manifests) < len(plan.fragments):
             return None
         versions = {fragment: m.commit.version for fragment, m in manifests.items()}
-        sequences = await _sequences(bus, run, versions, after)
+        sequences = await _sequences(bus, run, versions, min(newest, default=1) - 1)
         if sequences is not None:
             return ConsistentCut(max(sequences.values()), manifests, sequences)
         await asyncio.sleep(LOOK_PAUSE_S)
-    await _refuse_rolled_back(bus, run, plan)
+    commits = await last_commits(bus, run)
+    manifests = await read_manifests(bus, run, plan)  # read later: what is older here was lost
+    for fragment, commit in commits.items():
+        held = manifests[fragment].commit.version if fragment in manifests else 0
+        if held < commit.version:
+            what = f"the newest manifest in the log is of version {held}"
+            raise await state_lost(bus, run, fragment, commit.version, what)
     msg = f"Run {run!r} commits faster than its manifests can be read: use a faster link."
     raise Overtaken(msg)
 
@@ -100,7 +96,7 @@ async def read_cut(bus: Bus, run: str, plan: Plan, cut: ConsistentCut, keep: Kee
         if await _read(bus, run, plan, cut, kept, keep):
             return cut
         newer = await take_cut(bus, run, plan) or cut
-        kept = {fragment for fragment in kept if newer.has_same(cut, fragment)}
+        kept = {f for f in kept if _version(newer.manifests[f]) == _version(cut.manifests[f])}
         cut = newer
     msg = (
         f"Run {run!r} was committed on {CUTS} times before its fragments were read: the link to "
@@ -109,11 +105,16 @@ async def read_cut(bus: Bus, run: str, plan: Plan, cut: ConsistentCut, keep: Kee
     raise Overtaken(msg)
 
 
+def _version(manifest: Manifest) -> tuple[int, int]:
+    return manifest.commit.version, manifest.commit.fence
+
+
 async def _read(
     bus: Bus, run: str, plan: Plan, cut: ConsistentCut, kept: set[int], keep: Keep
 ) -> bool:
     """Pass on what is not kept yet; return False as soon as a fragment was overtaken."""
-    for fragment in cut.oldest_first:
+    # The oldest first: its slot is going to be written again before the others'.
+    for fragment in sorted(cut.sequences, key=cut.sequences.__getitem__):
         if fragment in kept:
             continue
         manifest = cut.manifests[fragment]
@@ -128,25 +129,6 @@ async def _read(
         await keep(manifest, parts)
         kept.add(fragment)
     return True
-
-
-async def _refuse_rolled_back(bus: Bus, run: str, plan: Plan) -> None:
-    """Raise StateLost if the ledger has versions that the state has no manifest of."""
-    commits = await last_commits(bus, run)
-    manifests = await read_manifests(
-        bus, run, plan
-    )  # read later, so an older version here was lost
-    for fragment, commit in commits.items():
-        held = manifests[fragment].commit.version if fragment in manifests else 0
-        if held < commit.version:
-            what = f"the newest manifest in the log is of version {held}"
-            raise await state_lost(bus, run, fragment, commit.version, what)
-
-
-async def _before_newest(bus: Bus, run: str) -> int:
-    """Return a ledger sequence after which every fragment's newest commit comes."""
-    records = await bus.last_each(Subjects(run).commit())
-    return min((record.sequence for record in records), default=1) - 1
 
 
 async def _sequences(

@@ -1,7 +1,11 @@
-"""Starting a new run in the log from a checkpoint.
+"""Starting a run from a checkpoint, or putting a run's state back in the log that has it.
 
-State first, the run's record last: services wait for that record, so none of them meets a run that
-is half restored, and a restore that was interrupted is simply started again.
+A new run gets its state first and its record last: services wait for that record, so none of them
+meets a run that is half restored, and a restore that was interrupted is simply started again.
+
+A run whose log was rolled back, or lost a part, keeps its id, its config, its members and their
+cursors, which never move back: the data that a learner has used stays used, although a part of what
+it contributed may be lost. ``skerry_checkpointer.held`` has the rule.
 """
 
 from __future__ import annotations
@@ -9,19 +13,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.errors import ConfigError, RunMismatch, RunNotFound, WrongPlan
-from skerry.log import ledger
-from skerry.log.state import MASTER, PARAMS, read_manifests
+from skerry.errors import ConfigError, Fenced, RunMismatch, RunNotFound, WrongPlan
+from skerry.log import ledger, recovery
+from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.messages import (
     Commit,
     CommitOrigin,
-    Manifest,
+    LearnerProgress,
     MemberRecord,
     RunRecord,
     RunState,
@@ -32,10 +37,8 @@ from skerry.settings.checks import refuse_code
 from skerry.settings.loading import load, run_config_from_json, to_json
 from skerry.settings.tree import split_assignment
 from skerry.store.checkpoint import fragments, plan_of, verify
-from skerry.store.listing import locate
-from skerry.store.opening import FROM_ENVIRONMENT
-from skerry_checkpointer.compare import matches, span
-from skerry_checkpointer.takeover import refuse_if_alive, refusing_others, take_fences
+from skerry.store.finding import FROM_ENVIRONMENT, locate
+from skerry_checkpointer.held import read_held, refuse_if_alive, to_replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,35 +48,46 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus
     from skerry.settings.models import RunConfig, StoreSettings
     from skerry.store.base import Store
-    from skerry.store.manifest import Checkpoint
+    from skerry.store.checkpoint import Checkpoint
+    from skerry_checkpointer.held import HeldFragment
 
-    OnBytes = Callable[[int], None]
-    Drafts = Mapping[int, tuple[Commit, Manifest | None]]
-
+HOLDER = "restore"
 EXTENDABLE = ("train.steps", "train.duration_s")
 
 
+class Replaced(NamedTuple):
+    """A fragment that was written: its versions before and now, and the checkpoint's."""
+
+    fragment: int
+    before: int
+    version: int
+    saved: int
+
+
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A checkpoint that has been verified, and where it is."""
+class Restore:
+    """A verified checkpoint on its way into a log; ``record`` is None for a run that is new.
+
+    ``is_same_log``: the log is the one in which the checkpoint was written. Learners number their
+    starts and contributions by the log that takes them, so those numbers mean nothing in another.
+    """
 
     store: Store
     name: str
     checkpoint: Checkpoint
     plan: Plan
+    run: str
+    config: RunConfig
+    record: RunRecord | None
 
     @property
     def where(self) -> str:
         return self.store.where(self.name)
 
-
-async def open_source(
-    where: str | Path, access: StoreSettings, on_bytes: OnBytes | None = None
-) -> Source:
-    """Verify a checkpoint, or the newest in a run's folder; CheckpointCorrupt if it is damaged."""
-    store, name = await asyncio.to_thread(locate, where, access)
-    checkpoint = await asyncio.to_thread(verify, store, name, on_bytes=on_bytes)
-    return Source(store, name, checkpoint, plan_of(checkpoint, store.where(name)))
+    @property
+    def is_same_log(self) -> bool:
+        origin = self.checkpoint.run, self.checkpoint.run_created_ns
+        return self.record is not None and (self.record.run, self.record.created_ns) == origin
 
 
 async def restore(
@@ -82,59 +96,66 @@ async def restore(
     run: str,
     *,
     sets: Sequence[str] = (),
+    put_back: bool = False,
     access: StoreSettings = FROM_ENVIRONMENT,
-    on_bytes: OnBytes | None = None,
-) -> RunRecord:
+    on_bytes: Callable[[int], None] | None = None,
+) -> list[Replaced]:
     """Verify a checkpoint and write it into the log as run ``run``; versions go on from there.
 
     Args:
         bus: a connected bus.
         where: a checkpoint, or a run's folder for its newest one.
-        run: the id of the run to create.
-        sets: ``train.steps=…`` or ``train.duration_s=…``: how long the run goes on.
+        run: the id of the run to create, or to put back.
+        sets: ``train.steps=…`` or ``train.duration_s=…``: how long a new run goes on.
+        put_back: if the log holds the run, replace what it lost or has older.
         access: how a remote store is reached.
         on_bytes: is called with the number of bytes that have just been verified.
 
     Raises:
         CheckpointCorrupt: a file is damaged; nothing has been written.
-        RunMismatch: the log already holds this run, or something works on it, which is named.
+        RunMismatch: the log already holds this run and it is not to be put back, or this is no
+            checkpoint of it, or is older; or something works on the run, which is named. Also if a
+            syncer has started meanwhile: the same command goes on.
         ConfigError: ``sets`` changes what a checkpoint fixes.
         CodeRefused: the checkpoint names code that this machine does not allow.
     """
-    source = await open_source(where, access, on_bytes)
-    return await restore_from(bus, source, run, extended(source.checkpoint, sets))
-
-
-async def restore_from(bus: Bus, source: Source, run: str, config: RunConfig) -> RunRecord:
-    """Write a verified checkpoint into the log as run ``run``."""
-    refuse_code(config)
-    await _refuse_existing(bus, run, source.checkpoint, config)
+    store, name = await asyncio.to_thread(locate, where, access)
+    checkpoint = await asyncio.to_thread(verify, store, name, on_bytes=on_bytes)
+    record: RunRecord | None = None
+    with suppress(RunNotFound):
+        record = await ledger.read_run(bus, run)
+    if record is None:
+        config = extended(checkpoint, sets)
+        refuse_code(config)
+    else:
+        config = run_config_from_json(record.config_json)
+    plan = plan_of(checkpoint, store.where(name))
+    asked = Restore(store, name, checkpoint, plan, run, config, record)
+    # Learners whose run lost its log go on for a while, and send pulses into an empty broker at
+    # once: at a newer state than the checkpoint's, in a history that this log will not have.
+    await refuse_if_alive(bus, run, config)
+    if record is not None:
+        await _refuse_existing(bus, asked, record, put_back=put_back)
+        return await _write_state(bus, asked)
+    log = config.log
     await bus.declare(
-        specs(
-            run,
-            replicas=config.log.replicas,
-            window_bytes=config.log.window_bytes,
-            window_s=config.log.window_s,
-        )
+        specs(run, replicas=log.replicas, window_bytes=log.window_bytes, window_s=log.window_s)
     )
-    with refusing_others(run):
-        await _write_state(bus, source, run, config)
-    for learner in source.checkpoint.learners:
-        await publish_member(bus, run, source, learner.learner, 0, learner.shard)
-    record = RunRecord(
+    written = await _write_state(bus, asked)
+    new = RunRecord(
         run=run,
         config_json=to_json(config),
-        leaves=source.checkpoint.leaves,
-        fragments=source.checkpoint.fragments,
-        plan_digest=source.checkpoint.plan_digest,
+        leaves=checkpoint.leaves,
+        fragments=checkpoint.fragments,
+        plan_digest=checkpoint.plan_digest,
         created_ns=time.time_ns(),
         skerry_version=version("skerry"),
         state=RunState.OPEN,
-        restored_from=source.where,
+        restored_from=asked.where,
     )
-    if await ledger.create_run(bus, record) != record:
+    if await ledger.create_run(bus, new) != new:
         raise _exists(run)
-    return record
+    return written
 
 
 def extended(checkpoint: Checkpoint, sets: Sequence[str]) -> RunConfig:
@@ -154,21 +175,23 @@ def extended(checkpoint: Checkpoint, sets: Sequence[str]) -> RunConfig:
     return run_config_from_json(json.dumps(values))
 
 
-async def _refuse_existing(bus: Bus, run: str, checkpoint: Checkpoint, config: RunConfig) -> None:
-    """Raise RunMismatch if there is such a run, naming what works on it or what it holds.
+async def _refuse_existing(bus: Bus, asked: Restore, record: RunRecord, *, put_back: bool) -> None:
+    """Raise RunMismatch unless the run is to be put back, by a checkpoint of it.
 
-    Learners whose run lost its log go on for a while, and send pulses into an empty broker at once:
-    they are at a newer state than the checkpoint's, in a history that this log will not have.
+    That is one of its own, or the one that it began from.
     """
-    try:
-        record = await ledger.read_run(bus, run)
-    except RunNotFound:
-        await refuse_if_alive(bus, run, config)
-        return
-    await refuse_if_alive(bus, run, run_config_from_json(record.config_json))
-    commits = await ledger.last_commits(bus, run)
-    held = [commits[f].version if f in commits else 0 for f in range(record.fragments)]
-    raise _exists(run, f" (version {span(held)}, the checkpoint {span(checkpoint.versions)})")
+    if not put_back:
+        commits = await ledger.last_commits(bus, asked.run)
+        held = [commits[f].version if f in commits else 0 for f in range(record.fragments)]
+        theirs = span(asked.checkpoint.versions)
+        raise _exists(asked.run, f" (version {span(held)}, the checkpoint {theirs})")
+    is_own = asked.is_same_log or record.restored_from == asked.where
+    if record.plan_digest != asked.plan.digest or not is_own:
+        msg = (
+            f"{asked.where} is not a checkpoint of run {record.run!r} in this log, nor the one"
+            " that it began from: restore under another --run."
+        )
+        raise RunMismatch(msg)
 
 
 def _exists(run: str, versions: str = "") -> RunMismatch:
@@ -179,96 +202,142 @@ def _exists(run: str, versions: str = "") -> RunMismatch:
     return RunMismatch(msg)
 
 
-async def _write_state(bus: Bus, source: Source, run: str, config: RunConfig) -> None:
-    """Write what an earlier, interrupted restore has not written yet."""
-    try:
-        manifests = await read_manifests(bus, run, source.plan)
-    except WrongPlan as error:
-        raise _exists(run) from error
-    _refuse_unlike(run, manifests, source.checkpoint)  # before anything is fenced off
-    writers = await take_fences(bus, run, source.plan, config)
-    # Read once more: what wrote before our fences can write no more, and is not written over.
-    found: dict[int, Manifest] = {}
-    for writer in writers:
-        found |= await writer.recover()
-    _refuse_unlike(run, found, source.checkpoint)
-    drafts: Drafts = {
-        saved.commit.fragment: (
-            fresh_commit(saved.commit, run, CommitOrigin.RESTORED, source.where),
-            None,
+async def _write_state(bus: Bus, asked: Restore) -> list[Replaced]:
+    """Write the fragments that the log lacks, or that an interrupted restore has not written."""
+    await _held(bus, asked)  # refuses before anything is written
+    await _keep_members(bus, asked)
+    sync = asked.config.sync
+    writers = [
+        await StateWriter.acquire(
+            bus,
+            asked.run,
+            asked.plan,
+            holder=HOLDER,
+            now_ns=time.time_ns(),
+            shard=shard,
+            shards=sync.shards,
+            chunk_bytes=sync.chunk_bytes,
         )
-        for saved in source.checkpoint.state
-        if saved.commit.fragment not in found
-    }
-    await write_fragments(source, writers, config.sync.global_scheme, drafts)
+        for shard in range(sync.shards)
+    ]
+    # Read once more: what wrote before our fences can write no more, and is not written over.
+    held, wanted = await _held(bus, asked)
+    for one in held.values():  # what a writer that died after a commit point left out
+        if one.manifest is not None and one.manifest.commit.version == one.newest:
+            await recovery.append_commit(bus, one.manifest.commit)
+    written: list[Replaced] = []
+    saved = fragments(asked.store, asked.name)
+    try:
+        while (item := await asyncio.to_thread(next, saved, None)) is not None:
+            fragment, vectors = item
+            index = fragment.commit.fragment
+            if index not in wanted:
+                continue
+            before, commit = held[index], _next_commit(asked, fragment.commit, held[index])
+            # Learners read ``params``, which is the master in the run's global scheme.
+            parts = [NewPart(PARAMS, sync.global_scheme, vectors[MASTER])]
+            parts += [NewPart(name, "f32", vector) for name, vector in vectors.items()]
+            await writers[index % len(writers)].commit(commit, parts, before.manifest)
+            saved_as = fragment.commit.version
+            written.append(Replaced(index, before.newest, commit.version, saved_as))
+    except Fenced as error:
+        msg = (
+            f"A syncer of run {asked.run!r}, or another restore of it, has started meanwhile and"
+            " has the state of the run now: stop it and give the same command again, which goes on"
+            " where this one was."
+        )
+        raise RunMismatch(msg) from error
+    return written
 
 
-def _refuse_unlike(run: str, held: Mapping[int, Manifest], checkpoint: Checkpoint) -> None:
-    """Raise RunMismatch if the log holds state that is not the checkpoint's."""
-    for saved in checkpoint.state:
-        manifest = held.get(saved.commit.fragment)
-        if manifest is not None and (
-            manifest.commit.version != saved.commit.version or not matches(manifest, saved)
-        ):
-            raise _exists(run)
+async def _held(bus: Bus, asked: Restore) -> tuple[Mapping[int, HeldFragment], frozenset[int]]:
+    """Return what the log holds, and the fragments to write; RunMismatch if it must not be."""
+    try:
+        held = await read_held(bus, asked.run, asked.plan)
+    except WrongPlan as error:
+        raise _exists(asked.run) from error
+    saved = asked.checkpoint.state
+    if asked.record is None:
+        for ours in saved:
+            one = held[ours.commit.fragment]
+            if one.newest and not (one.newest == ours.commit.version and one.holds(ours)):
+                raise _exists(asked.run)
+    return held, to_replace(held, saved, asked.where)
 
 
-async def write_fragments(
-    source: Source, writers: Sequence[StateWriter], scheme: str, drafts: Drafts
-) -> None:
-    """Commit the fragments that have a draft, from the checkpoint, each after its predecessor.
+def _next_commit(asked: Restore, saved: Commit, held: HeldFragment) -> Commit:
+    """Return the commit after the newest one that the log knows of, or the first of a new run.
 
-    Learners read ``params``, which is the master in the run's global scheme.
+    Of two rows of a learner's progress the furthest counts, column by column.
     """
-    saved = fragments(source.store, source.name)
-    while (item := await asyncio.to_thread(next, saved, None)) is not None:
-        fragment, vectors = item
-        index = fragment.commit.fragment
-        if index in drafts:
-            commit, previous = drafts[index]
-            params = NewPart(PARAMS, scheme, vectors[MASTER])
-            parts = [params, *(NewPart(name, "f32", vector) for name, vector in vectors.items())]
-            await writers[index % len(writers)].commit(commit, parts, previous)
-
-
-def fresh_commit(saved: Commit, run: str, origin: CommitOrigin, source: str) -> Commit:
-    """Return the commit that begins a fragment in the new log.
-
-    Learners number their starts and contributions from 1 again there, so the progress table keeps
-    what the data has been used for and forgets those numbers.
-    """
-    now_ns = time.time_ns()
+    is_new, last, now_ns = asked.record is None, held.last, time.time_ns()
+    rows = {row.learner: row for row in last.progress} if last else {}
+    for row in saved.progress:
+        theirs = row if asked.is_same_log else replace(row, incarnation=0, identity=0)
+        mine = rows.get(row.learner, theirs)
+        rows[row.learner] = LearnerProgress(
+            row.learner,
+            *max((mine.incarnation, mine.identity), (theirs.incarnation, theirs.identity)),
+            max(mine.tokens, theirs.tokens),
+            max(mine.cursor, theirs.cursor),
+        )
     return replace(
         saved,
-        run=run,
-        origin=origin,
+        run=asked.run,
+        version=saved.version if is_new else held.newest + 1,
+        origin=CommitOrigin.RESTORED if is_new else CommitOrigin.REPLACED,
+        source=asked.where,
+        source_version=0 if is_new else saved.version,
         reason=None,
-        source=source,
-        source_version=0,
+        step=max(saved.step, last.step if last else 0),
         opened_ns=now_ns,
         closed_ns=now_ns,
         quorum_s=0.0,
         grace_s=0.0,
         consumed=(),
         refused=(),
-        contrib_floor=0,
-        progress=tuple(replace(row, incarnation=0, identity=0) for row in saved.progress),
+        contrib_floor=last.contrib_floor if last else 0,
+        progress=tuple(rows[learner] for learner in sorted(rows)),
         final=False,
         trace_id="",
     )
 
 
-async def publish_member(
-    bus: Bus, run: str, source: Source, learner: str, incarnation: int, shard: int
-) -> None:
-    """Record a learner, so that its name keeps the data shard that its cursor counts on."""
-    member = MemberRecord(
-        run=run,
-        learner=learner,
-        incarnation=incarnation,
-        host="",
-        joined_ns=source.checkpoint.created_ns,
-        shard=shard,
-    )
-    msg_id = f"member/{learner}/{incarnation}"
-    await bus.publish(Subjects(run).member(learner), encode(member), msg_id=msg_id)
+async def _keep_members(bus: Bus, asked: Restore) -> None:
+    """Make sure that every name keeps its data shard, and that no start is numbered twice.
+
+    In a log that was rolled back, members and their newest starts may be missing; a learner that
+    came back under a number that the checkpoint has already would not be listened to.
+    """
+    members = await ledger.members(bus, asked.run)
+    owners = {member.shard: member.learner for member in members.values()}
+    rows = [row for saved in asked.checkpoint.state for row in saved.commit.progress]
+    for learner in asked.checkpoint.learners:
+        numbers = [row.incarnation for row in rows if row.learner == learner.learner]
+        newest = max(numbers, default=0) if asked.is_same_log else 0
+        known = members.get(learner.learner)
+        if known is not None and known.incarnation >= newest:
+            continue
+        if known is None and learner.shard in owners:
+            msg = (
+                f"Data shard {learner.shard} belongs to {owners[learner.shard]!r} in the log and "
+                f"to {learner.learner!r} in the checkpoint: restore under another --run."
+            )
+            raise RunMismatch(msg)
+        member = MemberRecord(
+            run=asked.run,
+            learner=learner.learner,
+            incarnation=newest,
+            host="",
+            joined_ns=asked.checkpoint.created_ns,
+            shard=known.shard if known else learner.shard,
+        )
+        subject = Subjects(asked.run).member(learner.learner)
+        msg_id = f"member/{learner.learner}/{newest}"
+        await bus.publish(subject, encode(member), msg_id=msg_id)
+
+
+def span(versions: Sequence[int]) -> str:
+    """Return the versions of all fragments for a sentence: ``7`` or ``5-7``."""
+    low, high = min(versions, default=0), max(versions, default=0)
+    return str(low) if low == high else f"{low}-{high}"

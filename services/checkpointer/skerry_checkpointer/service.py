@@ -22,12 +22,10 @@ from skerry.service.arrival import arrive
 from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
-from skerry.store.checkpoint import read_manifest
-from skerry.store.manifest import SavedLearner, dump, step_of
+from skerry.store.checkpoint import SavedLearner, dump, read_manifest, step_of
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
 from skerry_checkpointer.cut import read_cut, take_cut
-from skerry_checkpointer.retention import keep
 from skerry_checkpointer.writer import CheckpointWriter
 
 if TYPE_CHECKING:
@@ -38,13 +36,25 @@ if TYPE_CHECKING:
     from skerry.protocol.messages import Manifest, RunRecord
     from skerry.settings.models import CheckpointConfig
     from skerry.store.base import Store
-    from skerry.store.manifest import Checkpoint
+    from skerry.store.checkpoint import Checkpoint
     from skerry_checkpointer.cut import ConsistentCut, Vector
     from skerry_checkpointer.writer import Written
 
 log = structlog.get_logger()
 
 LOGGED = ("run", "path", "step", "tokens", "versions", "ledger_sequence", "size_bytes")
+
+
+def keep(indices: Mapping[str, int], newest: int, every: int) -> frozenset[str]:
+    """Return the names that stay: the highest ``newest`` indices, and every multiple of ``every``.
+
+    Indices are counted from 0 over all checkpoints that were ever written. Deleting never changes
+    an index, so applying this after every checkpoint leaves the same set as applying it once at the
+    end. With ``every`` 0, none stays for ever.
+    """
+    by_age = sorted(indices, key=lambda name: (indices[name], name), reverse=True)
+    periodic = {name for name, index in indices.items() if every and index % every == 0}
+    return frozenset(by_age[:newest]) | periodic
 
 
 @dataclass(slots=True)
@@ -60,7 +70,7 @@ class Checkpointer:
     plan: Plan
     store: Store
     known: dict[str, Checkpoint] = field(default_factory=dict[str, "Checkpoint"])
-    is_recorded: bool = True
+    is_recorded: bool = False
 
     @classmethod
     def of(cls, bus: Bus, record: RunRecord, store: Store) -> Checkpointer:
@@ -77,9 +87,16 @@ class Checkpointer:
         """Write checkpoints until the run is finished and its last state is saved.
 
         A checkpoint that fails is logged and tried again at the next turn; at the end of the run
-        its error is raised, and so is that of a store which cannot be read before the first one.
+        its error is raised. So is that of a store which cannot be used where the run has no
+        checkpoint yet: its settings are wrong. Later the store is only away.
         """
-        await self._start()
+        recorded = await ledger.last_checkpoint(self.bus, self.record.run)
+        try:
+            await self._look()
+        except StoreError as error:
+            if recorded is None:
+                raise
+            log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
         await take_turns(
             self.bus,
             self.record,
@@ -93,24 +110,20 @@ class Checkpointer:
         """Write one checkpoint, record it in the ledger and thin out; None if nothing is new."""
         turn = TurnTrace(self.record, spans.CHECKPOINT, spans.WRITE)
         with turn.working():
-            return await self._save(turn)
-
-    async def _save(self, turn: TurnTrace) -> Written | None:
-        await in_thread(self._look)  # before the cut: a higher index is never of an older one
-        if not self.is_recorded:
-            await self._record_newest(await ledger.last_checkpoint(self.bus, self.record.run))
-        cut = await take_cut(self.bus, self.record.run, self.plan)
-        if cut is None:
-            return None
-        commits = [cut.manifests[f.index].commit for f in self.plan.fragments]
-        content = tuple((commit.version, commit.master_digest) for commit in commits)
-        if content in {checkpoint.content for checkpoint in self.known.values()}:
-            return None
-        started = time.monotonic()
-        written = await self._write(cut, turn)
-        await self._announce(written, time.monotonic() - started, turn)
-        await in_thread(self._thin_out)
-        return written
+            await self._look()  # before the cut: a higher index is never of an older one
+            cut = await take_cut(self.bus, self.record.run, self.plan)
+            if cut is None:
+                return None
+            commits = [cut.manifests[f.index].commit for f in self.plan.fragments]
+            content = tuple((commit.version, commit.master_digest) for commit in commits)
+            if content in {checkpoint.content for checkpoint in self.known.values()}:
+                return None
+            started = time.monotonic()
+            written = await self._write(cut, turn)
+            self.known[written.name] = written.checkpoint
+            await self._announce(written, time.monotonic() - started, turn)
+            await in_thread(self._thin_out)
+            return written
 
     async def _write(self, cut: ConsistentCut, turn: TurnTrace) -> Written:
         run = self.record.run
@@ -142,7 +155,6 @@ class Checkpointer:
     async def _announce(self, written: Written, took_s: float, turn: TurnTrace) -> None:
         """Log, record and trace a checkpoint that has just been written."""
         checkpoint = written.checkpoint
-        self.known[written.name] = checkpoint
         record = self._record_of(written.name, checkpoint)
         facts = {key: getattr(record, key) for key in LOGGED}
         log.info("checkpoint_written", took_s=round(took_s, 3), **facts)
@@ -177,35 +189,18 @@ class Checkpointer:
         await ledger.record_checkpoint(self.bus, record)
         instruments.record(metrics.CHECKPOINT_SIZE, record.size_bytes, {metrics.RUN: record.run})
 
-    async def _start(self) -> None:
-        """Record the newest checkpoint if its writer died, or lost the broker, before it could.
-
-        Raises StoreError for a store that cannot be used where the run has no checkpoint yet: its
-        settings are wrong. Later the store is only away, so a restart would not help, and it is
-        tried again at each turn.
-        """
+    async def _look(self) -> None:
+        """Read what the store holds; record the newest if its writer could not do so any more."""
+        await in_thread(self._read_store)
+        if self.is_recorded:
+            return
         recorded = await ledger.last_checkpoint(self.bus, self.record.run)
-        try:
-            await in_thread(self._look)
-        except StoreError as error:
-            if recorded is None:
-                raise
-            log.error("checkpoint_failed", run=self.record.run, error=str(error))  # noqa: TRY400  the sentence says it all
-            self.is_recorded = False
-            return
-        await self._record_newest(recorded)
-
-    async def _record_newest(self, recorded: CheckpointRecord | None) -> None:
         self.is_recorded = True
-        if not self.known:
-            return
-        name, newest = max(self.known.items(), key=lambda item: item[1].age)
-        # The step is for checkpoints of format 1, which have no sequence.
-        mine = newest.ledger_sequence, newest.step
-        if recorded is None or (recorded.ledger_sequence, recorded.step) < mine:
+        name, newest = max(self.known.items(), key=lambda item: item[1].age, default=("", None))
+        if newest and (not recorded or recorded.ledger_sequence < newest.ledger_sequence):
             await self._publish(self._record_of(name, newest))
 
-    def _look(self) -> None:
+    def _read_store(self) -> None:
         """Delete what dead writers left and read the manifests that are new to us."""
         for name in self.store.sweep():
             log.info("leftover_removed", name=name)

@@ -10,9 +10,10 @@ import numpy as np
 
 from skerry.algorithm.fragments import scatter
 from skerry.store import tensorfile
-from skerry.store.checkpoint import MASTER, entry_name, tensor_name
-from skerry.store.manifest import (
+from skerry.store.base import MANIFEST
+from skerry.store.checkpoint import (
     FORMAT,
+    MASTER,
     PARAMS_FILE,
     Checkpoint,
     SavedFragment,
@@ -22,6 +23,7 @@ from skerry.store.manifest import (
     load,
     outer_file,
     step_of,
+    tensor_name,
     tokens_of,
 )
 
@@ -58,7 +60,7 @@ class CheckpointWriter:
         self._leaves = [np.zeros(leaf.size, np.float32) for leaf in plan.leaves]
         self._saved: dict[int, SavedFragment] = {}
         self._files: dict[str, StoredFile] = {}
-        self._draft: Draft = store.draft(entry_name(step))
+        self._draft: Draft = store.draft(f"step-{step:08d}")
 
     def add(self, manifest: Manifest, parts: Mapping[str, Vector]) -> None:
         """Take a fragment: ``master`` and every ``outer.<name>``, f32 padded vectors."""
@@ -102,7 +104,7 @@ class CheckpointWriter:
             ledger_sequence=ledger_sequence,
         )
         data, _ = dump(checkpoint)
-        load(data, entry_name(checkpoint.step))  # what cannot be read is never put in place
+        load(data, MANIFEST)  # what cannot be read is never put in place
         return Written(self._draft.commit(data), checkpoint)
 
     def _write(self, file: str, tensors: Mapping[str, Vector]) -> None:

@@ -17,8 +17,7 @@ from skerry.models.factory import build_model
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
-from skerry.store.listing import locate
-from skerry.store.opening import is_url
+from skerry.store.finding import is_url, locate
 from skerry_evaluator.held_out import HeldOutText, Score
 
 

@@ -22,7 +22,7 @@ from skerry.protocol.records import plan_of
 from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
-from skerry.store.manifest import step_of, tokens_of
+from skerry.store.checkpoint import step_of, tokens_of
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
 

@@ -36,7 +36,7 @@ from skerry.service.connect import bus_from
 from skerry.settings import loading
 from skerry.status.feed import is_finished
 from skerry.status.format import size
-from skerry.store.listing import summaries
+from skerry.store.finding import summaries
 from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from skerry.status.format import size
     from skerry.status.model import RunSnapshot
     from skerry.status.sources import RunMessage
-from skerry.store.listing import Summary
+from skerry.store.finding import Summary
 
 RUN = "demo"
 VICTIM = "learner-2"

@@ -1,4 +1,10 @@
-"""Reading and verifying checkpoints: ``params.safetensors``, outer state by fragment, manifest.
+"""Checkpoints: their files, their manifest, and reading both with every byte verified.
+
+``params.safetensors`` holds the global parameters by leaf, ``outer-NNNN.safetensors`` a fragment's
+outer state, so that a fragment that is committed while the checkpoint is being written is written
+again alone. ``manifest.json`` holds all else that a run needs to go on; its last line has the
+SHA-256 of everything before it, so that one flipped bit anywhere in it, white space included, is
+found.
 
 The digests form a chain: the manifest's covers the manifest, which covers each file whole, and the
 log's own digest of every vector is checked after the files have been cut into fragments again.
@@ -6,39 +12,223 @@ log's own digest of every vector is checked after the files have been cut into f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
 
-from skerry.algorithm.fragments import gather, plan
+from pydantic import TypeAdapter
+
+from skerry.algorithm.fragments import LeafSpec, gather, plan
 from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.protocol.messages import Commit
+from skerry.protocol.records import decode, encode
+from skerry.protocol.subjects import TOKEN
 from skerry.store import tensorfile
-from skerry.store.base import MANIFEST, MOST_MANIFEST_BYTES
-from skerry.store.manifest import PARAMS_FILE, load
+from skerry.store.base import MANIFEST, MOST_MANIFEST_BYTES, NAME, StoredFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Plan
     from skerry.store.base import OnBytes, Store
-    from skerry.store.manifest import Checkpoint, SavedFragment
 
     Vector = NDArray[np.float32]
 
+FORMAT = 3
+PARAMS_FILE = "params.safetensors"
 MASTER = "master"
 OUTER = "outer."
+MOST = 2**64
+MOST_NS = 2**63
+"""Later instants have no date."""
+VERSION = re.compile(r"[A-Za-z0-9.!+_-]{0,64}")
 
 
-def entry_name(step: int) -> str:
-    """Return the name that a checkpoint at this step would like to have."""
-    return f"step-{step:08d}"
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """One vector of a fragment: its name and its xxh3-64, as in ``messages.Part``."""
+
+    name: str
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFragment:
+    """A fragment's last commit (version, step, progress of every learner) and its vectors."""
+
+    commit: Commit
+    parts: tuple[SavedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLearner:
+    """A learner that has been part of the run and the data shard its name owns."""
+
+    learner: str
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What ``manifest.json`` says; ``index`` counts the run's checkpoints from 0.
+
+    Name and creation time together tell a run from a later one of the same name. ``config`` is the
+    run's RunConfig, ``tokens`` what all learners together have contributed, ``step`` the global
+    clock. ``state`` holds the fragments in order: as they are after every commit that the run's
+    ledger has at or below ``ledger_sequence``, and after no other.
+    """
+
+    format: int
+    run: str
+    run_created_ns: int
+    index: int
+    step: int
+    tokens: int
+    created_ns: int
+    skerry_version: str
+    config: dict[str, Any]
+    plan_digest: int
+    fragments: int
+    leaves: tuple[LeafSpec, ...]
+    learners: tuple[SavedLearner, ...]
+    state: tuple[SavedFragment, ...]
+    files: tuple[StoredFile, ...]
+    ledger_sequence: int
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment, in order."""
+        return tuple(saved.commit.version for saved in self.state)
+
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """What orders checkpoints, oldest first, whatever clocks their writers had: run and index.
+
+        The ledger decides where two checkpointers wrote at once. It is no better than the index: a
+        broker whose store was rolled back counts sequences again, and a checkpointer does not.
+        """
+        return self.run_created_ns, self.index, self.ledger_sequence
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of all files but the manifest."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def content(self) -> tuple[tuple[int, int], ...]:
+        """What was saved: version and digest of each fragment."""
+        return tuple((saved.commit.version, saved.commit.master_digest) for saved in self.state)
+
+
+def outer_file(fragment: int) -> str:
+    """Return the name of the file that holds a fragment's outer state."""
+    return f"outer-{fragment:04d}.safetensors"
 
 
 def tensor_name(fragment: int, part: str) -> str:
     """Return the name of a fragment's vector in its file of outer state."""
     return f"{fragment}/{part}"
+
+
+def step_of(commits: Sequence[Commit]) -> int:
+    """Return the global clock: the newest step that any fragment's last commit has seen."""
+    return max((c.step for c in commits), default=0)
+
+
+def tokens_of(commits: Sequence[Commit]) -> int:
+    """Return the tokens that all learners have contributed.
+
+    Fragments are committed one after another, so each counts a learner's tokens up to another
+    instant: the fragment that is furthest along counts.
+    """
+    furthest: dict[str, int] = {}
+    for row in (row for commit in commits for row in commit.progress):
+        furthest[row.learner] = max(furthest.get(row.learner, 0), row.tokens)
+    return min(sum(furthest.values()), MOST - 1)
+
+
+def dump(checkpoint: Checkpoint) -> tuple[bytes, str]:
+    """Return the manifest's bytes and its digest; StoreError if it is too large to be read."""
+    body = json.dumps(asdict(checkpoint), indent=1).removesuffix("\n}").encode()
+    digest = hashlib.sha256(body).hexdigest()
+    data = body + _trailer(digest)
+    if len(data) > MOST_MANIFEST_BYTES:
+        msg = (
+            f"The manifest of a checkpoint would have {len(data)} bytes: use fewer sync.fragments."
+        )
+        raise StoreError(msg)
+    return data, digest
+
+
+def load(data: bytes, path: str) -> Checkpoint:
+    """Return what a manifest says; CheckpointCorrupt naming ``path`` if a single bit is off.
+
+    Raises StoreError for a format that this release does not read.
+    """
+    body = data[: -len(_trailer("0" * 64))]
+    fits = len(data) <= MOST_MANIFEST_BYTES
+    if not fits or data != body + _trailer(hashlib.sha256(body).hexdigest()):
+        msg = f"{path} is damaged (its digest does not match): use another checkpoint."
+        raise CheckpointCorrupt(msg, path=path)
+    try:
+        values = cast("dict[str, Any]", json.loads(data))
+        if values.get("format") != FORMAT:
+            raise _of_another_release(values, path)
+        return _checked(TypeAdapter(Checkpoint).validate_python(values))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        msg = (
+            f"{path} contradicts itself, so it was made or changed by hand: use another checkpoint."
+        )
+        raise CheckpointCorrupt(msg, path=path) from error
+
+
+def _trailer(digest: str) -> bytes:
+    return f',\n "digest": "{digest}"\n}}\n'.encode()
+
+
+def _of_another_release(values: Mapping[str, Any], path: str) -> StoreError:
+    by = str(values.get("skerry_version"))
+    release = by if VERSION.fullmatch(by) else "of another release"
+    msg = (
+        f"{path} has checkpoint format {str(values.get('format'))[:8]!r}, this release reads"
+        f" {FORMAT}: use skerry {release}, or take the parameters from {PARAMS_FILE} beside it."
+    )
+    return StoreError(msg)
+
+
+def _checked(found: Checkpoint) -> Checkpoint:
+    """Return what readers may rely on: a checkpoint is untrusted, whatever its digests say.
+
+    Raises ValueError for what no release writes: names that are none, numbers out of bounds, or
+    contents that contradict each other.
+    """
+    names = [file.name for file in found.files]
+    leaves = [leaf.name for leaf in found.leaves]
+    params = next((file.size for file in found.files if file.name == PARAMS_FILE), 0)
+    counts = (found.run_created_ns, found.index, found.step, found.tokens, found.created_ns)
+    sound = (
+        all(0 <= count < MOST for count in (*counts, found.ledger_sequence))
+        and found.created_ns < MOST_NS
+        and all(TOKEN.fullmatch(name) for name in (found.run, *(m.learner for m in found.learners)))
+        and VERSION.fullmatch(found.skerry_version)
+        and all(NAME.fullmatch(name) for name in names)
+        and len(set(names)) == len(names)
+        and len(set(leaves)) == len(leaves)
+        and all(dimension >= 0 for leaf in found.leaves for dimension in leaf.shape)
+        and 1 <= found.fragments <= sum(leaf.size for leaf in found.leaves)
+        and sum(leaf.size for leaf in found.leaves) <= params // tensorfile.ITEM
+        and [saved.commit.fragment for saved in found.state] == list(range(found.fragments))
+    )
+    if not sound:
+        raise ValueError(found.run)
+    for saved in found.state:  # the log's own door: numbers and names that a commit may have
+        decode(Commit, encode(saved.commit), run=found.run, plan_digest=found.plan_digest)
+    return found
 
 
 def read_manifest(store: Store, name: str) -> Checkpoint:
@@ -59,48 +249,16 @@ def plan_of(checkpoint: Checkpoint, path: str) -> Plan:
     return cut
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The files of one checkpoint, read against its manifest."""
-
-    store: Store
-    name: str
-    checkpoint: Checkpoint
-    on_bytes: OnBytes | None
-
-    def path(self, file: str) -> str:
-        return f"{self.store.where(self.name)}/{file}"
-
-    def tensors(self, file: str) -> dict[str, Vector]:
-        """Return the tensors of a file that is, byte for byte, what the manifest says about it."""
-        expected = {stored.name: stored for stored in self.checkpoint.files}.get(file)
-        if expected is None:
-            raise self.damaged(file)
-        data = self.store.read(self.name, file, expected.size + 1, self.on_bytes)
-        return tensorfile.read(data, self.path(file), expected)
-
-    def params(self) -> dict[str, Vector]:
-        tensors = self.tensors(PARAMS_FILE)
-        shapes = {leaf.name: leaf.shape for leaf in self.checkpoint.leaves}
-        if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
-            raise self.damaged(PARAMS_FILE)
-        return tensors
-
-    def damaged(self, file: str) -> CheckpointCorrupt:
-        path = self.path(file)
-        msg = f"{path} is damaged (it does not match {MANIFEST}): use another checkpoint."
-        return CheckpointCorrupt(msg, path=path)
-
-    def mismatch(self, file: str, fragment: int, part: str) -> CheckpointCorrupt:
-        path = self.path(file)
-        what = f"{part} of fragment {fragment} is not what the log held"
-        return CheckpointCorrupt(f"{path}: {what}: use another checkpoint.", path=path)
-
-
-def params(store: Store, name: str) -> tuple[Checkpoint, dict[str, Vector]]:
+def params(
+    store: Store, name: str, on_bytes: OnBytes | None = None
+) -> tuple[Checkpoint, dict[str, Vector]]:
     """Return the global parameters as f32 tensors by leaf name, verified byte by byte."""
     checkpoint = read_manifest(store, name)
-    return checkpoint, _Files(store, name, checkpoint, None).params()
+    tensors = _tensors(store, name, checkpoint, PARAMS_FILE, on_bytes)
+    shapes = {leaf.name: leaf.shape for leaf in checkpoint.leaves}
+    if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
+        raise _damaged(store, name, PARAMS_FILE, f"it does not match {MANIFEST}")
+    return checkpoint, tensors
 
 
 def fragments(
@@ -112,15 +270,12 @@ def fragments(
     """
     from skerry.protocol.chunks import vector_digest  # loads blosc2, which listing does not need
 
-    files = _Files(store, name, read_manifest(store, name), on_bytes)
-    checkpoint, tensors = files.checkpoint, files.params()
+    checkpoint, tensors = params(store, name, on_bytes)
     cut = plan_of(checkpoint, store.where(name))
     flat = [tensors[leaf.name].reshape(-1) for leaf in checkpoint.leaves]
-    read, outer = "", dict[str, "Vector"]()
     for fragment, saved in zip(cut.fragments, checkpoint.state, strict=True):
-        file = checkpoint.outer_file(fragment.index)
-        if file != read:
-            read, outer = file, files.tensors(file)
+        file = outer_file(fragment.index)
+        outer = _tensors(store, name, checkpoint, file, on_bytes)
         master = gather(fragment, flat)
         vectors: dict[str, Vector] = {}
         for part in saved.parts:
@@ -128,7 +283,8 @@ def fragments(
             vector = master if part.name == MASTER else outer.get(key)
             if vector is None or vector_digest(vector) != part.digest:
                 at = PARAMS_FILE if part.name == MASTER else file
-                raise files.mismatch(at, fragment.index, part.name)
+                why = f"{part.name} of fragment {fragment.index} is not what the log held"
+                raise _damaged(store, name, at, why)
             vectors[part.name] = vector
         yield saved, vectors
 
@@ -139,3 +295,19 @@ def verify(store: Store, name: str, *, on_bytes: OnBytes | None = None) -> Check
     for _ in fragments(store, name, on_bytes=on_bytes):
         pass
     return checkpoint
+
+
+def _tensors(
+    store: Store, name: str, checkpoint: Checkpoint, file: str, on_bytes: OnBytes | None
+) -> dict[str, Vector]:
+    """Return the tensors of a file that is, byte for byte, what the manifest says about it."""
+    expected = next((stored for stored in checkpoint.files if stored.name == file), None)
+    if expected is None:
+        raise _damaged(store, name, file, f"it is not in {MANIFEST}")
+    data = store.read(name, file, expected.size + 1, on_bytes)
+    return tensorfile.read(data, f"{store.where(name)}/{file}", expected)
+
+
+def _damaged(store: Store, name: str, file: str, why: str) -> CheckpointCorrupt:
+    path = f"{store.where(name)}/{file}"
+    return CheckpointCorrupt(f"{path} is damaged ({why}): use another checkpoint.", path=path)

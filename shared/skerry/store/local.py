@@ -7,33 +7,28 @@ dies, so that ``sweep`` deletes the leftovers of a dead writer and no draft in p
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
+import stat
+import sys
 import uuid
-from errno import EEXIST, ENOTEMPTY
+from contextlib import contextmanager, suppress
+from errno import EDQUOT, EEXIST, EFBIG, EINVAL, ENOSPC, ENOTEMPTY, EXDEV
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
-from skerry.errors import StoreError
-from skerry.store.base import MANIFEST, NAME, checked_name
-from skerry.store.disk import (
-    fsync_folder,
-    read_inside,
-    refusals,
-    refused,
-    root_lock,
-    try_lock,
-    unreadable,
-    write_durably,
-)
+from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name, room_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Generator, Sequence
 
-    from skerry.store.base import Buffer, OnBytes, StoredFile
+    from skerry.store.base import Buffer, OnBytes
 
 PARTIAL = ".partial-"
+READ_BYTES = 32 * 1024**2
 
 
 class LocalStore:
@@ -58,7 +53,7 @@ class LocalStore:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise unreadable(self.root, error) from error
+            raise _unreadable(self.root, error) from error
 
     def draft(self, name: str) -> LocalDraft:
         return LocalDraft(self.root, checked_name(name))
@@ -66,35 +61,39 @@ class LocalStore:
     def read(self, name: str, file: str, most: int, on_bytes: OnBytes | None = None) -> memoryview:
         path = self.root / checked_name(name) / checked_name(file)
         try:
-            return read_inside(self.root, path, most, on_bytes)
+            with _open_inside(self.root, path) as handle:
+                data = room_for(min(os.fstat(handle.fileno()).st_size, most), str(path))
+                for start in range(0, len(data), READ_BYTES):
+                    piece = data[start : start + READ_BYTES]
+                    piece[:] = handle.read(len(piece)).ljust(len(piece))  # the digest will tell
+                    if on_bytes is not None:
+                        on_bytes(len(piece))
         except StoreError:  # which is an OSError too
             raise
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise _unreadable(path, error) from error
+        return data
 
     def delete(self, name: str) -> bool:
         """Rename the entry out of sight, then remove its files."""
         doomed = self.root / f"{PARTIAL}{checked_name(name)}-{uuid.uuid4().hex[:12]}"
-        try:
-            with root_lock(self.root):
-                (self.root / name).rename(doomed)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise refused(self.root / name, error) from error
+        with _refusals(self.root / name):
+            try:
+                with _locked(self.root):
+                    (self.root / name).rename(doomed)
+            except FileNotFoundError:
+                return False
         shutil.rmtree(doomed, ignore_errors=True)
         return True
 
     def sweep(self) -> list[str]:
-        with refusals(self.root):
-            return self._sweep() if self.root.is_dir() else []
-
-    def _sweep(self) -> list[str]:
         swept: list[str] = []
-        with root_lock(self.root):
-            for path in sorted(self.root.glob(f"{PARTIAL}*")):
-                with try_lock(path) as is_dead:
-                    if is_dead:
+        with _refusals(self.root):
+            if not self.root.is_dir():
+                return []
+            with _locked(self.root):
+                for path in sorted(self.root.glob(f"{PARTIAL}*")):
+                    with suppress(OSError), _locked(path, fcntl.LOCK_NB):  # else its writer lives
                         shutil.rmtree(path, ignore_errors=True)
                         swept.append(path.name)
         return swept
@@ -119,21 +118,21 @@ class LocalDraft:
         self._name = name
         self._folder = root / f"{PARTIAL}{name}-{uuid.uuid4().hex[:12]}"
         self._over = False
-        with refusals(self._folder):
+        with _refusals(self._folder):
             root.mkdir(parents=True, exist_ok=True)
-            with root_lock(root):
+            with _locked(root):  # so that no sweep sees the folder before its lock
                 self._folder.mkdir()
                 self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, file: str, data: Sequence[Buffer]) -> StoredFile:
         path = self._folder / checked_name(file)
-        with refusals(path):
-            return write_durably(path, data)
+        with _refusals(path):
+            return _write_durably(path, data)
 
     def commit(self, manifest: bytes) -> str:
         self.write(MANIFEST, [manifest])
-        with refusals(self._folder):
+        with _refusals(self._folder):
             os.fsync(self._lock)
             taken = self._rename()
             fsync_folder(self._root)
@@ -161,3 +160,95 @@ class LocalDraft:
     def _end(self) -> None:
         self._over = True
         os.close(self._lock)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_durably(path: Path, data: Sequence[Buffer]) -> StoredFile:
+    """Write a file, sync it and read it back; CheckpointCorrupt if it comes back differently."""
+    digest = hashlib.sha256()
+    with path.open("wb") as handle:
+        for piece in data:
+            handle.write(piece)
+            digest.update(piece)
+        handle.flush()
+        os.fsync(handle.fileno())
+        size = handle.tell()
+    if sha256_from_disk(path) != digest.hexdigest():
+        msg = (
+            f"{path} does not read back as it was written: "
+            "the disk or its cable is failing, choose another store.path."
+        )
+        raise CheckpointCorrupt(msg, path=str(path))
+    return StoredFile(path.name, size, digest.hexdigest())
+
+
+def sha256_from_disk(path: Path) -> str:
+    """Hash a file that was just synced, after asking the kernel to drop its cached pages."""
+    with path.open("rb") as handle:
+        if sys.platform == "linux":
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _open_inside(root: Path, path: Path) -> BinaryIO:
+    """Open a regular file below ``root``; OSError for a link that leads out of it or a device."""
+    target = os.path.realpath(path, strict=True)
+    if not Path(target).is_relative_to(os.path.realpath(root)):
+        raise OSError(EXDEV, "it is a link that leads out of its folder")
+    handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(EINVAL, "it is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+@contextmanager
+def _locked(folder: Path, how: int = 0) -> Generator[None]:
+    """Lock a folder for one process; with LOCK_NB, OSError while another holds the lock."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _refusals(path: Path) -> Generator[None]:
+    """Turn what the disk refuses to write into one sentence with the fix."""
+    try:
+        yield
+    except CheckpointCorrupt:
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        if error.errno not in {ENOSPC, EDQUOT, EFBIG}:
+            msg = f"Cannot write {path} ({why}): make it writable or point store.path elsewhere."
+        else:
+            free = f"{_free_bytes(path) / 1e6:.0f} MB free"
+            msg = (
+                f"No room for a checkpoint below {path.parent} ({why}; {free}): free some space,"
+                " set checkpoint.keep_newest lower, or point store.path elsewhere; earlier"
+                " checkpoints are untouched."
+            )
+        raise StoreError(msg) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    why = error.strerror or str(error)
+    return StoreError(f"Cannot read {path} ({why}): check the path and its permissions.")
+
+
+def _free_bytes(path: Path) -> int:
+    for folder in path.parents:
+        with suppress(OSError):
+            return shutil.disk_usage(folder).free
+    return 0

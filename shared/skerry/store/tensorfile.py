@@ -1,8 +1,8 @@
-"""The safetensors format, read and written front to back, with every byte checked on the way in.
+"""safetensors files of f32 tensors, written and read in place, with every byte checked.
 
-Eight bytes of little-endian header length, a JSON header, then the raw tensors. Files written here
-open with the ``safetensors`` library, and files of f32 tensors that it wrote open here. See
-https://github.com/huggingface/safetensors#format.
+Eight bytes of little-endian header length, a JSON header, then the raw tensors: see
+https://github.com/huggingface/safetensors#format. The library opens these files, too; its own
+reader and writer copy each tensor, which here may be most of a machine's memory.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from itertools import accumulate, pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from skerry.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 LENGTH = struct.Struct("<Q")
 ALIGN = 8
 MOST_HEADER_BYTES = 32 * 1024**2
-MOST_DIMENSIONS = 32
 ITEM = 4
 """Bytes of one value."""
 
@@ -61,33 +61,26 @@ def read(data: memoryview, path: str, expected: StoredFile) -> dict[str, Vector]
         msg = f"{path} is damaged (it is not what the manifest names): use another checkpoint."
         raise CheckpointCorrupt(msg, path=path)
     try:
-        return dict(_tensors(data))
-    except (ValueError, struct.error, LookupError, TypeError, RecursionError) as error:
-        msg = f"{path} is not a safetensors file of f32 tensors: use another checkpoint."
-        raise CheckpointCorrupt(msg, path=path) from error
+        return _tensors(data)
+    except (ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError) as e:
+        msg = f"{path} is not as a release of Skerry writes it: use another checkpoint."
+        raise CheckpointCorrupt(msg, path=path) from e
 
 
-def _tensors(data: memoryview) -> Iterator[tuple[str, Vector]]:
-    """Yield views of the tensors of a file, which has nothing else after its header."""
+def _tensors(data: memoryview) -> dict[str, Vector]:
+    """Return views of the tensors of a file that ``header`` and ``raw`` may have written."""
     (length,) = LENGTH.unpack(data[: LENGTH.size])
-    body = data[LENGTH.size + length :]
     if length > min(MOST_HEADER_BYTES, len(data) - LENGTH.size):
         raise ValueError(length)
-    entries = json.loads(bytes(data[LENGTH.size : LENGTH.size + length]))
-    entries.pop("__metadata__", None)
-    found = sorted((_span(entry), name) for name, entry in entries.items())
-    ends = [0, *(end for (_, end), _ in found)]
-    if [start for (start, _), _ in found] != ends[:-1] or ends[-1] != len(body):
+    entries = cast("dict[str, Any]", json.loads(bytes(data[LENGTH.size :][:length])))
+    metadata = entries.pop("__metadata__")
+    shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    is_ours = header(shapes, metadata) == data[: LENGTH.size + length]
+    if not is_ours or any(size < 0 for shape in shapes.values() for size in shape):
         raise ValueError(length)
-    for (start, end), name in found:
-        values = np.frombuffer(body[start:end], "<f4").astype(np.float32, copy=False)
-        yield name, values.reshape(entries[name]["shape"])
-
-
-def _span(entry: dict[str, Any]) -> tuple[int, int]:
-    """Return where a tensor starts and ends; ValueError if that contradicts its shape."""
-    (start, end), shape = entry["data_offsets"], entry["shape"]
-    sane = len(shape) <= MOST_DIMENSIONS and all(dimension >= 0 for dimension in shape)
-    if entry["dtype"] != "F32" or not sane or end - start != ITEM * prod(shape):
-        raise ValueError(entry)
-    return start, end
+    flat = np.frombuffer(data, "<f4", offset=LENGTH.size + length).astype(np.float32, copy=False)
+    ends = list(accumulate(map(prod, shapes.values()), initial=0))
+    if flat.size != ends[-1]:
+        raise ValueError(length)
+    spans = zip(shapes.items(), pairwise(ends), strict=True)
+    return {name: flat[start:end].reshape(shape) for (name, shape), (start, end) in spans}

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError, RunMismatch, StoreError
 from skerry.store.checkpoint import fragments, read_manifest
-from skerry.store.listing import locate, summaries
-from skerry.store.opening import FROM_ENVIRONMENT, normal, parent_of
+from skerry.store.finding import FROM_ENVIRONMENT, locate, normal, parent_of, summaries
 from skerry_tools.audit.replay import Base
 
 if TYPE_CHECKING:
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.settings.models import StoreSettings
-    from skerry.store.listing import Summary
-    from skerry.store.manifest import SavedFragment
+    from skerry.store.checkpoint import SavedFragment
     from skerry_tools.audit.log import RunLog
     from skerry_tools.audit.moment import Survey
 
@@ -67,12 +65,12 @@ def usable(
     trouble: ConfigError | StoreError | None = None
     for place in _places(folder, log, found.folders):
         try:
-            listed = _in(place, access)
+            listed = summaries(place, access)
         except (ConfigError, StoreError) as error:
             trouble = trouble or error
             continue
         for candidate in listed:
-            if _reaches(candidate.versions, log, found):
+            if candidate.checkpoint and _reaches(candidate.checkpoint.versions, log, found):
                 return candidate.path
     if trouble is not None:
         raise trouble
@@ -93,7 +91,3 @@ def _reaches(versions: Sequence[int], log: RunLog, found: Survey) -> bool:
         for index, version in enumerate(versions)
         if index in found.reach
     )
-
-
-def _in(folder: str, access: StoreSettings) -> list[Summary]:
-    return [summary for summary in summaries(folder, access) if not summary.error]

@@ -19,7 +19,7 @@ from skerry.errors import ConfigError, HistoryBroken, StateLost
 from skerry.log import ledger
 from skerry.service.connect import bus_from
 from skerry.settings import loading
-from skerry.store.opening import root_of
+from skerry.store.finding import root_of
 from skerry_tools.audit.bases import CheckpointBases, usable
 from skerry_tools.audit.command_verify import progress, window_sentences
 from skerry_tools.audit.log import RunLog

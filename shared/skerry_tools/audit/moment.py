@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
 from skerry.protocol.messages import CheckpointRecord, Commit
-from skerry.store.opening import normal, parent_of
+from skerry.store.finding import normal, parent_of
 from skerry_tools.audit.log import newest
 from skerry_tools.audit.window import Reach, read_window
 

@@ -14,7 +14,7 @@ import numpy as np
 from skerry.algorithm.fragments import scatter
 from skerry.errors import StoreError
 from skerry.store import tensorfile
-from skerry.store.manifest import PARAMS_FILE
+from skerry.store.checkpoint import PARAMS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -33,7 +33,7 @@ from skerry.settings import loading
 from skerry.settings.models import NatsSettings
 from skerry.status.feed import RunFeed
 from skerry.store.checkpoint import verify
-from skerry.store.listing import locate
+from skerry.store.finding import locate
 from skerry_tools.chaos import plan as plans
 from skerry_tools.chaos.checks import Check
 from skerry_tools.chaos.drill import DrillResult, FaultDrill

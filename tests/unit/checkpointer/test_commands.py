@@ -5,61 +5,51 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from skerry.store.manifest import outer_file
+from skerry.store.checkpoint import outer_file
 from skerry_checkpointer.__main__ import checkpoints as app
 
-runner = CliRunner()
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, words)])
 
 
-def test_list_prints_one_line_per_checkpoint(saved: Path) -> None:
-    result = runner.invoke(app, ["list", "--set", f"store.path={saved.parent.parent}"])
-    assert result.exit_code == 0
-    assert saved.name in result.stdout
-
-
-def test_list_as_json_holds_what_a_program_needs(saved: Path) -> None:
-    result = runner.invoke(app, ["list", "--json", "--set", f"store.path={saved.parent.parent}"])
-    (found,) = json.loads(result.stdout)
+def test_list_prints_one_line_per_checkpoint_and_json_of_one_run(saved: Path) -> None:
+    where = ("--set", f"store.path={saved.parent.parent}")
+    shown = run("list", *where)
+    assert (shown.exit_code, saved.name in shown.stdout) == (0, True)
+    (found,) = json.loads(run("list", "--run", "run", "--json", *where).stdout)
     assert (found["path"], found["step"], found["tokens"]) == (str(saved), 7, 70)
+    assert json.loads(run("list", "--run", "other", "--json", *where).stdout) == []
 
 
-def test_list_of_one_run_leaves_others_out(saved: Path) -> None:
-    where = ["--set", f"store.path={saved.parent.parent}", "--json"]
-    for run, count in (("run", 1), ("other", 0)):
-        result = runner.invoke(app, ["list", "--run", run, *where])
-        assert len(json.loads(result.stdout)) == count
+def test_list_shows_what_is_wrong_with_a_damaged_one(saved: Path) -> None:
+    (saved / "manifest.json").write_bytes(b"{}")
+    where = ("--set", f"store.path={saved.parent.parent}")
+    assert "unreadable" in run("list", *where).stdout
+    (found,) = json.loads(run("list", "--json", *where).stdout)
+    assert "is damaged" in found["error"]
 
 
 def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["list", "--set", f"store.path={tmp_path}"])
+    result = run("list", "--set", f"store.path={tmp_path}")
     assert (result.exit_code, result.stdout) == (0, f"No checkpoints below {tmp_path}.\n")
 
 
-def test_verify_says_that_a_checkpoint_is_whole(saved: Path) -> None:
-    result = runner.invoke(app, ["verify", str(saved)])
-    assert result.exit_code == 0
-    assert "is whole: run run, step 7" in result.stdout
-
-
-def test_verify_of_a_damaged_one_names_the_file_and_fails(saved: Path) -> None:
+def test_verify_says_whether_a_checkpoint_is_whole_and_which_file_is_damaged(saved: Path) -> None:
+    whole = run("verify", saved)
+    assert (whole.exit_code, "is whole: run run, step 7" in whole.stdout) == (0, True)
+    assert json.loads(run("verify", "--json", saved).stdout)["ok"]
     (saved / outer_file(0)).write_bytes(b"")
-    result = runner.invoke(app, ["verify", str(saved)])
-    assert result.exit_code == 1
-    assert str(saved / outer_file(0)) in result.stderr
-    assert "Traceback" not in result.output
-
-
-def test_verify_as_json_tells_both_outcomes(saved: Path) -> None:
-    whole = runner.invoke(app, ["verify", "--json", str(saved)])
-    (saved / outer_file(0)).write_bytes(b"")
-    damaged = runner.invoke(app, ["verify", "--json", str(saved)])
-    assert (whole.exit_code, json.loads(whole.stdout)["ok"]) == (0, True)
-    assert (damaged.exit_code, json.loads(damaged.stdout)["ok"]) == (1, False)
+    damaged, as_json = run("verify", saved), run("verify", "--json", saved)
+    assert (damaged.exit_code, as_json.exit_code) == (1, 1)
+    assert str(saved / outer_file(0)) in damaged.stderr
+    assert "Traceback" not in damaged.output
+    assert not json.loads(as_json.stdout)["ok"]
 
 
 def test_a_path_without_checkpoint_is_one_sentence(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["verify", str(tmp_path)])
+    result = run("verify", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: There is no checkpoint at")

@@ -19,9 +19,8 @@ from skerry.log.rejections import readable
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.store.checkpoint import verify
+from skerry.store.checkpoint import Checkpoint, verify
 from skerry.store.local import LocalStore
-from skerry.store.manifest import Checkpoint
 from skerry_checkpointer import cut as cuts
 from skerry_checkpointer.cut import CUTS, ConsistentCut, read_cut, take_cut
 from skerry_checkpointer.service import Checkpointer
@@ -203,7 +202,6 @@ async def test_chunks_that_are_gone_name_fragment_and_version() -> None:
     stream = scripted.bus.broker.streams["SKERRY_run_STATE"]  # type: ignore[attr-defined]
     for chunk in scripted.manifests[1].parts[1].chunks:
         stream.drop(chunk.sequence)
-
     with pytest.raises(StateLost, match="fragment 1 at version 1"):
         await read_cut(scripted.bus, "run", scripted.plan, found, ignore)
 

@@ -1,15 +1,18 @@
-"""Starting a run from a checkpoint in a log that does not hold it."""
+"""Starting a run from a checkpoint, and putting one back in its own log."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import time
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skerry.errors import BrokerUnavailable, CheckpointCorrupt, ConfigError, RunMismatch
+from skerry.errors import BrokerUnavailable, CheckpointCorrupt, ConfigError, Fenced, RunMismatch
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
@@ -18,14 +21,11 @@ from skerry.protocol.messages import LearnerProgress, Manifest, RunState, why
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
-from skerry.store.checkpoint import read_manifest
+from skerry.store.checkpoint import PARAMS_FILE, read_manifest
 from skerry.store.local import LocalStore
-from skerry.store.manifest import PARAMS_FILE
-from skerry_checkpointer.put_back import put_back
-from skerry_checkpointer.restore import restore
+from skerry_checkpointer.restore import Replaced, restore
 from skerry_tools.audit.verify import verify as audit
 from tests.support.checkpoints import (
-    QUICK,
     assert_log_holds,
     begun,
     dying_at_the_second,
@@ -35,161 +35,359 @@ from tests.support.checkpoints import (
 )
 from tests.support.scripted_run import ScriptedRun
 
+Scene = tuple[ScriptedRun, MemoryBus, Path]
 
-def of(saved: Path) -> LocalStore:
-    return LocalStore(saved.parent)
-
-
-async def test_every_vector_and_version_is_in_the_new_log(saved: Path) -> None:
-    bus = MemoryBroker().connect()
-    await restore(bus, saved, "again")
-    await assert_log_holds(bus, "again", of(saved), saved.name)
-    after = await ledger.last_commits(bus, "again")
-    for kept in read_manifest(of(saved), saved.name).state:
-        assert after[kept.commit.fragment].version == kept.commit.version
+put_back = partial(restore, put_back=True)
+both_ways = pytest.mark.parametrize("way", [restore, put_back])
 
 
-async def test_a_run_of_0_1_goes_on_from_its_checkpoint() -> None:
-    saved = Path(__file__).parents[2] / "golden" / "checkpoint-0.1" / "step-00000024"
-    bus = MemoryBroker().connect()
-    record = await restore(bus, saved, "again", sets=["train.steps=96"])
-    commits = await ledger.last_commits(bus, "again")
-    assert {why(commit) for commit in commits.values()} == {f"restored from {saved}"}
-    assert [commits[f].version for f in range(record.fragments)] == [2, 2, 2]
-    assert (await audit(bus, "again")).violations == ()
+def memory(scripted: ScriptedRun) -> MemoryBus:
+    assert isinstance(scripted.bus, MemoryBus)
+    return scripted.bus
 
 
-@pytest.mark.parametrize("way", [restore, put_back])
-async def test_what_still_works_on_a_run_whose_log_is_gone_is_named(
-    saved: Path, way: Callable[[MemoryBus, Path, str], Awaitable[object]]
-) -> None:
-    """The broker lost its disk and all else goes on: in the empty one it pulses at once."""
-    bus = MemoryBroker().connect()
-    pulses = Subjects("again").stream("PULSE")
-    await bus.declare([spec for spec in specs("again") if spec.name == pulses])
-    async with pulsing(bus, "again"):
-        with pytest.raises(RunMismatch, match=r"'again' is alive: syncer s .*Stop all of it first"):
-            await way(bus, saved, "again")
-    assert [info.name for info in await bus.streams()] == [pulses]
-    assert await way(bus, saved, "again") is not None
+def rolled_back(scripted: ScriptedRun) -> MemoryBus:
+    """What the broker's store holds now, on a broker of its own."""
+    return MemoryBus(copy.deepcopy(memory(scripted).broker))
 
 
-async def test_learners_read_what_they_would_have_read_before(saved: Path) -> None:
-    bus = MemoryBroker().connect()
-    await restore(bus, saved, "again")
-    after = await ledger.last_commits(bus, "again")
-    for kept in read_manifest(of(saved), saved.name).state:
-        commit = after[kept.commit.fragment]
-        assert commit.params_digest == kept.commit.params_digest
-        assert commit.master_digest == kept.commit.master_digest
+def lose(bus: MemoryBus, subject: str) -> None:
+    """Delete what the log keeps of the state on every subject that begins like this."""
+    stream = bus.broker.streams["SKERRY_run_STATE"]
+    for at in [s for name, s in stream.newest.items() if name.startswith(f"skerry.run.{subject}")]:
+        stream.drop(at)
 
 
-async def test_the_run_is_open_and_says_where_it_comes_from(saved: Path) -> None:
-    bus = MemoryBroker().connect()
-    await restore(bus, saved, "again")
-    record = await ledger.read_run(bus, "again")
-    assert (record.state, record.restored_from) == (RunState.OPEN, str(saved))
+async def assert_holds(bus: MemoryBus, run: str, saved: Path) -> None:
+    await assert_log_holds(bus, run, LocalStore(saved.parent), saved.name)
 
 
-async def test_data_cursors_stay_and_contributions_are_numbered_from_1_again(saved: Path) -> None:
-    bus = MemoryBroker().connect()
-    await restore(bus, saved, "again")
-    commit = (await ledger.last_commits(bus, "again"))[0]
-    assert commit.progress == (LearnerProgress("a", 0, 0, 70, 21),)
-    assert (commit.contrib_floor, commit.step, commit.consumed) == (0, 7, ())
+@pytest.fixture
+def empty() -> MemoryBus:
+    return MemoryBroker().connect()
 
 
-async def test_a_learner_keeps_its_data_shard(store: LocalStore) -> None:
-    scripted = await begun()
-    for name in ("a", "b"):
-        await ledger.join(scripted.bus, "run", name, "host", time.time_ns())
-    await scripted.commit_all()
-    bus = MemoryBroker().connect()
-    await restore(bus, store.root / await save(scripted, store), "again")
-    joined = await ledger.join(bus, "again", "b", "host", time.time_ns())
-    assert (joined.shard, joined.incarnation) == (1, 1)
+@pytest.fixture
+async def again(empty: MemoryBus, saved: Path) -> MemoryBus:
+    """A log into which the checkpoint was restored as run ``again``."""
+    await restore(empty, saved, "again")
+    return empty
 
 
-async def test_the_next_commit_goes_on_from_the_restored_version(saved: Path) -> None:
-    bus = MemoryBroker().connect()
-    record = await restore(bus, saved, "again")
-    cut = plan_of(record)
-    writer = await StateWriter.acquire(bus, "again", cut, holder="syncer", now_ns=2)
-    scripted = ScriptedRun(bus, record, cut, writer, manifests=await writer.recover())
-    assert (await scripted.commit(1, step=8)).commit.version == 2
+class TestANewRun:
+    async def test_every_vector_version_and_digest_is_in_the_new_log(
+        self, again: MemoryBus, saved: Path
+    ) -> None:
+        await assert_holds(again, "again", saved)
+        after = await ledger.last_commits(again, "again")
+        for kept in read_manifest(LocalStore(saved.parent), saved.name).state:
+            commit = after[kept.commit.fragment]
+            assert commit.version == kept.commit.version
+            assert commit.params_digest == kept.commit.params_digest
+            assert commit.master_digest == kept.commit.master_digest
+        assert (await audit(again, "again")).violations == ()
 
+    async def test_the_run_is_open_and_says_where_it_comes_from(
+        self, again: MemoryBus, saved: Path
+    ) -> None:
+        record = await ledger.read_run(again, "again")
+        assert (record.state, record.restored_from) == (RunState.OPEN, str(saved))
+        commits = await ledger.last_commits(again, "again")
+        assert {why(commit) for commit in commits.values()} == {f"restored from {saved}"}
 
-async def test_a_run_that_exists_is_refused_with_the_fix(saved: Path) -> None:
-    bus = MemoryBroker().connect()
-    scripted = await ScriptedRun.begin(bus, config=RunConfig.model_validate(QUICK))
-    with pytest.raises(RunMismatch, match="restore under another --run"):
-        await restore(bus, saved, "run")
-    assert await state.read_manifests(bus, "run", scripted.plan) == {}
+    async def test_data_cursors_stay_and_contributions_are_numbered_from_1_again(
+        self, again: MemoryBus
+    ) -> None:
+        commit = (await ledger.last_commits(again, "again"))[0]
+        assert commit.progress == (LearnerProgress("a", 0, 0, 70, 21),)
+        assert (commit.contrib_floor, commit.step, commit.consumed) == (0, 7, ())
 
+    async def test_the_next_commit_goes_on_from_the_restored_version(
+        self, again: MemoryBus
+    ) -> None:
+        record = await ledger.read_run(again, "again")
+        cut = plan_of(record)
+        writer = await StateWriter.acquire(again, "again", cut, holder="syncer", now_ns=2)
+        scripted = ScriptedRun(again, record, cut, writer, manifests=await writer.recover())
+        assert (await scripted.commit(1, step=8)).commit.version == 2
 
-async def test_a_damaged_checkpoint_writes_nothing(saved: Path) -> None:
-    flip_bit(saved / PARAMS_FILE, -1)
-    bus = MemoryBroker().connect()
-    with pytest.raises(CheckpointCorrupt, match=PARAMS_FILE):
-        await restore(bus, saved, "again")
-    assert await bus.streams() == []
+    async def test_a_learner_keeps_its_data_shard(
+        self, store: LocalStore, empty: MemoryBus
+    ) -> None:
+        scripted = await begun()
+        for name in ("a", "b"):
+            await ledger.join(scripted.bus, "run", name, "host", time.time_ns())
+        await scripted.commit_all()
+        await restore(empty, store.root / await save(scripted, store), "again")
+        joined = await ledger.join(empty, "again", "b", "host", time.time_ns())
+        assert (joined.shard, joined.incarnation) == (1, 1)
 
+    async def test_every_shard_is_written_under_its_own_fence(
+        self, store: LocalStore, empty: MemoryBus
+    ) -> None:
+        scripted = await begun(sync={"lease_s": 0.05, "shards": 2, "fragments": 3})
+        await scripted.commit_all()
+        await restore(empty, store.root / await save(scripted, store), "again")
+        commits = await ledger.last_commits(empty, "again")
+        fences = [await empty.last(Subjects("again").fence(shard)) for shard in range(2)]
+        tokens = [fence.sequence for fence in fences if fence is not None]
+        assert [commits[f].fence for f in range(3)] == [tokens[0], tokens[1], tokens[0]]
 
-async def test_an_interrupted_restore_is_started_again(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bus = MemoryBroker().connect()
-    with monkeypatch.context() as patch:
-        patch.setattr(StateWriter, "commit", dying_at_the_second())
-        with pytest.raises(BrokerUnavailable):
-            await restore(bus, saved, "again")
-    assert len(await ledger.last_commits(bus, "again")) == 1
-    await restore(bus, saved, "again")
-    assert len(await ledger.last_commits(bus, "again")) == 3
+    async def test_a_damaged_checkpoint_writes_nothing(self, saved: Path, empty: MemoryBus) -> None:
+        flip_bit(saved / PARAMS_FILE, -1)
+        with pytest.raises(CheckpointCorrupt, match=PARAMS_FILE):
+            await restore(empty, saved, "again")
+        assert await empty.streams() == []
 
-
-async def test_what_another_restore_wrote_meanwhile_is_not_written_over(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one commits fragment 0 when we have looked and not taken the fence yet."""
-    bus = MemoryBroker().connect()
-    acquire = StateWriter.acquire
-    others: list[Manifest] = []
-
-    async def after_the_other(*given: Any, **named: Any) -> StateWriter:
+    async def test_an_interrupted_restore_is_started_again(
+        self, saved: Path, empty: MemoryBus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(StateWriter, "acquire", acquire)
-            patch.setattr(StateWriter, "commit", dying_at_the_second(others))
-            if not others:
-                with pytest.raises(BrokerUnavailable):
-                    await restore(bus, saved, "again")
-        return await acquire(*given, **named)
+            patch.setattr(StateWriter, "commit", dying_at_the_second())
+            with pytest.raises(BrokerUnavailable):
+                await restore(empty, saved, "again")
+        assert len(await ledger.last_commits(empty, "again")) == 1
+        assert len(await restore(empty, saved, "again")) == 2
+        await assert_holds(empty, "again", saved)
 
-    monkeypatch.setattr(StateWriter, "acquire", after_the_other)
-    record = await restore(bus, saved, "again")
-    cut = plan_of(record)
-    assert (await state.read_manifests(bus, "again", cut))[0] == others[0]
-    assert len(await ledger.last_commits(bus, "again")) == 3
-    assert (await audit(bus, "again")).violations == ()
+    async def test_what_another_restore_wrote_meanwhile_is_not_written_over(
+        self, saved: Path, empty: MemoryBus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other one commits fragment 0 when we have looked and not taken the fence yet."""
+        acquire = StateWriter.acquire
+        others: list[Manifest] = []
+
+        async def after_the_other(*given: Any, **named: Any) -> StateWriter:
+            with monkeypatch.context() as patch:
+                patch.setattr(StateWriter, "acquire", acquire)
+                patch.setattr(StateWriter, "commit", dying_at_the_second(others))
+                if not others:
+                    with pytest.raises(BrokerUnavailable):
+                        await restore(empty, saved, "again")
+            return await acquire(*given, **named)
+
+        monkeypatch.setattr(StateWriter, "acquire", after_the_other)
+        await restore(empty, saved, "again")
+        cut = plan_of(await ledger.read_run(empty, "again"))
+        assert (await state.read_manifests(empty, "again", cut))[0] == others[0]
+        assert len(await ledger.last_commits(empty, "again")) == 3
+        assert (await audit(empty, "again")).violations == ()
+
+    async def test_state_of_another_checkpoint_is_not_overwritten(
+        self, saved: Path, empty: MemoryBus
+    ) -> None:
+        scripted = await ScriptedRun.begin(empty, "again")
+        await scripted.commit_all()
+        await scripted.commit(1)
+        empty.broker.streams["SKERRY_again_LEDGER"].newest.clear()
+        with pytest.raises(RunMismatch, match="already has state"):
+            await restore(empty, saved, "again")
+
+    async def test_how_long_it_goes_on_can_be_set(self, saved: Path, empty: MemoryBus) -> None:
+        await restore(empty, saved, "again", sets=["train.steps=5000"])
+        record = await ledger.read_run(empty, "again")
+        assert RunConfig.model_validate_json(record.config_json).train.steps == 5000
+
+    @pytest.mark.parametrize("assignment", ["train.lr=1", "model.layers=3", "sync.fragments=2"])
+    async def test_what_a_checkpoint_fixes_cannot_be_set(
+        self, saved: Path, empty: MemoryBus, assignment: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=r"only train\.steps and train\.duration_s"):
+            await restore(empty, saved, "again", sets=[assignment])
+
+    async def test_another_id_beside_the_run_itself_is_fine(self, store: LocalStore) -> None:
+        scripted = await begun()
+        await scripted.commit_all(step=5)
+        saved = store.root / await save(scripted, store)
+        await restore(scripted.bus, saved, "beside")
+        await scripted.commit(0)
+        assert (await ledger.last_commits(scripted.bus, "run"))[0].version == 2
 
 
-async def test_state_of_another_checkpoint_is_not_overwritten(saved: Path) -> None:
-    bus = MemoryBroker().connect()
-    scripted = await ScriptedRun.begin(bus, "again")
-    await scripted.commit_all()
-    await scripted.commit(1)
-    bus.broker.streams["SKERRY_again_LEDGER"].newest.clear()
-    with pytest.raises(RunMismatch, match="already has state"):
-        await restore(bus, saved, "again")
+class TestARolledBackStore:
+    """The broker holds version 1 of every fragment, the checkpoint version 2 or 3."""
+
+    @pytest.fixture
+    async def scene(self, store: LocalStore) -> Scene:
+        scripted = await begun()
+        for name in ("a", "b"):
+            await ledger.join(scripted.bus, "run", name, "host", 1)
+        await scripted.commit_all(step=1, tokens=10)
+        older = rolled_back(scripted)
+        await ledger.join(scripted.bus, "run", "a", "host", 2)
+        await ledger.join(scripted.bus, "run", "c", "host", 2)
+        await scripted.commit_all(step=2, tokens=20)
+        await scripted.commit(1, step=3, tokens=30)
+        return scripted, older, store.root / await save(scripted, store)
+
+    async def test_a_run_that_exists_is_refused_with_the_versions_of_both_and_the_fix(
+        self, scene: Scene
+    ) -> None:
+        _, older, saved = scene
+        sentence = r"version 1, the checkpoint 2-3.* under another --run.*--replace"
+        with pytest.raises(RunMismatch, match=sentence):
+            await restore(older, saved, "run")
+
+    async def test_put_back_it_holds_what_the_checkpoint_holds_at_once(self, scene: Scene) -> None:
+        _, older, saved = scene
+        changes = await put_back(older, saved, "run")
+        assert changes == [Replaced(0, 1, 2, 2), Replaced(1, 1, 2, 3), Replaced(2, 1, 2, 2)]
+        await assert_holds(older, "run", saved)
+        assert await put_back(older, saved, "run") == []
+
+    async def test_versions_stay_contiguous_and_the_record_is_honest(self, scene: Scene) -> None:
+        _, older, saved = scene
+        await put_back(older, saved, "run")
+        commit = (await ledger.last_commits(older, "run"))[1]
+        assert (commit.version, why(commit)) == (2, f"restored from {saved} at version 3")
+        assert commit.step == 3
+        found = (await audit(older, "run")).violations  # the script invents what lies before
+        assert [violation for violation in found if violation.version > 1] == []
+
+    async def test_no_cursor_moves_back_and_no_start_is_numbered_twice(self, scene: Scene) -> None:
+        _, older, saved = scene
+        await put_back(older, saved, "run")
+        (row,) = (await ledger.last_commits(older, "run"))[1].progress
+        assert (row.learner, row.tokens, row.cursor) == ("a", 30, 9)
+        again = await ledger.join(older, "run", "a", "host", 3)
+        assert again.incarnation > row.incarnation
+        assert (await ledger.join(older, "run", "c", "host", 3)).shard == 2
+
+    async def test_a_frozen_syncer_is_fenced_off(self, scene: Scene) -> None:
+        scripted, older, saved = scene
+        writer = replace(scripted.writer, bus=older)
+        frozen = ScriptedRun(older, scripted.record, scripted.plan, writer)
+        await put_back(older, saved, "run")
+        with pytest.raises(Fenced):
+            await frozen.commit(0)
+
+    async def test_a_syncer_that_starts_meanwhile_is_named(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scripted, older, saved = scene
+        whole = StateWriter.commit
+
+        async def overtaken(self: StateWriter, *given: object) -> object:
+            await StateWriter.acquire(older, "run", scripted.plan, holder="s", now_ns=9)
+            return await whole(self, *given)  # type: ignore[arg-type]  # as it was called
+
+        monkeypatch.setattr(StateWriter, "commit", overtaken)
+        with pytest.raises(RunMismatch, match=r"'run'.* has started meanwhile .* the same command"):
+            await put_back(older, saved, "run")
+        monkeypatch.undo()
+        assert await put_back(older, saved, "run")
+
+    async def test_an_interrupted_one_goes_on_when_started_again(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, older, saved = scene
+        with monkeypatch.context() as patch:
+            patch.setattr(StateWriter, "commit", dying_at_the_second())
+            with pytest.raises(BrokerUnavailable):
+                await put_back(older, saved, "run")
+        changes = await put_back(older, saved, "run")
+        assert [change.fragment for change in changes] == [1, 2]
+        await assert_holds(older, "run", saved)
+
+    async def test_a_log_that_is_newer_than_the_checkpoint_is_refused(self, scene: Scene) -> None:
+        scripted, _, saved = scene
+        await scripted.commit(2)
+        with pytest.raises(RunMismatch, match="fragment 2 at version 3"):
+            await put_back(scripted.bus, saved, "run")
+        assert scripted.manifests == await state.read_manifests(scripted.bus, "run", scripted.plan)
+
+    async def test_another_runs_checkpoint_is_refused(self, scene: Scene, tmp_path: Path) -> None:
+        other = await begun()
+        await other.commit_all()
+        foreign = tmp_path / await save(other, LocalStore(tmp_path))
+        with pytest.raises(RunMismatch, match="not a checkpoint of run 'run'"):
+            await put_back(scene[1], foreign, "run")
+
+    async def test_a_data_shard_that_got_another_owner_is_refused(self, scene: Scene) -> None:
+        _, older, saved = scene
+        await ledger.join(older, "run", "newcomer", "host", 3)
+        with pytest.raises(RunMismatch, match="Data shard 2 belongs to 'newcomer'"):
+            await put_back(older, saved, "run")
 
 
-async def test_how_long_a_restored_run_goes_on_can_be_set(saved: Path) -> None:
-    bus = MemoryBroker().connect()
-    record = await restore(bus, saved, "again", sets=["train.steps=5000"])
-    assert RunConfig.model_validate_json(record.config_json).train.steps == 5000
+class TestALogThatLostAPart:
+    """The ledger stands at version 3 of fragment 1; the checkpoint is older."""
+
+    @pytest.fixture
+    async def scene(self, store: LocalStore) -> Scene:
+        scripted = await begun(sync={"lease_s": 0.05, "shards": 2, "fragments": 3})
+        await ledger.join(scripted.bus, "run", "a", "host", 1)
+        await scripted.commit_all(step=1, tokens=10)
+        saved = store.root / await save(scripted, store)
+        await scripted.commit(1, step=2, tokens=20)
+        await scripted.commit(1, step=3, tokens=30)
+        return scripted, memory(scripted), saved
+
+    @pytest.mark.parametrize("gone", ["state.1.manifest", "state.1.0.", "state.1."])
+    async def test_what_is_lost_is_written_as_the_next_version_with_its_progress(
+        self, scene: Scene, gone: str
+    ) -> None:
+        _, bus, saved = scene
+        lose(bus, gone)
+        assert await put_back(bus, saved, "run") == [Replaced(1, 3, 4, 1)]
+        await assert_holds(bus, "run", saved)
+        commit = (await ledger.last_commits(bus, "run"))[1]
+        (row,) = commit.progress
+        assert (row.tokens, row.cursor, commit.step, commit.contrib_floor) == (30, 9, 3, 17)
+        for shard in range(2):  # the fence of every shard is taken
+            record = await bus.last(Subjects("run").fence(shard))
+            assert record is not None
+            assert b"restore" in record.payload
+
+    async def test_newer_fragments_that_are_whole_stay(self, scene: Scene) -> None:
+        scripted, bus, saved = scene
+        await scripted.commit(2)
+        lose(bus, "state.0.")
+        changes = await put_back(bus, saved, "run")
+        assert [change.fragment for change in changes] == [0]
+        found = await state.read_manifests(bus, "run", scripted.plan)
+        assert [found[f] for f in (1, 2)] == [scripted.manifests[f] for f in (1, 2)]
+
+    async def test_an_older_version_that_is_newer_than_the_checkpoint_asks_for_a_newer_one(
+        self, scene: Scene
+    ) -> None:
+        """STATE alone was rolled back: version 2 can be read, 3 is in the ledger."""
+        scripted, bus, saved = scene
+        older = rolled_back(scripted).broker.streams["SKERRY_run_STATE"]
+        await scripted.commit(1)
+        bus.broker.streams["SKERRY_run_STATE"] = older
+        with pytest.raises(RunMismatch, match="use a newer checkpoint"):
+            await put_back(bus, saved, "run")
 
 
-@pytest.mark.parametrize("assignment", ["train.lr=1", "model.layers=3", "sync.fragments=2"])
-async def test_what_a_checkpoint_fixes_cannot_be_set(saved: Path, assignment: str) -> None:
-    with pytest.raises(ConfigError, match=r"only train\.steps and train\.duration_s"):
-        await restore(MemoryBroker().connect(), saved, "again", sets=[assignment])
+class TestALiveRun:
+    @both_ways
+    async def test_what_is_alive_is_named(self, store: LocalStore, way: partial[Any]) -> None:
+        scripted = await begun(sync={"lease_s": 0.5})
+        await scripted.commit_all()
+        saved = store.root / await save(scripted, store)
+        async with pulsing(scripted.bus, "run"):
+            with pytest.raises(RunMismatch, match=r"alive: syncer s .*another --run"):
+                await way(scripted.bus, saved, "run")
+
+    @both_ways
+    async def test_what_works_on_a_run_whose_log_is_gone_is_named(
+        self, saved: Path, empty: MemoryBus, way: partial[Any]
+    ) -> None:
+        """The broker lost its disk and all else goes on: in the empty one it pulses at once."""
+        pulses = Subjects("again").stream("PULSE")
+        await empty.declare([spec for spec in specs("again") if spec.name == pulses])
+        async with pulsing(empty, "again"):
+            with pytest.raises(RunMismatch, match=r"'again' is alive: syncer s .*Stop all of it"):
+                await way(empty, saved, "again")
+        assert [info.name for info in await empty.streams()] == [pulses]
+        assert len(await way(empty, saved, "again")) == 3
+        assert (await ledger.read_run(empty, "again")).restored_from == str(saved)
+
+    async def test_what_has_fallen_silent_is_no_obstacle(self, store: LocalStore) -> None:
+        scripted = await begun()
+        await scripted.commit_all()
+        saved = store.root / await save(scripted, store)
+        async with pulsing(scripted.bus, "run"):
+            await asyncio.sleep(0.02)
+        assert await put_back(scripted.bus, saved, "run") == []

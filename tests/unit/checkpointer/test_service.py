@@ -8,8 +8,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skerry.errors import (
     BrokerUnavailable,
@@ -26,11 +29,11 @@ from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.subjects import Subjects
 from skerry.service import shell
 from skerry.store.checkpoint import read_manifest, verify
-from skerry.store.listing import locate, summaries
+from skerry.store.finding import locate, summaries
 from skerry.store.local import LocalDraft, LocalStore
 from skerry.tasks import TaskGroup
 from skerry_checkpointer import service
-from skerry_checkpointer.service import Checkpointer, checkpointer
+from skerry_checkpointer.service import Checkpointer, checkpointer, keep
 from tests.support import checkpoints
 from tests.support.checkpoints import save
 from tests.support.scripted_run import ScriptedRun
@@ -97,12 +100,6 @@ async def save_unrecorded(
             await save(scripted, store)
 
 
-def on_disk(path: str) -> tuple[int, str]:
-    """Return the size of a checkpoint's files and the text of its manifest."""
-    size_bytes = sum(file.stat().st_size for file in Path(path).iterdir())
-    return size_bytes, (Path(path) / "manifest.json").read_text()
-
-
 async def recorded(scripted: ScriptedRun, count: int) -> list[CheckpointRecord]:
     """The run's first ``count`` checkpoints, waited for."""
     found: list[CheckpointRecord] = []
@@ -115,19 +112,16 @@ async def recorded(scripted: ScriptedRun, count: int) -> list[CheckpointRecord]:
     return found
 
 
-async def test_nothing_is_written_before_every_fragment_has_a_version(store: LocalStore) -> None:
-    scripted = await begun(step=None)
-    await scripted.commit(0)
-    assert await of(scripted, store).save() is None
-    assert store.names() == []
-
-
-async def test_the_first_is_written_as_soon_as_the_model_is_whole(store: LocalStore) -> None:
+async def test_the_first_is_written_as_soon_as_every_fragment_has_a_version(
+    store: LocalStore,
+) -> None:
     scripted = await begun(step=None)
     async with running(scripted, store):
+        await scripted.commit(0)
+        assert await of(scripted, store).save() is None
         await scripted.commit_all(step=3)
         (record,) = await recorded(scripted, 1)
-    assert (record.path, record.versions) == (store.where("step-00000003"), (1, 1, 1))
+    assert (record.path, record.versions) == (store.where("step-00000003"), (2, 1, 1))
 
 
 async def test_the_ledger_has_what_was_written(store: LocalStore) -> None:
@@ -137,16 +131,9 @@ async def test_the_ledger_has_what_was_written(store: LocalStore) -> None:
     assert record is not None
     assert (record.step, record.tokens) == (3, 30)
     assert record.ledger_sequence == read_manifest(store, name).ledger_sequence > 0
-    size_bytes, manifest = on_disk(record.path)
-    assert record.size_bytes == size_bytes
-    assert f'"digest": "{record.digest}"' in manifest
-
-
-async def test_a_turn_without_a_commit_writes_nothing(store: LocalStore) -> None:
-    scripted = await begun()
-    await save(scripted, store)
-    assert await of(scripted, store).save() is None
-    assert len(store.names()) == 1
+    files = list((store.root / name).iterdir())
+    assert record.size_bytes == sum(file.stat().st_size for file in files)
+    assert f'"digest": "{record.digest}"' in (store.root / name / "manifest.json").read_text()
 
 
 async def test_one_is_written_every_turn_in_which_something_was_committed(
@@ -160,15 +147,14 @@ async def test_one_is_written_every_turn_in_which_something_was_committed(
     assert [record.versions for record in found] == [(1, 1, 1), (1, 2, 1)]
 
 
-async def test_the_last_state_is_written_at_the_end_and_the_service_ends(
-    store: LocalStore,
-) -> None:
+async def test_the_last_state_is_written_at_the_end_and_only_once(store: LocalStore) -> None:
     scripted = await begun(step=1)
     serving = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
     await recorded(scripted, 1)
     await scripted.commit(0, step=9)
     await scripted.finish()
     await asyncio.wait_for(serving, DEADLINE_S)
+    await asyncio.wait_for(checkpointer(scripted.bus, "run", store, SHUTDOWN_S), DEADLINE_S)
     assert store.names() == ["step-00000001", "step-00000009"]
 
 
@@ -192,30 +178,49 @@ async def test_another_run_of_the_same_name_ends_the_checkpointer_of_the_one_bef
     assert isinstance(first_cause(raised.value), StateLost)
 
 
-async def test_a_run_that_is_finished_and_saved_is_left_alone(store: LocalStore) -> None:
-    scripted = await begun()
-    await scripted.finish()
-    for _ in range(2):
-        await asyncio.wait_for(checkpointer(scripted.bus, "run", store, SHUTDOWN_S), DEADLINE_S)
-    assert len(store.names()) == 1
-
-
-async def test_old_ones_are_thinned_out(store: LocalStore) -> None:
+async def test_old_ones_are_thinned_out_also_after_a_restart(store: LocalStore) -> None:
     scripted = await begun(keep_newest=1, keep_every=3)
     service = of(scripted, store)
     for step in range(1, 6):
         await scripted.commit(0, step=step)
-        await service.save()
+        await (service.save() if step < 3 else save(scripted, store))
     assert store.names() == ["step-00000001", "step-00000004", "step-00000005"]
+    assert [read_manifest(store, name).index for name in store.names()] == [0, 3, 4]
 
 
-async def test_indices_go_on_after_a_restart(store: LocalStore) -> None:
-    scripted = await begun(keep_newest=1, keep_every=2)
-    for step in range(1, 5):
-        await scripted.commit(0, step=step)
-        await save(scripted, store)
-    kept = [read_manifest(store, name).index for name in store.names()]
-    assert kept == [0, 2, 3]
+indices = st.dictionaries(st.text(min_size=1, max_size=8), st.integers(0, 200), max_size=40)
+newest, every = st.integers(1, 10), st.integers(0, 12)
+
+
+def named(count: int) -> dict[str, int]:
+    return {f"step-{index:04d}": index for index in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("count", "newest", "every", "stay"),
+    [(25, 2, 10, {0, 10, 20, 23, 24}), (10, 1, 7, {0, 7, 9}), (5, 1, 0, {4})],
+)
+def test_the_newest_and_every_mth_stay(count: int, newest: int, every: int, stay: set[int]) -> None:
+    assert keep(named(count), newest, every) == {f"step-{index:04d}" for index in stay}
+
+
+@given(indices, newest, every)
+def test_at_least_the_newest_n_stay(indices: dict[str, int], newest: int, every: int) -> None:
+    kept = keep(indices, newest, every)
+    gone = [indices[name] for name in indices.keys() - kept]
+    assert len(kept) >= min(newest, len(indices))
+    assert all(sum(indices[name] >= index for name in kept) >= newest for index in gone)
+
+
+@given(st.integers(1, 120), newest, every)
+def test_thinning_out_after_each_leaves_what_thinning_out_once_leaves(
+    count: int, newest: int, every: int
+) -> None:
+    left: dict[str, int] = {}
+    for name, index in named(count).items():
+        left[name] = index
+        left = {kept: left[kept] for kept in keep(left, newest, every)}
+    assert set(left) == keep(named(count), newest, every)
 
 
 async def test_checkpoints_of_an_earlier_run_of_that_name_stay(store: LocalStore) -> None:
@@ -323,18 +328,23 @@ async def test_no_clock_decides_which_checkpoint_is_the_newest(
     assert record.path == store.where(names[1])
 
 
-async def test_a_run_cut_by_another_release_is_refused(store: LocalStore) -> None:
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"plan_digest": 1}, RunMismatch, "another release"),
+        (
+            {"config_json": '{"checkpoint": {"telepathy": true}}'},
+            ConfigError,
+            r"checkpoint\.telepathy .* use that release",
+        ),
+    ],
+)
+async def test_a_run_of_another_release_is_refused(
+    store: LocalStore, changes: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
     scripted = await begun()
-    foreign = replace(scripted.record, plan_digest=1)
-    with pytest.raises(RunMismatch, match="another release"):
-        Checkpointer.of(scripted.bus, foreign, store)
-
-
-async def test_a_config_of_another_release_is_one_sentence(store: LocalStore) -> None:
-    scripted = await begun()
-    foreign = replace(scripted.record, config_json='{"checkpoint": {"telepathy": true}}')
-    with pytest.raises(ConfigError, match=r"checkpoint\.telepathy .* use that release"):
-        Checkpointer.of(scripted.bus, foreign, store)
+    with pytest.raises(error, match=sentence):
+        Checkpointer.of(scripted.bus, replace(scripted.record, **changes), store)
 
 
 async def test_a_full_broker_begins_a_new_session(

@@ -18,17 +18,23 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.fragments import gather
 from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.protocol.messages import CloseReason, CommitOrigin, RefusalCause, why
 from skerry.store import checkpoint as reading
 from skerry.store.base import MANIFEST
-from skerry.store.checkpoint import fragments, params, read_manifest, verify
-from skerry.store.listing import all_summaries, locate, summaries
+from skerry.store.checkpoint import (
+    PARAMS_FILE,
+    dump,
+    fragments,
+    load,
+    outer_file,
+    params,
+    read_manifest,
+    verify,
+)
+from skerry.store.finding import all_summaries, locate, summaries
 from skerry.store.local import LocalStore
-from skerry.store.manifest import PARAMS_FILE, _trailer, dump, load, outer_file
 from tests.support.checkpoints import begun, flip_bit, save
 
 FILES = (PARAMS_FILE, outer_file(0), MANIFEST)
-EARLIER = Path(__file__).parents[2] / "golden" / "checkpoint-0.1"
 
 Values = dict[str, Any]
 
@@ -53,33 +59,21 @@ def forge(saved: Path, where: str, value: object) -> None:
     (saved / MANIFEST).write_bytes(digested(body))
 
 
-async def test_fragments_read_back_as_they_were_committed(store: LocalStore) -> None:
-    scene = await begun()
-    await scene.commit_all(step=7)
-    await scene.commit(1, step=9)
-    for kept, vectors in fragments(store, await save(scene, store)):
-        index = kept.commit.fragment
-        assert kept.commit == scene.manifests[index].commit
-        for name, vector in scene.vectors[index].items():
-            np.testing.assert_array_equal(vectors[name], vector, strict=True)
-
-
-async def test_params_are_the_masters_as_leaves(store: LocalStore) -> None:
-    scene = await begun()
-    await scene.commit_all()
-    _, tensors = params(store, await save(scene, store))
-    flat = [tensors[leaf.name].reshape(-1) for leaf in scene.plan.leaves]
-    for fragment in scene.plan.fragments:
-        master = scene.vectors[fragment.index]["master"]
-        np.testing.assert_array_equal(gather(fragment, flat), master)
-
-
-async def test_the_manifest_has_step_tokens_versions_and_config(store: LocalStore) -> None:
+async def test_everything_reads_back_as_it_was_committed(store: LocalStore) -> None:
     scene = await begun()
     await scene.commit_all(step=7, tokens=70)
     await scene.commit(2, step=9, tokens=90)
     name = await save(scene, store)
-    found = read_manifest(store, name)
+    for kept, vectors in fragments(store, name):
+        index = kept.commit.fragment
+        assert kept.commit == scene.manifests[index].commit
+        for part, vector in scene.vectors[index].items():
+            np.testing.assert_array_equal(vectors[part], vector, strict=True)
+    found, tensors = params(store, name)
+    flat = [tensors[leaf.name].reshape(-1) for leaf in scene.plan.leaves]
+    for fragment in scene.plan.fragments:
+        master = scene.vectors[fragment.index]["master"]
+        np.testing.assert_array_equal(gather(fragment, flat), master)
     assert (name, found.step, found.tokens) == ("step-00000009", 9, 90)
     assert (found.versions, found.index) == ((1, 1, 2), 0)
     assert found.config == json.loads(scene.record.config_json)
@@ -96,6 +90,7 @@ def test_a_whole_checkpoint_verifies_and_counts_its_bytes(saved: Path) -> None:
     counted: list[int] = []
     checkpoint = verify(*of(saved), on_bytes=counted.append)
     assert sum(counted) == checkpoint.size_bytes
+    assert load(dump(checkpoint)[0], "manifest") == checkpoint
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -128,15 +123,11 @@ def test_a_truncated_or_missing_file_is_found(saved: Path, file: str) -> None:
 def test_tensors_of_another_checkpoint_do_not_match_the_log_digests(saved: Path) -> None:
     """Even a manifest whose file digests were made to fit cannot hide other parameters."""
     store, _ = of(saved)
-    tensors = safetensors.numpy.load_file(saved / PARAMS_FILE)
-    forged = {name: np.asarray(t + np.float32(1)) for name, t in tensors.items()}
-    draft = store.draft("forged")
-    files = (
-        draft.write(PARAMS_FILE, [safetensors.numpy.save(forged)]),
-        draft.write(outer_file(0), [(saved / outer_file(0)).read_bytes()]),
-    )
-    draft.commit(dump(replace(read_manifest(*of(saved)), files=files))[0])
-    with pytest.raises(CheckpointCorrupt, match="not what the log held"):
+    flip_bit(saved / PARAMS_FILE, -1)
+    draft, whole = store.draft("forged"), read_manifest(*of(saved))
+    files = tuple(draft.write(f.name, [(saved / f.name).read_bytes()]) for f in whole.files)
+    draft.commit(dump(replace(whole, files=files))[0])
+    with pytest.raises(CheckpointCorrupt, match=rf"{PARAMS_FILE}.* is not what the log held"):
         verify(store, "forged")
 
 
@@ -199,21 +190,13 @@ class TestAForgedManifest:
             read_manifest(*of(saved))
 
 
-def test_a_manifest_reads_back_as_it_was_dumped(saved: Path) -> None:
-    checkpoint = read_manifest(*of(saved))
-    assert load(dump(checkpoint)[0], "manifest") == checkpoint
-
-
-def test_a_newer_format_says_which_release_reads_it(saved: Path) -> None:
-    newer = replace(read_manifest(*of(saved)), format=9, skerry_version="9.1")
-    with pytest.raises(StoreError, match=r"use skerry 9\.1"):
-        load(dump(newer)[0], "manifest")
-
-
-def test_a_checkpoint_or_its_runs_folder_can_be_named(saved: Path) -> None:
-    for path in (saved, saved.parent):
-        store, name = locate(path)
-        assert store.read(name, MANIFEST, 10**6) == (saved / MANIFEST).read_bytes()
+@pytest.mark.parametrize(("format_", "release"), [(2, "0.1.0"), (9, "9.1")])
+def test_another_format_says_which_release_reads_it(
+    saved: Path, format_: int, release: str
+) -> None:
+    other = replace(read_manifest(*of(saved)), format=format_, skerry_version=release)
+    with pytest.raises(StoreError, match=rf"use skerry {release}, .* from params\.safetensors"):
+        load(dump(other)[0], "manifest")
 
 
 @pytest.mark.parametrize(
@@ -240,71 +223,21 @@ def test_the_newest_is_what_its_run_wrote_last(
     assert locate(saved.parent)[1] == names[1]
 
 
-def test_a_folder_without_checkpoint_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="There is no checkpoint at"):
-        locate(tmp_path)
-
-
-def test_a_link_that_leads_nowhere_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(StoreError, match=r"Cannot read .*loop"):
-        locate(tmp_path / "loop")
-
-
-def test_a_damaged_checkpoint_is_listed_with_what_is_wrong(saved: Path) -> None:
-    (saved / MANIFEST).write_bytes(b"{}")
-    (found,) = summaries(saved.parent)
-    assert "damaged" in found.error
-    with pytest.raises(StoreError, match="There is no checkpoint"):
-        locate(saved.parent)
-
-
-def test_all_runs_below_a_path_are_listed(saved: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_or_its_runs_folder_can_be_named(saved: Path, tmp_path: Path) -> None:
+    for path in (saved, saved.parent):
+        store, name = locate(path)
+        assert store.read(name, MANIFEST, 10**6) == (saved / MANIFEST).read_bytes()
     assert [s.path for s in all_summaries(saved.parent.parent)] == [str(saved)]
     assert all_summaries(tmp_path / "nowhere") == []
 
 
-def test_a_checkpoint_of_0_1_is_read_with_its_reasons_as_enums() -> None:
-    checkpoint = verify(LocalStore(EARLIER), "step-00000024")
-    merged, restored, empty = (saved.commit for saved in checkpoint.state)
-
-    assert (checkpoint.format, checkpoint.skerry_version) == (2, "0.1.0")
-    assert (merged.origin, merged.reason) == (CommitOrigin.ROUND, CloseReason.GRACE_OVER)
-    assert merged.consumed[0].arrived_ns == 7
-    assert (restored.origin, restored.reason) == (CommitOrigin.RESTORED, None)
-    assert restored.source == "s3://bucket/old/step-00000012"
-    assert (empty.reason, empty.final) == (CloseReason.NOTHING_COUNTS, True)
-    causes = [RefusalCause.TOO_STALE, RefusalCause.GENESIS, RefusalCause.INCOMPLETE]
-    assert [refused.cause for refused in empty.refused] == causes
-
-
-@pytest.mark.parametrize(
-    ("reason", "origin", "shown"),
-    [
-        ("genesis", CommitOrigin.GENESIS, "genesis"),
-        ("all_arrived", CommitOrigin.ROUND, "all_arrived"),
-        ("a word of another release", CommitOrigin.ROUND, "round"),
-        ("restored from s3://b/at version/1", CommitOrigin.RESTORED, None),
-        ("restored from /c/step-1 at version 12", CommitOrigin.REPLACED, None),
-    ],
-)
-def test_reasons_of_0_1_become_an_origin(
-    reason: str, origin: CommitOrigin, shown: str | None
-) -> None:
-    values = json.loads((EARLIER / "step-00000024" / "manifest.json").read_bytes())
-    values["state"][0]["commit"]["reason"] = reason
-    values["state"][0]["commit"]["refused"] = [{"cause": "of another release", "learner": "a"}]
-    body = json.dumps({k: v for k, v in values.items() if k != "digest"}).removesuffix("}")
-    commit = load(signed(body.encode()), "there").state[0].commit
-
-    assert (commit.origin, why(commit), commit.refused) == (origin, shown or reason, ())
-
-
-def test_a_checkpoint_of_0_1_that_makes_no_sense_is_corrupt() -> None:
-    with pytest.raises(CheckpointCorrupt):
-        load(signed(b'{"format": 2, "state": [{"commit": {"reason": 5}}]'), "there")
-
-
-def signed(body: bytes) -> bytes:
-    """Return a manifest with its digest."""
-    return body + _trailer(hashlib.sha256(body).hexdigest())
+def test_a_place_without_a_checkpoint_that_can_be_read_says_so(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(StoreError, match=r"Cannot read .*loop"):
+        locate(tmp_path / "loop")
+    (saved / MANIFEST).write_bytes(b"{}")
+    (found,) = summaries(saved.parent)
+    assert "damaged" in found.error
+    for path in (saved.parent, tmp_path):
+        with pytest.raises(StoreError, match="There is no checkpoint at"):
+            locate(path)

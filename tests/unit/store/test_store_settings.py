@@ -12,9 +12,9 @@ from skerry.settings import loading
 from skerry.settings.models import STORE_KINDS, StoreSettings
 from skerry.store import kinds
 from skerry.store.base import MANIFEST
+from skerry.store.finding import is_url, normal, open_store, parent_of, root_of, store_of
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
-from skerry.store.opening import is_url, normal, open_store, parent_of, root_of, store_of
 
 SHELF = """
 from pathlib import Path

@@ -10,31 +10,40 @@ The files are those of a local checkpoint: what any S3 tool downloads is one. A 
 long as its ``.writer`` exists, so two writers never share a prefix; deleting takes the manifest
 first and ``.writer`` last. A writer that died leaves a prefix without a manifest, which is deleted
 once it is a day older than the newest object in the store.
+
+Credentials come from ``store.credentials`` (a file in AWS's own format), or from where every cloud
+tool looks: the environment, ``~/.aws/credentials``, and what the cloud gives a machine, a container
+or a pod. They are never part of an address, of a config file or of a log line.
 """
+
+# pyright: basic
+# obstore's listings are typed in parts.
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store as Client
 
-from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.store import s3_earlier
+from skerry.errors import CheckpointCorrupt, ConfigError, StoreError
 from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name, room_for
-from skerry.store.s3_client import connect, folders, listed, refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from obstore import ObjectMeta
-    from obstore.store import S3Store as Client
 
     from skerry.settings.models import StoreSettings
     from skerry.store.base import Buffer, OnBytes
@@ -48,6 +57,9 @@ MOST_PARTS = 10_000
 TRANSFERS = 4
 """Parts on their way at once; they bound a writer's memory."""
 MOST_NAMES = 1000
+RETRIES = 5
+CREDENTIALS = Path("~/.aws/credentials")
+KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
 def open_store(url: str, access: StoreSettings) -> S3Store:
@@ -60,28 +72,29 @@ class S3Store:
 
     def __init__(self, url: str, access: StoreSettings) -> None:
         self.url = url.rstrip("/")
-        self._client = connect(self.url, access)
+        self._client = _connect(self.url, access)
 
     def where(self, name: str) -> str:
         return f"{self.url}/{name}"
 
     def names(self) -> list[str]:
-        with refusals(self.url):
-            found = listed(self._client)
-        whole = {name for name, held in _by_name(found).items() if MANIFEST in held}
-        return sorted(whole | s3_earlier.names(found))
+        with _refusals(self.url):
+            found = _by_name(_listed(self._client))
+        return sorted(name for name, held in found.items() if MANIFEST in held)
 
     def folders(self) -> list[str]:
-        with refusals(self.url):
-            return folders(self._client)
+        with _refusals(self.url):
+            found = obstore.list_with_delimiter(self._client, "")["common_prefixes"]
+        names = [prefix.rstrip("/").rpartition("/")[2] for prefix in found]
+        return sorted(name for name in names if NAME.fullmatch(name))
 
     def draft(self, name: str) -> S3Draft:
         """Take the name, or the next one that is free, and begin the entry."""
         writer = uuid.uuid4().hex.encode()
-        with refusals(self.url):
-            taken = s3_earlier.names(listed(self._client, s3_earlier.ENTRIES))
-            for at in _candidates(checked_name(name)):
-                if at not in taken and _create(self._client, f"{at}/{WRITER}", writer):
+        checked_name(name)
+        with _refusals(self.url):
+            for at in (name, *(f"{name}-{attempt}" for attempt in range(2, MOST_NAMES))):
+                if _create(self._client, f"{at}/{WRITER}", writer):
                     return S3Draft(self._client, self.url, at)
         msg = f"{self.where(name)} and {MOST_NAMES} names like it are taken: clean up there."
         raise StoreError(msg)
@@ -89,12 +102,8 @@ class S3Store:
     def read(self, name: str, file: str, most: int, on_bytes: OnBytes | None = None) -> memoryview:
         """Read an object by ranges, several at a time."""
         path, where = f"{checked_name(name)}/{checked_name(file)}", f"{self.where(name)}/{file}"
-        with refusals(where), ThreadPoolExecutor(TRANSFERS, "s3-read") as threads:
-            try:
-                size = obstore.head(self._client, path)["size"]
-            except FileNotFoundError:
-                return s3_earlier.read(self._client, name, file, where)[:most]
-            data = room_for(min(size, most), where)
+        with _refusals(where), ThreadPoolExecutor(TRANSFERS, "s3-read") as threads:
+            data = room_for(min(obstore.head(self._client, path)["size"], most), where)
 
             def fetch(start: int) -> int:
                 piece = data[start : start + PART_BYTES]
@@ -111,31 +120,25 @@ class S3Store:
         return data
 
     def delete(self, name: str) -> bool:
-        with refusals(self.where(name)):
-            held = listed(self._client, checked_name(name))
+        with _refusals(self.where(name)):
+            held = _listed(self._client, checked_name(name))
             if all(meta["path"] != f"{name}/{MANIFEST}" for meta in held):
                 return False
             _remove(self._client, held)
         return True
 
     def sweep(self) -> list[str]:
-        with refusals(self.url):
-            found = listed(self._client)
-            drafts = {
-                name: list(held.values())
-                for name, held in _by_name(found).items()
-                if WRITER in held and MANIFEST not in held
-            }
-            if not drafts:
-                return []
-            now = max(meta["last_modified"] for meta in found)  # no machine's clock is asked
-            limit = now - timedelta(seconds=DEAD_S)
-            dead = [
-                n for n, held in drafts.items() if all(m["last_modified"] < limit for m in held)
-            ]
-            for name in dead:
-                _remove(self._client, drafts[name])
-        return sorted(dead)
+        swept: list[str] = []
+        with _refusals(self.url):
+            found = _listed(self._client)
+            times = [meta["last_modified"] for meta in found]  # no machine's clock is asked
+            for name, held in _by_name(found).items():
+                idle = max(times) - max(meta["last_modified"] for meta in held.values())
+                is_draft = WRITER in held and MANIFEST not in held
+                if is_draft and idle.total_seconds() > DEAD_S:
+                    _remove(self._client, list(held.values()))
+                    swept.append(name)
+        return sorted(swept)
 
 
 class S3Draft:
@@ -151,16 +154,18 @@ class S3Draft:
 
     def write(self, file: str, data: Sequence[Buffer]) -> StoredFile:
         path = f"{self._name}/{checked_name(file)}"
-        size = sum(memoryview(piece).nbytes for piece in data)
+        views = [memoryview(piece).cast("B") for piece in data]
+        size = sum(view.nbytes for view in views)
         part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
         digest = hashlib.sha256()
 
         def hashed() -> Iterator[memoryview]:
-            for piece in _slices(data, part_bytes):
-                digest.update(piece)
-                yield piece
+            for view in views:
+                for start in range(0, len(view), part_bytes):
+                    digest.update(view[start : start + part_bytes])
+                    yield view[start : start + part_bytes]
 
-        with refusals(f"{self._url}/{path}"):
+        with _refusals(f"{self._url}/{path}"):
             obstore.put(
                 self._client,
                 path,
@@ -179,8 +184,8 @@ class S3Draft:
         What arrived is what was sent: every upload is signed together with its SHA-256.
         """
         path = f"{self._name}/{MANIFEST}"
-        with refusals(f"{self._url}/{path}"):
-            there = {meta["path"]: meta["size"] for meta in listed(self._client, self._name)}
+        with _refusals(f"{self._url}/{path}"):
+            there = {meta["path"]: meta["size"] for meta in _listed(self._client, self._name)}
             for file in self._files.values():
                 if there.get(f"{self._name}/{file.name}") != file.size:
                     raise self._disturbed(file.name)
@@ -194,8 +199,8 @@ class S3Draft:
         if self._over:
             return
         self._over = True
-        with suppress(StoreError), refusals(f"{self._url}/{self._name}"):  # else a sweep deletes it
-            _remove(self._client, listed(self._client, self._name))
+        with suppress(StoreError), _refusals(self._url):  # what stays, a sweep deletes
+            _remove(self._client, _listed(self._client, self._name))
 
     def _check_alive(self) -> None:
         """Raise StoreError if nothing was added for so long that others may have cleaned up."""
@@ -222,14 +227,9 @@ def _create(client: Client, path: str, data: bytes) -> bool:
     return True
 
 
-def _remove(client: Client, held: Sequence[ObjectMeta]) -> None:
-    """Delete the objects of an entry: readers lose it first, other writers gain its name last."""
-    by_turn: list[list[str]] = [[], [], []]
-    for meta in held:
-        file = meta["path"].rpartition("/")[2]
-        by_turn[0 if file == MANIFEST else 2 if file == WRITER else 1].append(meta["path"])
-    for paths in filter(None, by_turn):
-        obstore.delete(client, paths)
+def _listed(client: Client, folder: str | None = None) -> list[ObjectMeta]:
+    """Return all objects in a folder and below it."""
+    return [meta for batch in obstore.list(client, prefix=folder) for meta in batch]
 
 
 def _by_name(found: Sequence[ObjectMeta]) -> dict[str, dict[str, ObjectMeta]]:
@@ -242,14 +242,101 @@ def _by_name(found: Sequence[ObjectMeta]) -> dict[str, dict[str, ObjectMeta]]:
     return held
 
 
-def _slices(data: Sequence[Buffer], most: int) -> Iterator[memoryview]:
-    for piece in data:
-        view = memoryview(piece).cast("B")
-        for start in range(0, len(view), most):
-            yield view[start : start + most]
+def _remove(client: Client, held: Sequence[ObjectMeta]) -> None:
+    """Delete the objects of an entry: readers lose it first, other writers gain its name last."""
+    by_turn: list[list[str]] = [[], [], []]
+    for meta in held:
+        file = meta["path"].rpartition("/")[2]
+        by_turn[0 if file == MANIFEST else 2 if file == WRITER else 1].append(meta["path"])
+    for paths in filter(None, by_turn):
+        obstore.delete(client, paths)
 
 
-def _candidates(name: str) -> Iterator[str]:
-    yield name
-    for attempt in range(2, MOST_NAMES):
-        yield f"{name}-{attempt}"
+def _connect(url: str, access: StoreSettings) -> Client:
+    """Return a client of the folder that ``s3://bucket/prefix`` names; nothing is sent yet.
+
+    Raises ConfigError for an address or credentials that cannot be used.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc or "@" in parts.netloc:
+        msg = f"{url.rpartition('@')[2]!r} is no address of a bucket: write s3://bucket/prefix."
+        raise ConfigError(msg, path="store.url")
+    given = {"endpoint": access.endpoint, "region": access.region}
+    config = {key: value for key, value in given.items() if value} | _keys(access)
+    timeout = timedelta(seconds=access.timeout_s)
+    make = partial(Client, parts.netloc, prefix=parts.path.strip("/") or None, config=config)  # type: ignore[arg-type]
+    try:
+        endpoint = str(make().config.get("endpoint", ""))  # perhaps from the environment
+        return make(
+            client_options={"allow_http": endpoint.startswith("http://"), "timeout": timeout},
+            retry_config={"max_retries": RETRIES, "retry_timeout": timeout},
+        )
+    except BaseError as error:
+        msg = f"The S3 settings for {url} cannot be used: {_first_line(error)}"
+        raise ConfigError(msg, path="store.url") from error
+
+
+def _keys(access: StoreSettings) -> dict[str, str]:
+    """Return keys from a credentials file, or nothing where the environment has to have them."""
+    with suppress(BaseError):  # half of a pair of keys: the client itself will say so
+        if access.credentials is None and "access_key_id" in Client("any").config:
+            return {}
+    parser = configparser.ConfigParser(interpolation=None)
+    with suppress(OSError, UnicodeDecodeError, configparser.Error):
+        path = (access.credentials or CREDENTIALS).expanduser()
+        parser.read_string(path.read_text(encoding="utf-8"))
+    section = parser[access.profile] if parser.has_section(access.profile) else {}
+    found = {key: section[key] for key in KEYS if key in section}
+    if set(KEYS[:2]) <= found.keys():
+        return found
+    if access.credentials is None:
+        return {}
+    msg = (
+        f"store.credentials is {access.credentials}, which holds no keys under "
+        f"[{access.profile}]: write aws_access_key_id and aws_secret_access_key there."
+    )
+    raise ConfigError(msg, path="store.credentials")
+
+
+@contextmanager
+def _refusals(where: str) -> Generator[None]:
+    """Turn what S3 refuses into one sentence with the fix."""
+    try:
+        yield
+    except (BaseError, FileNotFoundError, PermissionError, TimeoutError) as error:
+        raise StoreError(_sentence(where, error)) from error
+
+
+def _sentence(where: str, error: Exception) -> str:
+    """Return what S3 refused at ``where`` and what helps."""
+    texts = {
+        ("NoSuchBucket",): f"There is no bucket {urlsplit(where).netloc!r}: create it or change"
+        " store.url.",
+        ("169.254.169.254", "Missing SecretAccessKey"): f"There are no credentials for {where}:"
+        " set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or store.credentials.",
+        (
+            "AccessDenied",
+            "SignatureDoesNotMatch",
+            "InvalidAccessKeyId",
+            "403 Forbidden",
+            "Unauthenticated",
+        ): f"S3 allows these credentials too little at {where}: they must read, write, list and"
+        " delete there; check the keys and the bucket's policy.",
+        (
+            "error sending request",
+            "timed out",
+            "dns error",
+            "Connection refused",
+            "TimeoutError",
+        ): f"S3 does not answer for {where}: check store.endpoint, store.region and the network.",
+        ("FileNotFoundError", "NotFoundError"): f"There is no {where}: check the address.",
+    }
+    said = f"{type(error).__name__}: {error}"
+    for marks, sentence in texts.items():
+        if any(mark in said for mark in marks):
+            return sentence
+    return f"S3 refused {where}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300]
