@@ -10,6 +10,7 @@ commands and messages then know the scheme. Add it to the contract suite.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +19,7 @@ from skerry.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     OnBytes = Callable[[int], None]
 
@@ -45,6 +47,15 @@ def room_for(size: int, where: str) -> memoryview:
     except (MemoryError, OverflowError) as error:
         msg = f"{where} has {size} bytes, more than fit into this machine's memory."
         raise StoreError(msg) from error
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name, room_for
+from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name, fsync_folder, room_for
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -160,15 +160,6 @@ class LocalDraft:
     def _end(self) -> None:
         self._over = True
         os.close(self._lock)
-
-
-def fsync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write_durably(path: Path, data: Sequence[Buffer]) -> StoredFile:

@@ -22,7 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from skerry.errors import CheckpointCorrupt
-from skerry.store.local import fsync_folder
+from skerry.store.base import fsync_folder
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Every tensor by name: its shape and its numpy dtype."""
