@@ -239,7 +239,7 @@ async def restarts(server: NatsServer, folder: Path, scale: Scale) -> list[Resta
         found.append(await timed("checkpointer, has written", checkpointer))
         found.append(await timed("monitor, versions", monitor))
         found.append(await timed("monitor, every count", counts))
-    found.append(await timed("skerry status", lambda: command("status", *run, "--once", "--json")))
+    found.append(await timed("skerry status", lambda: command("status", *run, "--json")))
     found.append(await timed("skerry ledger verify", lambda: command("ledger", "verify", *run)))
     return found
 

@@ -118,7 +118,7 @@ def test_other_commands_find_and_enter_the_broker_and_its_password_stays_private
     up: RunningUp,
 ) -> None:
     until((up.folder / "cluster.json").exists, "announcing the cluster")
-    shown = skerry(up.cwd, "status", "--once", "--set", "nats.connect_timeout_s=10")
+    shown = skerry(up.cwd, "status", "--set", "nats.connect_timeout_s=10")
     assert "refused the login" not in shown.stderr
     password = (up.folder / "broker" / "password").read_text().strip()
     assert not any(password in line for line in processes(up.run).values())
@@ -163,7 +163,7 @@ def test_kill_9_of_the_command_leaves_nothing_running_and_the_same_command_goes_
     tmp_path: Path,
 ) -> None:
     with cluster(tmp_path) as up:
-        until(lambda: skerry(tmp_path, "status", "--once").returncode == 0, "creating the run")
+        until(lambda: skerry(tmp_path, "status").returncode == 0, "creating the run")
         up.process.kill()
         up.process.wait()
         until(lambda: processes(up.run) == {}, "ending the orphans")
@@ -258,7 +258,7 @@ def test_top_off_a_terminal_is_shown_once_and_plain(
 
 
 def test_status_of_an_unknown_run_is_one_sentence(shared_nats: NatsServer, tmp_path: Path) -> None:
-    done = skerry(tmp_path, "status", "--run", "unknown", "--once", "--nats", shared_nats.url)
+    done = skerry(tmp_path, "status", "--run", "unknown", "--nats", shared_nats.url)
     assert done.returncode == 2
     assert done.stderr.startswith("error: There is no run 'unknown'")
 

@@ -1,4 +1,4 @@
-"""The board that ``skerry top``, ``status``, ``up`` and ``demo`` draw, on a screen of any size."""
+"""A run as text: the board that ``top``, ``status``, ``up`` and ``demo`` draw, or one line."""
 
 from __future__ import annotations
 
@@ -46,15 +46,12 @@ MOST_ROUNDS = 10
 MOST_SAMPLE = 400
 MOST_DRAWN = 1e15
 """A loss beyond this is that of a learner that diverges: it would flatten the rest of a curve."""
+QUIET_S, QUIET_GAPS = 20.0, 5.0
+"""A line says that no round has come for this long, and for so many times the mean between two."""
 
 
 def board(
-    now: RunSnapshot,
-    width: int,
-    height: int | None = None,
-    *,
-    elapsed_s: float | None = None,
-    with_rounds: bool = True,
+    now: RunSnapshot, width: int, height: int | None = None, *, elapsed_s: float | None = None
 ) -> RenderableType:
     """Return the board; with a ``height`` it has no more lines than that.
 
@@ -68,12 +65,12 @@ def board(
         *warnings(now.alerts, whole=not fits),
     ]
     rounds = [row for row in now.model.history.timeline.rounds.values() if row.merged]
-    rounds = rounds if with_rounds else []
     shown, listed = len(now.report.learners), min(MOST_ROUNDS, len(rounds))
     samples = now.model.history.samples
     if samples and (height is None or height - len(head) - 6 >= 2 * FEWEST_ROWS):
         newest = max(samples, key=lambda sample: sample.evaluated_ns)
-        head.append(_line(f"writes [dim]{_sample(newest.sample)}[/]"))
+        words = " ".join(newest.sample[:MOST_SAMPLE].split())  # how it broke lines is no matter
+        head.append(_text(f"writes [dim]{plain(words, MOST_SAMPLE)}[/]"))
     if height is not None:
         room = max(FEWEST_ROWS, height - len(head) - 5)
         shown = min(shown, max(FEWEST_ROWS, room - min(len(rounds), room // 3)))
@@ -89,12 +86,7 @@ def plain(text: str, most: int = 64) -> str:
     return escape(clip(text, most))
 
 
-def _sample(text: str) -> str:
-    """Return what the model wrote as one line; how it broke lines does not matter here."""
-    return plain(" ".join(text[:MOST_SAMPLE].split()), MOST_SAMPLE)
-
-
-def _line(text: str, *, cut: bool = True) -> Text:
+def _text(text: str, *, cut: bool = True) -> Text:
     line = Text.from_markup(text)
     if cut:
         line.no_wrap, line.overflow = True, "ellipsis"
@@ -117,7 +109,7 @@ def _title(run: RunRow, width: int, elapsed_s: float | None) -> Text:
         f"{clock(run.wall_s if elapsed_s is None else elapsed_s)}, ETA {clock(run.eta_s)}",
         f"learners [bold]{run.alive}[/]/{run.learners}",
     ]
-    return _line("  ".join(fact for fact in facts if fact))
+    return _text("  ".join(fact for fact in facts if fact))
 
 
 def _facts(now: RunSnapshot, width: int, *, cut: bool) -> list[Text]:
@@ -137,8 +129,12 @@ def _facts(now: RunSnapshot, width: int, *, cut: bool) -> list[Text]:
     if now.report.learners and not any(row.heard for row in now.report.learners):
         # Pulses are kept in memory, while a broker runs.
         facts = [line, "no pulses in this log: speeds, goodput and bytes are not known"]
-    facts += [_progress(run), f"fragments {_fragments(now)}"]
-    return [_line(fact, cut=cut) for fact in facts]
+    newest = {} if run.counting else now.model.history.timeline.newest
+    shown = [f"{fragment}:v{version}" for fragment, version in enumerate(run.versions)]
+    for fragment, row in newest.items():
+        shown[fragment] += f" [dim]{clock(max(0.0, now.now_s - row.closed_s))}[/]"
+    facts += [_progress(run), f"fragments {'  '.join(shown)}"]
+    return [_text(fact, cut=cut) for fact in facts]
 
 
 def _held_out(now: RunReport, curve: int) -> str:
@@ -183,17 +179,6 @@ def _saved(now: RunSnapshot) -> str:
     return packed + (f"  1/{number(parallel / moved, '.0f')} of data-parallel" if parallel else "")
 
 
-def _fragments(now: RunSnapshot) -> str:
-    """Return each fragment's version, and its age once its newest commit has been read."""
-    newest = {} if now.report.run.counting else now.model.history.timeline.newest
-    shown: list[str] = []
-    for fragment, version in enumerate(now.report.run.versions):
-        row = newest.get(fragment)
-        age = "" if row is None else f" [dim]{clock(max(0.0, now.now_s - row.closed_s))}[/]"
-        shown.append(f"{fragment}:v{version}{age}")
-    return "  ".join(shown)
-
-
 def sparkline(curve: Sequence[float | None], width: int) -> str:
     """Return a curve as one line of blocks, its newest value at the right; empty for no values."""
     values = [value for value in curve if value is not None and abs(value) < MOST_DRAWN]
@@ -228,7 +213,7 @@ def warnings(alerts: Sequence[Alert], *, whole: bool) -> list[Text]:
     ]
     if len(alerts) > room:
         shown.append(f"! and {len(alerts) - room} more")
-    return [_line(text, cut=not whole) for text in shown]
+    return [_text(text, cut=not whole) for text in shown]
 
 
 def _attention(row: LearnerRow) -> tuple[int, int, str]:
@@ -299,3 +284,35 @@ def _rounds(rounds: Sequence[CommittedRound], now_s: float, width: int) -> Table
         )
         table.add_row(*cells[: len(columns)])
     return table
+
+
+def line(now: RunReport, seconds: float) -> str:
+    """Return the run in one line of plain text, ``seconds`` after the beginning."""
+    run = now.run
+    if not any(run.versions):
+        phases = (f"{clip(row.name)} {row.phase.value.replace('_', ' ')}" for row in now.learners)
+        return f"{clock(seconds):>6}  no parameters yet: {', '.join(phases) or 'no learner yet'}"
+    held_out = run.held_out.loss if run.held_out is not None else None
+    parts = [
+        f"{clock(seconds):>6}",
+        f"step {run.step}{'' if run.timed else f'/{run.steps}'}",
+        f"loss {loss(run.loss)}",
+        *([] if held_out is None else [f"held-out {loss(held_out)}"]),
+        f"{number(run.tokens_per_s)} tokens/s",
+        f"learners {run.alive}/{run.learners}",
+        f"rounds {run.rounds}",
+        f"staleness {run.staleness_mean:.2f}",
+        f"sent {size(run.bytes_up + run.bytes_down)}",
+        f"goodput {run.goodput:.0%}",
+        f"ETA {clock(run.eta_s)}",
+    ]
+    ago_s, gap_s = run.last_round_s_ago, run.wall_s / run.rounds if run.rounds > 2 else 0.0
+    late = ago_s is not None and ago_s >= max(QUIET_S, QUIET_GAPS * gap_s)
+    if late and not run.finished and any(row.at_work for row in now.learners):
+        parts.append(f"no round for {clock(ago_s)}: see the logs")
+    parts += [
+        f"{clip(row.name)} {(row.phase if row.phase in ENDED else row.liveness).value}"
+        for row in now.learners
+        if row.liveness is not Liveness.ALIVE
+    ]
+    return "  ".join(parts)

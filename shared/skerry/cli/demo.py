@@ -26,9 +26,9 @@ from skerry.cli.cluster.supervisor import Change
 from skerry.cli.cluster.team import Team
 from skerry.cli.outage import Outage
 from skerry.cli.programs import argv_of
-from skerry.cli.screen import screen
 from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink
 from skerry.cli.up import conduct, existing, ignored
+from skerry.cli.viewer import Screen
 from skerry.errors import ConfigError, SkerryError
 from skerry.log import ledger
 from skerry.protocol.messages import Commit, CommitOrigin, Pulse
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
-    from skerry.cli.screen import Screen
     from skerry.settings.models import Settings
     from skerry.status.feed import RunFeed
     from skerry.status.format import size
@@ -125,7 +124,7 @@ def run_demo(
         wanted = loading.load(path, [*longer, *sets])
     folder = RunFolder(RUN)
     began_s = time.time()
-    with folder.held(), screen(began_s=began_s) as on:
+    with folder.held(), Screen(began_s=began_s) as on:
         _begin(folder, wanted, on, resume=resume)
 
         async def main(stop: StopSignal) -> None:

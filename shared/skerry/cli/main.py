@@ -36,7 +36,6 @@ Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFI
 Nats = Annotated[str | None, typer.Option(help="Use the broker at this address.", metavar="URL")]
 Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Once = Annotated[bool, typer.Option("--once", help="Show it once.")]
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's callback
@@ -127,14 +126,13 @@ def status(
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
-    once: Once = False,
     json: AsJson = False,
 ) -> None:
-    """Show how a run is going."""
-    from skerry.cli.status import run_status
+    """Show how a run is going now."""
+    from skerry.cli.viewer import run_viewer
 
     with exit_on_error():
-        run_status(config=config, sets=set_ or [], run=run, nats=nats, once=once, as_json=json)
+        run_viewer(config=config, sets=set_ or [], run=run, nats=nats, as_json=json, live=False)
 
 
 def top(
@@ -143,14 +141,13 @@ def top(
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
-    once: Once = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line each second.")] = False,
 ) -> None:
-    """Watch a run closely: learners, rounds, time; q quits."""
-    from skerry.cli.top import run_top
+    """Watch a run: learners, rounds, time; q quits."""
+    from skerry.cli.viewer import run_viewer
 
     with exit_on_error():
-        run_top(config=config, sets=set_ or [], run=run, nats=nats, once=once, as_json=json)
+        run_viewer(config=config, sets=set_ or [], run=run, nats=nats, as_json=json, live=True)
 
 
 def doctor(
@@ -174,7 +171,7 @@ def pass_on(command: str, rest: list[str]) -> None:
         if not rest or rest[0].startswith("-"):
             rest = ["list", *rest]
         elif rest[0] == "restore":
-            from skerry.cli.restore import restore_here
+            from skerry.cli.local_log import restore_here
 
             code = restore_here(rest[1:])
             if code is not None:
@@ -182,22 +179,14 @@ def pass_on(command: str, rest: list[str]) -> None:
     program = COMMANDS[command]
     require(program)
     if PROGRAMS[program].compiles and not asks_for_help:
-        _keep_compiled()
+        kept = computing(ROOT / "cache")  # the next start is seconds sooner
+        with suppress(OSError):
+            for name in CACHES:
+                Path(kept[name]).mkdir(parents=True, exist_ok=True)
+            for name, value in kept.items():
+                os.environ.setdefault(name, value)
     become = argv_of(command, *rest)
     os.execv(become[0], become)  # noqa: S606 - becoming the command is the point
-
-
-def _keep_compiled() -> None:
-    """Have what is compiled kept in this folder, where it can be: the next start is seconds sooner.
-
-    What the user has set stays.
-    """
-    kept = computing(ROOT / "cache")
-    with suppress(OSError):
-        for name in CACHES:
-            Path(kept[name]).mkdir(parents=True, exist_ok=True)
-        for name, value in kept.items():
-            os.environ.setdefault(name, value)
 
 
 def _listed(*programs: str) -> None:

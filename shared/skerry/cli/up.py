@@ -29,7 +29,7 @@ from skerry.cli.cluster.proxy import Proxy, can_proxy
 from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
 from skerry.cli.cluster.team import Team, page_sets, stages
 from skerry.cli.programs import argv_of
-from skerry.cli.screen import keep_showing, screen
+from skerry.cli.viewer import Screen, keep_showing
 from skerry.errors import ConfigError, RunNotFound
 from skerry.log import ledger
 from skerry.service.connect import bus_from
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
-    from skerry.cli.screen import Screen
     from skerry.protocol.messages import RunRecord
     from skerry.settings.models import HealthSettings
     from skerry.status.sources import RunMessage
@@ -71,7 +70,7 @@ def run_up(
     counted = [f"sync.learners={team.learners}"] if team.learners else []
     wanted = loading.load(config, [*sets, *counted])
     folder = RunFolder(run)
-    with folder.held(), screen(began_s=time.time()) as on:
+    with folder.held(), Screen(began_s=time.time()) as on:
         if fresh:
             folder.start_afresh()
         if checkpoint is not None and nats is None and folder.has_log:

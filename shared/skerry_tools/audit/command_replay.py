@@ -14,7 +14,7 @@ from rich.table import Table
 
 from skerry import code
 from skerry.algorithm.presets import MERGES
-from skerry.cli.status import log_of, newest_run
+from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import ConfigError, HistoryBroken, StateLost
 from skerry.log import ledger
 from skerry.service.connect import bus_from

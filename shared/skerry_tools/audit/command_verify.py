@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from skerry.cli.status import log_of, newest_run
+from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import HistoryBroken
 from skerry.service.connect import bus_from
 from skerry.settings import loading

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from skerry.cli.cluster.folder import RunFolder, running
+from skerry.cli.local_log import CONNECT_S, newest_run
 from skerry.cli.programs import ROOT, SERVICES
-from skerry.cli.screen import Lines, Screen, keep_showing, screen
-from skerry.cli.status import CONNECT_S, newest_run
+from skerry.cli.viewer import Screen, keep_showing
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
 from skerry.log import ledger
 from skerry.service.connect import bus_from
@@ -360,13 +360,6 @@ async def damage(access: StoreSettings, path: str) -> str:
     return ""
 
 
-class _Silent(Lines):
-    """Sentences on stderr and nothing on stdout, which is for the verdict."""
-
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-
 @contextlib.asynccontextmanager
 async def _shown(feed: RunFeed, *, quiet: bool) -> AsyncGenerator[Screen]:
     """Show the run while the context lasts; ``quiet``: only sentences, on stderr."""
@@ -375,6 +368,7 @@ async def _shown(feed: RunFeed, *, quiet: bool) -> AsyncGenerator[Screen]:
         with contextlib.suppress(Exception):  # a drill goes on without its picture
             await feed.run()
 
-    with _Silent() if quiet else screen() as on:
+    stderr = Console(file=sys.stderr, force_terminal=False)
+    with Screen(stderr if quiet else None) as on:
         async with beside(*([] if quiet else [follow(), keep_showing(feed, on)])):
             yield on

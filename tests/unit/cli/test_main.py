@@ -168,7 +168,6 @@ def test_status_without_a_broker_is_one_sentence(tmp_path: Path) -> None:
         "nats://127.0.0.1:1",
         "--set",
         "nats.connect_timeout_s=0.1",
-        "--once",
         cwd=tmp_path,
     )
     assert done.returncode == 1

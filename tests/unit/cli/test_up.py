@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import socket
 from pathlib import Path
@@ -16,8 +15,8 @@ from rich.console import Console
 from skerry.cli.cluster.cluster import describe
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Change, ProcessEvent
-from skerry.cli.screen import screen
 from skerry.cli.up import broker_watch, conclude, free_page_port, say_page
+from skerry.cli.viewer import Screen
 from skerry.settings.models import HealthSettings
 from skerry.status.format import printable
 
@@ -65,7 +64,7 @@ def test_a_change_that_matters_is_one_sentence(event: ProcessEvent, sentence: st
 def test_a_lost_broker_is_reported_once_and_so_is_its_return(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    heard = broker_watch(screen(Console(file=io.StringIO())), "nats://me:secret@host:1")
+    heard = broker_watch(Screen(Console(force_terminal=False)), "nats://me:secret@host:1")
     for event in ("error", "reconnected", "disconnected", "disconnected", "reconnected"):
         heard(event, {})
     away, back = capsys.readouterr().out.splitlines()
@@ -78,7 +77,7 @@ def test_no_escape_sequence_of_the_ledger_reaches_the_terminal(
 ) -> None:
     run = SimpleNamespace(run="r", finished=True, step=7, checkpoint=EVIL)
     feed = SimpleNamespace(report=lambda: SimpleNamespace(run=run))
-    conclude(screen(Console(file=io.StringIO())), cast("Any", feed))
+    conclude(Screen(Console(force_terminal=False)), cast("Any", feed))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\x07" not in shown

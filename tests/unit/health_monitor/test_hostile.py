@@ -13,9 +13,8 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.cli.board import board
-from skerry.cli.screen import line
-from skerry.cli.top import snapshot_json
+from skerry.cli.board import board, line
+from skerry.cli.viewer import snapshot_json
 from skerry.errors import Implausible
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.door import MOST_COUNT

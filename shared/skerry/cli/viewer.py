@@ -1,0 +1,242 @@
+"""``skerry status`` and ``skerry top``, and the screen on which ``up`` and ``demo`` show a run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from skerry.cli.board import board, line
+from skerry.cli.local_log import log_of, newest_run
+from skerry.errors import BrokerUnavailable
+from skerry.service.connect import bus_from
+from skerry.service.watch import BrokerWatch
+from skerry.settings import loading
+from skerry.status.alerts import StreamStore
+from skerry.status.feed import RunFeed, read_model
+from skerry.status.format import printable
+from skerry.status.report import to_json
+from skerry.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from pathlib import Path
+
+    from skerry.settings.models import Settings
+    from skerry.status.model import RunSnapshot
+
+FRAME_S = 0.5
+LINE_S = 2.0
+JSON_S = 1.0
+MEASURE_S = 15.0
+MOST_LISTED = 20
+
+
+class Screen:
+    """Where a command shows how a run is going.
+
+    On a terminal that is a board, drawn over and over, with sentences scrolling by above it;
+    elsewhere a line every couple of seconds, when something has changed. Times count from
+    ``began_s``, or from the run's creation.
+    """
+
+    def __init__(self, console: Console | None = None, began_s: float | None = None) -> None:
+        self._console = console or Console()
+        self._began_s = began_s
+        live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live = live if self._console.is_terminal else None
+        self._shown_s = float("-inf")
+        self._shown: tuple[object, ...] = ()
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Show one sentence that stays."""
+        if self._live is not None:
+            self._console.print(escape(printable(text)), highlight=False)
+        else:
+            self._print(printable(text))
+
+    def show(self, now: RunSnapshot) -> None:
+        """Show how the run is going now, in place of what a terminal showed before."""
+        run, rows = now.report.run, now.report.learners
+        elapsed_s = run.wall_s if self._began_s is None else time.time() - self._began_s
+        if self._live is not None:
+            width, height = self._console.width, self._console.height - 1
+            self._live.update(board(now, width, height, elapsed_s=elapsed_s), refresh=True)
+            return
+        counts = (run.step, run.rounds, run.alive, len(now.report.evaluations))
+        what = (*counts, run.checkpoint, run.finished, *(row.phase for row in rows))
+        if what != self._shown and time.monotonic() - self._shown_s >= LINE_S:
+            self._shown, self._shown_s = what, time.monotonic()
+            self._print(line(now.report, elapsed_s))
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._console.file, flush=True)
+
+
+async def keep_showing(feed: RunFeed, on: Screen) -> None:
+    """Show the feed's run until cancelled."""
+    while True:
+        if (now := feed.snapshot()) is not None:
+            on.show(now)
+        await asyncio.sleep(FRAME_S)
+
+
+def run_viewer(
+    *,
+    config: Path | None,
+    sets: Sequence[str],
+    run: str | None,
+    nats: str | None,
+    as_json: bool,
+    live: bool,
+) -> None:
+    """Show a run once or, ``live``, until it is finished or ``q`` is pressed.
+
+    What is not on a terminal is shown once. ``as_json`` prints one JSON object, or one a second.
+    """
+    given = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    asyncio.run(_view(given, run, named=nats is not None, as_json=as_json, live=live))
+
+
+async def _view(
+    given: Settings, run: str | None, *, named: bool, as_json: bool, live: bool
+) -> None:
+    console = Console(highlight=False)
+    link = BrokerWatch(report=lambda _event, _fields: None)
+    async with (
+        log_of(given, run, named=named) as log,
+        bus_from(log.nats, "top" if live else "status", on_event=link.on_event) as bus,
+    ):
+        name = log.run or await newest_run(bus)
+        if live and not log.at_rest and (as_json or console.is_terminal):
+            await Following(RunFeed(bus, name), link).show(None if as_json else console)
+            return
+        model = await read_model(bus, name)
+        now = model.snapshot([*map(StreamStore, await bus.rooms())], at_rest=log.at_rest)
+        if as_json:
+            print(json.dumps(snapshot_json(now), indent=None if live else 2))
+        else:
+            console.print(board(now, console.width))
+
+
+def snapshot_json(now: RunSnapshot) -> dict[str, object]:
+    """Return the report of a run, its newest rounds, the ages of its fragments, and its alerts."""
+    timeline, counting = now.model.history.timeline, now.model.view.counting
+    rounds = [
+        {
+            "fragment": row.fragment,
+            "version": row.version,
+            "reason": row.reason,
+            "closed_s_ago": max(0.0, now.now_s - row.closed_s),
+            "duration_s": row.closed_s - row.opened_s,
+            "quorum_s": row.quorum_s,
+            "grace_s": row.grace_s,
+            "learners": list(row.learners),
+            "refused": [cause.value for cause in row.causes],
+            "trace_id": row.trace_id,
+        }
+        for row in [row for row in timeline.rounds.values() if row.merged][-MOST_LISTED:]
+    ]
+    newest = {} if counting else timeline.newest
+    ages = [
+        max(0.0, now.now_s - newest[f].closed_s) if f in newest else None
+        for f in range(now.model.record.fragments)
+    ]
+    more = {"rounds": rounds, "fragment_age_s": ages, "alerts": [asdict(a) for a in now.alerts]}
+    return {"time_s": now.now_s, **to_json(now.model.view, now.now_s), **more}
+
+
+@dataclass(slots=True)
+class Following:
+    """A feed beside what its log does not say: whether the broker answers, how full it is."""
+
+    feed: RunFeed
+    link: BrokerWatch
+    stores: Sequence[StreamStore] = ()
+
+    def snapshot(self) -> RunSnapshot | None:
+        return self.feed.snapshot(self.stores, self.link.away_s(time.time()))
+
+    async def show(self, console: Console | None) -> None:
+        """Draw until the run is finished or ``q`` is pressed, and once more at the end.
+
+        Without a ``console`` print JSON.
+        """
+        async with TaskGroup() as group:
+            beside = [group.create_task(self.feed.run()), group.create_task(self._measure())]
+            await (self._print_json() if console is None else self._draw(console))
+            for task in beside:
+                task.cancel()
+        if console is not None and (now := self.snapshot()) is not None:
+            console.print(board(now, console.width))
+
+    async def _measure(self) -> None:
+        """Look now and then at how full the account's stores are."""
+        while True:
+            with contextlib.suppress(BrokerUnavailable):
+                self.stores = [*map(StreamStore, await self.feed.bus.rooms())]
+            await asyncio.sleep(MEASURE_S)
+
+    async def _print_json(self) -> None:
+        while not self.feed.finished.is_set():
+            await _pause(self.feed.finished, JSON_S)
+            if (now := self.snapshot()) is not None:
+                print(json.dumps(snapshot_json(now)), flush=True)
+
+    async def _draw(self, console: Console) -> None:
+        enough = asyncio.Event()
+        with Live(console=console, screen=True, auto_refresh=False) as live, keys(enough):
+            while not (enough.is_set() or self.feed.finished.is_set()):
+                if (now := self.snapshot()) is not None:
+                    live.update(board(now, console.width, console.height - 1), refresh=True)
+                await _pause(enough, FRAME_S)
+
+
+async def _pause(ended: asyncio.Event, seconds: float) -> None:
+    """Wait that long, or until the event."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await ended.wait()
+
+
+@contextlib.contextmanager
+def keys(enough: asyncio.Event) -> Generator[None]:
+    """Set ``enough`` when ``q`` is pressed, where there is a keyboard."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    loop, handle = asyncio.get_running_loop(), sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+
+    def pressed() -> None:
+        if b"q" in os.read(handle, 64).lower():
+            enough.set()
+
+    tty.setcbreak(handle)
+    loop.add_reader(handle, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(handle)
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
