@@ -22,21 +22,6 @@ app.add_typer(ledger_app, name="ledger", help="Prove a run's log.")
 Nats = Annotated[str | None, typer.Option(help="A broker that runs already.", metavar="URL")]
 Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Moment = Annotated[
-    str | None,
-    typer.Option(
-        help="v17, f3@17, seq:1234 or a time; now.",
-        metavar="VERSION|TIME|SEQ",
-    ),
-]
-Base = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        help="Start here.",
-        metavar="CHECKPOINT",
-    ),
-]
 
 
 @ledger_app.command()
@@ -52,10 +37,10 @@ def verify(
     json: AsJson = False,
 ) -> None:
     """Prove a run's log: nothing missing, nothing counted twice; exit code 5 if it is not so."""
-    from skerry_tools.audit.command_verify import run_verify
+    from skerry_tools.audit.command import RunChoice, run_verify
 
     with exit_on_error():
-        run_verify(config=config, sets=set_ or [], run=run, nats=nats, replay=replay, as_json=json)
+        run_verify(RunChoice(config, set_ or (), run, nats), rebuilds=replay, as_json=json)
 
 
 @app.command()
@@ -65,8 +50,12 @@ def replay(  # noqa: PLR0913 - one option each
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
-    to: Moment = None,
-    from_: Base = None,
+    to: Annotated[
+        str | None, typer.Option(help="v17, seq:1234 or a time; now.", metavar="VERSION|TIME|SEQ")
+    ] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="Start here.", metavar="CHECKPOINT")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the parameters here.", metavar="FOLDER|FILE.safetensors"),
@@ -80,7 +69,6 @@ def replay(  # noqa: PLR0913 - one option each
     ] = None,
     outer_lr: Annotated[float | None, typer.Option(help="What if.", metavar="LR")] = None,
     outer_momentum: Annotated[float | None, typer.Option(help="What if.", metavar="M")] = None,
-    quorum: Annotated[int | None, typer.Option(help="What if.", min=1, metavar="K")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="What if.", min=0, metavar="N")] = None,
     staleness_discount: Annotated[float | None, typer.Option(help="What if.", metavar="X")] = None,
     json: AsJson = False,
@@ -89,26 +77,15 @@ def replay(  # noqa: PLR0913 - one option each
 
     A what-if merges the same contributions under another policy and says how far it drifts.
     """
-    from skerry_tools.audit.command_replay import ReplayOptions, policy_of, run_replay
+    from skerry_tools.audit.command import ReplayOptions, RunChoice, run_replay
+    from skerry_tools.audit.whatif import WhatIfPolicy
 
     with exit_on_error():
-        policy = policy_of(
-            merge=merge,
-            outer=outer,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            quorum=quorum,
-            max_staleness=max_staleness,
-            staleness_discount=staleness_discount,
+        policy = WhatIfPolicy(
+            merge, outer, outer_lr, outer_momentum, max_staleness, staleness_discount
         )
-        run_replay(
-            config=config,
-            sets=set_ or [],
-            run=run,
-            nats=nats,
-            options=ReplayOptions(to, from_, out, policy),
-            as_json=json,
-        )
+        choice = RunChoice(config, set_ or (), run, nats)
+        run_replay(choice, ReplayOptions(to, from_, out, policy), as_json=json)
 
 
 @app.command()

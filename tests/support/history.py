@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 from skerry.algorithm import fragments
 from skerry.log import ledger
 from skerry.log.state_writer import StateWriter
-from skerry.protocol.contribution import Contribution, ContributionAssembler
+from skerry.protocol.contribution import (
+    Contribution,
+    ContributionAssembler,
+    ContributionRules,
+)
 from skerry.protocol.messages import Commit
 from skerry.settings.models import RunConfig
 from skerry_tools.audit.checks import Rules
@@ -71,7 +75,7 @@ async def read_history(
     log = RunLog.of(bus, await ledger.read_run(bus, run))
     rules = Rules.of(log.config)
     if fake_learners:
-        rules = replace(rules, sequence_tokens=None)
+        rules = replace(rules, claims=ContributionRules())
     report = await verify(bus, run, replay=True, rules=rules)
     entries = log.ledger(await newest(bus, log.subjects.commit()))
     async with aclosing(entries):

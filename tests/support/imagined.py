@@ -7,8 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import weighting
+from skerry.protocol.commit import progress_after
+from skerry.protocol.contribution import ContributionRules, id_of
 from skerry.protocol.messages import (
     Commit,
+    CommitOrigin,
     Consumed,
     InnerState,
     LearnerProgress,
@@ -16,20 +19,21 @@ from skerry.protocol.messages import (
     RefusalCause,
     Refused,
 )
+from skerry.protocol.shard import StalenessRule
 from skerry_tools.audit.checks import Checks, Rules
 from tests.support.builders import commit, member
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry_tools.audit.offers import Offer
-    from skerry_tools.audit.violations import Violation
+    from skerry.protocol.contribution import Contribution
+    from skerry_tools.audit.accounts import Violation
 
 RUN = "r"
 TOKENS = 16
 """Of one sequence of data."""
 DISCOUNT = 0.5
-RULES = Rules(shards=2, sequence_tokens=TOKENS, max_staleness=4, discount=DISCOUNT)
+RULES = Rules(2, ContributionRules(TOKENS), StalenessRule(4, DISCOUNT))
 
 Record = MemberRecord | Commit
 
@@ -108,7 +112,7 @@ class Model:
         offered = Consumed(
             first.name, 1, 1, self.sequence, self.sequence, 0, 0, 0, 0, 0, 0, 0, 1.0, 0.0
         )
-        self.rows[fragment] = {first.name: LearnerProgress(first.name, 1, 1, 0, 0)}
+        self.rows[fragment] = {}
         self.versions[fragment] = 1
         self.write(fragment, (offered,), ())
 
@@ -122,16 +126,14 @@ class Model:
             for item in waiting:
                 behind = version - item.base_version
                 if behind > 4 or self.rng.random() < 0.1:
-                    refused.append(_refused(item))
+                    data = item.tokens, item.cursor_from, item.cursor_to
+                    refused.append(Refused(RefusalCause.TOO_STALE, *id_of(item), *data))
                 else:
                     consumed.append(replace(item, staleness=behind))
         work = [weighting.weight(c.tokens, c.steps) * DISCOUNT**c.staleness for c in consumed]
         shares = weighting.normalised(work)
         merged = tuple(replace(c, weight=w) for c, w in zip(consumed, shares, strict=True))
         self.versions[fragment] += 1
-        for item in merged:
-            rows = self.rows[fragment]
-            rows[item.learner] = counted(rows.get(item.learner), item)
         self.write(fragment, merged, tuple(refused))
 
     def write(
@@ -141,7 +143,7 @@ class Model:
         refused: tuple[Refused, ...],
     ) -> None:
         """Append a commit."""
-        rows = self.rows[fragment]
+        rows = self.rows[fragment] = progress_after(self.rows[fragment], consumed, genesis=False)
         self.records.append(
             commit(
                 self.versions[fragment],
@@ -151,21 +153,9 @@ class Model:
                 consumed=consumed,
                 refused=refused,
                 contrib_floor=self.sequence,
-                progress=tuple(rows[name] for name in sorted(rows)),
+                progress=tuple(rows.values()),
             )
         )
-
-
-def _refused(item: Consumed) -> Refused:
-    return Refused(
-        RefusalCause.TOO_STALE,
-        item.learner,
-        item.incarnation,
-        item.identity,
-        item.tokens,
-        item.cursor_from,
-        item.cursor_to,
-    )
 
 
 def history(seed: int, turns: int = 60) -> list[Record]:
@@ -198,28 +188,17 @@ def tabled(records: Sequence[Record]) -> list[Record]:
     found: list[Record] = []
     for record in records:
         if isinstance(record, Commit):
-            mine = rows.setdefault(record.fragment, {})
-            for item in record.consumed:
-                mine[item.learner] = counted(mine.get(item.learner), item)
-            found.append(replace(record, progress=tuple(mine[name] for name in sorted(mine))))
+            genesis = record.origin is CommitOrigin.GENESIS
+            held = rows.get(record.fragment, {})
+            rows[record.fragment] = after = progress_after(held, record.consumed, genesis=genesis)
+            found.append(replace(record, progress=tuple(after.values())))
         else:
             found.append(record)
     return found
 
 
-def counted(before: LearnerProgress | None, item: Consumed) -> LearnerProgress:
-    """Return a learner's row after a contribution."""
-    return LearnerProgress(
-        item.learner,
-        item.incarnation,
-        item.identity,
-        (before.tokens if before else 0) + item.tokens,
-        max(before.cursor if before else 0, item.cursor_to),
-    )
-
-
 def violations(
-    records: Sequence[Record], rules: Rules = RULES, *, offers: Sequence[Offer] = ()
+    records: Sequence[Record], rules: Rules = RULES, *, offers: Sequence[Contribution] = ()
 ) -> list[Violation]:
     """Return everything that is wrong with a ledger; record n was stored at nanosecond n."""
     checks = Checks(rules)

@@ -16,7 +16,6 @@ from skerry.protocol.messages import (
     Commit,
     CommitOrigin,
     Consumed,
-    ContributionKind,
     LearnerProgress,
     RefusalCause,
 )
@@ -24,10 +23,10 @@ from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from skerry.protocol.contribution import Contribution
-    from skerry.protocol.messages import Refused
+    from skerry.protocol.messages import ContributionHeader, Refused
     from skerry.protocol.shard import PendingFragment, Shard
 
 
@@ -150,6 +149,8 @@ def commit_record(
     merge_s: float,
 ) -> Commit:
     """Return the record of a fragment's next version; digests are filled in when it is written."""
+    headers = (w.contribution.header for w in weighed)
+    progress = progress_after(state.progress, headers, genesis=not state.version)
     return Commit(
         run=writer.run,
         plan_digest=writer.plan_digest,
@@ -167,7 +168,7 @@ def commit_record(
         consumed=tuple(_consumed(w, closing) for w in weighed),
         refused=refused,
         contrib_floor=floor,
-        progress=_progress(state, weighed),
+        progress=tuple(progress.values()),
         params_digest=0,
         master_digest=0,
         final=closing.final,
@@ -198,18 +199,25 @@ def _consumed(weighed: Weighed, closing: Closing) -> Consumed:
     )
 
 
-def _progress(state: PendingFragment, weighed: Sequence[Weighed]) -> tuple[LearnerProgress, ...]:
-    """Return the table of what the log has accepted from each learner, this commit included."""
-    rows = state.progress
-    for item in weighed:
-        header = item.contribution.header
-        genesis, before = header.kind is ContributionKind.GENESIS, rows.get(header.learner)
-        tokens = before.tokens if before else 0
-        rows[header.learner] = LearnerProgress(
-            learner=header.learner,
-            incarnation=header.incarnation,
-            identity=header.identity,
-            tokens=saturated((tokens, 0 if genesis else header.tokens)),
-            cursor=max(before.cursor if before else 0, header.cursor_to),
+def progress_after(
+    rows: Mapping[str, LearnerProgress],
+    merged: Iterable[ContributionHeader | Consumed],
+    *,
+    genesis: bool,
+) -> dict[str, LearnerProgress]:
+    """Return what the log has accepted from each learner once a commit has merged these.
+
+    Initial parameters are no work: a ``genesis`` commit counts no tokens.
+    """
+    after = dict(rows)
+    for item in merged:
+        before = after.get(item.learner)
+        tokens, cursor = (before.tokens, before.cursor) if before else (0, 0)
+        after[item.learner] = LearnerProgress(
+            learner=item.learner,
+            incarnation=item.incarnation,
+            identity=item.identity,
+            tokens=saturated((tokens, 0 if genesis else item.tokens)),
+            cursor=max(cursor, item.cursor_to),
         )
-    return tuple(rows[name] for name in sorted(rows))
+    return dict(sorted(after.items()))

@@ -12,7 +12,7 @@ from skerry.errors import Overtaken, StateLost, WireError
 from skerry.log.state import MASTER, PARAMS, read_manifest, read_part
 from skerry.protocol.messages import Manifest
 from skerry.protocol.records import decode, encode
-from skerry_tools.audit.violations import Violation, What
+from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.whatif import OUTER, WhatIfPolicy
 
 if TYPE_CHECKING:

@@ -36,16 +36,15 @@ KINDS: dict[str, type[LedgerRecord]] = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One record of the ledger; where it cannot be read ``value`` is None and ``problem`` why."""
+    """One record of the ledger; where it cannot be read ``value`` is None and ``problem`` why.
+
+    ``kind`` is what a record on its subject has to be; None for a subject that is none of ours.
+    """
 
     raw: Record
+    kind: type[LedgerRecord] | None
     value: LedgerRecord | None
     problem: str = ""
-
-    @property
-    def kind(self) -> type[LedgerRecord] | None:
-        """What a record on this subject has to be; None for a subject that is none of ours."""
-        return KINDS.get(self.raw.subject.split(".")[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +82,28 @@ class RunLog:
         )
         raise StateLost(msg)
 
-    async def ledger(self, through: int) -> AsyncGenerator[LedgerEntry]:
-        """Yield every record of the ledger up to a sequence."""
-        (pattern,) = self.subjects.of_stream("LEDGER")
-        records = read(self.bus, pattern, through)
+    async def ledger(self, through: int, pattern: str | None = None) -> AsyncGenerator[LedgerEntry]:
+        """Yield every record of the ledger, or those on a pattern, up to a sequence."""
+        records = read(self.bus, pattern or self.subjects.of_stream("LEDGER")[0], through)
         async with aclosing(records):
             async for record in records:
-                yield self.entry(record)
+                yield self._entry(record)
 
-    def entry(self, record: Record) -> LedgerEntry:
-        """Return a record of the ledger as a value, or why it is none."""
-        tokens = record.subject.split(".")[3:]
-        kind = KINDS.get(tokens[0])
-        if kind is None:
-            return LedgerEntry(record, None, "nothing of ours goes there")
+    def _entry(self, record: Record) -> LedgerEntry:
+        kind, *name = record.subject.split(".")[3:]
+        expected = KINDS.get(kind)
+        if expected is None:
+            return LedgerEntry(record, None, None, "nothing of ours goes there")
         try:
-            value = decode(kind, record.payload, run=self.run, plan_digest=self.plan.digest)
+            value = decode(expected, record.payload, run=self.run, plan_digest=self.plan.digest)
         except WireError as error:
-            return LedgerEntry(record, None, str(error))
-        if isinstance(value, Commit) and str(value.fragment) != tokens[1]:
-            return LedgerEntry(record, None, f"it is a commit of fragment {value.fragment}")
-        if isinstance(value, MemberRecord) and value.learner != tokens[1]:
-            return LedgerEntry(record, None, f"it is a record of learner {value.learner}")
-        return LedgerEntry(record, value)
+            return LedgerEntry(record, expected, None, str(error))
+        problem = ""
+        if isinstance(value, Commit) and name != [str(value.fragment)]:
+            problem = f"it is a commit of fragment {value.fragment}"
+        if isinstance(value, MemberRecord) and name != [value.learner]:
+            problem = f"it is a record of learner {value.learner}"
+        return LedgerEntry(record, expected, None if problem else value, problem)
 
 
 async def newest(bus: Bus, pattern: str) -> int:

@@ -10,34 +10,51 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from skerry.algorithm import fragments
 from skerry.algorithm.backend import cpu
-from skerry.errors import Diverged, StateLost
+from skerry.errors import Diverged, RunMismatch, StateLost
 from skerry.log.state import MASTER, read_manifest
 from skerry.protocol.chunks import vector_digest
-from skerry.protocol.messages import Commit, is_from_checkpoint
+from skerry.protocol.contribution import (
+    Contribution,
+    ContributionAssembler,
+    ContributionId,
+    id_of,
+)
+from skerry.protocol.messages import Commit, RefusalCause, is_from_checkpoint
+from skerry.protocol.shard import StalenessRule
+from skerry.store import checkpoint
+from skerry.store.finding import FROM_ENVIRONMENT, locate
+from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.log import newest, read
-from skerry_tools.audit.moment import ReplayMoment, survey
-from skerry_tools.audit.payloads import payloads
-from skerry_tools.audit.whatif import OUTER, Branch, FragmentFold, Stored, WhatIfPolicy
+from skerry_tools.audit.survey import ReplayMoment, survey
+from skerry_tools.audit.whatif import OUTER, Branch, FragmentFold, WhatIfPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment
+    from skerry.log.base import Record
+    from skerry.settings.models import StoreSettings
+    from skerry.store.checkpoint import SavedFragment
     from skerry_tools.audit.log import RunLog
-    from skerry_tools.audit.moment import Survey
-    from skerry_tools.audit.payloads import Arrived, Payloads
-    from skerry_tools.audit.whatif import DriftCurve
+    from skerry_tools.audit.survey import Survey
+    from skerry_tools.audit.whatif import Drift
 
     Vector = NDArray[np.float32]
     Sink = Callable[[Fragment, Vector], None]
     OnProgress = Callable[[str, int, int], None]
+
+
+T = TypeVar("T")
 
 
 class Base(NamedTuple):
@@ -57,13 +74,31 @@ def from_genesis(_fragment: int) -> Base | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A version whose replay is not what was committed."""
+def from_checkpoint(
+    where: str | Path, log: RunLog, access: StoreSettings = FROM_ENVIRONMENT
+) -> Bases:
+    """Return the fragments of a checkpoint, or of the newest one of a run's folder, as bases.
 
-    fragment: int
-    version: int
-    sentence: str
+    Each is read and verified when it is asked for. Raises StoreError where there is no checkpoint,
+    RunMismatch for one of another model.
+    """
+    store, name = locate(where, access)
+    origin = store.where(name)
+    if checkpoint.read_manifest(store, name).plan_digest != log.plan.digest:
+        msg = (
+            f"{origin} holds other parameters than run {log.run!r}: name a checkpoint of that run."
+        )
+        raise RunMismatch(msg)
+    saved: Iterator[tuple[SavedFragment, Mapping[str, Vector]]]
+    saved = iter(checkpoint.fragments(store, name))
+
+    def base(fragment: int) -> Base | None:
+        for held, vectors in saved:
+            if held.commit.fragment == fragment:
+                return Base(held.commit.version, vectors, origin)
+        return None
+
+    return base
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +106,7 @@ class FragmentReplay:
     """One fragment: replayed from ``base`` (0: genesis) to ``reached``, of ``version`` wanted.
 
     ``stopped`` says why it did not get there, empty if it did. ``digest`` is that of the master.
+    ``drift`` is that of a what-if, which began ``cold`` without the optimizer's state.
     """
 
     fragment: int
@@ -79,7 +115,8 @@ class FragmentReplay:
     reached: int
     digest: int = 0
     stopped: str = ""
-    curve: DriftCurve | None = None
+    drift: Drift | None = None
+    cold: bool = False
 
     @property
     def whole(self) -> bool:
@@ -88,13 +125,12 @@ class FragmentReplay:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did; ``sequence`` is the ledger's at the moment that was rebuilt."""
+    """What a replay did; ``wrong`` are versions that are not what was committed."""
 
     run: str
-    sequence: int
     survey: Survey
     fragments: tuple[FragmentReplay, ...]
-    wrong: tuple[Difference, ...]
+    wrong: tuple[Violation, ...]
 
     @property
     def whole(self) -> bool:
@@ -134,33 +170,46 @@ async def replay(
     """
     found = known or await survey(log, moment or ReplayMoment())
     done: list[FragmentReplay] = []
-    wrong: list[Difference] = []
+    wrong: list[Violation] = []
     for fragment in log.plan.fragments:
-        worker = _worker(log, fragment, found, policy, wrong)
+        worker = _Worker.of(log, fragment, found, policy)
         result = await worker.run(bases(fragment.index))
         done.append(result)
+        wrong += worker.wrong
         if sink is not None and result.whole:
             fold = worker.branch.fold if worker.branch else worker.fold
             await asyncio.to_thread(sink, fragment, fold.master)
         if on_progress is not None:
             on_progress("fragments", len(done), len(log.plan.fragments))
-    return Replayed(log.run, found.sequence, found, tuple(done), tuple(wrong))
+    return Replayed(log.run, found, tuple(done), tuple(wrong))
 
 
-def _worker(
-    log: RunLog,
-    fragment: Fragment,
-    found: Survey,
-    policy: WhatIfPolicy | None,
-    wrong: list[Difference],
-) -> _Worker:
-    averaged = fragments.averaged(log.plan, fragment)
+@dataclass(slots=True)
+class _Payloads:
+    """One fragment's contributions, read no further than asked; ``held`` are still to be used."""
 
-    def fold(under: WhatIfPolicy) -> FragmentFold:
-        return FragmentFold(under.make_outer(log.config, log.plan), fragment, averaged)
+    records: AsyncGenerator[Record]
+    assembler: ContributionAssembler
+    held: dict[ContributionId, Contribution] = field(
+        default_factory=dict["ContributionId", "Contribution"]
+    )
+    position: int = 0
 
-    branch = Branch(policy, log.config, fold(policy)) if policy else None
-    return _Worker(log, found, fold(WhatIfPolicy()), branch, wrong)
+    async def fetch(self, key: ContributionId, through: int) -> Contribution | None:
+        """Return a contribution that was whole by a sequence of CONTRIB; None if it is gone."""
+        while key not in self.held and self.position < through:
+            record = await anext(self.records, None)
+            if record is None:
+                break
+            self.position = record.sequence
+            got = self.assembler.feed(record)
+            if isinstance(got, Contribution):
+                self.held.setdefault(got.id, got)
+        return self.held.get(key)
+
+    def forget(self, floor: int) -> None:
+        """Drop what lies at or below a floor: no later commit can name it."""
+        self.held = {k: c for k, c in self.held.items() if c.sequence_last > floor}
 
 
 @dataclass(slots=True)
@@ -171,9 +220,26 @@ class _Worker:
     survey: Survey
     fold: FragmentFold
     branch: Branch | None
-    wrong: list[Difference]
+    wrong: list[Violation] = field(default_factory=list[Violation])
     version: int = 0
     begun: int = 0
+
+    @classmethod
+    def of(
+        cls, log: RunLog, fragment: Fragment, found: Survey, policy: WhatIfPolicy | None
+    ) -> _Worker:
+        sync, averaged = log.config.sync, fragments.averaged(log.plan, fragment)
+
+        def fold(under: WhatIfPolicy) -> FragmentFold:
+            outer = under.make_outer(log.config, log.plan)
+            return FragmentFold(outer, fragment, averaged, under.merge or sync.merge)
+
+        branch = None
+        if policy is not None:
+            most = sync.max_staleness if policy.max_staleness is None else policy.max_staleness
+            rule = StalenessRule(most, policy.staleness_discount or sync.staleness_discount)
+            branch = Branch.of(log.run, log.plan, fold(policy), rule)
+        return cls(log, found, fold(WhatIfPolicy()), branch)
 
     @property
     def index(self) -> int:
@@ -185,27 +251,26 @@ class _Worker:
         if problem := self._unfit(base, wanted):
             return FragmentReplay(self.index, self.begun, wanted, self.begun, stopped=problem)
         if base is not None:
-            leaves = {
-                name.removeprefix(OUTER): vector
-                for name, vector in base.vectors.items()
-                if name.startswith(OUTER)
-            }
-            self._begin(base.vectors[MASTER], leaves, base.version)
-        stopped = await self._fold(wanted)
-        digest = vector_digest(self.fold.master) if self.version else 0
-        curve = self.branch.curve() if self.branch else None
-        result = FragmentReplay(
-            self.index, self.begun, wanted, self.version, digest, stopped, curve
-        )
-        if result.whole:
+            self._begin(base.vectors[MASTER], _leaves(base.vectors), base.version)
+        stopped = await self._replay(wanted)
+        if not stopped and self.version == wanted:
             await self._compare_outer()
-        return result
+        return FragmentReplay(
+            self.index,
+            self.begun,
+            wanted,
+            self.version,
+            vector_digest(self.fold.master) if self.version else 0,
+            stopped,
+            self.branch.drift(self.fold.master) if self.branch and self.version else None,
+            self.branch is not None and self.branch.cold,
+        )
 
     def _unfit(self, base: Base | None, wanted: int) -> str:
         if not wanted:
             return f"Fragment {self.index} had no version yet at that moment."
-        if self.begun < self.survey.reach[self.index].base:
-            return self.survey.lost_sentence(self.index)
+        if self.begun < self.survey.base[self.index]:
+            return self.survey.unreachable(self.index)
         if base is not None and self.begun > wanted:
             return (
                 f"{base.origin} holds version {self.begun} of fragment {self.index}, and version"
@@ -219,39 +284,38 @@ class _Worker:
         if self.branch is not None:
             self.branch.begin(master, leaves)
 
-    async def _fold(self, wanted: int) -> str:
+    async def _replay(self, wanted: int) -> str:
         """Go through the commits; return why it stopped before the version that is wanted."""
-        commits = _commits(self.log, self.index, self.survey.sequence)
-        async with payloads(self.log, self.index) as source, aclosing(commits):
-            async for stored, following in commits:
-                if stored.commit.version > wanted:
+        log, subjects = self.log, self.log.subjects
+        pattern = subjects.contribution(self.index)
+        records = read(log.bus, pattern, await newest(log.bus, pattern))
+        entries = log.ledger(self.survey.sequence, subjects.commit(self.index))
+        async with aclosing(records), aclosing(entries):
+            source = _Payloads(records, ContributionAssembler(log.run, log.plan))
+            async for entry in entries:
+                commit = entry.value
+                if not isinstance(commit, Commit) or commit.version < self.begun:
+                    continue
+                if commit.version > wanted:
                     break
-                if stopped := await self._step(stored, following, source):
+                if commit.version > self.begun and (stopped := await self._redo(commit, source)):
                     return stopped
+                source.forget(commit.contrib_floor)
+                if problem := await asyncio.to_thread(self._difference, commit):
+                    return self._note(f"version {commit.version}{problem}")
         return ""
 
-    async def _step(self, stored: Stored, following: Stored | None, source: Payloads) -> str:
-        """Replay one commit and compare; ``following`` is the next one, where there is one."""
-        commit = stored.commit
-        if commit.version < self.begun:
-            return ""
-        if commit.version > self.begun and (stopped := await self._redo(stored, following, source)):
-            return stopped
-        if self.branch is None:
-            source.forget(commit.contrib_floor)
-        if problem := await asyncio.to_thread(self._difference, commit):
-            text = f"Fragment {self.index}, version {commit.version}{problem}"
-            self.wrong.append(Difference(self.index, commit.version, text))
-            return text
-        return ""
+    def _note(self, text: str) -> str:
+        """Note that a version is not what was committed, and return the sentence."""
+        sentence = f"Fragment {self.index}, {text}"
+        self.wrong.append(Violation(What.REPLAY, sentence, self.index, self.version))
+        return sentence
 
-    async def _redo(self, stored: Stored, following: Stored | None, source: Payloads) -> str:
+    async def _redo(self, commit: Commit, source: _Payloads) -> str:
         """Do what the syncer did; return why that is impossible, or nothing."""
-        commit = stored.commit
-        inputs: list[Arrived] = []
+        inputs: list[Contribution] = []
         for item in commit.consumed:
-            key = (item.learner, item.incarnation, item.identity)
-            found = await source.fetch(key, item.sequence_last)
+            found = await source.fetch(id_of(item), item.sequence_last)
             if found is None:
                 return (
                     f"Contribution {item.identity} of learner {item.learner} (incarnation"
@@ -261,21 +325,22 @@ class _Worker:
                 )
             inputs.append(found)
         if commit.version == 1 and not is_from_checkpoint(commit):
-            first = inputs[0].contribution
+            first = inputs[0]
             negated = await asyncio.to_thread(cpu().dequantise, first.scheme, first.planes)
             self._begin(np.float32(0) - negated, None, 1)
             return ""
         if inputs:
             shares = [item.weight for item in commit.consumed]
-            merged = [item.merged for item in inputs]
-            method = self.log.config.sync.merge
             try:
-                await asyncio.to_thread(self.fold.merge, merged, shares, method)
+                await asyncio.to_thread(self.fold.merge, inputs, shares)
             except (Diverged, ValueError) as error:
                 return f"Fragment {commit.fragment}, version {commit.version}: {error}."
         self.version = commit.version
         if self.branch is not None:
-            await self.branch.round(stored, following, inputs, source, self.fold.master)
+            stale = [id_of(r) for r in commit.refused if r.cause is RefusalCause.TOO_STALE]
+            late = [await source.fetch(key, commit.contrib_floor) for key in stale]
+            taken = [*inputs, *(c for c in late if c is not None)]
+            await asyncio.to_thread(self.branch.round, commit, taken)
         return ""
 
     def _difference(self, commit: Commit) -> str:
@@ -297,31 +362,14 @@ class _Worker:
         manifest = await read_manifest(self.log.bus, self.log.run, self.log.plan, self.index)
         if manifest is None or manifest.commit.version != self.version:
             return
-        leaves = self.fold.outer.leaves(self.fold.state).items()
-        found = {OUTER + name: vector_digest(vector) for name, vector in leaves}
-        held = {part.name: part.digest for part in manifest.parts if part.name.startswith(OUTER)}
+        leaves = self.fold.outer.leaves(self.fold.state)
+        found = {name: vector_digest(vector) for name, vector in leaves.items()}
+        held = _leaves({part.name: part.digest for part in manifest.parts})
         for name in sorted({*held, *found}):
             if held.get(name) != found.get(name):
-                text = f"Fragment {self.index}, version {self.version}: {name} does not replay."
-                self.wrong.append(Difference(self.index, self.version, text))
+                self._note(f"version {self.version}: {OUTER}{name} does not replay.")
 
 
-async def _commits(
-    log: RunLog, fragment: int, through: int
-) -> AsyncGenerator[tuple[Stored, Stored | None]]:
-    """Yield each commit of one fragment up to ``through``, with the next one if there is one."""
-    pattern = log.subjects.commit(fragment)
-    records = read(log.bus, pattern, await newest(log.bus, pattern))
-    held: Stored | None = None
-    async with aclosing(records):
-        async for record in records:
-            value = log.entry(record).value
-            stored = Stored(value, record.time_ns) if isinstance(value, Commit) else None
-            if held is not None and stored is not None:
-                yield held, stored
-            if record.sequence > through:
-                held = None if stored is not None else held
-                break
-            held = stored or held
-    if held is not None:
-        yield held, None
+def _leaves(parts: Mapping[str, T]) -> dict[str, T]:
+    """Return the parts of the outer optimizer by its own names."""
+    return {n.removeprefix(OUTER): part for n, part in parts.items() if n.startswith(OUTER)}

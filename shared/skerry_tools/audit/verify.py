@@ -8,21 +8,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from skerry.log import ledger
-from skerry.protocol.messages import Commit, MemberRecord
-from skerry_tools.audit.chain import Chain
+from skerry.protocol.contribution import Contribution, ContributionAssembler
+from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
+from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.global_state import Ends, check_parts
 from skerry_tools.audit.log import RunLog, newest, read
-from skerry_tools.audit.moment import Survey
-from skerry_tools.audit.offers import Collector
-from skerry_tools.audit.violations import Violation, What
-from skerry_tools.audit.window import Reach, Window, read_window
+from skerry_tools.audit.survey import Survey, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.log.base import Bus
+    from skerry.log.base import Bus, Record
     from skerry_tools.audit.log import LedgerEntry
     from skerry_tools.audit.replay import Replayed
 
@@ -37,10 +37,9 @@ STRIDE = 256
 class LearnerReport:
     """One learner over all its incarnations.
 
-    ``tokens`` are those of the fragment that is furthest along, as in ``skerry status``;
-    ``discarded`` are tokens it trained on and never offered, of the fragment with most of them.
-    ``cursor`` is how far its data is counted. ``starts`` counts what became of the inner
-    optimizer's state: new, warm or cold. ``refused`` counts by cause, over all fragments.
+    ``tokens`` are those of the fragment that is furthest along, as in ``skerry status``; ``cursor``
+    is how far its data is counted. ``starts`` counts what became of the inner optimizer's state:
+    new, warm or cold. ``refused`` counts by cause, over all fragments, as ``contributions`` does.
     """
 
     learner: str
@@ -48,19 +47,8 @@ class LearnerReport:
     tokens: int
     cursor: int
     contributions: int
-    discarded: int
     refused: dict[str, int]
     starts: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentReport:
-    """One fragment: its newest version, and the version from which on it can be replayed."""
-
-    fragment: int
-    version: int
-    replayable_from: int
-    replayable_since_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +56,7 @@ class AuditReport:
     """What a verification found; ``violations`` in ledger order, at most ``MOST_KEPT`` of them.
 
     ``notes`` are what the next start of a service repairs by itself, and unreadable records where
-    any learner may write. ``raise_window_to`` are the
-    bytes of window that would have kept every contribution, 0 where the window has dropped none.
+    any learner may write. ``survey`` says where each fragment is and from where it can be replayed.
     """
 
     run: str
@@ -80,21 +67,19 @@ class AuditReport:
     broken: int
     notes: tuple[str, ...]
     learners: tuple[LearnerReport, ...]
-    fragments: tuple[FragmentReport, ...]
-    window: Window
-    reach: dict[int, Reach]
-    raise_window_to: int
+    survey: Survey
     replayed: Replayed | None = None
 
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over the ledger."""
+    """One pass over the ledger; ``newest`` are each fragment's newest version and its digest."""
 
     checks: Checks
     ends: Ends
     survey: Survey
-    chain: Chain = field(default_factory=Chain)
+    newest: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    merged: Counter[str] = field(default_factory=Counter[str])
     refused: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     found: list[Violation] = field(default_factory=list[Violation])
     notes: list[str] = field(default_factory=list[str])
@@ -108,70 +93,82 @@ class _Walk:
         self.found += violations[: max(0, MOST_KEPT - len(self.found))]
 
     def take(self, entry: LedgerEntry) -> None:
-        raw = entry.raw
+        raw, value = entry.raw, entry.value
         self.records += 1
         self.missing(raw.sequence)
         self.sequence = raw.sequence
-        match entry.value:
-            case None:
-                text = f"Ledger record {raw.sequence} ({raw.subject}) is none: {entry.problem}"
-                if entry.kind is MemberRecord:
-                    self.notes.append(f"{text}. Any learner may write there; nothing reads it.")
-                else:
-                    self.report([Violation(What.UNREADABLE, text, sequence=raw.sequence)])
-            case MemberRecord():
-                self.report(self.checks.member(entry.value, raw.sequence))
-            case Commit():
-                self._commit(entry.value, entry)
-            case _:
-                pass
+        if value is None:
+            text = f"Ledger record {raw.sequence} ({raw.subject}) is none: {entry.problem}"
+            if entry.kind is MemberRecord:
+                self.notes.append(f"{text}. Any learner may write there; nothing reads it.")
+            else:
+                self.report([Violation(What.UNREADABLE, text, sequence=raw.sequence)])
+        elif isinstance(value, MemberRecord):
+            self.report(self.checks.member(value, raw.sequence))
+        elif isinstance(value, Commit):
+            self._commit(value, raw)
 
     def missing(self, upto: int) -> None:
         """Report ledger sequences between the last record and this one: none may be gone."""
         if upto > self.sequence + 1:
-            gone = upto - self.sequence - 1
-            where = f"{self.sequence + 1}" if gone == 1 else f"{self.sequence + 1} to {upto - 1}"
+            first = self.sequence + 1
+            where = f"{first}" if upto == first + 1 else f"{first} to {upto - 1}"
             text = (
                 f"Ledger record {where} is missing: deleted, purged,"
                 " or lost when the store was cut short."
             )
-            self.report([Violation(What.MISSING, text, sequence=self.sequence + 1)])
+            self.report([Violation(What.MISSING, text, sequence=first)])
 
-    def _commit(self, commit: Commit, entry: LedgerEntry) -> None:
-        raw = entry.raw
+    def _commit(self, commit: Commit, raw: Record) -> None:
         self.commits += 1
         self.report(self.checks.commit(commit, raw.sequence, raw.time_ns))
-        self.report(self.chain.commit(commit, raw.payload, raw.sequence))
+        self.report(self._chained(commit, raw))
+        self.merged.update(item.learner for item in commit.consumed if is_round(commit))
         for item in commit.refused:
             self.refused.setdefault(item.learner, Counter())[item.cause.value] += 1
         self.ends.commit(commit.fragment, commit.version, raw.payload)
-        self.survey.commit(commit, raw)
+        self.survey.commit(commit, raw.sequence)
 
-    def fragments(self) -> tuple[FragmentReport, ...]:
-        return tuple(
-            FragmentReport(index, self.survey.versions[index], reach.base, reach.since_ns)
-            for index, reach in sorted(self.survey.reach.items())
+    def _chained(self, commit: Commit, raw: Record) -> list[Violation]:
+        """Check that a record names the digest of the one before it of its fragment.
+
+        One that is changed after the next was written no longer has the digest that the next one
+        names. The newest has none after it: it is compared with its manifest, byte for byte. Where
+        a version is missing, that alone is a violation.
+        """
+        before = self.newest.get(commit.fragment)
+        self.newest[commit.fragment] = commit.version, xxhash.xxh3_64_intdigest(raw.payload)
+        if before is None:
+            first = commit.version == 1 or begins_history(commit)
+            broken = commit.previous != 0 and first
+            what = "the first of its fragment, names a record before it"
+        else:
+            version, digest = before
+            broken = commit.previous != digest and commit.version == version + 1
+            what = f"does not follow the record of version {version} that the ledger holds"
+        text = (
+            f"Fragment {commit.fragment}, version {commit.version}: its record {what}"
+            f" ({commit.previous:016x}): one of the two was changed after it was written."
         )
+        place = commit.fragment, commit.version
+        return [Violation(What.CHAIN, text, *place, sequence=raw.sequence)] * broken
 
     def learners(self) -> tuple[LearnerReport, ...]:
         """Return a row for each learner that the ledger knows, by name."""
-        names = {*self.checks.starts, *self.refused}
-        return tuple(self._learner(name) for name in sorted(names))
-
-    def _learner(self, name: str) -> LearnerReport:
-        starts = self.checks.starts.get(name)
-        accounts = self.checks.accounts(name)
-        discarded = max((account.discarded for account in accounts), default=0)
-        return LearnerReport(
-            learner=name,
-            incarnation=max(0, starts.incarnation) if starts else 0,
-            tokens=max((account.tokens for account in accounts), default=0),
-            cursor=max((account.cursor for account in accounts), default=0),
-            contributions=sum(account.contributions for account in accounts),
-            discarded=discarded * (self.checks.rules.sequence_tokens or 1),
-            refused=dict(self.refused.get(name, {})),
-            starts=dict(starts.inner) if starts else {},
-        )
+        rows: list[LearnerReport] = []
+        for name in sorted({*self.checks.starts, *self.refused}):
+            starts, progress = self.checks.starts_of(name), self.checks.progress(name)
+            row = LearnerReport(
+                learner=name,
+                incarnation=max(0, starts.incarnation),
+                tokens=max((row.tokens for row in progress), default=0),
+                cursor=max((row.cursor for row in progress), default=0),
+                contributions=self.merged[name],
+                refused=dict(self.refused.get(name, {})),
+                starts=dict(starts.inner),
+            )
+            rows.append(row)
+        return tuple(rows)
 
 
 async def verify(
@@ -180,7 +177,7 @@ async def verify(
     *,
     replay: bool = False,
     rules: Rules | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda _what, _done, _of: None,
 ) -> AuditReport:
     """Walk the log of a run and return everything that is wrong with it.
 
@@ -196,23 +193,26 @@ async def verify(
         on_progress: hears what is being done, how much is done, and of how much (0: unknown).
 
     """
-    began = time.monotonic()
+    began, read_bytes = time.monotonic(), 0
     log = RunLog.of(bus, await ledger.read_run(bus, run))
-    report = on_progress or _silent
-    walk = await _walk(log, rules or Rules.of(log.config), report)
-    versions = walk.survey.versions
+    walk = await _walk(log, rules or Rules.of(log.config), on_progress)
     walk.report(walk.checks.finish())
-    wrong, notes = walk.ends.compare(versions)
+    wrong, notes = walk.ends.compare(walk.survey.versions)
     walk.report(wrong)
-    read_bytes = 0
 
     def on_bytes(size: int) -> None:
         nonlocal read_bytes
         read_bytes += size
-        report("state bytes", read_bytes, 0)
+        on_progress("state bytes", read_bytes, 0)
 
-    walk.report(await check_parts(log, versions, on_bytes))
-    replayed = await _replayed(log, walk, report) if replay else None
+    walk.report(await check_parts(log, walk.survey.versions, on_bytes))
+    replayed = None
+    if replay:
+        from skerry_tools.audit import replay as replaying
+
+        known = walk.survey if walk.survey.versions else None
+        replayed = await replaying.replay(log, known=known, on_progress=on_progress)
+        walk.report(list(replayed.wrong))
     return AuditReport(
         run=run,
         records=walk.records,
@@ -222,22 +222,30 @@ async def verify(
         broken=walk.broken,
         notes=(*walk.notes[:MOST_KEPT], *notes),
         learners=walk.learners(),
-        fragments=walk.fragments(),
-        window=walk.survey.window,
-        reach=walk.survey.reach,
-        raise_window_to=walk.survey.raise_window_to,
+        survey=walk.survey,
         replayed=replayed,
     )
 
 
-def _silent(_what: str, _done: int, _of: int) -> None:
-    """Show nothing."""
-
-
 async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
-    """Read manifests, then the window, then the ledger: in this order nothing can seem ahead."""
-    walk = _Walk(Checks(rules), await Ends.read(log), Survey(await read_window(log)))
-    await _offers(log, walk, report)
+    """Read manifests, then the window, then the ledger: in this order nothing can seem ahead.
+
+    A contribution counts that a newer incarnation has superseded: a commit has to name it as
+    refused.
+    """
+    walk = _Walk(Checks(rules), await Ends.read(log), Survey(await Window.read(log)))
+    assembler = ContributionAssembler(log.run, log.plan, keeps_payload=False)
+    pattern, done = log.subjects.contribution(), 0
+    records = read(log.bus, pattern, await newest(log.bus, pattern))
+    async with aclosing(records):
+        async for record in records:
+            if record.subject.split(".")[-2] != "start":
+                got = assembler.feed(record)
+                if isinstance(got, Contribution):
+                    walk.checks.offer(got)
+            done += 1
+            if done % STRIDE == 0:
+                report("window messages", done, walk.survey.window.messages)
     info = await log.stream("LEDGER")
     through = await newest(log.bus, log.subjects.of_stream("LEDGER")[0])
     entries = log.ledger(through)
@@ -248,27 +256,3 @@ async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
                 report("ledger records", entry.raw.sequence, through)
     walk.missing(max(info.last_seq, through) + 1)
     return walk
-
-
-async def _offers(log: RunLog, walk: _Walk, report: OnProgress) -> None:
-    collector = Collector(log.run, log.plan)
-    through = await newest(log.bus, log.subjects.contribution())
-    records = read(log.bus, log.subjects.contribution(), through)
-    done = 0
-    async with aclosing(records):
-        async for record in records:
-            offer = collector.feed(record)
-            if offer is not None:
-                walk.checks.offer(offer)
-            done += 1
-            if done % STRIDE == 0:
-                report("window messages", done, walk.survey.window.messages)
-
-
-async def _replayed(log: RunLog, walk: _Walk, report: OnProgress) -> Replayed:
-    from skerry_tools.audit.replay import replay
-
-    known = walk.survey if walk.survey.versions else None
-    replayed = await replay(log, known=known, on_progress=report)
-    walk.report([Violation(What.REPLAY, d.sentence, d.fragment, d.version) for d in replayed.wrong])
-    return replayed

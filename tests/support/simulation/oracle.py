@@ -14,12 +14,12 @@ from skerry.log import ledger
 from skerry.protocol.messages import Commit, Manifest, RunState
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
+from skerry_tools.audit.accounts import What
 from skerry_tools.audit.verify import verify
-from skerry_tools.audit.violations import What
 from tests.support.simulation.cluster import RUN
 
 if TYPE_CHECKING:
-    from skerry_tools.audit.violations import Violation
+    from skerry_tools.audit.accounts import Violation
     from tests.support.simulation.cluster import Cluster
 
 

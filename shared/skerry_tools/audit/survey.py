@@ -1,0 +1,127 @@
+"""Which moment of a run is meant, where each fragment is then, and where a replay can start."""
+
+from __future__ import annotations
+
+import re
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from skerry.errors import ConfigError
+from skerry.protocol.messages import Commit, is_from_checkpoint
+from skerry_tools.audit.log import newest
+
+if TYPE_CHECKING:
+    from skerry.log.base import Record
+    from skerry_tools.audit.log import RunLog
+
+NANOSECONDS = 1_000_000_000
+FORMS = (
+    "v17 (every fragment at version 17, or its newest before that), seq:1234 (the ledger up to that"
+    " sequence), or a time such as 2026-03-01T12:00:00Z (UTC where it names no zone)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayMoment:
+    """The last version, ledger sequence and time of the broker that belong to it; None: any."""
+
+    version: int | None = None
+    sequence: int | None = None
+    at_ns: int | None = None
+
+    def takes(self, commit: Commit, raw: Record) -> bool:
+        """Return True if a commit belongs to the state at this moment."""
+        bounds = (
+            (commit.version, self.version),
+            (raw.sequence, self.sequence),
+            (raw.time_ns, self.at_ns),
+        )
+        return all(last is None or value <= last for value, last in bounds)
+
+
+def parse(text: str) -> ReplayMoment:
+    """Return what a person means by ``--to``; ConfigError lists the forms."""
+    if found := re.fullmatch(r"v(\d+)", text):
+        return ReplayMoment(version=int(found[1]))
+    if found := re.fullmatch(r"seq:(\d+)", text):
+        return ReplayMoment(sequence=int(found[1]))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        msg = f"--to {text!r} is no moment of a run: use {FORMS}."
+        raise ConfigError(msg, path="to") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return ReplayMoment(at_ns=int(moment.timestamp() * NANOSECONDS))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What CONTRIB holds: its use and its bound in bytes; ``since_ns`` is its oldest message's."""
+
+    bytes: int
+    window_bytes: int
+    messages: int
+    first_sequence: int
+    since_ns: int
+
+    @classmethod
+    async def read(cls, log: RunLog) -> Window:
+        """Return what CONTRIB holds now."""
+        info = await log.stream("CONTRIB")
+        oldest = await log.bus.get(info.name, info.first_seq)
+        since_ns = oldest.time_ns if oldest else 0
+        return cls(info.bytes, info.spec.max_bytes, info.messages, info.first_seq, since_ns)
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a replay may do: ``versions`` is where each fragment is at the moment asked for.
+
+    ``base`` is the version that a replay of a fragment must begin at or after, 0 for genesis, and
+    ``dropped`` are fragments of which the window has lost what an earlier one would need.
+    ``sequence`` is the last commit's in the ledger.
+    """
+
+    window: Window
+    versions: dict[int, int] = field(default_factory=dict[int, int])
+    base: dict[int, int] = field(default_factory=dict[int, int])
+    dropped: set[int] = field(default_factory=set[int])
+    sequence: int = 0
+
+    def commit(self, commit: Commit, sequence: int) -> None:
+        """Take the next commit of the ledger."""
+        fragment = commit.fragment
+        self.versions[fragment], self.sequence = commit.version, sequence
+        self.base.setdefault(fragment, 0)
+        first = min((c.sequence_first for c in commit.consumed), default=0)
+        gone = 0 < first < self.window.first_sequence
+        if gone or is_from_checkpoint(commit):
+            self.base[fragment] = commit.version
+            self.dropped |= {fragment} if gone else set()
+
+    def unreachable(self, fragment: int) -> str:
+        """Return why a fragment cannot be replayed from an earlier version, and the fix."""
+        base = self.base[fragment]
+        fix = f"name a checkpoint of version {base} or newer with --from"
+        if fragment not in self.dropped:
+            return f"Fragment {fragment} begins at version {base} in this log: {fix}."
+        return (
+            f"The window has dropped contributions to fragment {fragment} up to version {base}:"
+            f" {fix}; a larger log.window_bytes would have kept more."
+        )
+
+
+async def survey(log: RunLog, moment: ReplayMoment) -> Survey:
+    """Find the moment in the ledger; ConfigError where the run had committed nothing by then."""
+    found, pattern = Survey(await Window.read(log)), log.subjects.commit()
+    entries = log.ledger(await newest(log.bus, pattern), pattern)
+    async with aclosing(entries):
+        async for entry in entries:
+            if isinstance(entry.value, Commit) and moment.takes(entry.value, entry.raw):
+                found.commit(entry.value, entry.raw.sequence)
+    if not found.versions:
+        msg = f"Run {log.run!r} had committed nothing yet at that moment: choose a later --to."
+        raise ConfigError(msg, path="to")
+    return found
