@@ -145,13 +145,13 @@ class Checks:
         found += [] if begins else self._sequel(history, commit)
         self.fences[commit.fragment % self.rules.shards] = commit.fence
         history.version, history.floor = commit.version, commit.contrib_floor
-        told = {row.learner: row for row in commit.progress}
+        table = {row.learner: row for row in commit.progress}
         if not begins and not _replaces(commit):
             found += [*self._resolved(history, commit), *_merge(commit, self.rules.staleness)]
         below = history.drop(commit.contrib_floor, at_ns)
         if begins or torn or _replaces(commit):
             if _replaces(commit) and not torn:
-                found += _went_back(history, told)
+                found += _went_back(history, table)
             for row in commit.progress:
                 # A log before this one is another one's; of one that has a hole, or that a store
                 # has lost, the table is all that is left. One hole is one violation.
@@ -161,8 +161,8 @@ class Checks:
         else:
             genesis = commit.origin is CommitOrigin.GENESIS
             history.rows = progress_after(history.rows, commit.consumed, genesis=genesis)
-            found += _table(history, told)
-        history.rows |= told
+            found += _table(history, table)
+        history.rows |= table
         if not begins and not torn:
             for contribution in below:
                 text = (
@@ -298,26 +298,26 @@ def _merge(commit: Commit, rule: StalenessRule | None) -> Iterator[Found]:
                 yield What.WEIGHTS, item.learner, text
 
 
-def _table(history: FragmentHistory, told: dict[str, LearnerProgress]) -> Iterator[Found]:
+def _table(history: FragmentHistory, table: dict[str, LearnerProgress]) -> Iterator[Found]:
     """Compare a commit's progress table with the fold of all that was consumed."""
     for learner, row in history.rows.items():
-        if told.get(learner) != row:
+        if table.get(learner) != row:
             text = (
-                f"the table tells of {_counts(told.get(learner))}, what was consumed adds up to"
+                f"the table tells of {_counts(table.get(learner))}, what was consumed adds up to"
                 f" {_counts(row)}"
             )
             yield What.PROGRESS, learner, text
-    for learner in told.keys() - history.rows.keys():
+    for learner in table.keys() - history.rows.keys():
         yield What.PROGRESS, learner, "the table has a row for a learner that nothing came from"
 
 
-def _went_back(history: FragmentHistory, told: dict[str, LearnerProgress]) -> Iterator[Found]:
+def _went_back(history: FragmentHistory, table: dict[str, LearnerProgress]) -> Iterator[Found]:
     """Check the table of a checkpoint that was put back: it may go ahead, and never back.
 
     A row that is ahead tells of what a store that was rolled back has lost.
     """
     for learner, held in history.rows.items():
-        row = told.get(learner)
+        row = table.get(learner)
         if row is None or (
             (row.incarnation, row.identity) < (held.incarnation, held.identity)
             or row.tokens < held.tokens

@@ -108,8 +108,8 @@ def run_verify(choice: RunChoice, *, rebuilds: bool, as_json: bool) -> None:
     report = asyncio.run(_verified(choice, rebuilds=rebuilds))
     if as_json:
         replayed = _to_json(report.replayed) if report.replayed else None
-        told = {**asdict(report), "ok": not report.violations, "replayed": replayed}
-        print(json.dumps({**told, "survey": _survey_to_json(report.survey)}, indent=2))
+        plain = {**asdict(report), "ok": not report.violations, "replayed": replayed}
+        print(json.dumps({**plain, "survey": _survey_to_json(report.survey)}, indent=2))
     else:
         _show(report)
     if report.violations:
