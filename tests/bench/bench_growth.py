@@ -232,7 +232,7 @@ async def restarts(server: NatsServer, folder: Path, scale: Scale) -> list[Resta
                 manifests = await read_manifests(bus, RUN, scale.cut)
                 for manifest in manifests.values():
                     await read_part(bus, RUN, scale.cut, manifest, PARAMS)
-            return "" if newcomer.member.step else "without a step to go on from"
+            return "" if newcomer.step else "without a step to go on from"
 
         found.append(await timed("syncer, serves", syncer))
         found.append(await timed("learner, place and state", learner))

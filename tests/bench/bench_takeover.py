@@ -21,11 +21,11 @@ from pathlib import Path
 from harness import Goal, parser, write
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit
+from skerry.protocol.messages import Commit, SyncerPulse
 from skerry.settings.models import RunConfig, SyncConfig
 from tests.support.builders import run_record
 from tests.support.cluster import Cluster, Service
@@ -90,7 +90,7 @@ class Watch:
                     self._news.notify_all()
 
     async def pulses(self) -> None:
-        pulses = presence.follow_syncer_pulses(self._bus, RUN)
+        pulses = run_records.follow(self._bus, RUN, SyncerPulse)
         async with aclosing(pulses):
             async for pulse in pulses:
                 async with self._news:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.log import ledger, presence, recovery
+from skerry.log import ledger, recovery, run_records
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.messages import (
@@ -179,7 +179,7 @@ class Stage:
             syncer="syncer",
             trace_id=self.trace(fragment, self.versions[fragment] + 1),
         )
-        await presence.open_round(self.bus, told)
+        await run_records.publish(self.bus, told)
         return told
 
     def trace(self, fragment: int, version: int) -> str:

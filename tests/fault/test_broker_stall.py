@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import BrokerUnavailable
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.protocol.messages import LearnerPhase, Pulse
@@ -45,7 +45,7 @@ class Running:
     async def pulses_after(self, sent_ns: int) -> dict[str, Pulse]:
         """Return the first pulse of each learner that was sent after that moment."""
         found: dict[str, Pulse] = {}
-        pulses = presence.follow_pulses(self.bus, self.run)
+        pulses = run_records.follow(self.bus, self.run, Pulse)
         async with asyncio.timeout(60):
             async for pulse in pulses:
                 if pulse.sent_ns > sent_ns:

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import RunMismatch
-from skerry.log import ledger
+from skerry.log import ledger, run_records
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import CheckpointRecord
 from skerry.settings.models import RunConfig
 from skerry.store.base import Store
 from skerry.store.checkpoint import verify
@@ -102,7 +103,7 @@ async def scripted(
 
 async def checkpoint_at(bus: Bus, step: int) -> None:
     """Wait until the ledger has a checkpoint at this step or later."""
-    records = ledger.follow_checkpoints(bus, RUN)
+    records = run_records.follow(bus, RUN, CheckpointRecord)
     async with asyncio.timeout(DEADLINE_S), aclosing(records):
         async for record in records:
             if record.step >= step:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.log import ledger
+from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
 from skerry.models.base import specs_of
 from skerry.models.factory import build_model
@@ -56,7 +56,7 @@ async def begin(bus: NatsBus, run: str, config: RunConfig) -> ScriptedRun:
 async def until(bus: NatsBus, run: str, versions: tuple[int, ...]) -> list[Evaluation]:
     """Return all evaluations up to that of these versions."""
     seen: list[Evaluation] = []
-    evaluations = ledger.follow_evaluations(bus, run)
+    evaluations = run_records.follow(bus, run, Evaluation)
     async with aclosing(evaluations):
         async for evaluation in evaluations:
             seen.append(evaluation)
@@ -119,7 +119,7 @@ async def test_a_run_that_trained_is_evaluated_and_its_log_holds(
         for service in services:
             assert await service.ended(SLOW_S) == 0, service.said[-2000:]
         commits = await ledger.last_commits(bus, run_id)
-        said = await ledger.evaluations(bus, run_id)
+        said = await run_records.read_all(bus, run_id, Evaluation)
         proof = await verify(bus, run_id)
         view = (await read_model(bus, run_id)).view
     assert said[-1].versions == (commits[0].version, commits[1].version)

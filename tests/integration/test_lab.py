@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from skerry.algorithm.fragments import Plan
-from skerry.log import ledger, place, presence
+from skerry.log import ledger, place, run_records
 from skerry.log.base import Bus, Record
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.protocol.chunks import unseal
-from skerry.protocol.messages import Commit, InnerState, RunRecord
+from skerry.protocol.messages import Commit, InnerState, Round, RunRecord
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import (
@@ -92,13 +92,13 @@ def _records(lab: Lab, stream: str) -> list[Record]:
 async def play(bus: Bus, tape: Tape, name: str) -> None:
     """Be a learner that pulses, and answers each round with what is on the tape; for ever."""
     taken = await place.take_place(bus, RUN, tape.plan, name, host="tape", now_ns=time.time_ns())
-    await place.settle_in(bus, replace(taken.member, inner=InnerState.NEW))
+    await place.settle_in(bus, replace(taken, inner=InnerState.NEW))
     sent = tape.sent[name]
     for fragment in tape.plan.fragments:
         await _send(bus, sent.get((fragment.index, 1), []))
     async with TaskGroup() as group:
         group.create_task(_pulse(bus, name))
-        rounds = presence.follow_rounds(bus, RUN, tape.plan.digest)
+        rounds = run_records.follow(bus, RUN, Round, tape.plan.digest)
         async with aclosing(rounds):
             async for opened in rounds:
                 await _send(bus, sent.get((opened.fragment, opened.version), []))
@@ -114,7 +114,7 @@ async def _pulse(bus: Bus, name: str) -> None:
     while True:
         steps = int((time.monotonic() - began_s) / STEP_S)
         said = pulse(name, steps, run=RUN, sent_ns=time.time_ns(), step_time_s=STEP_S)
-        await presence.publish_pulse(bus, said)
+        await run_records.publish(bus, said)
         await asyncio.sleep(PULSE_S)
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from skerry.cli.programs import argv, argv_of
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
+from skerry.protocol.messages import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, Pulse
+    from skerry.protocol.messages import Commit
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ async def until_pulse(
     bus: Bus, run: str, wanted: Callable[[Pulse], bool], *, timeout_s: float = 90.0
 ) -> Pulse:
     """Return the first pulse, from the newest of each learner on, that is wanted."""
-    pulses = presence.follow_pulses(bus, run)
+    pulses = run_records.follow(bus, run, Pulse)
     async with asyncio.timeout(timeout_s), aclosing(pulses):
         async for pulse in pulses:
             if wanted(pulse):

@@ -21,7 +21,7 @@ import numpy as np
 from skerry.algorithm import adoption
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import slice_norms
-from skerry.log import contributions, ledger, presence, state
+from skerry.log import contributions, ledger, run_records, state
 from skerry.protocol.codec import pack, packed_bound
 from skerry.protocol.messages import (
     ContributionHeader,
@@ -314,7 +314,7 @@ class ScriptedLearner:
             contributions=0,
             versions=(),
         )
-        await presence.publish_pulse(self.bus, pulse)
+        await run_records.publish(self.bus, pulse)
 
     def _header(
         self, fragment: Fragment, kind: ContributionKind, base: int, version: int, steps: int = 0

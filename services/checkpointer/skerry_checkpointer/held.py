@@ -19,7 +19,7 @@ from skerry.algorithm.liveness import Activity
 from skerry.errors import Overtaken, RunMismatch, StateLost, WireError, WrongPlan
 from skerry.log.base import Deliver
 from skerry.log.ledger import last_commits
-from skerry.log.presence import last_pulses
+from skerry.log.run_records import newest_each
 from skerry.log.state import read_manifest, read_part
 from skerry.protocol.messages import LearnerPhase, Pulse, activity
 from skerry.protocol.records import decode
@@ -132,7 +132,7 @@ async def refuse_if_alive(bus: Bus, run: str, config: RunConfig) -> None:
     subjects = Subjects(run)
     steps = [
         pulse.step_time_s
-        for pulse in (await last_pulses(bus, run)).values()
+        for pulse in await newest_each(bus, run, Pulse)
         if activity(pulse.phase) in {Activity.TRAINING, Activity.WAITING}
     ]
     window_s = max(config.sync.lease_s, 3 * config.liveness.pulse_s, 2 * max(steps, default=0.0))

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.errors import Overtaken
-from skerry.log import ledger
+from skerry.log import ledger, run_records
 from skerry.log.state import MASTER, read_latest, read_manifests
 from skerry.protocol.messages import Evaluation
 from skerry.protocol.records import plan_of
+from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
@@ -137,7 +138,8 @@ class Evaluator:
 
         Warns once of each evaluator that reads another text.
         """
-        newest = await ledger.last_evaluation(self.bus, self.record.run)
+        subject = Subjects(self.record.run).ledger("eval")
+        newest = await run_records.newest(self.bus, self.record.run, Evaluation, subject)
         if newest is None:
             return False
         if newest.text_digest == digest:

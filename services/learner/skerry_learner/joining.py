@@ -20,14 +20,15 @@ from skerry.errors import (
     RunMismatch,
     StorageFull,
 )
-from skerry.log import ledger, place, presence, state
+from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus, StreamSpec
 from skerry.log.recovery import find_run
 from skerry.log.streams import specs
 from skerry.models.base import Model, specs_of
 from skerry.models.factory import build_model
 from skerry.protocol.learner import TrainingProgress
-from skerry.protocol.messages import MemberRecord, RunRecord, RunState
+from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
+from skerry.protocol.subjects import Subjects
 from skerry.settings import loading
 from skerry.settings.models import LogConfig, RunConfig
 from skerry_learner.inner.file import Origin
@@ -207,22 +208,21 @@ async def take_place(
 ) -> LearnerPlace:
     """Join the run, and read from the log how far it and this learner's stream are."""
     run = record.run
-    last = await presence.last_pulse(bus, run, name)
-    found = await place.take_place(bus, run, work.plan, name, host=host, now_ns=wall_ns())
+    last = await run_records.newest(bus, run, Pulse, Subjects(run).pulse(name))
+    member = await place.take_place(bus, run, work.plan, name, host=host, now_ns=wall_ns())
     manifests = await state.read_manifests(bus, run, work.plan)
-    member = found.member
     log.info(
         "joined",
         run=run,
         incarnation=member.incarnation,
         shard=member.shard,
-        step=found.step,
-        cursor=found.cursor,
+        step=member.step,
+        cursor=member.cursor,
     )
     return LearnerPlace(
         learner=LearnerIdentity(run, name, member.incarnation, record.created_ns),
         member=member,
-        start=TrainingProgress(step=found.step, steps=0, tokens=0, cursor=found.cursor),
+        start=TrainingProgress(step=member.step, steps=0, tokens=0, cursor=member.cursor),
         missing=tuple(f.index for f in work.plan.fragments if f.index not in manifests),
         seen=last.cursor if last is not None else 0,
     )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from skerry.errors import Corrupt, WireError
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.base import Deliver
 from skerry.log.loss import state_lost
 from skerry.log.state import MASTER, read_part
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.contribution import ContributionRules
-from skerry.protocol.messages import Commit, Start
+from skerry.protocol.messages import Commit, Round, Start
 from skerry.protocol.records import decode, read
 from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
 from skerry.protocol.subjects import Subjects
@@ -140,8 +140,9 @@ async def _asked_again(
         hint="what no commit had resolved may be lost; who sent it and still runs offers it again:"
         " raise log.window_bytes or log.window_s, and purge no stream of a run",
     )
-    opened = await presence.last_rounds(bus, shard.assembler.run, shard.plan.digest)
-    asked = {i: o.attempt for i, o in opened.items() if i in gone and o.version > gone[i].version}
+    opened = await run_records.newest_each(bus, shard.assembler.run, Round, shard.plan.digest)
+    latest = [o for o in opened if o.fragment in gone and o.version > gone[o.fragment].version]
+    asked = {o.fragment: o.attempt for o in latest}
     return {index: 1 + min(asked.get(index, 0), MOST_ATTEMPTS) for index in gone}
 
 

@@ -12,12 +12,12 @@ from skerry.algorithm import liveness, schedule
 from skerry.algorithm.adamw import AdamW
 from skerry.algorithm.merge import rule_of
 from skerry.algorithm.outer import make_outer
-from skerry.log import presence
+from skerry.log import run_records
 from skerry.log.streams import specs
 from skerry.protocol import rounds
 from skerry.protocol.clock import GlobalClock, LearnerTable
 from skerry.protocol.coordinator import CoordinatorSettings, RoundCoordinator, RunEnd, clock_limit
-from skerry.protocol.messages import Round
+from skerry.protocol.messages import Pulse, Round
 from skerry.protocol.records import plan_of
 from skerry.settings.loading import run_config_from_json
 from skerry_syncer.committer import Committer
@@ -92,7 +92,7 @@ class ServedRun:
     async def follow_pulses(self, wake: Callable[[], None]) -> None:
         """Note the learners' pulses, and call ``wake`` at each."""
         clock_s = asyncio.get_running_loop().time
-        async for pulse in presence.follow_pulses(self.bus, self.record.run):
+        async for pulse in run_records.follow(self.bus, self.record.run, Pulse):
             self.learners.observe(pulse, clock_s())
             wake()
 

@@ -14,7 +14,7 @@ import structlog
 
 from skerry.algorithm import backend
 from skerry.errors import BusError
-from skerry.log import presence
+from skerry.log import run_records
 from skerry.protocol.messages import RunState, SyncerPulse
 from skerry.protocol.subjects import checked_token
 from skerry.service.arrival import arrive
@@ -79,7 +79,7 @@ async def farewell(bus: Bus, run: str, name: str, instance: str) -> None:
     pulse = SyncerPulse(run=run, syncer=name, instance=instance, sent_ns=time.time_ns())
     with suppress(BusError, TimeoutError):
         async with asyncio.timeout(FAREWELL_S):
-            await presence.publish_syncer_pulse(bus, pulse)
+            await run_records.publish(bus, pulse)
 
 
 async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:

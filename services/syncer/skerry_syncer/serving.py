@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.errors import BrokerUnavailable
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.protocol.contribution import Contribution, Refusal
 from skerry.protocol.coordinator import (
     CommitGenesis,
@@ -22,6 +22,7 @@ from skerry.protocol.coordinator import (
 )
 from skerry.protocol.subjects import Subjects, contributor
 from skerry.tasks import TaskGroup
+from skerry.telemetry import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,7 +176,8 @@ class ShardServer:
                     log.warning("round_reopened", fragment=action.round.fragment)
                     # Learners that cannot read what was committed last do not answer either.
                     await self.committer.writer.check()
-                await presence.open_round(self.bus, action.round)
+                headers = tracing.headers_for(action.round.trace_id)
+                await run_records.publish(self.bus, action.round, headers=headers)
             case CommitGenesis() | CommitRound():
                 await self._commit(action)
             case EndRun():

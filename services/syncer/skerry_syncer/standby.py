@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.errors import BrokerUnavailable, BusError
-from skerry.log import fences, ledger, presence, recovery
+from skerry.log import fences, ledger, recovery, run_records
 from skerry.protocol import succession
 from skerry.protocol.messages import SyncerPulse
 from skerry.tasks import TaskGroup
@@ -144,7 +144,7 @@ class StandBy:
             self._drop(leadership)
 
     async def _follow_syncers(self) -> None:
-        async for pulse in presence.follow_syncer_pulses(self.served.bus, self.served.record.run):
+        async for pulse in run_records.follow(self.served.bus, self.served.record.run, SyncerPulse):
             claims = dict(zip(pulse.shards, pulse.fences, strict=False))
             now, before = now_s(), self.view
             self.view = succession.heard(
@@ -170,7 +170,7 @@ class StandBy:
             self.due.clear()
             try:
                 async with asyncio.timeout(2 * every_s):
-                    await presence.publish_syncer_pulse(self.served.bus, self._said_now())
+                    await run_records.publish(self.served.bus, self._said_now())
             except (BusError, TimeoutError) as error:
                 log.debug("pulse_not_sent", cause=str(error))
             with suppress(TimeoutError):

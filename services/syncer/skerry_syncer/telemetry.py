@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 from opentelemetry.trace import Link, SpanContext
 
-from skerry.log.rejections import Rejections
+from skerry.log.run_records import Rejections
 from skerry.protocol.contribution import id_of
 from skerry.protocol.messages import RefusalCause, why
 from skerry.protocol.rounds import WITHOUT_QUORUM

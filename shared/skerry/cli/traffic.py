@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import plan
+from skerry.log import run_records
 from skerry.log.base import Deliver
-from skerry.log.state import follow_manifests
-from skerry.protocol.messages import Commit, CommitOrigin
+from skerry.protocol.messages import Commit, CommitOrigin, Manifest
 from skerry.protocol.subjects import TOKEN, Subjects
 from skerry.status.sources import MessageCounts, Sources
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
-    from skerry.protocol.messages import Manifest, RunRecord
+    from skerry.protocol.messages import RunRecord
 
 PARAMS = "params"
 
@@ -69,7 +69,7 @@ def plan_of(record: RunRecord) -> Plan:
 async def measure_downlink(bus: Bus, record: RunRecord, into: Downlink) -> None:
     """Count every manifest from now on, until cancelled."""
     cut = plan_of(record)
-    manifests = follow_manifests(bus, record.run, cut)
+    manifests = run_records.follow(bus, record.run, Manifest, cut.digest)
     async with aclosing(manifests):
         async for manifest in manifests:
             into.add(cut, manifest)

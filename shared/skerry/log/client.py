@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, first_cause
 from skerry.log.base import MSG_ID, Deliver, Expect, Receipt, Record, StreamSpec
 from skerry.protocol.subjects import stream_of
 from skerry.tasks import TaskGroup
+
+T = TypeVar("T")
 
 ATTEMPTS_WORTH = 4
 """Calls that are safe to repeat go on for this many request timeouts."""
@@ -262,22 +264,22 @@ async def one_by_one(
     left, size = deque(sequences), 1  # after a gap the next one is gone, most likely
     while left:
         wanted = [left.popleft() for _ in range(min(size, len(left)))]
-        for record in await _together(get, stream, wanted):
+        for record in await together(get(stream, sequence) for sequence in wanted):
             if record is None:
                 return
             yield record
         size = AT_ONCE
 
 
-async def _together(
-    get: Callable[[str, int], Awaitable[Record | None]], stream: str, sequences: Sequence[int]
-) -> list[Record | None]:
-    async def one(sequence: int) -> Record | None:
-        return await get(stream, sequence)
+async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of all calls, made at once; an error cancels the others."""
+
+    async def one(call: Awaitable[T]) -> T:
+        return await call
 
     try:
         async with TaskGroup() as group:
-            tasks = [group.create_task(one(sequence)) for sequence in sequences]
+            tasks = [group.create_task(one(call)) for call in calls]
     except BaseExceptionGroup as errors:
         raise first_cause(errors) from None
     return [task.result() for task in tasks]

@@ -6,8 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from skerry.errors import first_cause
-from skerry.protocol.chunks import seal
-from skerry.protocol.messages import ChunkHeader
+from skerry.protocol.chunks import seal_chunk
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from skerry.telemetry import tracing
@@ -64,7 +63,7 @@ class Sender:
                 if on_turn is not None:
                     on_turn()
                 while (chunk := await asyncio.to_thread(next, source, None)) is not None:
-                    data = seal(_envelope(self._run, self._plan, header, chunk), chunk.packed)
+                    data = seal_contribution(self._run, self._plan, header, chunk)
                     await self._window.acquire()
                     task = group.create_task(self._publish(header, chunk.index, data))
                     task.add_done_callback(lambda _: self._window.release())
@@ -82,20 +81,15 @@ class Sender:
         )
 
 
-def _envelope(run: str, plan: Plan, header: ContributionHeader, chunk: Chunk) -> ChunkHeader:
-    return ChunkHeader(
+def seal_contribution(run: str, plan: Plan, header: ContributionHeader, chunk: Chunk) -> bytes:
+    """Return the message that carries one chunk of a contribution."""
+    return seal_chunk(
+        chunk,
         run=run,
-        plan_digest=plan.digest,
+        plan=plan,
         fragment=header.fragment,
         version=header.base_version,
         sender=header.learner,
         incarnation=header.incarnation,
-        index=chunk.index,
-        count=chunk.count,
-        scheme=chunk.scheme,
-        first_block=chunk.first_block,
-        blocks=chunk.blocks,
-        raw_bytes=chunk.raw_bytes,
-        identity=header.identity,
-        contribution=header if chunk.index == 0 else None,
+        contribution=header,
     )

@@ -6,10 +6,12 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.errors import Conflict, Fenced, WireError
+from skerry.errors import Fenced, WireError
 from skerry.log.base import Deliver, Expect
+from skerry.log.ledger import until_granted
+from skerry.log.run_records import publish
 from skerry.protocol.messages import Fence
-from skerry.protocol.records import decode, encode
+from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from skerry.log.base import Bus, Record
 
-TAKEOVER_ATTEMPTS = 20
 LOOKS, LOOK_PAUSE_S = 8, 0.25
 """How often, and at which interval, the log is asked before a fence that it lacks counts as lost: a
 replica that lags behind, or a leader that was deposed, does not have the newest."""
@@ -41,29 +42,23 @@ async def take(
     """Take a shard's fence and return the new token.
 
     With ``over`` from that token only (0: none): Conflict when somebody else has taken it since.
-    Without, from its holder: Fenced when others keep taking it in between.
+    Without, from its holder: BusError when others keep taking it in between.
     """
+    fence = Fence(run=run, shard=shard, holder=holder, taken_ns=now_ns)
+
+    async def attempt() -> int:
+        token = token_of(await newest(bus, run, shard)) if over is None else over
+        receipt = await publish(
+            bus,
+            fence,
+            msg_id=f"fence/{shard}/{holder}/{token}/{now_ns}",
+            expect=Expect(subject_of(fence), token),
+        )
+        return receipt.sequence
+
     if over is not None:
-        return await _take(bus, run, shard, over, holder, now_ns)
-    for _ in range(TAKEOVER_ATTEMPTS):
-        held = await newest(bus, run, shard)
-        try:
-            return await _take(bus, run, shard, held.token if held else 0, holder, now_ns)
-        except Conflict:
-            continue
-    msg = f"Shard {shard} was taken by another syncer {TAKEOVER_ATTEMPTS} times in a row."
-    raise Fenced(msg)
-
-
-async def _take(bus: Bus, run: str, shard: int, over: int, holder: str, now_ns: int) -> int:
-    subject = Subjects(run).fence(shard)
-    receipt = await bus.publish(
-        subject,
-        encode(Fence(run=run, shard=shard, holder=holder, taken_ns=now_ns)),
-        msg_id=f"fence/{shard}/{holder}/{over}/{now_ns}",
-        expect=Expect(subject, over),
-    )
-    return receipt.sequence
+        return await attempt()
+    return await until_granted(attempt, f"The fence of shard {shard} of run {run!r}")
 
 
 async def newest(bus: Bus, run: str, shard: int) -> Held | None:
@@ -94,8 +89,7 @@ def token_of(held: Held | None) -> int:
 async def follow_fences(bus: Bus, run: str, shards: Sequence[int]) -> AsyncGenerator[Held]:
     """Yield the newest fence of each shard, then each new one."""
     patterns = [Subjects(run).fence(shard) for shard in shards]
-    follower = bus.follow(patterns, deliver=Deliver.LAST_PER_SUBJECT)
-    async with aclosing(follower):
+    async with aclosing(bus.follow(patterns, deliver=Deliver.LAST_PER_SUBJECT)) as follower:
         async for record in follower:
             yield _held(record, run)
 

@@ -13,48 +13,32 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from skerry.errors import (
-    BrokerUnavailable,
-    BusError,
-    Conflict,
-    Superseded,
-    WireError,
-)
-from skerry.log import base, ledger, state
+from skerry.errors import BrokerUnavailable, BusError, Superseded, WireError
+from skerry.log import ledger, state
+from skerry.log.base import Expect
 from skerry.log.recovery import known_members
+from skerry.log.run_records import publish, readable_up_to
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import MemberRecord, Start
-from skerry.protocol.records import decode, encode
+from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record
-    from skerry.protocol.messages import Commit
 
 STALLED_S = 2.0
 """Reading that gets nothing for this long looks whether there is still something to get."""
 START_ATTEMPTS = 5
-SETTLE_ATTEMPTS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a learner goes on: ``step`` on the global clock, ``cursor`` in its data stream.
-
-    ``member`` is its record with both filled in, and says nothing yet of the inner optimizer.
-    """
-
-    member: MemberRecord
-    step: int
-    cursor: int
 
 
 async def take_place(
     bus: Bus, run: str, plan: Plan, learner: str, *, host: str, now_ns: int
-) -> Place:
+) -> MemberRecord:
     """Join the run as a new incarnation and read from the log where ``learner`` goes on.
 
+    The record says so by ``step`` on the global clock and ``cursor`` in its data stream, and
+    nothing yet of the inner optimizer; ``settle_in`` publishes it.
     Reads only fragments that hold something of this learner above their floor, from the lowest
     such floor on, and keeps chunk numbers and no payload. Waits through a broker's restart.
     Raises BusError when retention keeps dropping the learner's ``Start`` before it can be read,
@@ -68,16 +52,24 @@ async def take_place(
     for attempt in range(START_ATTEMPTS):
         manifests = await state.read_manifests(bus, run, plan)
         floors = {index: m.commit.contrib_floor for index, m in manifests.items()}
-        start = await _publish_start(bus, member, attempt)
-        sent = await _read_sent(bus, plan, member, _Sent.since(run, plan, before), start, floors)
-        if sent is None:
+        said = await publish(
+            bus,
+            Start(run, learner, member.incarnation, now_ns),
+            msg_id=f"start/{learner}/{member.incarnation}/{now_ns}/{attempt}",
+        )
+        sent = _Sent.since(run, plan, before)
+        if not await _read_sent(bus, plan, member, sent, said.sequence, floors):
             continue
-        known = await _commits(bus, run, plan)
+        # From both, as a syncer that dies between the two leaves the ledger one behind.
+        known = list((await ledger.last_commits(bus, run)).values())
+        known += [m.commit for m in (await state.read_manifests(bus, run, plan)).values()]
         cursors = [row.cursor for c in known for row in c.progress if row.learner == learner]
-        cursor = max([sent, *cursors])
-        step = max((c.step for c in known), default=0)
-        settled = replace(member, cursor=cursor, step=step, contrib_sequence=start)
-        return Place(settled, step, cursor)
+        return replace(
+            member,
+            cursor=max([sent.cursor, *cursors]),
+            step=max((c.step for c in known), default=0),
+            contrib_sequence=said.sequence,
+        )
     msg = (
         f"The contribution window drops records as fast as learner {learner!r} can read them:"
         " raise log.window_bytes or log.window_s of the run."
@@ -91,30 +83,27 @@ async def settle_in(bus: Bus, member: MemberRecord) -> None:
     Doing it again changes nothing. Raises Superseded when a newer incarnation has joined: its
     record must stay the newest, or the next one would be given its number again.
     """
-    subject = Subjects(member.run).member(member.learner)
-    for _ in range(SETTLE_ATTEMPTS):
+    subject = subject_of(member)
+
+    async def settle() -> None:
         newest = await bus.last(subject)
-        held = decode(MemberRecord, newest.payload, run=member.run) if newest else None
-        if held == member:
-            return
+        found = newest and await readable_up_to(bus, member.run, MemberRecord, newest)
+        held = found.value if found else None
         if held is not None and held.incarnation > member.incarnation:
             msg = (
                 f"Learner {member.learner!r} was started again on {held.host}:"
                 " this one stops. Give each learner a name of its own."
             )
             raise Superseded(msg)
-        try:
-            await bus.publish(
-                subject,
-                encode(member),
+        if held != member:
+            await publish(
+                bus,
+                member,
                 msg_id=f"settled/{member.learner}/{member.incarnation}/{member.joined_ns}",
-                expect=base.Expect(subject, newest.sequence if newest else 0),
+                expect=Expect(subject, newest.sequence if newest else 0),
             )
-        except Conflict:
-            continue
-        return
-    msg = f"The record of learner {member.learner!r} kept changing while it was being written."
-    raise BusError(msg)
+
+    await ledger.until_granted(settle, f"The record of learner {member.learner!r}")
 
 
 async def _started(bus: Bus, run: str, learner: str) -> int:
@@ -128,31 +117,10 @@ async def _started(bus: Bus, run: str, learner: str) -> int:
     return 0
 
 
-async def _publish_start(bus: Bus, member: MemberRecord, attempt: int) -> int:
-    """Publish the ``Start`` of an incarnation and return its sequence in CONTRIB."""
-    start = Start(member.run, member.learner, member.incarnation, member.joined_ns)
-    receipt = await bus.publish(
-        Subjects(member.run).start(member.learner),
-        encode(start),
-        msg_id=f"start/{member.learner}/{member.incarnation}/{member.joined_ns}/{attempt}",
-    )
-    return receipt.sequence
-
-
-async def _commits(bus: Bus, run: str, plan: Plan) -> list[Commit]:
-    """Return every fragment's newest commit, as the ledger and as its manifest tell it.
-
-    A syncer that dies between the two leaves the ledger one behind.
-    """
-    commits = await ledger.last_commits(bus, run)
-    manifests = await state.read_manifests(bus, run, plan)
-    return [*commits.values(), *(m.commit for m in manifests.values())]
-
-
 async def _read_sent(
     bus: Bus, plan: Plan, member: MemberRecord, sent: _Sent, start: int, floors: dict[int, int]
-) -> int | None:
-    """Return the cursor behind everything that was whole before ``start``; None: read it again.
+) -> bool:
+    """Feed what the learner sent whole before its ``start``; False: read it again from a new one.
 
     ``floors`` were read before the ``Start`` was published: one that lies behind it was counted in
     another stream, and says nothing about this one.
@@ -168,16 +136,16 @@ async def _read_sent(
         if 0 <= fragment < len(plan.fragments) and record.sequence > floors.get(fragment, 0)
     }
     if not waiting:
-        return sent.cursor
-    patterns = [
-        subjects.start(member.learner),
-        *(subjects.contribution(fragment, member.learner) for fragment in waiting),
-    ]
+        return True
+    own = subjects.start(member.learner)
+    patterns = [own, *(subjects.contribution(f, member.learner) for f in waiting)]
     position = min(*waiting.values(), start - 1)
     while (position := await _read_until(bus, patterns, position, start, sent)) < start:
-        if not await _is_there(bus, subjects, member, start):
-            return None
-    return sent.cursor if position == start else None
+        with suppress(BrokerUnavailable):
+            held = await bus.get(subjects.stream("CONTRIB"), start)
+            if held is None or held.subject != own:
+                return False
+    return position == start
 
 
 async def _read_until(bus: Bus, patterns: list[str], position: int, start: int, sent: _Sent) -> int:
@@ -187,7 +155,7 @@ async def _read_until(bus: Bus, patterns: list[str], position: int, start: int, 
     """
     follower = bus.follow(patterns, after=position)
     loop = asyncio.get_running_loop()
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(STALLED_S) as stalled, aclosing(follower):
             async for record in follower:
                 stalled.reschedule(loop.time() + STALLED_S)
@@ -195,18 +163,7 @@ async def _read_until(bus: Bus, patterns: list[str], position: int, start: int, 
                 if position >= start:
                     break
                 sent.feed(record)
-    except TimeoutError:
-        pass
     return position
-
-
-async def _is_there(bus: Bus, subjects: Subjects, member: MemberRecord, start: int) -> bool:
-    """Return True if our ``Start`` is still in the stream, as far as the broker answers."""
-    try:
-        found = await bus.get(subjects.stream("CONTRIB"), start)
-    except BrokerUnavailable:
-        return True
-    return found is not None and found.subject == subjects.start(member.learner)
 
 
 @dataclass(slots=True)

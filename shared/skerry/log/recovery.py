@@ -14,38 +14,29 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, WireError, WrongPlan
+from skerry.errors import (
+    BrokerUnavailable,
+    RunNotFound,
+    StateLost,
+    WireError,
+    WrongPlan,
+)
 from skerry.log.base import Deliver, Expect
-from skerry.log.ledger import (
-    CAS_ATTEMPTS,
-    last_commits,
-    members,
-    read_run,
-    readable_up_to,
-    same_run,
-)
-from skerry.log.loss import (
-    gaps,
-    gone_back,
-    ledger_lost,
-    members_lost,
-    run_gone,
-    run_lost,
-    state_lost,
-    unknown,
-)
+from skerry.log.ledger import last_commits, members, read_run, same_run, until_granted
+from skerry.log.loss import gaps, history_lost, listed, state_lost
+from skerry.log.run_records import publish, readable_up_to
 from skerry.log.state import read_manifest, read_manifests
 from skerry.protocol.messages import Commit, Manifest, begins_history
-from skerry.protocol.records import decode, encode
+from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import spans, tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record
-    from skerry.log.ledger import NewestRecord
+    from skerry.log.run_records import NewestRecord
     from skerry.protocol.messages import MemberRecord, RunRecord
 
 READ_S = 20.0
@@ -75,15 +66,51 @@ async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | No
         restored = all(commit is not None and begins_history(commit) for commit in left)
         if restored and (waits or not (left or await bus.last_each(Subjects(run).fence()))):
             return None
-    raise await run_lost(bus, run, left)
+    raise await _run_lost(bus, run, left)
 
 
 async def still_there(bus: Bus, record: RunRecord) -> None:
     """Raise StateLost unless the log still holds this very run; for who has found a loss in it."""
     found = await find_run(bus, record.run)
     if found is None:
-        raise run_gone(record.run)
+        raise _run_gone(record.run)
     same_run(found, record.created_ns)
+
+
+def _run_gone(run: str) -> StateLost:
+    """Return the error for a run of which the log held all, and holds nothing any more."""
+    return StateLost(
+        f"The log has lost run {run!r} whole: its streams were deleted, or the broker has begun"
+        " with an empty store. Put the broker's own store back from a copy, or restore the run with"
+        f" `skerry checkpoints restore CHECKPOINT --run {run}`, and start this process again."
+    )
+
+
+async def _run_lost(bus: Bus, run: str, left: Sequence[Commit | None]) -> StateLost:
+    """Return the error for a run whose record is gone; ``left``: the commits of its manifests."""
+    newest = {commit.fragment: commit for commit in left if commit is not None}
+    if newest and all(commit and begins_history(commit) for commit in left):
+        origin = next(iter(newest.values())).source
+        return StateLost(
+            f"Run {run!r} has state but no record in the ledger: its restore from {origin} is under"
+            " way, or was interrupted. Wait for it, or start it again with"
+            f" `skerry checkpoints restore {origin} --run {run}`."
+        )
+    if not left:
+        return StateLost(
+            f"Run {run!r} has lost its record in the ledger, or its restore has only begun: the"
+            " state holds a fence, and no fragment yet. Begin another one under another --run, or"
+            " put the broker's own store back from a copy."
+        )
+    missing = gaps(newest, await last_commits(bus, run))
+    lost = f", and commits: {listed(missing)}" if missing else ""
+    held = [f"fragment {f} at version {c.version}" for f, c in sorted(newest.items())]
+    held += ["a manifest that cannot be read" for commit in left if commit is None]
+    what = (
+        f"Run {run!r} has lost its record in the ledger{lost}. The state still holds"
+        f" {', '.join(held)}, so this is no new run, and none is created over it."
+    )
+    return await history_lost(bus, run, what)
 
 
 async def _left(bus: Bus, run: str) -> list[Commit | None]:
@@ -108,31 +135,31 @@ async def mend(
     commits = await last_commits(bus, run)
     found: dict[int, Manifest] = {}
     for fragment in own:
-        held, record = commits.get(fragment), manifests.get(fragment)
-        manifest = await _decoded(bus, run, plan, fragment, record, held) if record else None
-        known = manifest.commit.version if manifest else 0
+        held, record, known = commits.get(fragment), manifests.get(fragment), 0
+        if record is not None:
+            try:
+                manifest = decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
+            except WrongPlan:
+                raise
+            except WireError as error:
+                what, version = (
+                    f"its manifest cannot be read ({error})",
+                    held.version if held else 1,
+                )
+                raise await state_lost(bus, run, fragment, version, what) from error
+            found[fragment], known = manifest, manifest.commit.version
         if held is not None and held.version > known:
-            what = (
-                f"the newest manifest in the log is of version {known}"
-                if known
-                else "its manifest is not in the log"
-            )
+            what = f"the newest manifest in the log is of version {known}"
+            if not known:
+                what = "its manifest is not in the log"
             raise await state_lost(bus, run, fragment, held.version, what)
-        if manifest is not None:
-            found[fragment] = manifest
-    await _append_newest(bus, run, {f: m.commit for f, m in found.items()}, commits)
-    return found
-
-
-async def _append_newest(
-    bus: Bus, run: str, newest: Mapping[int, Commit], commits: dict[int, Commit]
-) -> None:
-    """Append the commits of manifests that are one ahead; StateLost if any is further ahead."""
+    newest = {fragment: manifest.commit for fragment, manifest in found.items()}
     await _follows(bus, run, newest, commits)
     for fragment, commit in newest.items():
         held = commits.get(fragment)
         if held is None or held.version < commit.version:
             await append_commit(bus, commit)
+    return found
 
 
 class Predecessor(NamedTuple):
@@ -164,7 +191,7 @@ async def predecessor(bus: Bus, commit: Commit) -> Predecessor | None:
 
 async def _newest_commit(bus: Bus, run: str, fragment: int) -> NewestRecord[Commit] | None:
     newest = await bus.last(Subjects(run).commit(fragment))
-    return None if newest is None else await readable_up_to(bus, Commit, newest, run)
+    return None if newest is None else await readable_up_to(bus, run, Commit, newest)
 
 
 async def append_commit(bus: Bus, commit: Commit, after: Predecessor | None = None) -> None:
@@ -173,25 +200,20 @@ async def append_commit(bus: Bus, commit: Commit, after: Predecessor | None = No
     ``after`` is what ``predecessor`` returned, if the caller has asked already. Raises StateLost as
     that does.
     """
-    subject = Subjects(commit.run).commit(commit.fragment)
-    for _ in range(CAS_ATTEMPTS):
-        after = await predecessor(bus, commit) if after is None else after
-        if after is None:
-            return
-        try:
-            await bus.publish(
-                subject,
-                encode(commit),
+
+    async def append() -> None:
+        nonlocal after
+        before, after = after or await predecessor(bus, commit), None
+        if before is not None:
+            await publish(
+                bus,
+                commit,
                 msg_id=f"{commit.fragment}/{commit.version}",
-                expect=Expect(subject, after.sequence),
+                expect=Expect(Subjects(commit.run).commit(commit.fragment), before.sequence),
                 headers=tracing.headers_for(commit.trace_id, spans.COMMIT),
             )
-        except Conflict:
-            after = None
-            continue
-        return
-    msg = f"The ledger of fragment {commit.fragment} kept changing under {CAS_ATTEMPTS} attempts."
-    raise BusError(msg)
+
+    await until_granted(append, f"The ledger of fragment {commit.fragment}")
 
 
 async def _follows(
@@ -210,11 +232,16 @@ async def _follows(
             held = await _newest_commit(bus, run, fragment)
             if held is not None and held.value is not None:
                 commits[fragment] = held.value
-    if missing := gaps(newest, commits):
-        if not await _left(bus, run) and await find_run(bus, run) is None:
-            raise run_gone(run)
-        raise await ledger_lost(bus, run, missing)
-    return True
+    missing = gaps(newest, commits)
+    if not missing:
+        return True
+    if not await _left(bus, run) and await find_run(bus, run) is None:
+        raise _run_gone(run)
+    what = (
+        f"The ledger of run {run!r} has lost commits that came before those of its manifests:"
+        f" {listed(missing)}. The newest state is still in the log, how it came about is not."
+    )
+    raise await history_lost(bus, run, what)
 
 
 async def not_gone_back(bus: Bus, run: str, plan: Plan, fragment: int, version: int) -> None:
@@ -231,7 +258,14 @@ async def not_gone_back(bus: Bus, run: str, plan: Plan, fragment: int, version: 
             if held >= version:
                 return
         await asyncio.sleep(SETTLED_PAUSE_S)
-    raise gone_back(run, fragment, held, version)
+    msg = (
+        f"The log of run {run!r} has gone back: fragment {fragment} was at version {version} and is"
+        f" at {held}, so an older copy of the broker's store was put in its place, or a power"
+        " cut took the end of it. Start this process again, and it goes on from there; or stop the"
+        " run first and put back what a checkpoint has newer with `skerry checkpoints restore"
+        f" CHECKPOINT --run {run} --replace`."
+    )
+    raise StateLost(msg)
 
 
 async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[str, MemberRecord]:
@@ -247,10 +281,29 @@ async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[st
         await asyncio.sleep(LOOK_PAUSE_S if look else 0)
         manifests = await read_manifests(bus, run, plan)
         known = await members(bus, run)  # after them: who joins meanwhile is no loss
-        lost = unknown((m.commit for m in manifests.values()), known)
+        lost = _unknown((m.commit for m in manifests.values()), known)
         if not lost or (learner in known and learner not in lost):
             return known
-    raise await members_lost(bus, run, lost)
+    names = "; ".join(f"learner {name!r}, start {start}" for name, start in sorted(lost.items()))
+    what = (
+        f"The ledger of run {run!r} has lost records of its members: {names}. Which data they read"
+        " is not known without them, so they do not join, and no new name does."
+    )
+    raise await history_lost(bus, run, what)
+
+
+def _unknown(commits: Iterable[Commit], members: Mapping[str, MemberRecord]) -> dict[str, int]:
+    """Return by learner the newest start that commits name and the members' records do not.
+
+    A row of a restored run names no start: of a learner that its checkpoint has no data shard of,
+    since its record was lost before, nothing more can be known, and it begins as a new name.
+    """
+    found: dict[str, int] = {}
+    for row in (row for commit in commits for row in commit.progress):
+        held = members.get(row.learner)
+        if (held.incarnation if held else 0) < row.incarnation:
+            found[row.learner] = max(row.incarnation, found.get(row.learner, 0))
+    return found
 
 
 async def read_behind(
@@ -283,16 +336,3 @@ async def read_behind(
         if held is None or held.sequence < record.sequence:
             found[record.subject] = record
     return {wanted[s]: record for s, record in found.items() if s in wanted}, newest
-
-
-async def _decoded(
-    bus: Bus, run: str, plan: Plan, fragment: int, record: Record, held: Commit | None
-) -> Manifest:
-    try:
-        return decode(Manifest, record.payload, run=run, plan_digest=plan.digest)
-    except WrongPlan:
-        raise
-    except WireError as error:
-        what = f"its manifest cannot be read ({error})"
-        version = held.version if held else 1
-        raise await state_lost(bus, run, fragment, version, what) from error

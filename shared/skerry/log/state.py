@@ -16,9 +16,7 @@ import xxhash
 
 from skerry.algorithm.backend import decoder
 from skerry.errors import Corrupt, Overtaken, WireError
-from skerry.log.base import Deliver
 from skerry.log.loss import state_lost
-from skerry.log.rejections import readable
 from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
 from skerry.protocol.messages import ChunkRef, Manifest, Part
 from skerry.protocol.records import read
@@ -26,7 +24,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -74,19 +72,6 @@ async def read_manifest(bus: Bus, run: str, plan: Plan, fragment: int) -> Manife
     if record is None:
         return None
     return _decoded(record, run, plan)
-
-
-async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Manifest]:
-    """Yield the newest manifest of every fragment, then each new one.
-
-    What cannot be read is left out: it must not end a reader, and the next commit replaces it.
-    """
-    follower = bus.follow(Subjects(run).manifest(), deliver=Deliver.LAST_PER_SUBJECT)
-    async with aclosing(follower):
-        async for record in follower:
-            manifest = readable(Manifest, record, run, plan.digest)
-            if manifest is not None:
-                yield manifest
 
 
 async def read_part(

@@ -10,25 +10,25 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK
-from skerry.errors import Conflict, StateLost, first_cause
+from skerry.errors import Conflict, StateLost
 from skerry.log import fences
 from skerry.log.base import Expect
-from skerry.log.loss import ledger_ahead
+from skerry.log.client import together
+from skerry.log.loss import history_lost
 from skerry.log.recovery import append_commit, mend, predecessor, read_behind
 from skerry.log.state import MASTER, PARAMS
-from skerry.protocol.chunks import PlaneAssembler, seal, vector_digest
-from skerry.protocol.codec import encode_vector
-from skerry.protocol.messages import ChunkHeader, ChunkRef, Commit, Manifest, Part
-from skerry.protocol.records import encode
+from skerry.protocol.chunks import seal_chunk, vector_digest
+from skerry.protocol.codec import pack
+from skerry.protocol.messages import ChunkRef, Commit, Manifest, Part
+from skerry.protocol.records import encode, subject_of
 from skerry.protocol.subjects import Subjects
-from skerry.tasks import TaskGroup
 from skerry.telemetry import instruments, metrics, spans, tracing
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Fragment, Plan
     from skerry.log.base import Bus, Receipt
-    from skerry.protocol.codec import Chunk
 
     Vector = NDArray[np.float32]
 
@@ -104,8 +103,7 @@ class StateWriter:
 
         A writer that was frozen would learn of it only by its next commit, which may never come.
         """
-        follower = fences.follow_fences(self.bus, self.run, [self.shard])
-        async with aclosing(follower):
+        async with aclosing(fences.follow_fences(self.bus, self.run, [self.shard])) as follower:
             async for held in follower:
                 if held.token >= self.token:  # an older one: a replica that lags behind
                     self._compare(held)
@@ -137,27 +135,32 @@ class StateWriter:
         """Store a new version of a fragment whole: chunks, manifest (commit point), ledger.
 
         ``commit`` comes without digests, fence and link to the record before it; they are filled in
-        here. On BrokerUnavailable
-        it is unknown whether the commit happened: recover before anything else. Raises StateLost,
-        before anything is written, where the ledger lacks the commit before this one. Parts that
-        are one vector in one scheme share their chunks, as params and master do in f32.
+        here. On BrokerUnavailable it is unknown whether the commit happened: recover before
+        anything else. Raises StateLost, before anything is written, where the ledger lacks the
+        commit before this one. Parts that are one vector in one scheme share their chunks, as
+        params and master do in f32.
         """
         slot = 1 - previous.slot if previous else 0
         attempt = f"{self.token}.{next(self.attempts)}"
         after = await predecessor(self.bus, commit)
         if after is None:
             await self.check()  # overtaken, it would find what the next writer has committed
-            raise await ledger_ahead(self.bus, commit)
+            what = (
+                f"The ledger of run {self.run!r} already names version {commit.version} of fragment"
+                f" {commit.fragment} or a later one, which no syncer has committed: something else"
+                " has written there, and what is committed now could not be recorded."
+            )
+            raise await history_lost(self.bus, self.run, what)
         stored: list[Part] = []
         first = 0
         for part in parts:
-            twin = _twin(part, parts, stored)
-            if twin is not None:
+            alike = zip(parts, stored, strict=False)
+            twins = (d for p, d in alike if p.scheme == part.scheme and p.vector is part.vector)
+            if (twin := next(twins, None)) is not None:
                 stored.append(replace(twin, name=part.name))
                 continue
-            done = await self._store(commit, part, slot, first, attempt)
-            first += len(done.chunks)
-            stored.append(done)
+            stored.append(await self._store(commit, part, slot, first, attempt))
+            first += len(stored[-1].chunks)
         digests = {part.name: part.digest for part in stored}
         whole = replace(
             commit,
@@ -168,9 +171,8 @@ class StateWriter:
             previous=after.digest,
         )
         manifest = Manifest(commit=whole, slot=slot, parts=tuple(stored))
-        subject = Subjects(self.run).manifest(commit.fragment)
         await self._publish(
-            subject,
+            subject_of(manifest),
             encode(manifest),
             f"manifest/{commit.fragment}/{attempt}",
             tracing.headers_for(commit.trace_id, spans.COMMIT),
@@ -181,69 +183,58 @@ class StateWriter:
     async def _store(
         self, commit: Commit, part: NewPart, slot: int, first: int, attempt: str
     ) -> Part:
-        """Publish one vector's chunks, a window at a time, and return where they are."""
-        chunks = encode_vector(part.scheme, part.vector, self.chunk_bytes)
-        assembler = PlaneAssembler(part.scheme, part.vector.size // BLOCK)
+        """Publish one vector's chunks, a window at a time, and return where they are.
+
+        The digest is that of what readers decode, made from the planes at hand.
+        """
+        began_s = time.perf_counter()
+        planes = await asyncio.to_thread(cpu().quantise, part.scheme, part.vector)
+        spent_s = time.perf_counter() - began_s
+        chunks = pack(part.scheme, planes, self.chunk_bytes)
+        subjects = Subjects(self.run)
         refs: list[ChunkRef] = []
-        spent_s = 0.0
+
+        def seal_some() -> tuple[list[bytes], float]:
+            began_s = time.perf_counter()
+            sealed = [
+                seal_chunk(
+                    chunk,
+                    run=self.run,
+                    plan=self.plan,
+                    fragment=commit.fragment,
+                    version=commit.version,
+                    sender=self.holder,
+                    incarnation=self.token,
+                    part=part.name,
+                )
+                for chunk in islice(chunks, self.window)
+            ]
+            return sealed, time.perf_counter() - began_s
+
         while True:
-            batch, took_s = await asyncio.to_thread(_take, chunks, self.window)
+            sealed, took_s = await asyncio.to_thread(seal_some)
             spent_s += took_s
-            if not batch:
+            if not sealed:
                 break
-            headers = [self._header(commit, part, chunk) for chunk in batch]
-            for header, chunk in zip(headers, batch, strict=True):
-                assembler.add(header, memoryview(chunk.packed))
-            sealed = [seal(h, c.packed) for h, c in zip(headers, batch, strict=True)]
-            refs += await self._publish_chunks(
-                commit.fragment, slot, first + len(refs), sealed, attempt
+            at = enumerate(sealed, first + len(refs))
+            publishes = (
+                self._publish(
+                    subjects.chunk(commit.fragment, slot, index),
+                    data,
+                    f"chunk/{commit.fragment}/{index}/{attempt}",
+                )
+                for index, data in at
             )
+            receipts = await together(publishes)
+            refs += [
+                ChunkRef(receipt.sequence, len(data), xxhash.xxh3_64_intdigest(data))
+                for receipt, data in zip(receipts, sealed, strict=True)
+            ]
         labels = {metrics.RUN: self.run, metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, spent_s, labels)
-        decoded = await asyncio.to_thread(cpu().dequantise, part.scheme, assembler.planes)
+        decoded = await asyncio.to_thread(cpu().dequantise, part.scheme, planes)
         digest = await asyncio.to_thread(vector_digest, decoded)
-        blocks = part.vector.size // BLOCK
-        return Part(part.name, part.scheme, digest, tuple(refs), blocks)
-
-    def _header(self, commit: Commit, part: NewPart, chunk: Chunk) -> ChunkHeader:
-        return ChunkHeader(
-            run=self.run,
-            plan_digest=self.plan.digest,
-            fragment=commit.fragment,
-            version=commit.version,
-            sender=self.holder,
-            incarnation=self.token,
-            index=chunk.index,
-            count=chunk.count,
-            scheme=chunk.scheme,
-            first_block=chunk.first_block,
-            blocks=chunk.blocks,
-            raw_bytes=chunk.raw_bytes,
-            part=part.name,
-        )
-
-    async def _publish_chunks(
-        self, fragment: int, slot: int, first: int, sealed: Sequence[bytes], attempt: str
-    ) -> list[ChunkRef]:
-        subjects = Subjects(self.run)
-        try:
-            async with TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        self._publish(
-                            subjects.chunk(fragment, slot, index),
-                            data,
-                            f"chunk/{fragment}/{index}/{attempt}",
-                        )
-                    )
-                    for index, data in enumerate(sealed, first)
-                ]
-        except BaseExceptionGroup as errors:
-            raise first_cause(errors) from None
-        return [
-            ChunkRef(task.result().sequence, len(data), xxhash.xxh3_64_intdigest(data))
-            for task, data in zip(tasks, sealed, strict=True)
-        ]
+        return Part(part.name, part.scheme, digest, tuple(refs), part.vector.size // BLOCK)
 
     async def _publish(
         self, subject: str, payload: bytes, msg_id: str, headers: Mapping[str, str] | None = None
@@ -261,18 +252,3 @@ class StateWriter:
     def _compare(self, newest: fences.Held | None) -> None:
         if newest is None or newest.token != self.token:
             raise fences.overtaken(self.run, self.shard, self.holder)
-
-
-def _twin(part: NewPart, parts: Sequence[NewPart], stored: Sequence[Part]) -> Part | None:
-    """Return what is stored of the same vector in the same scheme already, if anything is."""
-    for before, done in zip(parts, stored, strict=False):
-        if before.scheme == part.scheme and before.vector is part.vector:
-            return done
-    return None
-
-
-def _take(chunks: Iterator[Chunk], number: int) -> tuple[list[Chunk], float]:
-    """Return the next chunks, and the seconds that making them took."""
-    began_s = time.perf_counter()
-    taken = [chunk for _, chunk in zip(range(number), chunks, strict=False)]
-    return taken, time.perf_counter() - began_s

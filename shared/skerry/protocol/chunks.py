@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.protocol.codec import Chunk
+    from skerry.protocol.messages import ContributionHeader
 
     Packed = bytes | memoryview
 
@@ -36,6 +38,42 @@ OUTER_STACK = 16
 def seal(header: ChunkHeader, packed: bytes) -> bytes:
     """Return the message that carries one chunk; Oversized above the caps of the frame."""
     return wire.write(FrameKind.CHUNK, wire.encode(header), packed)
+
+
+def seal_chunk(  # noqa: PLR0913 - what an envelope says, by name
+    chunk: Chunk,
+    *,
+    run: str,
+    plan: Plan,
+    fragment: int,
+    version: int,
+    sender: str,
+    incarnation: int,
+    part: str = "",
+    contribution: ContributionHeader | None = None,
+) -> bytes:
+    """Return the message of a chunk of a part of the global state, or of a contribution.
+
+    The first chunk of a contribution carries its header.
+    """
+    header = ChunkHeader(
+        run=run,
+        plan_digest=plan.digest,
+        fragment=fragment,
+        version=version,
+        sender=sender,
+        incarnation=incarnation,
+        index=chunk.index,
+        count=chunk.count,
+        scheme=chunk.scheme,
+        first_block=chunk.first_block,
+        blocks=chunk.blocks,
+        raw_bytes=chunk.raw_bytes,
+        part=part,
+        identity=contribution.identity if contribution else 0,
+        contribution=contribution if chunk.index == 0 else None,
+    )
+    return seal(header, chunk.packed)
 
 
 def unseal(

@@ -16,8 +16,8 @@ import structlog
 from opentelemetry.trace import Link
 
 from skerry.errors import Overtaken, StateLost, StoreError, WireError
-from skerry.log import ledger
-from skerry.log.state import follow_manifests
+from skerry.log import ledger, run_records
+from skerry.protocol.messages import Manifest
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from skerry.telemetry import ids, spans, tracing
@@ -89,7 +89,7 @@ async def _watch_end(bus: Bus, record: RunRecord, finished: asyncio.Event) -> No
 async def _whole(bus: Bus, run: str, plan: Plan) -> None:
     """Wait until every fragment has a version."""
     missing = {fragment.index for fragment in plan.fragments}
-    manifests = follow_manifests(bus, run, plan)
+    manifests = run_records.follow(bus, run, Manifest, plan.digest)
     async with aclosing(manifests):
         async for manifest in manifests:
             missing.discard(manifest.commit.fragment)

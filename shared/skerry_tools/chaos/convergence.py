@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.errors import WireError, first_cause
-from skerry.log import ledger, presence
-from skerry.protocol.messages import CheckpointRecord, is_leaving
+from skerry.log import ledger, run_records
+from skerry.protocol.messages import CheckpointRecord, SyncerPulse, is_leaving
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from skerry.log.base import Bus
-    from skerry.protocol.messages import SyncerPulse
 
 COMMITS = "a syncer that runs commits"
 CHECKPOINT = "a checkpoint verifies"
@@ -155,7 +154,7 @@ class Convergence:
         if not wanted:
             return
         first: dict[str, SyncerPulse] = {}
-        pulses = presence.follow_syncer_pulses(self.bus, self.run)
+        pulses = run_records.follow(self.bus, self.run, SyncerPulse)
         async with aclosing(pulses):
             async for pulse in pulses:
                 old = first.setdefault(pulse.syncer, pulse)

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.errors import HistoryBroken, SkerryError, first_cause
-from skerry.log import ledger, presence
-from skerry.protocol.messages import RunState
+from skerry.log import ledger, run_records
+from skerry.protocol.messages import Pulse, RunState
 from skerry.protocol.subjects import Subjects
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.verify import verify
@@ -224,7 +224,7 @@ class FaultDrill:
         return next((s.last_seq for s in await self.drilled.bus.streams() if s.name == stream), 0)
 
     async def _pulses(self) -> None:
-        async for pulse in presence.follow_pulses(self.drilled.bus, self.drilled.run):
+        async for pulse in run_records.follow(self.drilled.bus, self.drilled.run, Pulse):
             self.meter.observe(pulse)
 
     async def _commits(self, after: int, fragments: int) -> None:

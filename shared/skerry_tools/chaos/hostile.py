@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from skerry.errors import WireError
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.base import MSG_ID
 from skerry.protocol.chunks import seal, unseal
+from skerry.protocol.messages import Pulse
 from skerry.protocol.records import encode, plan_of
 from skerry.protocol.subjects import Subjects
 from skerry_tools.chaos.drilled import Absent, NotFired
@@ -23,7 +24,7 @@ from skerry_tools.chaos.plan import Kind
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from skerry.protocol.messages import ContributionHeader, Pulse
+    from skerry.protocol.messages import ContributionHeader
     from skerry_tools.chaos.drilled import DrilledRun, Injection
     from skerry_tools.chaos.messages import Compose, Inject
 
@@ -49,7 +50,7 @@ def pulses(change: Callable[[Pulse], Pulse]) -> Compose:
         subject, pulse = Subjects(drilled.run).pulse(injection.target), None
         for _ in range(PULSES):
             # The newest one may be ours, which no reader believes.
-            newest = await presence.last_pulse(drilled.bus, drilled.run, injection.target)
+            newest = await run_records.newest(drilled.bus, drilled.run, Pulse, subject)
             pulse = newest or pulse
             if pulse is None:
                 msg = f"{injection.target} has sent no pulse"
@@ -117,7 +118,8 @@ async def status_headers(drilled: DrilledRun, injection: Injection) -> AsyncIter
 async def guessed_ids(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
     """Yield empty messages that use up the message ids of the target's next contributions."""
     learner = injection.target
-    pulse = await presence.last_pulse(drilled.bus, drilled.run, learner)
+    subject = Subjects(drilled.run).pulse(learner)
+    pulse = await run_records.newest(drilled.bus, drilled.run, Pulse, subject)
     incarnation, sent = (pulse.incarnation, pulse.contributions) if pulse else (1, 0)
     subject = Subjects(drilled.run).contribution(0, learner)
     for identity in range(sent + 1, sent + 1 + IDS):

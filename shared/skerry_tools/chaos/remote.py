@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skerry.errors import ConfigError
-from skerry.log import ledger, presence
-from skerry.protocol.messages import LearnerPhase, is_leaving
+from skerry.log import ledger, run_records
+from skerry.protocol.messages import LearnerPhase, Pulse, SyncerPulse, is_leaving
 from skerry_tools.chaos.drilled import beside
 from skerry_tools.chaos.hostile import MESSAGES
 from skerry_tools.chaos.plan import LEARNER, SIMULATED, Kind
@@ -135,23 +135,23 @@ class RemoteRun:
         """Return the step time of learners that have joined and not said goodbye, 0 if unknown."""
         joined = await ledger.members(self.bus, self.run)
         steps_s = dict.fromkeys(joined, 0.0)
-        for name, pulse in (await presence.last_pulses(self.bus, self.run)).items():
+        for pulse in await run_records.newest_each(self.bus, self.run, Pulse):
             if pulse.phase not in ENDED:
-                steps_s[name] = pulse.step_time_s
-            elif name in joined and pulse.incarnation >= joined[name].incarnation:
-                del steps_s[name]
+                steps_s[pulse.learner] = pulse.step_time_s
+            elif (member := joined.get(pulse.learner)) and pulse.incarnation >= member.incarnation:
+                del steps_s[pulse.learner]
         return steps_s
 
     async def hear_learners(self) -> None:
         """Note the learners' pulses, for ever."""
-        async for pulse in presence.follow_pulses(self.bus, self.run):
+        async for pulse in run_records.follow(self.bus, self.run, Pulse):
             which, interval_s = f"incarnation {pulse.incarnation}", self.config.liveness.pulse_s
             interval_s = max(interval_s, pulse.step_time_s)
             self._hear(pulse.learner, LEARNER, which, interval_s, ended=pulse.phase in ENDED)
 
     async def hear_syncers(self) -> None:
         """Note the syncers' pulses, for ever."""
-        async for pulse in presence.follow_syncer_pulses(self.bus, self.run):
+        async for pulse in run_records.follow(self.bus, self.run, SyncerPulse):
             interval_s = self.config.sync.lease_s
             self._hear(pulse.syncer, "syncer", pulse.instance, interval_s, ended=is_leaving(pulse))
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from skerry.algorithm.fragments import Plan
 from skerry.algorithm.outer import MOMENTUM, Outer
 from skerry.errors import Overtaken
-from skerry.log import state
+from skerry.log import run_records, state
 from skerry.log.base import Bus
-from skerry.protocol.messages import Commit
+from skerry.protocol.messages import Commit, Manifest
 
 Vector = NDArray[np.float32]
 OUTER = "outer."
@@ -46,7 +46,7 @@ class Rho:
         if self._sgd is None:
             return
         names = [state.MASTER] + ([OUTER + MOMENTUM] if self._sgd.momentum else [])
-        manifests = state.follow_manifests(self._bus, self._run, self._plan)
+        manifests = run_records.follow(self._bus, self._run, Manifest, self._plan.digest)
         async with aclosing(manifests):
             async for manifest in manifests:
                 try:

@@ -26,8 +26,9 @@ from skerry.errors import (
     Superseded,
     first_cause,
 )
-from skerry.log import ledger, state
+from skerry.log import ledger, run_records, state
 from skerry.log.streams import specs
+from skerry.protocol.messages import Manifest
 from skerry.tasks import TaskGroup
 from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.builders import run_record
@@ -188,7 +189,7 @@ class Cluster:
         """Follow manifests and read every version that can still be read, whole."""
         del name
         seen = self.observations
-        manifests = state.follow_manifests(bus, RUN, self.plan)
+        manifests = run_records.follow(bus, RUN, Manifest, self.plan.digest)
         async with aclosing(manifests):
             async for manifest in manifests:
                 commit = manifest.commit

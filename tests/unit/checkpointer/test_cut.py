@@ -15,7 +15,7 @@ from skerry.errors import Corrupt, Overtaken, StateLost
 from skerry.log import recovery, state_writer
 from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBus
-from skerry.log.rejections import readable
+from skerry.log.run_records import readable
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects

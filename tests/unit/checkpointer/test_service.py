@@ -23,7 +23,7 @@ from skerry.errors import (
     StoreError,
     first_cause,
 )
-from skerry.log import ledger
+from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.subjects import Subjects
@@ -103,7 +103,7 @@ async def save_unrecorded(
 async def recorded(scripted: ScriptedRun, count: int) -> list[CheckpointRecord]:
     """The run's first ``count`` checkpoints, waited for."""
     found: list[CheckpointRecord] = []
-    records = ledger.follow_checkpoints(scripted.bus, scripted.record.run)
+    records = run_records.follow(scripted.bus, scripted.record.run, CheckpointRecord)
     async with asyncio.timeout(DEADLINE_S), aclosing(records):
         async for record in records:
             found.append(record)

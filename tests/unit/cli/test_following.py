@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation
 from skerry.protocol.records import encode
@@ -87,7 +87,7 @@ async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
         held_out = evaluation(versions=(version,) * 3, loss=loss, evaluated_ns=version)
         await ledger.record_evaluation(scripted.bus, held_out)
     here = pulse("a", 40, incarnation=3, sent_ns=time.time_ns(), alive_s=9e5, busy_s=15.0)
-    await presence.publish_pulse(scripted.bus, here)
+    await run_records.publish(scripted.bus, here)
 
     follow = Sources.follow
     most: dict[type, int] = {Commit: 12, Evaluation: 4}
@@ -153,7 +153,7 @@ async def test_a_learner_that_started_again_and_again_is_flapping_to_a_view_that
         for _ in range(4)
     ]
     here = pulse("flaps", 40, incarnation=joined[-1].incarnation, sent_ns=0)
-    await presence.publish_pulse(scripted.bus, here)
+    await run_records.publish(scripted.bus, here)
     time_s = [time.time()]
     once = await read_model(scripted.bus, "run", lambda: time_s[0])
     feed = RunFeed(scripted.bus, "run", clock_s=lambda: time_s[0])

@@ -22,7 +22,7 @@ from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.cli import viewer
 from skerry.cli.board import board, line, sparkline, split_bar
 from skerry.cli.viewer import Following, Screen, keys, snapshot_json
-from skerry.log import presence
+from skerry.log import run_records
 from skerry.log.base import Room, Storage
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import Commit, LearnerPhase, Pulse
@@ -342,7 +342,7 @@ async def test_json_holds_the_state_the_newest_rounds_and_no_time_that_cannot_be
         await scripted.commit_all(step=step)
     odd = encode(replace(closed(9), grace_s=math.nan))
     await scripted.bus.publish(Subjects("run").commit(0), odd)
-    await presence.publish_pulse(scripted.bus, beat("a", step_time_s=math.inf))
+    await run_records.publish(scripted.bus, beat("a", step_time_s=math.inf))
     model = await read_model(scripted.bus, "run")
     shown = json.loads(json.dumps(snapshot_json(model.snapshot()), allow_nan=False))
     assert [row["version"] for row in shown["rounds"]] == [1, 1, 1, 2, 2, 2, 3, 3, 3]

@@ -25,7 +25,7 @@ from skerry.errors import (
     RunMismatch,
     first_cause,
 )
-from skerry.log import ledger, state
+from skerry.log import ledger, run_records, state
 from skerry.log.memory import MemoryBus
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
@@ -89,7 +89,7 @@ class Global:
         return Evaluator.of(self.bus, self.record, name)
 
     async def noted(self) -> list[Evaluation]:
-        return await ledger.evaluations(self.bus, "run")
+        return await run_records.read_all(self.bus, "run", Evaluation)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ async def test_an_evaluator_with_another_text_is_noticed_once_and_hinders_nobody
 async def test_it_waits_for_a_state_follows_the_run_and_ends_with_it(run: Global) -> None:
     judging = asyncio.create_task(run.evaluator().run())
     await run.commit(0)
-    evaluations = ledger.follow_evaluations(run.bus, "run")
+    evaluations = run_records.follow(run.bus, "run", Evaluation)
     async with asyncio.timeout(DEADLINE_S), aclosing(evaluations):
         assert (await anext(evaluations)).versions == (1, 1)
         await run.commit(1)
@@ -243,7 +243,7 @@ async def test_an_evaluation_that_fails_is_tried_again(
     monkeypatch.setattr(service, "read_latest", overtaken)
     await run.commit(0)
     judging = asyncio.create_task(run.evaluator().run())
-    evaluations = ledger.follow_evaluations(run.bus, "run")
+    evaluations = run_records.follow(run.bus, "run", Evaluation)
     async with asyncio.timeout(DEADLINE_S), aclosing(evaluations):
         assert (await anext(evaluations)).versions == (1, 1)
         await ledger.finish_run(run.bus, run.record)

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import ConfigError
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.base import Record, Room, Storage
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
@@ -98,7 +98,7 @@ async def test_it_answers_before_there_is_a_run() -> None:
 async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all(step=4)
-    await presence.publish_pulse(scripted.bus, beat(5, incarnation=STARTS))
+    await run_records.publish(scripted.bus, beat(5, incarnation=STARTS))
     checkpoint = checkpoint_record("/there", versions=(1, 1, 1), step=4)
     await ledger.record_checkpoint(scripted.bus, checkpoint)
     monitor = Monitor(scripted.bus, "run", until_finished=False)
@@ -111,7 +111,7 @@ async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
 
 async def test_a_store_of_the_broker_that_fills_up_is_an_alert() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await presence.publish_pulse(scripted.bus, beat(5))
+    await run_records.publish(scripted.bus, beat(5))
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     monitor.brokers_stores = lambda: [StreamStore(Room(Storage.FILE, 95, 100), "n1")]
     await seen(
@@ -213,7 +213,7 @@ async def test_times_that_cannot_be_end_neither_it_nor_its_answers() -> None:
     await scripted.bus.publish(Subjects("run").commit(0), encode(odd))
     for name, step_time_s in (("b", math.inf), ("c", 1e-5)):
         sick = beat(5, learner=name, step_time_s=step_time_s)
-        await presence.publish_pulse(scripted.bus, sick)
+        await run_records.publish(scripted.bus, sick)
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     told = await seen(monitor, lambda _: monitor.feed.counts.malformed == {"commit": 1, "pulse": 1})
     assert [row["name"] for row in told["learners"] if row["heard"]] == ["c"]
@@ -224,7 +224,7 @@ async def test_a_monitor_that_is_started_again_knows_the_same() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     for step in range(3):
         await scripted.commit_all(step=step)
-    await presence.publish_pulse(scripted.bus, beat(5))
+    await run_records.publish(scripted.bus, beat(5))
 
     def whole(answer: dict[str, Any]) -> bool:
         return answer["run"]["versions"] == [3, 3, 3] and bool(answer["learners"])
@@ -242,7 +242,7 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
     first = await ScriptedRun.begin(broker.connect())
     for step in range(3):
         await first.commit_all(step=step)
-    await presence.publish_pulse(first.bus, beat(90, incarnation=7))
+    await run_records.publish(first.bus, beat(90, incarnation=7))
     await first.finish()
     monitor = Monitor(broker.connect(), "run", until_finished=False)
     following = asyncio.create_task(monitor.follow())
@@ -264,7 +264,7 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
             stream.wake()
         second = await ScriptedRun.begin(broker.connect())
         await second.commit_all(step=5)
-        await presence.publish_pulse(second.bus, beat(6, incarnation=STARTS))
+        await run_records.publish(second.bus, beat(6, incarnation=STARTS))
         told = await until(
             lambda answer: answer["run"]["versions"] == [1, 1, 1] and answer["run"]["rounds"] == 3
         )
@@ -321,7 +321,7 @@ async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
         with capture_logs() as logs:
             for step in range(100):
                 alive = replace(beat(step), incarnation=STARTS, alive_s=float(step))
-                await presence.publish_pulse(scripted.bus, alive)
+                await run_records.publish(scripted.bus, alive)
                 await asyncio.sleep(0.02)
                 if step == 30:
                     logs.clear()  # before its first pulse the learner was gone

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from skerry.errors import Superseded
-from skerry.log import presence
+from skerry.log import run_records
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.door import MOST_COUNT
 from skerry.protocol.learner import DoorReason
@@ -72,7 +72,7 @@ class Attacked:
         for fragment in self.scripted.plan.fragments:
             sent, index = self.link.traffic.contributions, fragment.index
             done = await self.scripted.commit(index, step=1)
-            await presence.open_round(self.scripted.bus, self.round(done.commit.version + 1, index))
+            await run_records.publish(self.scripted.bus, self.round(done.commit.version + 1, index))
             await until(partial(self._has_sent, sent + 1))
             done = await self.scripted.commit(index, step=1)
             await until(partial(self._has_adopted, index, done.commit.version))

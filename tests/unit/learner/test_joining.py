@@ -19,7 +19,7 @@ from skerry.errors import (
     StateLost,
     StorageFull,
 )
-from skerry.log import ledger, presence, recovery
+from skerry.log import ledger, recovery, run_records
 from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
@@ -96,7 +96,7 @@ async def test_how_far_an_earlier_incarnation_had_read_is_known_from_its_last_pu
     record, work = await find_or_create(bus, "run", config)
     first = await take_place(bus, record, work, "a", "host")
     said = pulse(step=6, tokens=96, cursor=48)
-    await presence.publish_pulse(bus, said)
+    await run_records.publish(bus, said)
     second = await take_place(bus, record, work, "a", "host")
     assert (first.seen, second.seen, second.start.cursor) == (0, 48, 0)
 

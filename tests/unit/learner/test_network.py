@@ -26,7 +26,7 @@ from skerry.errors import (
     Truncated,
     WrongVersion,
 )
-from skerry.log import recovery, state
+from skerry.log import recovery, run_records, state
 from skerry.log.base import Bus, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
@@ -492,7 +492,7 @@ async def test_a_replica_that_tells_of_an_older_version_ends_nobody(
             yield held
 
     monkeypatch.setattr(recovery, "read_manifest", lagging)
-    monkeypatch.setattr(state, "follow_manifests", told)
+    monkeypatch.setattr(run_records, "follow", told)
     wire = Wire(scripted.bus, scripted.plan)
     await wire.network.receiver.manifests()
     assert (answers, wire.network.receiver.wanted) == ([], {0: newest})

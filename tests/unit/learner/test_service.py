@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from skerry.errors import StateLost, first_cause
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, LearnerPhase, Pulse, RunState
@@ -48,7 +48,7 @@ async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
             await _live(broker, config)
             await conducting
         record = await ledger.read_run(watching, "run")
-        pulse = (await presence.last_pulses(watching, "run"))["a"]
+        pulse = (await run_records.newest_each(watching, "run", Pulse))[0]
         commits = await ledger.last_commits(watching, "run")
     assert record.state is RunState.FINISHED
     assert (pulse.phase, pulse.step, pulse.steps) == (LearnerPhase.FINISHED, 40, 40)
@@ -104,12 +104,12 @@ async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnatio
     lost = pulse(step=10, incarnation=0, tokens=320, cursor=20)
     async with broker.connect() as syncing, broker.connect() as watching:
         await find_or_create(watching, "run", config)
-        await presence.publish_pulse(watching, lost)
+        await run_records.publish(watching, lost)
         async with asyncio.timeout(90), TaskGroup() as group:
             conducting = group.create_task(stand_by(syncing, "run", "s"))
             await _live(broker, config)
             await conducting
-        said = (await presence.last_pulses(watching, "run"))["a"]
+        said = (await run_records.newest_each(watching, "run", Pulse))[0]
     assert said.steps == 40
     parts = (said.busy_s, said.replay_s, said.compile_s, said.recover_s)
     assert all(seconds > 0 for seconds in parts)
@@ -178,7 +178,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
                     break
             os.kill(os.getpid(), signal.SIGTERM)
             await living
-        pulse = (await presence.last_pulses(watching, "run"))["a"]
+        pulse = (await run_records.newest_each(watching, "run", Pulse))[0]
         record, work = await find_or_create(watching, "run", endless)
         settled = (await ledger.members(watching, "run"))["a"]
         place = await take_place(watching, record, work, "a", "host")
@@ -203,7 +203,7 @@ async def _last_pulse_of_a_whole_life(config: RunConfig) -> Pulse:
         async with asyncio.timeout(90), TaskGroup() as group:
             group.create_task(stand_by(syncing, "run", "s"))
             await _live(broker, config)
-        return (await presence.last_pulses(watching, "run"))["a"]
+        return (await run_records.newest_each(watching, "run", Pulse))[0]
 
 
 async def _live(

@@ -10,7 +10,7 @@ import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import RunNotFound, StateLost
-from skerry.log import ledger
+from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Evaluation, RunState
@@ -78,18 +78,6 @@ async def test_restarted_learner_gets_a_new_incarnation_and_its_old_shard() -> N
     assert (again.incarnation, again.shard) == (2, 1)
 
 
-async def test_every_start_is_told_with_when_the_log_had_it() -> None:
-    bus = await connected()
-    assert await ledger.starts(bus, RUN) == []
-    joined = [await ledger.join(bus, RUN, name, "h", 1) for name in ("a", "b", "b")]
-    await bus.publish(Subjects(RUN).member("c"), b"no member")
-    told = await ledger.starts(bus, RUN)
-    assert [member for _, member in told] == joined
-    assert all(record.time_ns > 1 for record, _ in told)
-    followed = ledger.follow_starts(bus, RUN)
-    assert [await anext(followed) for _ in told] == told
-
-
 async def test_learners_that_join_at_once_get_different_shards() -> None:
     bus = await connected()
     names = [f"l{i}" for i in range(8)]
@@ -108,16 +96,16 @@ async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it() -> None
     said = [judged(1), judged(1, evaluator="other"), judged(2), judged(2, text_digest=8)]
     for record in said:
         await ledger.record_evaluation(bus, record)
-    assert await ledger.evaluations(bus, RUN) == [said[0], said[2], said[3]]
-    assert await ledger.last_evaluation(bus, RUN) == said[3]
+    assert await run_records.read_all(bus, RUN, Evaluation) == [said[0], said[2], said[3]]
+    assert await run_records.newest(bus, RUN, Evaluation, Subjects(RUN).ledger("eval")) == said[3]
 
 
 async def test_an_evaluation_that_cannot_be_read_ends_no_reader() -> None:
     bus = await connected()
-    assert await ledger.evaluations(bus, RUN) == []
+    assert await run_records.read_all(bus, RUN, Evaluation) == []
     await bus.publish(Subjects(RUN).ledger("eval"), b"no evaluation")
-    assert await ledger.last_evaluation(bus, RUN) is None
+    assert await run_records.newest(bus, RUN, Evaluation, Subjects(RUN).ledger("eval")) is None
     await ledger.record_evaluation(bus, judged(1))
     await bus.publish(Subjects(RUN).ledger("eval"), b"no evaluation either")
-    assert await ledger.evaluations(bus, RUN) == [judged(1)]
-    assert await anext(ledger.follow_evaluations(bus, RUN)) == judged(1)
+    assert await run_records.read_all(bus, RUN, Evaluation) == [judged(1)]
+    assert await anext(run_records.follow(bus, RUN, Evaluation)) == judged(1)

@@ -14,19 +14,19 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable, BusError, Superseded
 from skerry.log import ledger, place
 from skerry.log.base import Deliver, Record
+from skerry.log.contributions import seal_contribution
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.place import Place, settle_in, take_place
+from skerry.log.place import settle_in, take_place
 from skerry.log.streams import specs
 from skerry.protocol import messages
-from skerry.protocol.chunks import seal
 from skerry.protocol.codec import Chunk, encode_vector
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import (
-    ChunkHeader,
     ContributionHeader,
     ContributionKind,
     InnerState,
     LearnerProgress,
+    MemberRecord,
 )
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
@@ -49,14 +49,14 @@ async def connected(*, window_bytes: int = 64 * 1024**2) -> MemoryBus:
     return bus
 
 
-async def joined(bus: MemoryBus, learner: str = "a") -> Place:
+async def joined(bus: MemoryBus, learner: str = "a") -> MemberRecord:
     """Take a place and settle in: from here on the incarnation may send."""
     found = await joining(bus, learner)
-    await settle_in(bus, replace(found.member, inner=InnerState.NEW))
+    await settle_in(bus, replace(found, inner=InnerState.NEW))
     return found
 
 
-async def joining(bus: MemoryBus, learner: str = "a") -> Place:
+async def joining(bus: MemoryBus, learner: str = "a") -> MemberRecord:
     """Take a place, and die before anybody has heard where it is."""
     async with asyncio.timeout(20):
         return await take_place(bus, RUN, PLAN, learner, host="h", now_ns=1)
@@ -85,25 +85,8 @@ def told(
 
 async def send_chunk(bus: MemoryBus, header: ContributionHeader, index: int) -> None:
     """Publish one chunk of a contribution, as ``contributions.Sender`` does them all."""
-    chunk = CHUNKS[header.fragment][index]
-    envelope = ChunkHeader(
-        run=RUN,
-        plan_digest=PLAN.digest,
-        fragment=header.fragment,
-        version=header.base_version,
-        sender=header.learner,
-        incarnation=header.incarnation,
-        index=chunk.index,
-        count=chunk.count,
-        scheme=chunk.scheme,
-        first_block=chunk.first_block,
-        blocks=chunk.blocks,
-        raw_bytes=chunk.raw_bytes,
-        identity=header.identity,
-        contribution=header if index == 0 else None,
-    )
-    subject = NAMES.contribution(header.fragment, header.learner)
-    await bus.publish(subject, seal(envelope, chunk.packed))
+    data = seal_contribution(RUN, PLAN, header, CHUNKS[header.fragment][index])
+    await bus.publish(NAMES.contribution(header.fragment, header.learner), data)
 
 
 async def send(bus: MemoryBus, header: ContributionHeader, chunks: int = COUNT) -> None:
@@ -135,8 +118,8 @@ async def committed(
 async def test_first_start_begins_at_zero_and_says_so_in_the_stream() -> None:
     bus = await connected()
     found = await joined(bus)
-    assert (found.member.incarnation, found.step, found.cursor) == (1, 0, 0)
-    record = await bus.get(CONTRIB, found.member.contrib_sequence)
+    assert (found.incarnation, found.step, found.cursor) == (1, 0, 0)
+    record = await bus.get(CONTRIB, found.contrib_sequence)
     assert record is not None
     start = decode(messages.Start, record.payload, run=RUN)
     assert (start.learner, start.incarnation) == ("a", 1)
@@ -185,7 +168,7 @@ async def test_zombie_that_came_too_late_once_comes_too_late_for_ever() -> None:
     await joined(bus)
     second = await joined(bus)
     await send(bus, told(1, 1, 0, 8))
-    await committed(bus, 0, 2, floor=second.member.contrib_sequence)
+    await committed(bus, 0, 2, floor=second.contrib_sequence)
     await joined(bus)
     assert (await joined(bus)).cursor == 0
 
@@ -215,7 +198,6 @@ async def test_commits_tell_what_is_no_longer_in_the_stream() -> None:
     await committed(bus, 1, 5, rows=[LearnerProgress("b", 1, 4, 100, 90)])
     found = await joined(bus)
     assert (found.step, found.cursor) == (50, 40)
-    assert (found.member.step, found.member.cursor) == (50, 40)
 
 
 class Counting(MemoryBus):
@@ -311,7 +293,7 @@ async def test_start_that_retention_drops_while_it_is_read_is_said_again() -> No
     dropping = Dropping(bus.broker)
     dropping.times = 1
     found = await joined(dropping)
-    record = await bus.get(CONTRIB, found.member.contrib_sequence)
+    record = await bus.get(CONTRIB, found.contrib_sequence)
     assert record is not None
     assert found.cursor == 0, "what was dropped unmerged can never be merged"
 
@@ -365,7 +347,7 @@ async def test_broker_that_restarts_meanwhile_is_waited_for() -> None:
     await send(bus, told(1, 1, 0, 8))
     found = await joined(Restarting(bus.broker))
     assert found.cursor == 8
-    assert found.member.contrib_sequence == 2 + COUNT, "the Start is not said again"
+    assert found.contrib_sequence == 2 + COUNT, "the Start is not said again"
 
 
 async def test_bytes_that_nobody_would_merge_count_for_nothing() -> None:
@@ -381,11 +363,19 @@ async def test_bytes_that_nobody_would_merge_count_for_nothing() -> None:
 async def test_settling_in_says_where_the_same_incarnation_goes_on() -> None:
     bus = await connected()
     found = await joining(bus)
-    member = replace(found.member, inner="warm", inner_age_steps=7)
+    member = replace(found, inner="warm", inner_age_steps=7)
     await settle_in(bus, member)
     await settle_in(bus, member)
     assert (await ledger.members(bus, RUN))["a"] == member
-    assert (await joined(bus)).member.incarnation == 2
+    assert (await joined(bus)).incarnation == 2
+
+
+async def test_junk_on_its_own_subject_keeps_no_learner_from_settling_in() -> None:
+    bus = await connected()
+    found = await joining(bus)
+    await bus.publish(NAMES.member("a"), b"junk")
+    await settle_in(bus, found)
+    assert (await ledger.members(bus, RUN))["a"] == found
 
 
 async def test_overtaken_learner_never_hides_the_newer_incarnation() -> None:
@@ -393,8 +383,8 @@ async def test_overtaken_learner_never_hides_the_newer_incarnation() -> None:
     first = await joining(bus)
     await joined(bus)
     with pytest.raises(Superseded, match="started again on h"):
-        await settle_in(bus, first.member)
-    assert (await joined(bus)).member.incarnation == 3
+        await settle_in(bus, first)
+    assert (await joined(bus)).incarnation == 3
 
 
 class Reference:
@@ -438,8 +428,8 @@ class Reference:
 class Life:
     """One incarnation: trains, and sends the chunks of one contribution after another."""
 
-    def __init__(self, place: Place) -> None:
-        self.incarnation, self.cursor = place.member.incarnation, place.cursor
+    def __init__(self, place: MemberRecord) -> None:
+        self.incarnation, self.cursor = place.incarnation, place.cursor
         self.began = place.cursor
         self.origin = [place.cursor, place.cursor]
         self.identity = [0, 0]

@@ -191,7 +191,7 @@ class TestMembers:
         run = await begun(0)
         await merged(run, LearnerProgress("b", 0, 0, 100, 40))
         found = await place.take_place(run.bus, RUN, run.plan, "b", host="h", now_ns=1)
-        assert (found.member.incarnation, found.member.shard, found.cursor) == (1, 1, 40)
+        assert (found.incarnation, found.shard, found.cursor) == (1, 1, 40)
 
     async def test_new_name_is_given_no_data_shard_that_another_has(self) -> None:
         run = await begun(0)
@@ -199,14 +199,14 @@ class TestMembers:
         lose(run, "ledger.member.a")
         await merged(run, LearnerProgress("a", 0, 0, 100, 40))
         found = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
-        assert found.member.shard == 2
+        assert found.shard == 2
 
     async def test_start_that_nothing_was_merged_of_does_not_give_its_number_away(self) -> None:
         run = await begun(1)
         third = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
         lose(run, "ledger.member.a", last=1)
         fourth = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=2)
-        assert [third.member.incarnation, fourth.member.incarnation] == [3, 4]
+        assert [third.incarnation, fourth.incarnation] == [3, 4]
 
     async def test_members_that_a_replica_has_not_yet_are_looked_for_again(
         self, monkeypatch: pytest.MonkeyPatch

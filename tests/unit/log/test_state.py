@@ -9,15 +9,19 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.schemes import SCHEMES
 from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, StateLost
-from skerry.log import fences, ledger, state
+from skerry.log import fences, ledger, run_records, state
 from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
+from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import CheckpointRecord, Commit, Manifest
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
@@ -68,6 +72,27 @@ async def test_params_read_back_as_the_manifest_digests_them() -> None:
     vector = await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
     np.testing.assert_allclose(vector, walk(PLAN.fragments[0], 1), rtol=2**-8)
     assert not np.array_equal(vector, walk(PLAN.fragments[0], 1))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(st.integers(0, 2**32 - 1), st.floats(-40, 30), st.sampled_from([0.0, -0.0, 1e-45, 3e38]))
+@settings(max_examples=20)
+def test_the_digest_of_what_is_at_hand_is_that_of_what_readers_decode(
+    scheme: str, seed: int, exponent: float, special: float
+) -> None:
+    fragment = PLAN.fragments[0]
+    noise = np.random.default_rng(seed).standard_normal(fragment.padded_size)
+    vector = (noise * 10.0**exponent).astype(np.float32)
+    vector[::7] = special
+
+    async def write_and_read() -> None:
+        bus = await connected()
+        written = [NewPart(PARAMS, scheme, vector), NewPart(MASTER, "f32", vector)]
+        manifest = await (await writer(bus)).commit(draft(0, 1), written, None)
+        read = await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
+        assert vector_digest(read) == manifest.commit.params_digest
+
+    asyncio.run(write_and_read())
 
 
 async def test_next_version_goes_to_the_spare_slot() -> None:
@@ -219,7 +244,7 @@ async def test_manifest_that_cannot_be_read_ends_no_reader() -> None:
     first = await mine.commit(draft(0, 1), parts(1), None)
     await bus.publish(Subjects(RUN).manifest(1), b"rubbish")
     second = await mine.commit(draft(0, 2), parts(2), first)
-    manifests = state.follow_manifests(bus, RUN, PLAN)
+    manifests = run_records.follow(bus, RUN, Manifest, PLAN.digest)
     async with asyncio.timeout(5), aclosing(manifests):
         assert await anext(manifests) == second
 

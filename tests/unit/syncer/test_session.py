@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.algorithm.outer import make_outer
-from skerry.log import contributions, ledger, presence
+from skerry.log import contributions, ledger, run_records
 from skerry.log.base import Receipt
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
-from skerry.protocol.messages import Commit, ContributionHeader, ContributionKind, RunState
+from skerry.protocol.messages import Commit, ContributionHeader, ContributionKind, Round, RunState
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import MOST_REFUSED
 from skerry.protocol.subjects import Subjects
@@ -254,7 +254,7 @@ async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> N
         await first.offer_genesis()
         await commits_until(bus, 1)
         await first.pulse(4)
-        async for opened in presence.follow_rounds(bus, RUN, PLAN.digest):
+        async for opened in run_records.follow(bus, RUN, Round, PLAN.digest):
             assert (opened.fragment, opened.due_step) == (1, 4)
             break
         await second.pulse(1)
@@ -349,7 +349,7 @@ async def test_round_in_the_air_when_training_ends_closes_before_the_final_one()
     learner = scripted(bus, "a", steps=20)
     await learner.offer_genesis()
     seen: list[tuple[int, bool]] = []
-    rounds = presence.follow_rounds(bus, RUN, PLAN.digest)
+    rounds = run_records.follow(bus, RUN, Round, PLAN.digest)
     async with asyncio.timeout(30), background(stand_by(bus, RUN, "s")), aclosing(rounds):
         await commits_until(bus, 1)
         await learner.pulse(step=10)

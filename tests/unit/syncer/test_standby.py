@@ -17,13 +17,13 @@ from skerry.algorithm import schedule
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.outer import make_outer
 from skerry.errors import BrokerUnavailable, ConfigError, Conflict, StateLost, first_cause
-from skerry.log import fences, ledger, presence, state
+from skerry.log import fences, ledger, run_records, state
 from skerry.log.base import Deliver, Expect, Receipt, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol import succession
 from skerry.protocol.coordinator import Action, Publish, RoundCoordinator
-from skerry.protocol.messages import Commit, Round, RunState
+from skerry.protocol.messages import Commit, Manifest, Round, RunState, SyncerPulse
 from skerry.protocol.subjects import StreamKind, Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer import standby
@@ -117,7 +117,7 @@ class World:
 
     async def commits(self, wanted: Callable[[Commit], bool]) -> Commit:
         """Return the first commit, from the newest of each fragment on, that is wanted."""
-        manifests = state.follow_manifests(self.bus, RUN, PLAN)
+        manifests = run_records.follow(self.bus, RUN, Manifest, PLAN.digest)
         async with aclosing(manifests):
             async for manifest in manifests:
                 if wanted(manifest.commit):
@@ -400,7 +400,7 @@ def test_each_shard_keeps_its_part_of_the_launch_floor() -> None:
         world.syncer("a")
         await world.served_by({0: "a", 1: "a"})
         opened_s: dict[int, list[float]] = {0: [], 1: []}
-        rounds = presence.follow_rounds(world.bus, RUN, PLAN.digest)
+        rounds = run_records.follow(world.bus, RUN, Round, PLAN.digest)
         await learner.pulse(1000)
         seen: set[int] = set()
         async with aclosing(rounds):
@@ -492,7 +492,7 @@ async def begun(world: World, owners: str) -> None:
 async def all_final(world: World) -> None:
     """Return once every fragment has had its last round."""
     final: set[int] = set()
-    async with aclosing(state.follow_manifests(world.bus, RUN, PLAN)) as manifests:
+    async with aclosing(run_records.follow(world.bus, RUN, Manifest, PLAN.digest)) as manifests:
         async for manifest in manifests:
             final |= {manifest.commit.fragment} if manifest.commit.final else set()
             if len(final) == len(PLAN.fragments):
@@ -660,7 +660,7 @@ def test_round_to_which_nobody_came_is_counted() -> None:
         world.syncer("a")
         await world.commits(lambda c: c.version == 1)
         seen: list[Round] = []
-        rounds = presence.follow_rounds(world.bus, RUN, PLAN.digest)
+        rounds = run_records.follow(world.bus, RUN, Round, PLAN.digest)
         await learner.pulse(100)
         async with aclosing(rounds):
             async for opened in rounds:
@@ -868,7 +868,7 @@ def test_clock_and_names_are_those_that_were_given() -> None:
         await world.begin(config())
         world.start("a", stand_by(world.bus, RUN, "a", wall_ns=lambda: 77))
         await world.commits(lambda c: c.version == 2)
-        pulses = presence.follow_syncer_pulses(world.bus, RUN)
+        pulses = run_records.follow(world.bus, RUN, SyncerPulse)
         async with aclosing(pulses):
             pulse = await anext(pulses)
         assert (pulse.syncer, pulse.sent_ns, pulse.shards) == ("a", 77, (0,))

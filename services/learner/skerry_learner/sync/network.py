@@ -12,10 +12,11 @@ import structlog
 
 from skerry.algorithm.fragments import Plan
 from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_cause
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.base import Bus
 from skerry.protocol.learner import DoorReason, LearnerPolicy, TrainingProgress, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse
+from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.sync.connection import LearnerConnection
@@ -91,9 +92,9 @@ class Network:
             if await self.pulse(repeat=True):
                 at_s = link.clock()
                 with suppress(BrokerUnavailable):
-                    now_ns = await presence.pulsed_ns(link.bus, link.run, link.identity.name)
-                    if now_ns is not None:
-                        return now_ns, at_s
+                    stored = await link.bus.last(Subjects(link.run).pulse(link.identity.name))
+                    if stored is not None:
+                        return stored.time_ns, at_s
             await asyncio.sleep(link.config.liveness.pulse_s)
 
     async def pulses(self) -> None:
@@ -138,7 +139,7 @@ class Network:
             link.door.end()
             link.mailbox.post_rounds(link.door.rounds)
         try:
-            await presence.publish_pulse(link.bus, pulse)
+            await run_records.publish(link.bus, pulse)
         except (BrokerUnavailable, StorageFull) as error:
             log.warning("pulse_lost", error=str(error))
             return False
@@ -147,7 +148,7 @@ class Network:
     async def watch_name(self) -> None:
         """Raise Superseded once a newer incarnation of this learner has joined."""
         identity = self.link.identity
-        members = ledger.follow_members(self.link.bus, self.link.run)
+        members = run_records.follow(self.link.bus, self.link.run, MemberRecord)
         async with aclosing(members):
             async for member in members:
                 if member.learner == identity.name and member.incarnation > identity.incarnation:

@@ -10,9 +10,9 @@ from functools import partial
 import structlog
 
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
-from skerry.log import ledger, presence, recovery, state
+from skerry.log import recovery, run_records, state
 from skerry.protocol.learner import DoorReason
-from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.messages import Commit, Manifest, Round
 from skerry.tasks import TaskGroup
 from skerry.telemetry.spans import Interval
 from skerry_learner.sync import connection
@@ -47,7 +47,7 @@ class FragmentReceiver:
     async def rounds(self) -> None:
         """Post every round that is believed."""
         link = self.link
-        rounds = presence.follow_rounds(link.bus, link.run, link.plan.digest)
+        rounds = run_records.follow(link.bus, link.run, Round, link.plan.digest)
         async with aclosing(rounds):
             async for opened in rounds:
                 if link.door.take_round(opened) not in {None, DoorReason.EARLY}:
@@ -61,7 +61,7 @@ class FragmentReceiver:
         them would count as answered, and what was captured as part of them.
         """
         link = self.link
-        manifests = state.follow_manifests(link.bus, link.run, link.plan)
+        manifests = run_records.follow(link.bus, link.run, Manifest, link.plan.digest)
         async with aclosing(manifests):
             async for manifest in manifests:
                 await self._take(manifest)
@@ -118,11 +118,11 @@ class FragmentReceiver:
         """Note which versions the ledger has; a broker that is away is waited for."""
         while True:
             try:
-                commits = await ledger.newest_commits(self.link.bus, self.link.run)
+                commits = await run_records.newest_each(self.link.bus, self.link.run, Commit)
             except BrokerUnavailable:
                 await asyncio.sleep(connection.RETRY_S)
             else:
-                self.recorded = {commit.fragment: commit.version for _, commit in commits}
+                self.recorded = {commit.fragment: commit.version for commit in commits}
                 return
 
     def start(self, group: TaskGroup) -> None:

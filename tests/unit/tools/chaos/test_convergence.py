@@ -11,7 +11,7 @@ import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import StateLost
-from skerry.log import ledger, presence, recovery
+from skerry.log import ledger, recovery, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit
@@ -44,7 +44,7 @@ async def answering(bus: MemoryBus, *names: str) -> None:
         for name in names:
             shards = (0,) if name == "s" else ()
             pulse = syncer_pulse(name, run=RUN, sent_ns=sent_ns, shards=shards)
-            await presence.publish_syncer_pulse(bus, pulse)
+            await run_records.publish(bus, pulse)
         await asyncio.sleep(0.01)
 
 
@@ -91,7 +91,7 @@ async def test_a_stand_by_has_to_answer_though_another_syncer_commits() -> None:
     await ledger.record_checkpoint(bus, checkpoint_record("whole", run=RUN, versions=(1,)))
     two = KINDS | {"t": "syncer"}
     old = syncer_pulse("t", run=RUN, host="", shards=(0,))
-    await presence.publish_syncer_pulse(bus, old)
+    await run_records.publish(bus, old)
     told = await judged(bus, SHORT_S, kinds=two)
     assert (told["s answers"].ok, told["s answers"].detail) == (True, "holds shards 0")
     assert not told["t answers"].ok
@@ -102,10 +102,10 @@ async def test_a_stand_by_has_to_answer_though_another_syncer_commits() -> None:
 async def test_a_syncer_that_only_says_goodbye_has_not_answered() -> None:
     bus = await connected()
     two = KINDS | {"t": "syncer"}
-    await presence.publish_syncer_pulse(bus, syncer_pulse("t", run=RUN, shards=(0,)))
+    await run_records.publish(bus, syncer_pulse("t", run=RUN, shards=(0,)))
     waiting = asyncio.create_task(judged(bus, SHORT_S, kinds=two))
     await asyncio.sleep(SHORT_S / 2)
-    await presence.publish_syncer_pulse(bus, syncer_pulse("t", run=RUN, sent_ns=2, host=""))
+    await run_records.publish(bus, syncer_pulse("t", run=RUN, sent_ns=2, host=""))
     assert not (await waiting)["t answers"].ok
 
 

@@ -19,7 +19,7 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.cli.cluster.processes import TABLE, ProcessTable
 from skerry.errors import BrokerUnavailable, StateLost
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.service.control import CONTROL, listening
@@ -176,7 +176,7 @@ async def test_what_cannot_be_watched_is_a_failed_check_and_the_drill_goes_on(
         msg = "Nobody answers."
         raise BrokerUnavailable(msg)
 
-    monkeypatch.setattr(presence, "follow_pulses", deaf)
+    monkeypatch.setattr(run_records, "follow", deaf)
     monkeypatch.setattr(GoodputMeter, "observe", lambda *_: None)
     async with site(tmp_path) as held:
         result = await held.drill(PAUSE).run()

@@ -12,7 +12,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.cli.cluster.processes import ProcessEntry
 from skerry.errors import ConfigError
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.base import MSG_ID
 from skerry.log.contributions import Sender
 from skerry.log.memory import MemoryBroker, MemoryBus
@@ -65,7 +65,7 @@ async def at_work(cut: Plan = SMALL) -> MemoryBus:
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, cut))
     await ledger.join(bus, RUN, "a", "host", 1)
-    await presence.publish_pulse(bus, pulse("a", run=RUN, contributions=1))
+    await run_records.publish(bus, pulse("a", run=RUN, contributions=1))
     fragment = cut.fragments[0]
     norms = slice_norms(fragment, walk(fragment, 1))
     chunks = encode_vector("int4", np.ones(fragment.padded_size, np.float32), 2048)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from skerry.errors import ConfigError, SkerryError, first_cause
-from skerry.log import ledger, presence
+from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import LearnerPhase, Pulse, SyncerPulse
@@ -51,11 +51,11 @@ async def bus() -> MemoryBus:
 
 async def say(bus: MemoryBus) -> None:
     """Say for ever that ``a`` and ``s`` are there; ``gone`` and ``was`` were, once."""
-    await presence.publish_pulse(bus, learner("gone", 1))
-    await presence.publish_syncer_pulse(bus, syncer("was", "host/1", 1))
+    await run_records.publish(bus, learner("gone", 1))
+    await run_records.publish(bus, syncer("was", "host/1", 1))
     for sent in range(1, 1 << 30):
-        await presence.publish_pulse(bus, learner("a", sent))
-        await presence.publish_syncer_pulse(bus, syncer("s", "host/2", sent))
+        await run_records.publish(bus, learner("a", sent))
+        await run_records.publish(bus, syncer("s", "host/2", sent))
         await asyncio.sleep(0.02)
 
 
@@ -98,8 +98,8 @@ async def test_who_falls_silent_is_down_and_still_has_to_come_back(
 async def test_who_says_goodbye_is_down_at_once(bus: MemoryBus) -> None:
     async with at_work(bus) as (ground, saying):
         saying.cancel()
-        await presence.publish_pulse(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
-        await presence.publish_syncer_pulse(bus, syncer("s", "host/2", 1 << 30, host=""))
+        await run_records.publish(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
+        await run_records.publish(bus, syncer("s", "host/2", 1 << 30, host=""))
         for name in ("a", "s"):
             async with asyncio.timeout(1):
                 while ground.entries()[name].alive:  # noqa: ASYNC110 - the pulse is on its way
@@ -119,7 +119,7 @@ async def test_who_was_gone_before_the_drill_is_not_said_to_have_ended_in_it(
         ]
         assert await liveness.ended() == []
         saying.cancel()
-        await presence.publish_pulse(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
+        await run_records.publish(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
         assert await liveness.ended() == ["a", "s"]
 
 
@@ -147,7 +147,7 @@ async def test_whose_last_word_is_still_fresh_has_not_come_back_nor_runs_nor_sta
 
 
 async def test_a_run_on_which_nobody_works_is_refused(bus: MemoryBus) -> None:
-    await presence.publish_pulse(bus, learner("gone", 1))
+    await run_records.publish(bus, learner("gone", 1))
     with pytest.raises(BaseExceptionGroup) as caught:
         async with remote(bus, RUN, CONFIG):
             pytest.fail("there is nobody")
@@ -163,14 +163,14 @@ async def test_a_learner_whose_first_steps_take_long_is_waited_for_and_one_that_
         """Say nothing at first, as behind a restart of the broker, and then say it seldom."""
         for sent in range(1, 1 << 30):
             await asyncio.sleep(0.7)
-            await presence.publish_pulse(bus, learner("slow", sent))
+            await run_records.publish(bus, learner("slow", sent))
 
     monkeypatch.setattr(remotes, "LONGEST_S", 3.0)
     for name in ("a", "slow", "lost", "left", "back"):
         await ledger.join(bus, RUN, name, "host", 1)
     for name in ("left", "back"):
         gone = replace(learner(name, 1, LearnerPhase.STOPPED), incarnation=1)
-        await presence.publish_pulse(bus, gone)
+        await run_records.publish(bus, gone)
     await ledger.join(bus, RUN, "back", "host", 2)
     saying = asyncio.create_task(slow())
     async with at_work(bus) as (ground, _):
@@ -182,7 +182,7 @@ async def test_a_learner_whose_first_steps_take_long_is_waited_for_and_one_that_
 async def test_a_run_on_which_no_learner_works_is_refused(bus: MemoryBus) -> None:
     async def stand_by() -> None:
         for sent in range(1, 1 << 30):
-            await presence.publish_syncer_pulse(bus, syncer("s", "host/2", sent))
+            await run_records.publish(bus, syncer("s", "host/2", sent))
             await asyncio.sleep(0.02)
 
     await ledger.join(bus, RUN, "gone", "host", 1)

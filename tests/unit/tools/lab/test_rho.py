@@ -135,9 +135,7 @@ def test_nothing_is_told_across_versions_that_were_not_read(
             raise Overtaken(msg)
         return await state.read_part(bus, run, plan, manifest, name)
 
-    seen = SimpleNamespace(
-        MASTER=state.MASTER, follow_manifests=state.follow_manifests, read_part=read_part
-    )
+    seen = SimpleNamespace(MASTER=state.MASTER, read_part=read_part)
     monkeypatch.setattr(rho_module, "state", seen)
     lab, _ = measured(config, judging, outer, monkeypatch)
     assert {version for _, version in Watched.last.read} >= {3, 5, 6, 7, 8}
