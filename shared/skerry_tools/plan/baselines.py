@@ -2,17 +2,15 @@
 
 Every baseline gets the benefit of each assumption: gradients in bf16, an ideal ring between the
 sites (Patarasuk and Yuan, JPDC 69, 2009), an all-reduce hidden by the backward pass. Where
-``chip_mtbi`` is given, one failure stops all in data-parallel and DiLoCo; in elastic data-parallel
-it costs two resizes and one learner for a while, and in the plan that one learner only. These are
-means; ``skerry simulate`` has distributions, rollback and quorum.
+``chip_mtbi`` is given, one failure stops all in data-parallel and DiLoCo, and in the plan one
+learner only. These are means; ``skerry simulate`` has distributions, elastic learners and rollback.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from skerry_tools.plan.tables import FailureClock, ScenarioTables
 from skerry_tools.plan.traffic import Deployment
 
 GB = 1e9
@@ -20,18 +18,13 @@ BACKWARD = 2 / 3
 """Share of a step that is its backward pass: twice the forward pass's operations."""
 
 
-def halting(rate_s: float, pause_s: float, clock: FailureClock) -> float:
+def halting(rate_s: float, pause_s: float) -> float:
     """Return the share of time that a learner runs which halts until nothing is broken.
 
-    ``rate_s``: failures per second of the whole learner while it runs. Failures of what runs:
-    ``1 / (1 + rate * pause)``, one cycle is a run and a pause. By the calendar: ``exp(-rate *
-    pause)``, the chance that nothing broke within the last pause, as the idle share of infinitely
-    many servers (Takacs, Introduction to the Theory of Queues, 1962). Of a pause that varies, only
-    the mean counts in both.
+    ``1 / (1 + rate * pause)``: one cycle is a run and a pause, of which only the mean counts.
+    ``rate_s``: failures per second of the whole learner while it runs.
     """
-    if clock is FailureClock.RUNNING:
-        return 1.0 / (1.0 + rate_s * pause_s)
-    return math.exp(-rate_s * pause_s)
+    return 1.0 / (1.0 + rate_s * pause_s)
 
 
 def ring_bits(bits: float, params: float, learners: int) -> float:
@@ -57,15 +50,16 @@ def data_parallel_step_s(
 class TrainingMethod:
     """How fast a way to train is without failures, and the ``goodput`` that failures leave.
 
-    ``bits`` go through the busiest site's up-link in H steps.
+    ``sent``: bits through each site's up-link while ``cycle_tokens`` are trained on, in H steps.
     """
 
     name: str
+    convention: str
     tokens_s: float
     utilisation: float
     goodput: float
-    bits: float
-    convention: str
+    cycle_tokens: float
+    sent: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,44 +76,32 @@ class Bill:
 
 
 def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
-    """Return the plan itself, data-parallel, elastic data-parallel and blocking DiLoCo."""
-    load, sites = at.load, at.sites.values()
-    step_tokens = sum(site.step_tokens * site.learners for site in sites)
-    computing_s = sum(site.step_s * site.learners for site in sites) / at.learners
-    sent = max(one.up_bits_s for one in at.site_rounds.values()) * at.period_s
-    all_chips = sum(site.table.chips * site.learners for site in sites)
-    all_stop, one_stops = _kept(at, all_chips), _one_stops(at)
-    mtbi = at.plan.chip_mtbi
-    elastic = one_stops / (1 + (all_chips / mtbi * 2 * at.plan.resize if mtbi else 0.0))
-    own = ("this plan", sum(site.tokens_s for site in sites), 1.0, one_stops, sent)
-    how = "learners never wait"
-    if not load.sync.overlap_steps:
-        tokens_s = step_tokens * load.sync.h_steps / at.cycle_s
-        own = ("this plan", tokens_s, at.utilisation, all_stop, sent)
-        how = "learners stop for rounds"
+    """Return the plan itself, data-parallel, and blocking DiLoCo."""
+    h_steps, sites = at.load.sync.h_steps, at.sites.values()
+    cycle_tokens = h_steps * sum(site.step_tokens * site.learners for site in sites)
+    computing_s = h_steps * sum(site.step_s * site.learners for site in sites) / at.learners
+    sent = {name: one.up_bits_s * at.period_s for name, one in at.site_rounds.items()}
+    tokens_s = sum(site.tokens_s for site in sites)
+    all_stop = _kept(at, sum(site.table.chips * site.learners for site in sites))
+    one_stops = sum(site.tokens_s * _kept(at, site.table.chips) for site in sites) / tokens_s
+    own = (tokens_s, 1.0, one_stops, tokens_s * at.period_s, sent)
+    waits = "learners never wait"
+    if not at.load.sync.overlap_steps:
+        own = (cycle_tokens / at.cycle_s, at.utilisation, all_stop, cycle_tokens, sent)
+        waits = "learners stop for rounds"
     step_s, bits = _ring_step(at)
-    ring = f"ring all-reduce of {at.plan.gradient_bits:g}-bit gradients during the backward pass"
-    speed, bits = (step_tokens / step_s, at.slowest_s / step_s), bits * load.sync.h_steps
-    whole_s = whole_model_cycle_s(at)
-    diloco = (step_tokens * load.sync.h_steps / whole_s, load.sync.h_steps * computing_s / whole_s)
-    one_away = "a failure pauses all for two resizes and takes one learner away"
-    all_meet = "the same hub, schemes and H; the whole model at once, all stop until all have it"
-    return (
-        TrainingMethod(*own, how),
-        TrainingMethod("data-parallel", *speed, all_stop, bits, ring),
-        TrainingMethod("elastic data-parallel", *speed, elastic, bits, f"{ring}; {one_away}"),
-        TrainingMethod("blocking DiLoCo", *diloco, all_stop, sent, all_meet),
-    )
-
-
-def whole_model_cycle_s(at: Deployment) -> float:
-    """Return how long H steps take where all stop until all have exchanged the whole model.
-
-    It falls due at one step, in as many fragments as there are syncers to share it.
-    """
+    how = f"ring all-reduce of {at.plan.gradient_bits:g}-bit gradients during the backward pass"
+    ring = (cycle_tokens / h_steps / step_s, at.slowest_s / step_s, all_stop, cycle_tokens)
+    # The whole model falls due at one step, in as many fragments as there are syncers to share it.
     whole = replace(at, load=at.load.changed(fragments=at.load.sync.shards, h_steps=1))
-    stop_s = max(one.round_s for one in whole.site_rounds.values())
-    return at.load.sync.h_steps * at.slowest_s + stop_s
+    whole_s = h_steps * at.slowest_s + max(one.round_s for one in whole.site_rounds.values())
+    all_meet = "the same hub, schemes and H; the whole model at once, all stop until all have it"
+    diloco = (cycle_tokens / whole_s, computing_s / whole_s, all_stop, cycle_tokens, sent)
+    return (
+        TrainingMethod("this plan", waits, *own),
+        TrainingMethod("data-parallel", how, *ring, dict.fromkeys(sent, bits * h_steps)),
+        TrainingMethod("blocking DiLoCo", all_meet, *diloco),
+    )
 
 
 def _ring_step(at: Deployment) -> tuple[float, float]:
@@ -133,43 +115,26 @@ def _ring_step(at: Deployment) -> tuple[float, float]:
     return data_parallel_step_s(at.slowest_s, at.layers, bits / at.layers / rate, hops_s), bits
 
 
-def _one_stops(at: Deployment) -> float:
-    """Return the goodput where a failure stops one learner: the mean, by the tokens of each."""
-    kept = sum(site.tokens_s * _kept(at, site.table.chips) for site in at.sites.values())
-    return kept / sum(site.tokens_s for site in at.sites.values())
-
-
 def _kept(at: Deployment, chips: int) -> float:
-    if at.plan.chip_mtbi is None:
-        return 1.0
-    return halting(chips / at.plan.chip_mtbi, at.plan.recovery, FailureClock.RUNNING)
+    mtbi_s = at.plan.chip_mtbi
+    return 1.0 if mtbi_s is None else halting(chips / mtbi_s, at.plan.recovery)
 
 
-def bill(method: TrainingMethod, at: Deployment, prices: ScenarioTables, tokens: float) -> Bill:
+def bill(method: TrainingMethod, at: Deployment, tokens: float) -> Bill:
     """Return time and money until ``tokens`` are trained on in this way."""
-    wall_s = tokens / (method.tokens_s * method.goodput * at.plan.goodput)
-    hours, sites, chips = wall_s / 3600, prices.sites.values(), None
-    if all(site.price_chip_hour is not None for site in sites):
-        each = (site.chips * site.learners * (site.price_chip_hour or 0.0) for site in sites)
-        chips = hours * ((prices.hub.price_hour or 0.0) + sum(each))
-    return Bill(wall_s, chips, _egress(method, at, prices, tokens))
-
-
-def _egress(
-    method: TrainingMethod, at: Deployment, prices: ScenarioTables, tokens: float
-) -> float | None:
-    """Price what leaves each site, and, where there is a hub in it, what leaves that."""
-    ring = "data-parallel" in method.name
-    step_tokens = sum(site.step_tokens * site.learners for site in at.sites.values())
-    cycles = tokens / step_tokens / at.load.sync.h_steps
-    if method.utilisation == 1.0 and not ring:  # none waits: rounds follow the clock
-        cycles = tokens / method.tokens_s / at.period_s
-    rounds, found = at.site_rounds, list[float]()
-    for name, site in prices.sites.items():
-        if site.price_egress_gb is not None:
-            bits = rounds[name].up_bits_s * at.period_s
-            found.append((method.bits if ring else bits) * site.price_egress_gb)
-    if prices.hub.price_egress_gb is not None and not ring:
-        egress = at.hub_round.egress_bits_s * at.period_s
-        found.append(egress * prices.hub.price_egress_gb)
-    return sum(found) / 8 / GB * cycles if found else None
+    wall_s, sites = tokens / (method.tokens_s * method.goodput * at.plan.goodput), at.sites.values()
+    hourly = [
+        site.table.price_chip_hour * site.table.chips * site.learners
+        for site in sites
+        if site.table.price_chip_hour is not None
+    ]
+    egress = [
+        method.sent[site.name] * site.table.price_egress_gb / 8 / GB
+        for site in sites
+        if site.table.price_egress_gb is not None
+    ]
+    return Bill(
+        wall_s,
+        wall_s / 3600 * sum(hourly) if len(hourly) == len(sites) else None,
+        tokens / method.cycle_tokens * sum(egress) if egress else None,
+    )

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from skerry_tools.plan import measured
-from skerry_tools.plan.figures import LEGEND, Answer, Json, several, shown, sourced
+from skerry_tools.plan import measured, memory
+from skerry_tools.plan.answer import (
+    Answer,
+    Figure,
+    FigureTable,
+    Kind,
+    Row,
+    figures,
+    several,
+    shown,
+)
+from skerry_tools.plan.baselines import GB
 from skerry_tools.plan.plan import RunPlan
-from skerry_tools.plan.plan_tables import bandwidth_chart, plan_tables
-from skerry_tools.plan.traffic import Deployment
+from skerry_tools.plan.traffic import Deployment, PlannedSite
 
 TIMES = 10
 """Figures are extrapolated ten times beyond what Streaming DiLoCo's table was checked on."""
@@ -16,57 +25,44 @@ CHECKED_LEARNERS, CHECKED_H = 16, 1000
 """Decoupled DiLoCo has M up to 16; H up to 500 is published in DiLoCo."""
 MOST_LEARNERS, SMALL_SHARE = 8, 0.1
 """Above 8 learners the score of Decoupled DiLoCo (arXiv 2604.21428) fell."""
+SETTINGS = {
+    "H": ("h_steps", "steps between two rounds of a fragment"),
+    "P": ("fragments", "fragments"),
+    "tau": ("overlap_steps", "steps that a round is meant to take"),
+    "K": ("quorum", "contributions after which a round may close"),
+    "grace": ("grace_gamma", "share of a round's room for grace"),
+    "shards": ("shards", "syncers that share the fragments"),
+}
 
 
 def answer(plan: RunPlan) -> Answer:
-    """Return a plan as text, JSON and pictures."""
-    caveats, notes = list(_caveats(plan)), [*_notes(plan), *_notes_on_sites(plan)]
-    extrapolated: list[Json] = [f"extrapolated: {why}" for _, why in caveats]
-    tables = plan_tables(plan, {basis for basis, _ in caveats})
-    asked = plan.question.tables
-    fields = ("what", "need", "has", "unit", "why", "holds")
-    judged: list[Json] = [{key: getattr(c, key) for key in fields} for c in plan.judged]
-    json: dict[str, Json] = {
-        "verdict": verdict(plan),
-        "feasible": plan.feasible,
-        "binding": judged[0] if judged else None,
-        "fixes": list(plan.fixes),
-        "chosen": dict(plan.chosen),
-        "way_out": dict(plan.way_out),
-        "constraints": judged,
-        **{part.name: part.json() for part in tables},
-        "extrapolated_because": extrapolated,
-        "mind": list[Json](notes),
-        "source": asked.source,
-        "status": dict(asked.status),
-    }
-    text = [verdict(plan), "", "Judged: need over what there is", *_judged(plan)]
-    mind = [*extrapolated, *notes]
-    text += ["", "Mind", *(f"  {note}" for note in mind)] if mind else []
-    text += [line for part in tables for line in ("", *part.lines())]
+    """Return a plan as text and JSON."""
+    caveats, asked = list(_caveats(plan)), plan.question.tables
+    facts = {name: getattr(plan, name) for name in ("feasible", "fixes", "chosen", "way_out")}
     return Answer(
-        text=[*text, "", *sourced(asked.source, asked.status), LEGEND],
-        json=json,
-        tables=tables,
-        charts=lambda: [bandwidth_chart(plan)],
-        exit_code=0 if plan.feasible else 4,
+        first=verdict(plan),
+        tables=list(_tables(plan, {basis for basis, _ in caveats})),
+        mind=[*(f"extrapolated: {why}" for _, why in caveats), *_notes(plan), *_on_sites(plan)],
+        source=asked.source,
+        status=asked.status,
+        facts=facts,
     )
 
 
 def verdict(plan: RunPlan) -> str:
     """Return the first line: feasible or not, what binds and its fix, what was not judged."""
-    load, sync = plan.at.load, plan.at.load.sync
+    at, load, sync = plan.at, plan.at.load, plan.at.load.sync
     binding = plan.judged[0] if plan.judged else None
     if binding is not None and not plan.feasible:
         fixed = ", or ".join(plan.fixes[:3]) or "no single setting is enough"
         others = [c for c in plan.judged[1:] if not c.holds and not c.what.endswith(binding.what)]
         more = f"; {len(others)} more below" if others else ""
-        way = ", ".join(f"{path.removeprefix('sync.')}={n}" for path, n in plan.way_out.items())
+        way = ", ".join(f"{name}={n}" for name, n in plan.way_out.items())
         out = f". All holds with {way}" if way else ""
         return f"Not feasible: {binding.text}: {fixed}{more}{out}."
     settings = (
-        f"{shown(load.parameters, 'param')} on {several(plan.at.learners, 'learner')} at "
-        f"{several(len(plan.at.sites), 'site')} with H={sync.h_steps} P={sync.fragments} "
+        f"{shown(load.parameters, 'param')} on {several(at.learners, 'learner')} at "
+        f"{several(len(at.sites), 'site')} with H={sync.h_steps} P={sync.fragments} "
         f"tau={sync.overlap_steps} K={sync.quorum}, "
         f"{sync.contribution_scheme} up and {sync.global_scheme} down"
     )
@@ -75,39 +71,17 @@ def verdict(plan: RunPlan) -> str:
     if not plan.question.bare_tokens:
         how += f", {speed}, {shown(plan.tokens, 'token')} in {took_s}"
     tight = f"; tightest: {binding.text}" if binding else ""
-    unjudged = " and ".join(_unjudged(plan.at))
-    rest = f" Not judged: {unjudged}." if unjudged else ""
-    fast = shown(plan.speed_up(1), "x")
-    return f"Feasible: {settings}: {how}, {fast} synchronous data-parallel{tight}.{rest}"
-
-
-def _unjudged(at: Deployment) -> Iterator[str]:
-    """Name what a plan needs where it is not given what there is."""
+    needed: list[str] = []
     chips = [site.table.chips for site in at.sites.values() if site.table.memory is None]
     if chips:
-        need = shown(at.load.learner_bytes / min(chips), "B")
-        yield f"{need} of memory on a chip (sites.<name>.memory)"
+        each = shown(memory.learner_bytes(load) / min(chips), "B")
+        needed.append(f"{each} of memory on a chip (sites.<name>.memory)")
     if at.hub.write is None:
         stored = shown(at.hub_round.broker_bytes_s, "B/s")
-        yield f"{stored} into the broker (hub.write)"
-
-
-def _judged(plan: RunPlan) -> list[str]:
-    """Return a line for each constraint, and one for several sites that are alike."""
-    alike: dict[str, list[str]] = {}
-    for item in plan.judged:
-        name = item.what.split(" ")[1] if item.what.startswith("site ") else ""
-        mark = "  " if item.holds else " !"
-        line = f"  {shown(item.ratio, 'share'):>9}{mark} {item.text}"
-        alike.setdefault(line.replace(f"site {name} ", "site {} "), []).append(name)
-    return [
-        line.replace("site {} ", f"site {names[0]}{_and_more(names)} ")
-        for line, names in alike.items()
-    ]
-
-
-def _and_more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} alike)" if len(names) > 1 else ""
+        needed.append(f"{stored} into the broker (hub.write)")
+    rest = f" Not judged: {' and '.join(needed)}." if needed else ""
+    fast = shown(plan.speed_up(1), "x")
+    return f"Feasible: {settings}: {how}, {fast} synchronous data-parallel{tight}.{rest}"
 
 
 def _caveats(plan: RunPlan) -> Iterator[tuple[str, str]]:
@@ -162,13 +136,14 @@ def _notes(plan: RunPlan) -> Iterator[str]:
     if cores > 1:
         took = f"whole commits took {each_s * 1e9:.0f} CPU s for 1e9 parameters here: {cores:.1f}"
         yield f"{took} cores of the syncers all the time; judged are decode, merge and encode alone"
-    if at.window_bytes is None and at.initial_bytes > plan.question.run.log.window_bytes:
-        twice = f"the broker reserves {shown(2 * at.initial_bytes, 'B')} for contributions"
-        least = f"log.window_bytes={at.initial_bytes:.0f} at least, if that is too much"
+    initial = memory.initial_bytes(at)
+    if at.window_bytes is None and initial > plan.question.run.log.window_bytes:
+        twice = f"the broker reserves {shown(2 * initial, 'B')} for contributions"
+        least = f"log.window_bytes={initial:.0f} at least, if that is too much"
         yield f"{twice} (twice what all learners send at the beginning): {least}"
 
 
-def _notes_on_sites(plan: RunPlan) -> Iterator[str]:
+def _on_sites(plan: RunPlan) -> Iterator[str]:
     """Yield which learners a plan would do better without, or with one of them."""
     sites, whole = plan.at.sites.values(), sum(site.tokens_s for site in plan.at.sites.values())
     if plan.at.learners > MOST_LEARNERS:
@@ -182,3 +157,164 @@ def _notes_on_sites(plan: RunPlan) -> Iterator[str]:
         share = site.tokens_s / whole
         if binds and share < SMALL_SHARE:
             yield f"site {site.name} binds and brings {share:.1%} of the tokens: leave it out"
+
+
+def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
+    """Yield every table; ``far`` are the models that are extrapolated: links, cpu, tokens."""
+    at, run = plan.at, plan.question.run
+
+    def kind(*bases: str) -> Kind:
+        return "derived" if far.isdisjoint(bases) else "extrapolated"
+
+    judged: dict[str, Mapping[str, Figure]] = {}
+    for item in plan.judged:
+        judged[item.what.removeprefix("site ")] = {
+            "of it": Figure(item.ratio, "share", item.why),
+            "needs": Figure(item.need, item.unit, item.why),
+            "has": Figure(item.has, item.unit, item.why),
+        }
+    yield FigureTable("judged", "Judged: need over what there is", judged)
+    notes = [f"  {way.name}: {way.convention}" for way in plan.methods]
+    until = f"Until {shown(plan.tokens, 'token')} are trained on"
+    yield FigureTable("compared", until, _compared(plan, kind("links", "tokens")), notes)
+    yield FigureTable("settings", f"Settings (mode {run.mode})", _settings(plan))
+    yield FigureTable("rounds", "Rounds", figures(_rounds(at), kind("links")))
+    sites = {name: figures(_site(at, site), kind("links")) for name, site in at.sites.items()}
+    yield FigureTable("links", "Sites: bandwidth for full hiding, rounds, memory", sites)
+    hub = figures(_hub_rates(at), kind("links")) | figures(_hub_times(at), kind("cpu"))
+    yield FigureTable("hub", "Hub: broker and syncers", hub)
+    yield FigureTable("memory", "Memory", figures(_memory(at)))
+    disk = f"Disk ({several(run.log.replicas, 'replica')})"
+    yield FigureTable("disk", disk, figures(_disk(plan)))
+
+
+def _compared(plan: RunPlan, kind: Kind) -> dict[str, Mapping[str, Figure]]:
+    currency, missing = plan.at.plan.currency, "no prices given: price_chip_hour, price_egress_gb"
+    rows: dict[str, Mapping[str, Figure]] = {}
+    for index, (way, bill) in enumerate(zip(plan.methods, plan.bills, strict=True)):
+        costs = {"chips_cost": bill.chips, "egress_cost": bill.egress, "cost": bill.total}
+        listed: dict[str, Row] = {
+            "tokens/s": (way.tokens_s, "tokens/s", way.convention),
+            "utilisation": (way.utilisation, "share", "time in compute"),
+            "goodput": (way.goodput * plan.at.plan.goodput, "share", "plan.goodput, chip_mtbi"),
+            "time": (bill.wall_s, "s", "until all tokens are trained on"),
+            "site_sends": (max(way.sent.values()), "bit", "the busiest site, in H steps"),
+            "speed_up_of_this_plan": (plan.speed_up(index), "x", "tokens a second, with goodput"),
+        }
+        for name, cost in costs.items():
+            listed[name] = (cost, currency, missing if cost is None else "")
+        rows[way.name] = figures(listed, kind)
+    return rows
+
+
+def _settings(plan: RunPlan) -> dict[str, Figure]:
+    found: dict[str, Figure] = {}
+    for name, (key, words) in SETTINGS.items():
+        how, value = f"{words}; sync.{key}", getattr(plan.at.load.sync, key)
+        if key in plan.chosen:
+            found[name] = Figure(value, "1", f"{how}, which was open: chosen here")
+        else:
+            found[name] = Figure(value, "1", how, "input")
+    words = "those that are synchronised"
+    return found | {"parameters": Figure(plan.at.load.parameters, "param", words, "input")}
+
+
+def _rounds(at: Deployment) -> dict[str, Row]:
+    load, up, down = at.load, at.load.sync.contribution_scheme, at.load.sync.global_scheme
+    raw = "measured on Gaussian data, headers included; raw"
+    in_effect, every_s = load.sync.h_steps / at.on_schedule_share, at.period_s / load.sync.fragments
+    room, holds = load.room_steps if load.sync.overlap_steps else None, "none: learners stop"
+    return {
+        "up_bits_per_parameter": (load.up_bits, "bit", f"{up}: {raw} {measured.RAW_BITS[up]:.2f}"),
+        "down_bits_per_parameter": (
+            load.down_bits,
+            "bit",
+            f"{down}: {raw} {measured.RAW_BITS[down]:.2f}",
+        ),
+        "fragment": (load.fragment, "param", "the largest of P"),
+        "contribution": (load.fragment * load.up_bits, "bit", "one learner's, one round"),
+        "global_fragment": (load.fragment * load.down_bits, "bit", "for each learner"),
+        "rounds_every": (every_s, "s", "H t / P, t of the K-th fastest learner"),
+        "fragment_returns_after": (at.period_s, "s", "H t"),
+        "H_in_effect": (in_effect, "step", "longer than H where a link is too slow"),
+        "room": (room, "step", f"a round may last without delaying others; {holds}"),
+        "due_at_the_same_step": (at.due_together, "1", "fragments; ceil(P / H)"),
+    }
+
+
+def _site(at: Deployment, site: PlannedSite) -> dict[str, Row]:
+    one, rows = at.site_rounds[site.name], dict[str, Row]()
+    rows["step"] = (site.step_s, "s", "of each of its learners")
+    throughput = "all fragments pass once in H steps: m b N / (H t)"
+    deadlines = "a round ends in its room; none: no rate is enough"
+    factor = one.factor if at.load.sync.overlap_steps and not site.local else 0.0
+    ways = (("up", site.up_bits_s, one.up_bits_s), ("down", site.down_bits_s, one.down_bits_s))
+    for way, has, average in ways:
+        deadline = None if factor is None else has * factor
+        needed = None if deadline is None else max(average, deadline)
+        rows[f"{way}_throughput"] = (average, "bit/s", throughput)
+        rows[f"{way}_deadline"] = (deadline, "bit/s", deadlines)
+        rows[f"{way}_needed"] = (needed, "bit/s", "the larger, for full hiding")
+    held = memory.learner_bytes(at.load) / site.table.chips
+    return rows | {
+        "round": (one.round_s, "s", "stages one after another"),
+        "slack": (one.slack_steps, "step", "the room less the round"),
+        "memory_per_chip": (held, "B", "the learner's, evenly"),
+        "tau_fits": (one.tau, "1", "least tau with room for it; none: none below H"),
+    }
+
+
+def _hub_rates(at: Deployment) -> dict[str, Row]:
+    load, hub, each = at.load, at.hub_round, at.load.parameters / at.period_s / at.load.sync.shards
+    reads, writes = at.learners * load.up_bits * each, 8 * load.state_bytes * each
+    return {
+        "ingress": (hub.ingress_bits_s, "bit/s", "all contributions, on average"),
+        "egress": (hub.egress_bits_s, "bit/s", "all global fragments, on average"),
+        "syncer_reads": (reads, "bit/s", "contributions of a shard, from the broker"),
+        "syncer_writes": (writes, "bit/s", "committed state of a shard, to the broker"),
+        "broker_stores": (hub.broker_bytes_s, "B/s", "contributions and state, one replica"),
+    }
+
+
+def _hub_times(at: Deployment) -> dict[str, Row]:
+    load, down = at.load, at.load.sync.global_scheme
+    merge_s = measured.merge_s(load.sync.contribution_scheme, load.fragment, at.learners)
+    encode_s = measured.encode_s(down, load.fragment, at.hub.cores)
+    return {
+        "syncer_busy": (at.hub_round.busy_share, "share", "of one syncer's time, per shard"),
+        "merge": (merge_s, "s", f"one fragment of {at.learners} contributions"),
+        "encode": (encode_s, "s", f"the new fragment in {down}"),
+        "syncer_in_a_round": (at.hub_round.syncer_s, "s", "decode, merge, encode, write"),
+    }
+
+
+def _memory(at: Deployment) -> dict[str, Row]:
+    load, whole = at.load, 4 * at.load.parameters
+    held = "f32 parameters, anchors, 2 AdamW moments, 2 vectors of each fragment in flight"
+    cut = whole + 4 * (1 + load.outer_vectors) * load.fragment
+    of_shard = "f32 master, outer state, result, contributions"
+    return {
+        "learner": (memory.learner_bytes(load), "B", f"{held}; no activations"),
+        "syncer_of_a_shard": (memory.syncer_bytes(at), "B", of_shard),
+        "checkpointer": (cut, "B", "f32 parameters and the fragment in hand"),
+        "evaluator": (2 * whole, "B", "f32 parameters and their copy on the device"),
+    }
+
+
+def _disk(plan: RunPlan) -> dict[str, Row]:
+    at, load, log = plan.at, plan.at.load, plan.question.run.log
+    state = measured.STATE_COPIES * load.state_bytes * load.parameters * log.replicas
+    window, initial = memory.window_bytes(at, log.window_s), memory.initial_bytes(at)
+    commits = plan.bills[0].wall_s / at.period_s * load.sync.fragments
+    ledger = commits * measured.COMMIT_BYTES * log.replicas
+    newest, one = plan.question.run.checkpoint.keep_newest, memory.checkpoint_bytes(load)
+    hours = f"all of the last {log.window_s / 3600:g} h (log.window_s)"
+    first = "all learners' initial parameters, f32: log.window_bytes must not be less"
+    each = f"the newest {newest}; each {one / GB:,.1f} GB in f32"
+    return {
+        "state": (state, "B", f"{measured.STATE_COPIES} x what a commit stores"),
+        "contributions": (window * log.replicas, "B", hours),
+        "contributions_at_least": (initial * log.replicas, "B", first),
+        "ledger": (ledger, "B", f"{measured.COMMIT_BYTES} B a commit, {commits:,.0f} commits"),
+        "checkpoints": (one * newest, "B", each),
+    }

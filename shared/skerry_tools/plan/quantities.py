@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _PREFIXES = {**_DECIMAL, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -23,8 +21,10 @@ _FORM = re.compile(r"\s*([0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(
 _BITS_OR_BYTES = re.compile(r"[kKMGT]?i?b(/s|ps)?", re.IGNORECASE)
 
 
-def _units(prefixes: Mapping[str, float], *names: tuple[str, float]) -> dict[str, float]:
-    return {f"{p}{name}": scale * one for p, scale in prefixes.items() for name, one in names}
+def _units(prefixes: Mapping[str, float], **names: float) -> dict[str, float]:
+    return {
+        f"{p}{name}": scale * one for p, scale in prefixes.items() for name, one in names.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,40 +38,34 @@ class Dimension:
 
     def __call__(self, text: object) -> float:
         """Return the quantity in this dimension's unit; PydanticCustomError where it is none."""
-        if isinstance(text, bool) or not isinstance(text, int | float | str):
-            _refuse(f"write {self.form}")
-        found = _FORM.fullmatch(str(text).removeprefix("+"))
-        if found is None:
-            negative = str(text).strip().startswith("-")
-            _refuse("it must be more than 0" if negative else f"write {self.form}")
-        number, unit = float(found[1].replace("_", "")), found[2]
-        if number <= 0 or not math.isfinite(number):
-            _refuse("it must be more than 0 and finite")
-        if unit not in self.units:
-            if "bit/s" in self.units and _BITS_OR_BYTES.fullmatch(unit):
-                _refuse(f'"{unit}" could mean bits or bytes a second: write Gbit/s or GB/s')
-            _refuse(f"write {self.form}")
-        value, (low, high) = number * self.units[unit], self.bounds
-        if not low <= value <= high:
-            _refuse(f"it must be from {low:g} to {high:g} {self.unit}")
-        return value
-
-
-def _refuse(message: str) -> NoReturn:
-    raise PydanticCustomError("quantity", "{message}", {"message": message})  # noqa: EM101 - a kind
+        found = None
+        if isinstance(text, int | float | str) and not isinstance(text, bool):
+            found = _FORM.fullmatch(str(text).removeprefix("+"))
+        value = float(found[1].replace("_", "")) if found else math.nan
+        if str(text).strip().startswith("-") or value == 0 or math.isinf(value):
+            wrong = "it must be more than 0 and finite"
+        elif found is None:
+            wrong = f"write {self.form}"
+        elif found[2] not in self.units:
+            wrong = f"write {self.form}"
+            if "bit/s" in self.units and _BITS_OR_BYTES.fullmatch(found[2]):
+                wrong = f'"{found[2]}" could mean bits or bytes a second: write Gbit/s or GB/s'
+        else:
+            (low, high), value = self.bounds, value * self.units[found[2]]
+            if low <= value <= high:
+                return value
+            wrong = f"it must be from {low:g} to {high:g} {self.unit}"
+        raise PydanticCustomError("quantity", "{message}", {"message": wrong})  # noqa: EM101 - a kind
 
 
 rate_bits = Dimension(
-    _units(_PREFIXES, ("bit/s", 1.0), ("bits/s", 1.0), ("bps", 1.0), ("B/s", 8.0)),
+    _units(_PREFIXES, **{"bit/s": 1.0, "bits/s": 1.0, "bps": 1.0, "B/s": 8.0}),
     'a rate with its unit, such as "5 Gbit/s" or "625 MB/s"',
     (1, 1e18),
     "bit/s",
 )
 size_bytes = Dimension(
-    _units(_PREFIXES, ("B", 1.0)),
-    'a size with its unit, such as "80 GB" or "16 GiB"',
-    (1, 1e21),
-    "B",
+    _units(_PREFIXES, B=1.0), 'a size with its unit, such as "80 GB" or "16 GiB"', (1, 1e21), "B"
 )
 seconds = Dimension(
     {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
@@ -80,7 +74,7 @@ seconds = Dimension(
     "s",
 )
 flops = Dimension(
-    {"": 1.0, **_units(_DECIMAL, *((n, 1.0) for n in ("FLOP/s", "FLOPS", "flops", "flop/s")))},
+    {"": 1.0, **_units(_DECIMAL, **dict.fromkeys(("FLOP/s", "FLOPS", "flops", "flop/s"), 1.0))},
     'a speed, such as "989 TFLOP/s"',
     (1, 1e24),
     "FLOP/s",
@@ -92,14 +86,8 @@ count = Dimension(
     "in all",
 )
 
-
-def rate_bytes(text: object) -> float:
-    """Return a rate in B/s."""
-    return rate_bits(text) / 8
-
-
 Rate: TypeAlias = Annotated[float, BeforeValidator(rate_bits)]  # in bit/s
-ByteRate: TypeAlias = Annotated[float, BeforeValidator(rate_bytes)]  # in B/s
+ByteRate: TypeAlias = Annotated[float, BeforeValidator(lambda text: rate_bits(text) / 8)]  # in B/s
 Size: TypeAlias = Annotated[float, BeforeValidator(size_bytes)]  # in bytes
 Time: TypeAlias = Annotated[float, BeforeValidator(seconds)]
 Flops: TypeAlias = Annotated[float, BeforeValidator(flops)]  # in FLOP/s

@@ -19,10 +19,10 @@ from skerry.settings.checks import check_run
 from skerry.settings.loading import read_toml, validated
 from skerry.settings.models import LocalSettings, RunConfig
 from skerry.settings.tree import Tree, annotations_of, leaves, refuse_unknown, split_assignment
-from skerry_tools.plan.tables import MOST, AwayTable, ScenarioTables, SiteTable
+from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable
 
-OPEN = ("sync.fragments", "sync.h_steps", "sync.shards")
-"""Settings that a plan chooses where the user has not; all others have their defaults."""
+OPEN = ("h_steps", "fragments", "shards")
+"""Settings of [sync] that a plan chooses where the user has not; others have their defaults."""
 STATUSES = ("published", "fitted", "assumed", "derived")
 MOST_FAILURES = 2e7
 """About a minute of work."""
@@ -55,6 +55,14 @@ def shipped(*kinds: str) -> dict[str, Path]:
     return {path.stem: path for path in paths if read_toml(path).get("kind") in kinds}
 
 
+def find(named: str, *kinds: str) -> Path:
+    """Return a shipped scenario of these kinds, or a file; ConfigError where it is neither."""
+    known, path = shipped(*kinds), Path(named)
+    if named not in known and not path.exists() and path.suffix != ".toml":
+        refuse(named, f"is no scenario, neither shipped nor a file: there are {', '.join(known)}.")
+    return known.get(named, path)
+
+
 def read(paths: Iterable[Path | None], sets: Sequence[str] = ()) -> Tree:
     """Return what the files and ``--set`` hold.
 
@@ -69,7 +77,10 @@ def read(paths: Iterable[Path | None], sets: Sequence[str] = ()) -> Tree:
         keys, value = split_assignment(text)
         if keys[0] == "sites" and len(keys) > 2 and known and keys[1] not in known:
             _refuse_site(".".join(keys), keys[1], known)
-        tree.put(keys, _plain(value), "--set")
+        try:
+            tree.put(keys, json.loads(value), "--set")
+        except ValueError:
+            tree.put(keys, value, "--set")
     return tree
 
 
@@ -82,19 +93,21 @@ def question(tree: Tree, name: str = "") -> Question:
     refuse_unknown(tree, known)
     tables, asked = validated(ScenarioTables, tree), dict(_table(tree, "sync"))
     if tables.sites:
-        _check_sites(tables, asked.get("learners"), _table(tree, "sites"))
+        _check_sites(tables, _table(tree, "sites"))
         learners = sum(site.learners for site in tables.sites.values())
+        if asked.get("learners") not in {None, learners}:
+            text = f"is {asked['learners']} but the sites have {learners} learners: leave it out."
+            refuse("sync.learners", text)
         tree.put(("sync", "learners"), learners, "the sites")
     run = validated(RunConfig, tree)
     check_run(run)
-    chosen = frozenset(OPEN) - {f"sync.{key}" for key in asked}
     tokens = tables.plan.tokens_per_step or _table(tree, "data").keys() & {"seq_len", "batch"}
     some_bare = any(site.tokens_per_step is None for site in tables.sites.values())
     return Question(
         run=run,
         tables=tables,
         name=name,
-        open=chosen if run.mode == "decoupled" else frozenset(),
+        open=frozenset(OPEN) - asked.keys() if run.mode == "decoupled" else frozenset(),
         bare_tokens=tables.plan.parameters is not None and some_bare and not tokens,
     )
 
@@ -118,14 +131,27 @@ def check_simulation(asked: Question) -> None:
     if chips < asked.learners:
         few = f"is {chips:g}, fewer than the {asked.learners} learners: give more."
         refuse("fleet.chips", few)
-    for kind, planned in (("outages", tables.outages), ("preemptions", tables.preemptions)):
-        for index, away in enumerate(planned):
-            _check_away(f"{kind}.{index}", away, asked)
+    sites = tables.sites if tables.fleet.layout == "decoupled" else {}
+    for index, away in enumerate(tables.outages):
+        path = f"outages.{index}"
+        if away.site and away.site not in sites:
+            _refuse_site(f"{path}.site", away.site, sites)
+        for learner in away.learners:
+            if not 0 <= learner < asked.learners:
+                text = f"names {learner}, but learners go from 0 to {asked.learners - 1}."
+                refuse(f"{path}.learners", text)
+        if away.every is not None and away.every <= away.lasts:
+            text = f"is no longer than what it repeats: give more than {away.lasts:g} s."
+            refuse(f"{path}.every", text)
     days = tables.simulation.days
     failures = chips / tables.failures.chip_mtbi * days * 86400.0
     if failures > MOST_FAILURES:
         many = f"is {days:g}, in which the chips could fail {failures:.3g} times: at most"
         refuse("simulation.days", f"{many} {MOST_FAILURES:g} are simulated, so give fewer days.")
+    _check_sources(tables)
+
+
+def _check_sources(tables: ScenarioTables) -> None:
     for row, values in tables.sweep.published.items():
         if len(values) != len(tables.sweep.chips):
             other = f"has {len(values)} values for {len(tables.sweep.chips)} numbers of chips."
@@ -142,38 +168,18 @@ def refuse(path: str, text: str, nearest: str = "") -> NoReturn:
     raise ConfigError(msg, path=path, nearest=nearest)
 
 
-def _check_sites(tables: ScenarioTables, learners: object, raw: Mapping[str, object]) -> None:
+def _check_sites(tables: ScenarioTables, raw: Mapping[str, object]) -> None:
     if tables.hub.site and tables.hub.site not in tables.sites:
         _refuse_site("hub.site", tables.hub.site, tables.sites)
-    total = sum(site.learners for site in tables.sites.values())
-    if learners not in {None, total}:
-        text = f"is {learners} but the sites have {total} learners: leave it out."
-        refuse("sync.learners", text)
     for name, site in tables.sites.items():
         if site.step_time is None and site.flops_per_chip is None:
             text = "is missing: give it, or flops_per_chip (and utilisation) of its chips."
             refuse(f"sites.{name}.step_time", text)
-        if site.measured and site.derating < 1:
-            text = f"is {site.derating} but the site is measured: leave one of them out."
-            refuse(f"sites.{name}.derating", text)
         given = cast("Mapping[str, object]", raw[name])
         up, down = str(given["up"]).strip(), str(given.get("down", given["up"])).strip()
         if up.endswith("B/s") != down.endswith("B/s"):
             text = f'is "{down}" but up is "{up}": one is in bits, the other in bytes; write both'
             refuse(f"sites.{name}.down", f"{text} in one unit.")
-
-
-def _check_away(path: str, away: AwayTable, asked: Question) -> None:
-    sites = asked.tables.sites if asked.tables.fleet.layout == "decoupled" else {}
-    if away.site and away.site not in sites:
-        _refuse_site(f"{path}.site", away.site, sites)
-    beyond = [n for n in away.learners if not 0 <= n < asked.learners]
-    if beyond:
-        text = f"names {beyond[0]}, but learners go from 0 to {asked.learners - 1}."
-        refuse(f"{path}.learners", text)
-    if away.every is not None and away.every <= away.lasts:
-        text = f"is no longer than what it repeats: give more than {away.lasts:g} s."
-        refuse(f"{path}.every", text)
 
 
 def _refuse_site(path: str, name: str, known: Collection[str]) -> NoReturn:
@@ -183,14 +189,6 @@ def _refuse_site(path: str, name: str, known: Collection[str]) -> NoReturn:
     refuse(path, text, near[0] if near else "")
 
 
-def _table(tree: Tree, name: str) -> Mapping[str, object]:
+def _table(tree: Tree, name: str) -> Mapping[str, Any]:
     found: object = tree.values.get(name)
-    return cast("Mapping[str, object]", found) if isinstance(found, Mapping) else {}
-
-
-def _plain(text: str) -> Any:
-    """Read a value of ``--set`` as JSON where it is, else as text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}

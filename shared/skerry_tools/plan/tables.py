@@ -6,7 +6,6 @@ and ``[fleet]`` to ``[sweep]``, which ``skerry simulate`` does. A quantity is te
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -22,30 +21,6 @@ Seconds: TypeAlias = Annotated[float, Field(ge=0)]
 Layout: TypeAlias = Literal["decoupled", "elastic", "data-parallel"]
 
 
-class FailureClock(StrEnum):
-    """When slices fail: only while they train, or at any time."""
-
-    RUNNING = "running"
-    CALENDAR = "calendar"
-
-
-class RecoveryDistribution(StrEnum):
-    """How the durations of recoveries are distributed."""
-
-    DETERMINISTIC = "deterministic"
-    EXPONENTIAL = "exponential"
-    LOG_NORMAL = "log-normal"
-    EXPONENTIATED_WEIBULL = "exponentiated-weibull"
-
-
-class Upscale(StrEnum):
-    """When slices that work again are taken back: at once, every ``batch_s``, or all together."""
-
-    EAGER = "eager"
-    BATCH = "batch"
-    ALL_BACK = "all-back"
-
-
 class PlanTable(Table):
     """What is trained, how much of it, and how the baselines work."""
 
@@ -59,7 +34,6 @@ class PlanTable(Table):
     gradient_bits: float = Field(default=16.0, ge=1, le=64)  # per value, of data-parallel
     chip_mtbi: Time | None = None  # mean time between interruptions of a chip; empty: none fails
     recovery: Time = 600.0  # from an interruption until training goes on, where all must restart
-    resize: Time = 60.0  # the pause in which elastic data-parallel shrinks or grows
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$")  # of all prices
 
 
@@ -76,7 +50,6 @@ class SiteTable(Table):
     down: Rate | None = None  # from the hub to the site; empty: as up
     rtt: Time = 0.05  # round trip to the hub
     derating: Share = 1.0  # share of up and down that training gets
-    measured: bool = False  # up, down and rtt were measured through the broker: no derating
     cores: Whole = 1  # of each learner's host, to encode and decode
     memory: Size | None = None  # of one chip; empty: whether the learner fits is not judged
     price_chip_hour: Price | None = None  # of one chip
@@ -91,8 +64,6 @@ class HubTable(Table):
     up: Rate | None = None  # what leaves it to all sites together
     write: ByteRate | None = None  # what the broker stores, replicas counted once
     cores: Whole = 1  # of each syncer, to encode and decode; a merge runs on one
-    price_hour: Price | None = None  # of the hub
-    price_egress_gb: Price | None = None  # of 1e9 bytes that leave the hub
 
 
 class FleetTable(Table):
@@ -101,23 +72,20 @@ class FleetTable(Table):
     layout: Layout = "decoupled"  # sync.learners; else one learner of all chips
     chips: Count = 2.4e6  # in all; learners share them equally
     slice_chips: Count = 256.0  # chips that fail, leave and come back together
-    elastic: bool | None = None  # a learner goes on without a slice; empty: by the layout
 
 
 class FailureTable(Table):
-    """How often something breaks, and by which clock."""
+    """How often something breaks: only what trains does."""
 
     chip_mtbi: Time = 365.25 * 86400.0  # mean time between interruptions of one chip
-    clock: FailureClock = FailureClock.RUNNING
 
 
 class RecoveryTable(Table):
     """How long a slice that failed is away."""
 
-    law: RecoveryDistribution = RecoveryDistribution.LOG_NORMAL
+    law: Literal["deterministic", "exponential", "log-normal"] = "log-normal"
     mean_s: Seconds = 60.0
-    spread: float = Field(default=0.5, gt=0)  # sigma of the logarithm, or shape (Weibull)
-    exponent: float = Field(default=1.0, gt=0)  # second parameter of exponentiated-weibull
+    spread: float = Field(default=0.5, gt=0)  # sigma of the logarithm, of log-normal
 
 
 class PauseTable(Table):
@@ -125,8 +93,7 @@ class PauseTable(Table):
 
     downscale_s: Seconds = 15.0  # to leave a slice out
     upscale_s: Seconds = 18.0  # to take slices back; where nothing is elastic, to start again
-    upscale: Upscale = Upscale.BATCH
-    batch_s: Seconds = 180.0  # least time between two upscales, with batch
+    batch_s: Seconds = 180.0  # least time between two upscales; 0: at once
 
 
 class SavingTable(Table):
@@ -163,7 +130,7 @@ class SimulationTable(Table):
 
     days: float = Field(default=30.0, gt=0, le=36525.0)
     seed: int = Field(default=0, ge=0)  # the same seed gives the same bytes
-    rounds: int = Field(default=200, ge=0, le=1_000_000)  # in samples over the run; 0: none
+    rounds: int = Field(default=200, ge=1, le=1_000_000)  # looked at where learners stop for them
 
 
 class SweepTable(Table):
@@ -190,8 +157,6 @@ class ScenarioTables(Table):
     pauses: PauseTable = PauseTable()
     checkpoints: SavingTable = SavingTable()
     timing: TimingTable = TimingTable()
-    outages: tuple[AwayTable, ...] = ()  # learners that are gone: paid for, and lost
-    preemptions: tuple[AwayTable, ...] = ()  # chips that are lent out: not given to the run
+    outages: tuple[AwayTable, ...] = ()  # learners that are gone
     simulation: SimulationTable = SimulationTable()
     sweep: SweepTable = SweepTable()
-    published_goodput: float | None = Field(default=None, gt=0, le=1)  # a test compares with it

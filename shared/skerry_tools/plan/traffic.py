@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from skerry.algorithm.schedule import Schedule, learner_room
-from skerry.algorithm.schemes import scheme_of
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import WIRE_BITS, decode_s, encode_s, merge_s
 from skerry_tools.plan.tables import HubTable, PlanTable, SiteTable
@@ -26,6 +24,16 @@ if TYPE_CHECKING:  # imports numpy
 
 ROUND_TRIPS = 2.0
 """In a round: half for the contribution, half for the manifest, one to read chunks."""
+
+
+@lru_cache(maxsize=256)
+def largest_fragment(leaves: tuple[LeafSpec, ...], parameters: float, fragments: int) -> float:
+    """Return the parameters of the largest fragment; an even share where no leaves are known."""
+    if not leaves:
+        return math.ceil(parameters / fragments)
+    from skerry.algorithm.fragments import plan
+
+    return max(part.padded_size for part in plan(leaves, fragments).fragments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +51,7 @@ class SyncLoad:
     @property
     def fragment(self) -> float:
         """Parameters of the largest fragment, padding included."""
-        if self.leaves:
-            return _largest_fragment(self.leaves, self.sync.fragments)
-        return math.ceil(self.parameters / self.sync.fragments)
+        return largest_fragment(self.leaves, self.parameters, self.sync.fragments)
 
     @property
     def up_bits(self) -> float:
@@ -67,18 +73,6 @@ class SyncLoad:
         return read + 4 + 4 * self.outer_vectors
 
     @property
-    def learner_bytes(self) -> float:
-        """A learner's memory, activations and gradients aside.
-
-        f32 parameters, anchors, AdamW's two moments, and two vectors of each fragment in flight.
-        """
-        schedule = Schedule(self.sync.fragments, self.sync.h_steps, self.sync.overlap_steps)
-        flight = 2 * learner_room(schedule, self.sync.shards) * self.fragment
-        feeds_back = scheme_of(self.sync.contribution_scheme).feedback
-        feedback = 8 * self.parameters if feeds_back else 0.0
-        return 4 * (4 * self.parameters + flight) + feedback
-
-    @property
     def launch_gap_steps(self) -> float:
         """Steps from one launch of a shard to the next, of the shard with most fragments."""
         return self.sync.h_steps / math.ceil(self.sync.fragments / self.sync.shards)
@@ -92,13 +86,6 @@ class SyncLoad:
     def changed(self, **sync: int | str) -> SyncLoad:
         """Return the load with these of its settings changed."""
         return replace(self, sync=self.sync.model_copy(update=sync))
-
-
-@lru_cache(maxsize=256)
-def _largest_fragment(leaves: tuple[LeafSpec, ...], fragments: int) -> int:
-    from skerry.algorithm.fragments import plan
-
-    return max(part.padded_size for part in plan(leaves, fragments).fragments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +197,6 @@ class Deployment:
     def due_together(self) -> int:
         """Fragments that are due at the same step, as ``schedule.offset`` spreads them."""
         return math.ceil(self.load.sync.fragments / self.load.sync.h_steps)
-
-    @property
-    def initial_bytes(self) -> float:
-        """What all learners send when a run begins: more than in any round."""
-        return 4 * self.learners * self.load.parameters
 
     @cached_property
     def hub_round(self) -> HubRound:

@@ -16,7 +16,6 @@ from skerry_tools.plan import measured, plan, simulation
 from skerry_tools.plan.measured import WIRE_BITS
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import question, read, shipped
-from skerry_tools.plan.sampled_rounds import WINDOWS
 from skerry_tools.plan.simulation import error_points, sweep
 from skerry_tools.plan.simulation_answer import setup_of
 from skerry_tools.plan.tables import PlanTable, SimulationTable, SweepTable
@@ -98,7 +97,7 @@ def test_another_choice_makes_the_error_that_the_page_says(
             [seconds * 1e9 for seconds in measured.COMMIT_CPU_S],
         ),
         (r"95 %, of the means of (\d+) equal parts", [simulation.BATCHES]),
-        (r"says so; (\d+) of them in (\d+) samples", [SimulationTable().rounds, WINDOWS]),
+        (r"(\d+) rounds in (\d+) samples", [SimulationTable().rounds, simulation.SAMPLES]),
         (r"`skerry simulate --table` \(([\d,]+) failures a cell\)", [SweepTable().failures]),
         (
             r"Beyond ([\d.]+) million chips, (\d+) learners and (\d+) failures per pause",

@@ -29,7 +29,6 @@ AWAY = "outages=[{}]"
         ({"a": site(upp="1 Gbit/s")}, {}, "sites.a.upp", "did you mean sites.a.up?"),
         ({"a": {"up": "1 Gbit/s"}}, {}, "sites.a.step_time", "flops_per_chip"),
         ({"a": {"step_time": "1 s"}}, {}, "sites.a.up", "is missing: give it"),
-        ({"a": site(measured=True, derating=0.5)}, {}, "sites.a.derating", "measured"),
         ({"a": site(derating=1.5)}, {}, "sites.a.derating", "at most 1"),
         ({"a": site(chips=0)}, {}, "sites.a.chips", "at least 1"),
         ({"a": site(chips="many")}, {}, "sites.a.chips", "whole number"),
@@ -73,7 +72,7 @@ def test_a_plan_that_contradicts_itself_is_refused_by_path(
         ("failure.chip_mtbi=5 d", "failure.chip_mtbi", "failures.chip_mtbi"),
         ("failures.chip_mtbi=1 s", "simulation.days", ""),
         ("sync.learner=3", "sync.learner", "sync.learners"),
-        ("pauses.upscale=lazy", "pauses.upscale", ""),
+        ("recovery.law=lazy", "recovery.law", ""),
         ("recovery.mean_s=NaN", "recovery.mean_s", ""),
         ('outages=[{"learners": [8], "lasts": "1 h"}]', "outages.0.learners", ""),
         ('outages=[{"learners": [1]}]', "outages.0.lasts", ""),
@@ -105,7 +104,7 @@ def test_learners_are_those_of_the_sites_and_k_of_a_blocking_mode_follows() -> N
 
 
 def test_what_the_user_set_is_not_open() -> None:
-    assert asked(2, sync={"h_steps": 30}).open == {"sync.fragments", "sync.shards"}
+    assert asked(2, sync={"h_steps": 30}).open == {"fragments", "shards"}
 
 
 def test_a_file_of_sites_and_set_win_over_the_config(tmp_path: Path) -> None:

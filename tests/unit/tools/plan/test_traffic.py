@@ -15,7 +15,6 @@ from skerry.algorithm.schedule import Schedule, offset, room_steps
 from skerry.algorithm.schemes import raw_bytes
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import RAW_BITS, WIRE_BITS, merge_s
-from skerry_tools.plan.plan import least
 from skerry_tools.plan.tables import HubTable, PlanTable, SiteTable
 from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad
 
@@ -187,9 +186,3 @@ def test_the_merge_is_the_line_through_what_was_measured(
     scheme: str, count: int, rate: float
 ) -> None:
     assert 4 / merge_s(scheme, 1.0, count) == pytest.approx(rate)
-
-
-@given(st.integers(0, 100), st.integers(1, 500), st.integers(1, 600))
-def test_the_least_count_that_works_is_found(now: int, most: int, wanted: int) -> None:
-    found = least(now, most, lambda n: n >= wanted)
-    assert found == (None if max(now + 1, wanted) > most else max(now + 1, wanted))

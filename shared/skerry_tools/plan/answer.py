@@ -1,0 +1,164 @@
+"""What both commands answer with: a first line, figures with unit and convention, what to mind.
+
+A figure is an input, derived from inputs, or extrapolated beyond what its model was checked on. One
+that does not exist is None, never NaN or infinite. Units are plain words, all decimal: ``s``,
+``bit/s``, ``B``, ``param``, ``1`` for a bare number, ``x`` for a factor, ``share`` for a part of
+one (shown in per cent), or a currency code such as ``USD``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+Kind: TypeAlias = Literal["input", "derived", "extrapolated"]
+Row: TypeAlias = tuple[float | None, str, str]
+"""A figure's value, unit and convention."""
+LEGEND = "(= input, ? extrapolated, all else derived; k, M, G, T are powers of 1000)"
+PIPED_WIDTH = 200
+_MARKS = {"input": "=", "derived": "", "extrapolated": "?"}
+_SCALED = {"bit", "bit/s", "B", "B/s", "param", "token", "tokens/s", "chip"}
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_DURATIONS = ((365.25 * 86400, "years"), (86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+class Figure(NamedTuple):
+    """One quantity; ``value`` is None where it does not exist."""
+
+    value: float | None
+    unit: str
+    convention: str = ""
+    kind: Kind = "derived"
+
+    @property
+    def text(self) -> str:
+        shorter = "none" if self.value is None else shown(self.value, self.unit)
+        return _MARKS[self.kind] + shorter
+
+
+def figures(rows: Mapping[str, Row], kind: Kind = "derived") -> dict[str, Figure]:
+    """Return figures of one kind by name."""
+    return {name: Figure(*row, kind) for name, row in rows.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class FigureTable:
+    """Figures by name, or by row and name."""
+
+    name: str
+    title: str
+    rows: Mapping[str, Figure | Mapping[str, Figure]]
+    notes: Sequence[str] = ()
+
+    def lines(self) -> Table:
+        """Return the table to be printed; a figure that only other rows have is a dash.
+
+        Rows that differ in nothing but the first word of their name, a site's, are one. A
+        convention that all figures of a row share is printed behind them.
+        """
+        rows = {n: {"": r} if isinstance(r, Figure) else r for n, r in self.rows.items()}
+        columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name, row in rows.items():
+            cells = [row[key].text if key in row else "-" for key in columns]
+            words = {figure.convention for figure in row.values()}
+            key = (*cells, words.pop() if len(words) == 1 else "", name.partition(" ")[2])
+            alike.setdefault(key, []).append(name)
+        table = Table(box=None, pad_edge=False, show_header=columns != [""])
+        for column in ("", *columns, ""):
+            table.add_column(column.replace("_", " "))
+        for (*cells, _), names in alike.items():
+            first, _, rest = names[0].replace("_", " ").partition(" ")
+            more = f" (and {len(names) - 1} alike)" if len(names) > 1 else ""
+            table.add_row(*map(escape, (f"{first}{more} {rest}".rstrip(), *cells)))
+        return table
+
+    def json(self) -> dict[str, Any]:
+        """Return the figures as plain values, by name, or by row and name."""
+        return {
+            name: row._asdict()
+            if isinstance(row, Figure)
+            else {key: figure._asdict() for key, figure in row.items()}
+            for name, row in self.rows.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer: ``first`` says it all; ``facts`` are for JSON only."""
+
+    first: str
+    tables: Sequence[FigureTable]
+    mind: Sequence[str]
+    source: str
+    status: Mapping[str, str]
+    facts: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def json(self) -> str:
+        """Return it as JSON; ValueError for a figure that is NaN or infinite."""
+        figures = {table.name: table.json() for table in self.tables}
+        found = {"answer": self.first, **self.facts, "figures": figures, "mind": self.mind}
+        found |= {"source": self.source, "status": self.status}
+        return json.dumps(found, indent=2, allow_nan=False)
+
+    def print(self, console: Console | None = None) -> None:
+        """Print it for people, in wide lines where nobody watches."""
+        console = console or Console()
+        if not console.is_terminal:
+            console.width = PIPED_WIDTH
+
+        def lines(*words: str) -> None:
+            for line in words:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        lines(self.first)
+        for table in self.tables:
+            lines("", table.title)
+            console.print(table.lines(), highlight=False)
+            lines(*table.notes)
+        if self.mind:
+            lines("", "Mind", *(f"  {note}" for note in self.mind))
+        if self.source:
+            status = (f"  {path}: {text}" for path, text in self.status.items())
+            lines("", f"Source: {self.source}", *status)
+        lines("", LEGEND)
+
+
+def several(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 site``, ``4 sites``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def shown(value: float, unit: str) -> str:
+    """Return a number with its unit as people write it: ``8.00 Gbit/s``, ``3.1 d``, ``98.2 %``."""
+    if unit == "share":
+        return f"{value * 100:.1f} %"
+    if unit == "x":
+        return f"{value:,.{2 * (value < 100)}f} x"
+    if unit == "s":
+        for seconds, longer in _DURATIONS:
+            if abs(value) >= 2 * seconds:
+                return f"{_three_digits(value / seconds)} {longer}"
+        short = 0 < abs(value) < 1
+        return f"{_three_digits(value * 1000)} ms" if short else f"{_three_digits(value)} s"
+    if unit in _SCALED and abs(value) >= 1000:
+        power = min(int(math.log10(abs(value)) / 3 + 1e-12), len(_PREFIXES) - 1)
+        return f"{_three_digits(value / 1000**power)} {_PREFIXES[power]}{unit}"
+    plain = f"{value:,.0f}" if float(value).is_integer() else _three_digits(value)
+    return plain if unit == "1" else f"{plain} {unit}{'s' * (unit == 'step' and value != 1)}"
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.01 or not size else f"{value:.2g}"
