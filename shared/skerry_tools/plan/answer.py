@@ -109,7 +109,7 @@ class Answer:
         return json.dumps(found, indent=2, allow_nan=False)
 
     def print(self, console: Console | None = None) -> None:
-        """Print it for people, in wide lines where nobody watches."""
+        """Print it for people; in wide lines where the output is no terminal."""
         console = console or Console()
         if not console.is_terminal:
             console.width = PIPED_WIDTH
