@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from skerry.service import options
-from skerry.service.entry import exit_on_error
-from skerry.service.options import Sets, application
+from skerry.service import entry
+from skerry.service.entry import Sets, application, exit_on_error
 from skerry_tools.plan.command import plan, simulate
 
 app = application(bare_shows_help=True)
@@ -27,7 +26,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @ledger_app.command()
 def verify(
     *,
-    config: options.Config = None,
+    config: entry.Config = None,
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
@@ -46,7 +45,7 @@ def verify(
 @app.command()
 def replay(  # noqa: PLR0913 - one option each
     *,
-    config: options.Config = None,
+    config: entry.Config = None,
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
@@ -91,7 +90,7 @@ def replay(  # noqa: PLR0913 - one option each
 @app.command()
 def chaos(  # noqa: PLR0913 - one option each
     *,
-    config: options.Config = None,
+    config: entry.Config = None,
     set_: Sets = None,
     run: Run = None,
     nats: Annotated[

@@ -18,7 +18,7 @@ import jax
 from harness import Goal, parser, write
 
 from skerry.data.stream import Stream
-from skerry.service.logs import configure
+from skerry.service.reporting import configure
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.joining import prepare
 from skerry_learner.trainer.step import StepResult

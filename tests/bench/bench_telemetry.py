@@ -46,7 +46,7 @@ from skerry.protocol.messages import (
     ContributionHeader,
     Round,
 )
-from skerry.service.telemetry import STOP_S
+from skerry.service.reporting import STOP_S
 from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.spans import Interval

@@ -20,8 +20,7 @@ from skerry.data.stream import Stream
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.learner import LearnerPolicy, TrainingProgress
 from skerry.service.entry import run_service
-from skerry.service.logs import configure
-from skerry.service.telemetry import telemetry
+from skerry.service.reporting import configure, telemetry
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry_learner.joining import prepare

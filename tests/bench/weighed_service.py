@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from skerry.log.nats.bus import NatsBus
 from skerry.service.entry import run_service
-from skerry.service.logs import configure
+from skerry.service.reporting import configure
 from skerry.settings import loading
 
 Samples = list[dict[str, int]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from skerry.log.base import Expect, Receipt
 from skerry.log.nats.bus import NatsBus
 from skerry.service.entry import run_service
-from skerry.service.logs import configure
+from skerry.service.reporting import configure
 from skerry.settings import loading
 from skerry_learner.service import learner
 

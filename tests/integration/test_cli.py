@@ -23,7 +23,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.cli.cluster.processes import BROKER, read
 from skerry.log import ledger
 from skerry.log.streams import specs
-from skerry.service.connect import bus_from
+from skerry.service.entry import bus_from
 from skerry.settings.loading import to_json
 from skerry.settings.models import NatsSettings, RunConfig
 from tests.support.builders import run_record

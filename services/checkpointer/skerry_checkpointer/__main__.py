@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
+from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
 
 app = application()
 checkpoints = application(bare_shows_help=True)
@@ -60,8 +60,7 @@ def restore(
     "restored from … at version …". Members and cursors stay. What is newer than the checkpoint is
     not touched; if nothing is lost, the command is refused.
     """
-    from skerry.service.connect import bus_from
-    from skerry.service.entry import exit_on_error, run_service
+    from skerry.service.entry import bus_from, exit_on_error, run_service
     from skerry_checkpointer import commands
 
     with exit_on_error():
@@ -105,10 +104,8 @@ def _serve(
     import os
     import socket
 
-    from skerry.service.connect import bus_from
-    from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import broker_event
-    from skerry.service.telemetry import telemetry
+    from skerry.service.entry import bus_from, exit_on_error, run_service
+    from skerry.service.reporting import broker_event, telemetry
     from skerry.store.finding import store_of
     from skerry_checkpointer.service import checkpointer
 

@@ -18,8 +18,7 @@ from skerry.log import ledger
 from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import TOKEN
-from skerry.service.arrival import arrive
-from skerry.service.shell import outlast, serve
+from skerry.service.shell import arrive, outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import SavedLearner, dump, read_manifest, step_of

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
+from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
 
 app = application()
 
@@ -37,11 +37,9 @@ def run(
     import socket
 
     from skerry.protocol.subjects import checked_token
-    from skerry.service.connect import bus_from
-    from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import broker_event
-    from skerry.service.priority import yield_to_others
-    from skerry.service.telemetry import telemetry
+    from skerry.service.entry import bus_from, exit_on_error, run_service
+    from skerry.service.reporting import broker_event, telemetry
+    from skerry.service.shell import yield_to_others
     from skerry_evaluator import service
 
     holder = name or f"evaluator-{socket.gethostname().partition('.')[0]}"

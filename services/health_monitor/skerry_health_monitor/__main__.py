@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
+from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
 
 app = application()
 
@@ -29,10 +29,8 @@ def run(
     from pathlib import Path
 
     from skerry.protocol.subjects import checked_token
-    from skerry.service.connect import bus_from
-    from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.telemetry import telemetry
-    from skerry.service.watch import BrokerWatch
+    from skerry.service.entry import bus_from, exit_on_error, run_service
+    from skerry.service.reporting import BrokerWatch, telemetry
     from skerry_health_monitor.metrics.sinks import outlets
     from skerry_health_monitor.service import health_monitor
     from skerry_health_monitor.web.server import listen

@@ -15,8 +15,8 @@ import structlog
 
 from skerry.errors import BrokerUnavailable, first_cause
 from skerry.protocol.subjects import STREAM_KINDS, Subjects
+from skerry.service.reporting import BrokerWatch
 from skerry.service.shell import outlast, serve
-from skerry.service.watch import BrokerWatch
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed
 from skerry.status.recent import RECENT_S

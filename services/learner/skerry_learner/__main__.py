@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
+from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
 
 STARTED_S = time.monotonic()
 
@@ -28,10 +28,8 @@ def run(
     import socket
 
     from skerry.protocol.subjects import checked_token
-    from skerry.service.connect import bus_from
-    from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import broker_event
-    from skerry.service.telemetry import telemetry
+    from skerry.service.entry import bus_from, exit_on_error, run_service
+    from skerry.service.reporting import broker_event, telemetry
 
     learner_name = name or socket.gethostname().partition(".")[0]
     with exit_on_error():

@@ -17,8 +17,7 @@ import structlog
 from skerry.data.stream import Stream
 from skerry.log.base import Bus
 from skerry.protocol.messages import LearnerPhase, RunRecord
-from skerry.service.priority import yield_to_others
-from skerry.service.shell import serve
+from skerry.service.shell import serve, yield_to_others
 from skerry.settings.models import LearnerSettings, RunConfig
 from skerry_learner.inner import restore
 from skerry_learner.inner.restore import RestoredState

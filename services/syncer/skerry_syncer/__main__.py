@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Config, Nats, Run, Sets, answer, application, settings_from
+from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
 
 app = application()
 
@@ -29,10 +29,8 @@ def run(
     import re
     import socket
 
-    from skerry.service.connect import bus_from
-    from skerry.service.entry import exit_on_error, run_service
-    from skerry.service.logs import broker_event
-    from skerry.service.telemetry import telemetry
+    from skerry.service.entry import bus_from, exit_on_error, run_service
+    from skerry.service.reporting import broker_event, telemetry
     from skerry_syncer.service import syncer
 
     machine = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40]

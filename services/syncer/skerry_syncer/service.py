@@ -17,8 +17,7 @@ from skerry.errors import BusError
 from skerry.log import run_records
 from skerry.protocol.messages import RunState, SyncerPulse
 from skerry.protocol.subjects import checked_token
-from skerry.service.arrival import arrive
-from skerry.service.shell import outlast, serve
+from skerry.service.shell import arrive, outlast, serve
 from skerry_syncer.run import ServedRun
 from skerry_syncer.standby import StandBy
 

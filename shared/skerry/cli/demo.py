@@ -32,7 +32,7 @@ from skerry.cli.viewer import Screen
 from skerry.errors import ConfigError, SkerryError
 from skerry.log import ledger
 from skerry.protocol.messages import Commit, CommitOrigin, Pulse
-from skerry.service.connect import bus_from
+from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.status.feed import is_finished
 from skerry.status.format import size

@@ -25,7 +25,7 @@ from rich.markup import escape
 from skerry.cli.cluster.broker import find_server
 from skerry.cli.programs import PROGRAMS, ROOT
 from skerry.errors import SkerryError
-from skerry.service.connect import bus_from
+from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.settings.checks import masked_url
 from skerry.settings.models import NatsSettings

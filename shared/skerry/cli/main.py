@@ -23,9 +23,8 @@ from skerry.cli.programs import (
     computing,
     require,
 )
-from skerry.service import options
-from skerry.service.entry import exit_on_error
-from skerry.service.options import Sets, application
+from skerry.service import entry
+from skerry.service.entry import Sets, application, exit_on_error
 
 HELP = frozenset({"-h", "--help"})
 CACHES = ("JAX_COMPILATION_CACHE_DIR", "NUMBA_CACHE_DIR")
@@ -122,7 +121,7 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
 
 def status(
     *,
-    config: options.Config = None,
+    config: entry.Config = None,
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
@@ -137,7 +136,7 @@ def status(
 
 def top(
     *,
-    config: options.Config = None,
+    config: entry.Config = None,
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
@@ -152,7 +151,7 @@ def top(
 
 def doctor(
     *,
-    config: options.Config = None,
+    config: entry.Config = None,
     set_: Sets = None,
     nats: Nats = None,
     json: AsJson = False,

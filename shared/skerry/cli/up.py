@@ -32,8 +32,8 @@ from skerry.cli.programs import argv_of
 from skerry.cli.viewer import Screen, keep_showing
 from skerry.errors import ConfigError, RunNotFound
 from skerry.log import ledger
-from skerry.service.connect import bus_from
 from skerry.service.control import CONTROL, listening
+from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.settings.checks import masked_url, refuse_code
 from skerry.settings.models import RunConfig

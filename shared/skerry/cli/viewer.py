@@ -18,8 +18,8 @@ from rich.markup import escape
 from skerry.cli.board import board, line
 from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import BrokerUnavailable
-from skerry.service.connect import bus_from
-from skerry.service.watch import BrokerWatch
+from skerry.service.entry import bus_from
+from skerry.service.reporting import BrokerWatch
 from skerry.settings import loading
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model

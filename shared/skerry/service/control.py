@@ -50,7 +50,11 @@ async def listening(path: Path, answer: Answer) -> AsyncGenerator[None]:
         ends = (ConnectionError, asyncio.CancelledError)  # else asyncio logs it before Python 3.12
         with contextlib.closing(writer), contextlib.suppress(*ends):
             while line := await reader.readline():
-                writer.write(json.dumps(await _reply(line, answer)).encode() + b"\n")
+                try:
+                    reply = {"ok": True, **await answer(cast("Message", json.loads(line)))}
+                except (SkerryError, ValueError, KeyError, TypeError) as error:
+                    reply = {"ok": False, "error": str(error) or type(error).__name__}
+                writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
 
     with _address(path) as address:
@@ -72,7 +76,12 @@ async def ask(path: Path, request: Message, timeout_s: float = 10.0) -> Message:
     """
     try:
         async with asyncio.timeout(timeout_s):
-            reply = await _asked(path, request)
+            with _address(path) as address:
+                reader, writer = await asyncio.open_unix_connection(address)
+            with contextlib.closing(writer):
+                writer.write(json.dumps(request).encode() + b"\n")
+                await writer.drain()
+                reply = cast("Message", json.loads(await reader.readline()))
     except (OSError, ValueError, TimeoutError) as error:
         msg = f"No cluster answers at {path} ({str(error) or 'too late'}): is it still running?"
         raise ControlError(msg) from error
@@ -83,23 +92,6 @@ async def ask(path: Path, request: Message, timeout_s: float = 10.0) -> Message:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
-
-
-async def _asked(path: Path, request: Message) -> Message:
-    with _address(path) as address:
-        reader, writer = await asyncio.open_unix_connection(address)
-    with contextlib.closing(writer):
-        writer.write(json.dumps(request).encode() + b"\n")
-        await writer.drain()
-        return cast("Message", json.loads(await reader.readline()))
-
-
-async def _reply(line: bytes, answer: Answer) -> Message:
-    try:
-        request = json.loads(line)
-        return {"ok": True, **await answer(cast("Message", request))}
-    except (SkerryError, ValueError, KeyError, TypeError) as error:
-        return {"ok": False, "error": str(error) or type(error).__name__}
 
 
 @contextlib.contextmanager

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from skerry.errors import BrokerUnavailable, SkerryError, StorageFull, first_cause
+from skerry.log import ledger
+from skerry.log.recovery import find_run
 from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import RunRecord
+
 log = structlog.get_logger()
 
 RECANCEL_S = 1.0
 RETRY_S = 1.0
+AUTOGROUP = Path("/proc/self/autogroup")
+TASKS = Path("/proc/self/task")
+ATTEMPTS, PAUSE_S = 50, 0.11
 
 T = TypeVar("T")
 Loop = Callable[[], Awaitable[None]]
@@ -39,8 +53,7 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
     that error. Raises ShutdownTimeoutError when draining takes longer than ``shutdown_s``; a second
     signal skips the drain.
     """
-    stop = asyncio.Event()
-    hurry = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
         if stop.is_set():
@@ -48,14 +61,15 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
         stop.set()
 
     running = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
         running.add_signal_handler(number, on_signal)
     try:
         await _run(loops, stop)
         if drain is not None:
             await _bounded(drain, hurry, shutdown_s)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in signals:
             running.remove_signal_handler(number)
 
 
@@ -132,3 +146,53 @@ async def _bounded(drain: Loop, hurry: asyncio.Event, shutdown_s: float) -> None
         draining.cancel()
         hurried.cancel()
         await asyncio.gather(draining, hurried, return_exceptions=True)
+
+
+async def arrive(bus: Bus, run: str) -> RunRecord:
+    """Return the run's record, waiting until a learner has created it or a checkpoint restored it.
+
+    Raises StateLost where the record is gone while the log still holds state of the run: it would
+    never come.
+    """
+    record = await find_run(bus, run, waits=True)
+    if record is not None:
+        return record
+    log.info("waits_for_run", run=run, hint="its first learner creates it; is the run id right?")
+    return await ledger.wait_run(bus, run)
+
+
+def yield_to_others(by: int) -> None:
+    """Raise the nice value of every thread of this process by ``by`` (0-19), and of later ones.
+
+    Linux may first share the CPU between sessions (``sched_autogroup_enabled``), where a process
+    that is alone in its session yields to no other: a session of our own becomes as nice. Between
+    containers neither counts, only their CPU shares. Where the system has no such thing, or
+    refuses, nothing happens. Returns at once.
+    """
+    if not hasattr(os, "nice"):
+        return
+    with suppress(OSError):
+        niceness = os.nice(by)
+        done = {threading.get_native_id()}
+        with suppress(OSError):  # no such files but on Linux
+            while new := {int(entry.name) for entry in TASKS.iterdir()} - done:
+                for thread in new:  # also those that begin meanwhile
+                    with suppress(OSError):  # one that has ended meanwhile
+                        os.setpriority(os.PRIO_PROCESS, thread, niceness)
+                done |= new
+        if os.getsid(0) == os.getpid():
+            target = partial(_renice_session, niceness)
+            threading.Thread(target=target, name="yield", daemon=True).start()
+
+
+def _renice_session(niceness: int) -> None:
+    """Renice our session; the kernel takes one request per tenth of a second from all users."""
+    for _ in range(ATTEMPTS):
+        try:
+            AUTOGROUP.write_text(f"{niceness}\n", encoding="ascii")
+        except BlockingIOError:
+            time.sleep(PAUSE_S)
+        except OSError:
+            return
+        else:
+            return

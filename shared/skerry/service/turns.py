@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,10 +52,15 @@ async def take_turns(
     BrokerUnavailable and StorageFull, and StateLost once the log holds another run of that name,
     which nothing known of this one fits.
     """
-    run, finished = record.run, asyncio.Event()
+    finished = asyncio.Event()
+
+    async def watch_end() -> None:
+        await ledger.wait_finished(bus, record.run, created_ns=record.created_ns)
+        finished.set()
+
     async with TaskGroup() as group:
-        end = group.create_task(_watch_end(bus, record, finished), name="end")
-        begin = group.create_task(_whole(bus, run, plan), name="begin")
+        end = group.create_task(watch_end(), name="end")
+        begin = group.create_task(_whole(bus, record.run, plan), name="begin")
         await asyncio.wait({begin, end}, return_when=asyncio.FIRST_COMPLETED)
         begin.cancel()
         while True:
@@ -65,32 +70,19 @@ async def take_turns(
             except (StoreError, Overtaken, StateLost, WireError) as error:
                 if last:
                     raise
-                log.error(failed, run=run, error=str(error))  # noqa: TRY400  the sentence says it all
+                log.error(failed, run=record.run, error=str(error))  # noqa: TRY400  the sentence says it all
             if last:
                 break
-            await _pause(finished, pause_s())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s()):
+                    await finished.wait()
         end.cancel()
-
-
-async def _pause(finished: asyncio.Event, seconds: float) -> None:
-    """Wait that long, or until the run is finished."""
-    try:
-        async with asyncio.timeout(seconds):
-            await finished.wait()
-    except TimeoutError:
-        return
-
-
-async def _watch_end(bus: Bus, record: RunRecord, finished: asyncio.Event) -> None:
-    await ledger.wait_finished(bus, record.run, created_ns=record.created_ns)
-    finished.set()
 
 
 async def _whole(bus: Bus, run: str, plan: Plan) -> None:
     """Wait until every fragment has a version."""
     missing = {fragment.index for fragment in plan.fragments}
-    manifests = run_records.follow(bus, run, Manifest, plan.digest)
-    async with aclosing(manifests):
+    async with aclosing(run_records.follow(bus, run, Manifest, plan.digest)) as manifests:
         async for manifest in manifests:
             missing.discard(manifest.commit.fragment)
             if not missing:

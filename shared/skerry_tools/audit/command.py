@@ -24,7 +24,7 @@ from skerry.algorithm.presets import MERGES
 from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import ConfigError, HistoryBroken, StoreError
 from skerry.log import ledger
-from skerry.service.connect import bus_from
+from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.store import tensorfile
 from skerry.store.checkpoint import PARAMS_FILE

@@ -28,7 +28,7 @@ from skerry.cli.programs import ROOT, SERVICES
 from skerry.cli.viewer import Screen, keep_showing
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
 from skerry.log import ledger
-from skerry.service.connect import bus_from
+from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
 from skerry.status.feed import RunFeed

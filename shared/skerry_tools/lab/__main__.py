@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.options import Sets, answer, application
+from skerry.service.entry import Sets, answer, application
 
 app = application()
 
@@ -38,7 +38,7 @@ def run(
     [failures] islands, every_s, down_s, warm; [judging] points, batches; rho.
     """
     from skerry.service.entry import exit_on_error
-    from skerry.service.logs import configure
+    from skerry.service.reporting import configure
 
     with exit_on_error():
         from skerry_tools.lab.loading import load

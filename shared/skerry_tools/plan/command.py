@@ -8,8 +8,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from skerry.errors import ConfigError
-from skerry.service.entry import exit_on_error
-from skerry.service.options import Sets
+from skerry.service.entry import Sets, exit_on_error
 
 
 def _option(help_: str, metavar: str, *names: str) -> Any:

@@ -17,7 +17,7 @@ from skerry.cli.cluster.cluster import served
 from skerry.cli.cluster.folder import RunFolder
 from skerry.log import state
 from skerry.protocol.subjects import Subjects
-from skerry.service.connect import bus_from
+from skerry.service.entry import bus_from
 from skerry.settings.loading import load
 from skerry.settings.models import NatsSettings, RunConfig
 from skerry.store.local import LocalStore

@@ -28,7 +28,7 @@ from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import Commit, LearnerPhase, Pulse
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.service.watch import BrokerWatch
+from skerry.service.reporting import BrokerWatch
 from skerry.settings.models import RunConfig
 from skerry.status.alert_table import Alert, Severity
 from skerry.status.alerts import StreamStore

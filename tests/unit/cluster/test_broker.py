@@ -20,7 +20,7 @@ from skerry.cli.cluster.processes import BROKER, read
 from skerry.cli.cluster.supervisor import ServiceError
 from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
 from skerry.log.streams import specs
-from skerry.service.connect import bus_from
+from skerry.service.entry import bus_from
 from skerry.settings.loading import load
 from skerry.settings.models import NatsSettings
 from skerry_tools.chaos.drilled import Injection

@@ -13,7 +13,7 @@ from opentelemetry.metrics import Observation
 from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import Link
 
-from skerry.service.telemetry import STOP_S
+from skerry.service.reporting import STOP_S
 from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, ids, instruments, metrics, spans, tracing
 from skerry.telemetry.export import Identity

@@ -132,7 +132,7 @@ def test_keys_and_types_are_those_of_the_semantic_conventions() -> None:
 NO_ENDPOINT = """
 import sys
 from skerry.settings import loading
-from skerry.service.telemetry import telemetry
+from skerry.service.reporting import telemetry
 import skerry_syncer.service, skerry_learner.service, skerry_checkpointer.service
 import skerry_evaluator.service
 with telemetry(loading.load(None, [], {}).local, "syncer", "run", "s"):

@@ -1,0 +1,160 @@
+"""What a process reports of itself: log lines, and spans and metrics to a collector.
+
+Logs are JSON where a machine reads, coloured lines where a person does. A line about a round
+carries its ``trace_id`` and ``span_id``, whether traces are collected or not: the ids are computed,
+so a line leads to its trace and to the other services' lines in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, TextIO, cast
+from urllib.parse import urlsplit
+
+import structlog
+from opentelemetry.trace import format_span_id, format_trace_id
+
+from skerry.errors import ConfigError
+from skerry.telemetry import tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from skerry.settings.models import LocalSettings
+
+log = structlog.get_logger()
+
+STOP_S = 2.0
+"""How long the end of a process waits for the collector at most."""
+
+
+class ForgivingStream:
+    """A stream that drops what cannot be written: a full disk under a log must not end a service.
+
+    ``lost`` counts the writes that failed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.lost = 0
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except OSError:
+            self.lost += 1
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError:
+            self.lost += 1
+
+
+def configure(level: str, *, service: str) -> None:
+    """Send every structlog event of this process to stderr, at ``level`` and above."""
+    person = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            add_span,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", ForgivingStream(sys.stderr))),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def add_span(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Add the span that the code works for, unless the line names one itself."""
+    place = tracing.current()
+    if place is not None:
+        event.setdefault("trace_id", format_trace_id(place.trace_id))
+        event.setdefault("span_id", format_span_id(place.span_id))
+    return event
+
+
+def broker_event(event: str, fields: Mapping[str, str]) -> None:
+    """Log that the broker was lost or is back; the run itself goes on meanwhile.
+
+    Each failed attempt to reach it again is an ``error`` event, four a second: logged as debug.
+    """
+    (log.debug if event == "error" else log.warning)(f"broker_{event}", **fields)
+
+
+@dataclass(slots=True)
+class BrokerWatch:
+    """How long the broker has been away; ``away_since_s`` is None while it answers.
+
+    Passes every event on to ``report``.
+    """
+
+    away_since_s: float | None = None
+    clock_s: Callable[[], float] = time.time
+    report: Callable[[str, Mapping[str, str]], None] = broker_event
+
+    def on_event(self, event: str, fields: Mapping[str, str]) -> None:
+        """Take an event of the bus."""
+        if event == "disconnected" and self.away_since_s is None:
+            self.away_since_s = self.clock_s()
+        elif event == "reconnected":
+            self.away_since_s = None
+        self.report(event, fields)
+
+    def away_s(self, now_s: float) -> float | None:
+        """Return for how long the broker has been away; None while it is not."""
+        return None if self.away_since_s is None else max(0.0, now_s - self.away_since_s)
+
+
+@contextmanager
+def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Generator[None]:
+    """Send this process's spans and metrics until the block ends; without an address, nothing.
+
+    The end of the block takes ``STOP_S`` at most, in whatever state the collector is.
+    Raises ConfigError where there is an address and OpenTelemetry's SDK is not installed.
+    """
+    wanted = local.telemetry
+    if not (wanted.traces_url or wanted.metrics_url):
+        yield
+        return
+    try:
+        from skerry.telemetry import export
+    except ModuleNotFoundError as error:
+        msg = (
+            "telemetry.endpoint is set, but OpenTelemetry's SDK is not installed: "
+            "run `pip install 'skerry[otel]'`, or leave the endpoint out."
+        )
+        raise ConfigError(msg, path="telemetry.endpoint") from error
+    broker = urlsplit(local.nats.url.split(",")[0].strip())
+    address = (broker.hostname, broker.port or 4222) if broker.hostname else None
+    identity = export.Identity(service, run, name, version("skerry"), broker=address)
+    exporters = export.start(
+        identity, wanted, lambda trouble: log.warning("telemetry_trouble", cause=trouble)
+    )
+    log.info(
+        "telemetry_begins",
+        traces=bool(wanted.traces_url),
+        metrics=bool(wanted.metrics_url),
+        sample_ratio=wanted.sample_ratio,
+    )
+    try:
+        yield
+    finally:
+        if not exporters.stop(STOP_S):
+            log.warning("telemetry_unsent", waited_s=STOP_S)

@@ -1,0 +1,148 @@
+"""What a process reports of itself, and how its command line ends."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+import skerry.telemetry
+from skerry.errors import ConfigError, RunNotFound, SkerryError, first_cause
+from skerry.service.entry import bus_from, exit_on_error, run_service
+from skerry.service.reporting import ForgivingStream, add_span, telemetry
+from skerry.settings import loading
+from skerry.settings.models import LocalSettings, NatsSettings, TelemetrySettings
+from skerry.telemetry import export, ids, tracing
+from skerry.telemetry.export import Complain, Identity, Telemetry
+
+FULL = """
+import resource, structlog
+from skerry.service.reporting import configure
+configure('info', service='s')
+log = structlog.get_logger()
+log.info('before')
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+log.info('during')
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+log.info('after')
+"""
+
+
+def test_a_service_outlives_a_full_disk_under_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        done = subprocess.run([sys.executable, "-c", FULL], stderr=file, check=False)
+    said = log.read_text()
+    assert done.returncode == 0, said
+    assert '"before"' in said
+    assert '"after"' in said
+
+
+def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with (tmp_path / "log").open("w", buffering=1) as file:
+        stream = ForgivingStream(file)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            structlog.PrintLogger(stream).msg("lost")  # type: ignore[arg-type]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert stream.lost > 0
+
+
+def test_a_line_carries_the_ids_of_the_span_it_is_written_in_and_of_no_other() -> None:
+    trace = ids.trace_id("run", 0, 2)
+    with tracing.within(tracing.context(trace)):
+        inside = add_span(None, "info", {"event": "x"})
+        named = add_span(None, "info", {"event": "x", "trace_id": "its own"})
+    assert (inside["trace_id"], inside["span_id"]) == (trace, ids.span_id(trace))
+    assert named["trace_id"] == "its own"
+    assert add_span(None, "info", {"event": "x"}) == {"event": "x"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError("Set a.b."), 2), (SkerryError("Broken."), 1), (RunNotFound("None."), 2)],
+)
+def test_our_error_is_one_sentence_and_its_exit_code(
+    error: SkerryError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as raised:
+        run_service(main())
+    assert raised.value.code == code
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_defect_keeps_its_traceback_and_our_error_comes_before_others_of_its_group() -> None:
+    defect, ours = BaseExceptionGroup("g", [ZeroDivisionError()]), ConfigError("wrong")
+    with pytest.raises(BaseExceptionGroup), exit_on_error():
+        raise defect
+    group = BaseExceptionGroup("g", [ValueError("x"), BaseExceptionGroup("h", [OSError(), ours])])
+    assert first_cause(group) is ours
+
+
+@pytest.mark.parametrize("setting", ["password_file", "credentials"])
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, "No such file"), (b"\xff\xfe", "it is no text")]
+)
+def test_a_secret_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, setting: str, content: bytes | None, why: str
+) -> None:
+    secret = tmp_path / "secret"
+    if content:
+        secret.write_bytes(content)
+    nats = NatsSettings().model_copy(update={setting: secret})
+    with pytest.raises(ConfigError, match=rf"nats\.{setting} is .*, which cannot be read \({why}"):
+        bus_from(nats, "test")
+
+
+def local(*sets: str) -> LocalSettings:
+    return loading.load(None, sets, {}).local
+
+
+def test_without_an_address_no_telemetry_begins() -> None:
+    with telemetry(local(), "syncer", "run", "s"):
+        assert not tracing.on()
+
+
+def test_a_missing_sdk_is_one_sentence_with_the_fix_and_leaves_no_main_pending(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(skerry.telemetry, "export")
+    monkeypatch.setitem(sys.modules, "skerry.telemetry.export", None)
+
+    async def main() -> None:
+        raise AssertionError
+
+    wanted = local("telemetry.endpoint=http://127.0.0.1:1")
+    with pytest.raises(SystemExit) as ended:  # a coroutine that is left behind warns: an error here
+        run_service(main(), telemetry(wanted, "syncer", "run", "s"))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: telemetry.endpoint is set, but")
+    assert "pip install 'skerry[otel]'" in said
+
+
+def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Identity, TelemetrySettings]] = []
+
+    def start(identity: Identity, settings: TelemetrySettings, _: Complain) -> Telemetry:
+        seen.append((identity, settings))
+        return Telemetry()
+
+    monkeypatch.setattr(export, "start", start)
+    nats = "nats.url=tls://me:secret@broker:4443,nats://other"
+    wanted = local("telemetry.endpoint=http://c:4318", nats)
+    with telemetry(wanted, "learner", "run", "a"):
+        pass
+    ((identity, settings),) = seen
+    assert settings is wanted.telemetry
+    assert identity.resource().attributes["service.instance.id"] == "run/a"
+    assert identity.broker == ("broker", 4443)
