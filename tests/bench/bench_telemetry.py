@@ -50,8 +50,7 @@ from skerry.service.reporting import STOP_S
 from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.spans import Interval
-from skerry_learner.sync.identity import LearnerIdentity
-from skerry_learner.sync.telemetry import LearnerTelemetry
+from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry_syncer.telemetry import CommitTimes
 from skerry_syncer.telemetry import RoundTelemetry as SyncerTelemetry
 from tests.support.builders import commit, consumed, header, run_record

@@ -12,10 +12,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import structlog
 
+from skerry.data.prefetch import Prefetch
 from skerry.data.stream import Stream
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.learner import LearnerPolicy, TrainingProgress
@@ -23,15 +25,15 @@ from skerry.service.entry import run_service
 from skerry.service.reporting import configure, telemetry
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
-from skerry_learner.joining import prepare
+from skerry_learner.joining import LearnerPlace, prepare
+from skerry_learner.meter import Meter
 from skerry_learner.service import learner
-from skerry_learner.sync.identity import LearnerIdentity, Traffic
 from skerry_learner.sync.mailbox import Mailbox
-from skerry_learner.sync.meter import Meter
 from skerry_learner.sync.session import Session
-from skerry_learner.sync.telemetry import LearnerTelemetry
+from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.training import Pause, TrainingLoop
+from tests.support.builders import member
 
 Times = list[tuple[float, float, float]]
 """When it ended (monotonic: all processes of a machine share it), seconds it took, CPU seconds
@@ -67,21 +69,11 @@ def alone(config: RunConfig) -> None:
     mailbox = Mailbox(LearnerPolicy.of(config.sync).room, lambda: None)
     signal.signal(signal.SIGTERM, lambda *_: mailbox.stop())
     me = LearnerIdentity("none", "alone", 1)
-    loop = TrainingLoop(
-        learner=me,
-        config=config,
-        trainer=trainer,
-        session=Session(
-            LearnerTelemetry(me), work.plan, config.sync, trainer, mailbox, start=start
-        ),
-        mailbox=mailbox,
-        traffic=Traffic(),
-        meter=Meter(time.monotonic()),
-        stream=Stream(work.corpus, 0),
-        vocab=getattr(work.model, "vocab", None),
-        missing=(),
-        now=start,
-    )
+    session = Session(LearnerTelemetry(me), work.plan, config.sync, trainer, mailbox, start=start)
+    vocab, batch = getattr(work.model, "vocab", None), config.data.batch
+    feed = partial(Prefetch, Stream(work.corpus, 0), batch=batch, vocab=vocab)
+    place = LearnerPlace(me, member("alone"), start, ())
+    loop = TrainingLoop(place, config, trainer, session, Meter(time.monotonic()), feed)
     trainer.warm(lambda: None)
     structlog.get_logger().info("phase", phase="training")
     for _ in loop._train():

@@ -85,15 +85,18 @@ async def test_killed_learner_comes_back_with_the_latest_state(
         commits = await until_commit(
             bus, run_id, lambda c: any(r.learner == "a" and r.incarnation == 2 for r in c.consumed)
         )
-    # A contribution that came late is merged together with the next one: two of a learner are fine.
-    back = [c for c in commits[-1].consumed if (c.learner, c.incarnation) == ("a", 2)]
+    merged = [c for c in commits[-1].consumed if (c.learner, c.incarnation) == ("a", 2)]
+    assert merged[0].base_version > dead[commits[-1].fragment], "it did not catch up"
+    assert merged[0].step > 0
+    # A first contribution that took longer than `max_staleness` rounds is refused, as its record
+    # in the ledger says: then another one follows on its data, and is the first that is merged.
+    sent = [(k.fragment, c) for k in commits for c in (*k.consumed, *k.refused) if c.learner == "a"]
+    fragment = commits[-1].fragment
+    back = [c for f, c in sent if f == fragment and c.incarnation == 2]
     first = min(back, key=lambda c: c.identity)
-    assert first.base_version > dead[commits[-1].fragment], "it did not catch up"
-    old = [
-        c.cursor_to for k in commits for c in k.consumed if (c.learner, c.incarnation) == ("a", 1)
-    ]
+    assert first.identity == 1
+    old = [c.cursor_to for _, c in sent if c.incarnation == 1]
     assert first.cursor_from <= max(old), "it left a gap in its data"
-    assert first.step > 0
 
 
 @pytest.mark.drill

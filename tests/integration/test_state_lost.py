@@ -20,8 +20,8 @@ from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import Manifest
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
-from skerry_learner.sync.identity import LearnerIdentity
 from skerry_learner.sync.network import open_sync
+from skerry_learner.sync.telemetry import LearnerIdentity
 from tests.support.builders import checkpoint_record, run_record
 from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer

@@ -33,7 +33,7 @@ from skerry.telemetry.export import Identity
 from skerry.telemetry.metrics import MetricKind, prometheus_name
 from skerry.telemetry.spans import Interval
 from skerry_learner.sync import telemetry as learner_telemetry
-from skerry_learner.sync.identity import LearnerIdentity
+from skerry_learner.sync.telemetry import LearnerIdentity
 from skerry_syncer import telemetry as syncer_telemetry
 from tests.support.builders import commit, consumed, header, pulse, round_, run_record
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,11 +34,10 @@ from skerry.protocol.messages import (
 )
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.inner.restore import RestoredState
-from skerry_learner.joining import LearnerPlace, Work, settle, take_place
-from skerry_learner.sync.meter import Meter
+from skerry_learner.inner.saver import RestoredState
+from skerry_learner.joining import Work, settle, take_place
+from skerry_learner.meter import Meter
 from skerry_learner.sync.network import Network, open_sync
-from skerry_learner.sync.session import Session
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.training import TrainingLoop
 from skerry_tools.lab.learner import Signal, drive
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment, Plan
-    from skerry.data.prefetch import Prefetched
     from skerry.log.base import Bus
     from skerry.protocol.messages import RunRecord
 
@@ -140,19 +140,9 @@ class RandomWalk:
 
 
 @contextmanager
-def feed(
-    stream: object, *, cursor: int, batch: int, vocab: int | None
-) -> Generator[Iterator[Prefetched]]:
+def feed(batch: int, cursor: int) -> Generator[Iterator[Any]]:
     """Yield what counts sequences and holds none."""
-    del stream, vocab
-
-    def batches() -> Iterator[Any]:
-        at = cursor
-        while True:
-            at += batch
-            yield None, at
-
-    yield batches()
+    yield ((None, at) for at in itertools.count(cursor + batch, batch))
 
 
 @dataclass(slots=True)
@@ -206,8 +196,17 @@ class FakeLearner:
             clock=asyncio.get_running_loop().time,
         )
         self.network = network
-        self.training = self._loop(work.config, place, parameters, session, network)
-        self.training.pulse()
+        clock = asyncio.get_running_loop().time
+        trainer: Any = parameters
+        self.training = TrainingLoop(
+            place,
+            work.config,
+            trainer,
+            session,
+            Meter(clock(), clock),
+            partial(feed, work.config.data.batch),
+        )
+        self.training.report()
         async with TaskGroup() as group:
             group.create_task(network.run())
             group.create_task(settle(self.bus, place.member, RestoredState(InnerState.NEW, "")))
@@ -230,31 +229,6 @@ class FakeLearner:
             for name, update in changes.items()
         }
         return config.model_copy(update=tables)
-
-    def _loop(
-        self,
-        config: RunConfig,
-        place: LearnerPlace,
-        parameters: Any,
-        session: Session,
-        network: Network,
-    ) -> TrainingLoop:
-        clock = asyncio.get_running_loop().time
-        return TrainingLoop(
-            learner=place.learner,
-            config=config,
-            trainer=parameters,
-            session=session,
-            mailbox=network.link.mailbox,
-            traffic=network.link.traffic,
-            meter=Meter(clock(), clock),
-            stream=NOTHING,
-            vocab=None,
-            missing=place.missing,
-            now=place.start,
-            wall_ns=self.wall_ns,
-            feed=feed,
-        )
 
 
 @dataclass(slots=True)

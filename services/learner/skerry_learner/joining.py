@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 
 import structlog
@@ -13,13 +14,7 @@ import xxhash
 
 from skerry.algorithm.fragments import Plan, plan
 from skerry.data.corpus import Corpus, load_corpus
-from skerry.errors import (
-    BrokerUnavailable,
-    BrokerUnfit,
-    ConfigError,
-    RunMismatch,
-    StorageFull,
-)
+from skerry.errors import BrokerUnfit, ConfigError, RunMismatch
 from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus, StreamSpec
 from skerry.log.recovery import find_run
@@ -29,17 +24,17 @@ from skerry.models.factory import build_model
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
 from skerry.protocol.subjects import Subjects
+from skerry.service.shell import outlast
 from skerry.settings import loading
 from skerry.settings.models import LogConfig, RunConfig
 from skerry_learner.inner.file import Origin
-from skerry_learner.inner.restore import RestoredState
-from skerry_learner.sync.identity import LearnerIdentity
+from skerry_learner.inner.saver import RestoredState
+from skerry_learner.sync.telemetry import LearnerIdentity
 
 log = structlog.get_logger()
 
 ENVELOPE_BYTES = 8192
 """Room for the header of a chunk; norms of a contribution are most of it."""
-RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +75,42 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
     The config in the ledger counts; RunMismatch if this release cuts its model differently,
     StateLost if the run's record is gone while the log still holds state of it.
     """
-    record = await find_run(bus, run)
+    record, work = await find_run(bus, run), None
     if record is None:
-        return await _create(bus, run, given)
-    agreed = _agreed(record, given)
-    check_payload(bus, agreed)
-    work = await asyncio.to_thread(prepare, agreed)
-    await bus.declare(_streams(run, work.config))
-    return record, _checked(record, work)
-
-
-async def _create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work]:
-    check_payload(bus, given)
-    work = await asyncio.to_thread(prepare, given)
-    created_ns = time.time_ns()
-    record = await create(bus, run, work, created_ns)
-    config = _agreed(record, given)
-    if record.created_ns == created_ns:
-        log.info("run_created", run=run, parameters=work.plan.parameters)
-        return record, replace(work, config=config)
-    if config != _recorded(given, work.plan.parameters):
+        check_payload(bus, given)
+        work = await asyncio.to_thread(prepare, given)
+        created_ns = time.time_ns()
+        record = await create(bus, run, work, created_ns)
+        if record.created_ns == created_ns:
+            log.info("run_created", run=run, parameters=work.plan.parameters)
+    config = loading.run_config_from_json(record.config_json, record.skerry_version)
+    wanted = _recorded(given, sum(leaf.size for leaf in record.leaves))
+    different = loading.differences(wanted, config)
+    if different and given != RunConfig():
+        log.warning("config_from_ledger", ignored=list(different))
+    if work is None or wanted != config:
+        check_payload(bus, config)
         work = await asyncio.to_thread(prepare, config)
-    return record, _checked(record, replace(work, config=config))
+        await bus.declare(_streams(run, config))
+    if work.plan.digest != record.plan_digest:
+        msg = (
+            f"Run {record.run!r} was created by skerry {record.skerry_version} with another model"
+            " or fragment plan than this learner has: use the same release and the same model code."
+        )
+        raise RunMismatch(msg)
+    return record, replace(work, config=config)
 
 
 def _recorded(config: RunConfig, parameters: int) -> RunConfig:
-    """Return the config as a run's record holds it: nothing is left open."""
-    return loading.decided(with_window(config, parameters))
+    """Return the config as a run's record holds it: nothing is left open.
+
+    The contribution window has room for every learner's first offer, where none was chosen.
+    """
+    needed = _first_offers(config, parameters)
+    if config.log.window_bytes == LogConfig().window_bytes and needed > config.log.window_bytes:
+        log_config = config.log.model_copy(update={"window_bytes": 2 * needed})
+        config = config.model_copy(update={"log": log_config})
+    return loading.decided(config)
 
 
 async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
@@ -140,15 +144,6 @@ def check_payload(bus: Bus, config: RunConfig) -> None:
         raise BrokerUnfit(msg)
 
 
-def with_window(config: RunConfig, parameters: int) -> RunConfig:
-    """Return the config with room for every learner's first offer, where no window was chosen."""
-    needed = _first_offers(config, parameters)
-    if config.log.window_bytes != LogConfig().window_bytes or needed <= config.log.window_bytes:
-        return config
-    log_config = config.log.model_copy(update={"window_bytes": 2 * needed})
-    return config.model_copy(update={"log": log_config})
-
-
 def _first_offers(config: RunConfig, parameters: int) -> int:
     """Return the bytes of what all learners offer a run at its beginning, which travels in f32."""
     return 4 * parameters * config.sync.learners
@@ -176,26 +171,6 @@ def _streams(run: str, config: RunConfig) -> tuple[StreamSpec, ...]:
         window_bytes=config.log.window_bytes,
         window_s=config.log.window_s,
     )
-
-
-def _agreed(record: RunRecord, given: RunConfig) -> RunConfig:
-    """Return the run's own config, and warn where the given one says otherwise."""
-    config = loading.run_config_from_json(record.config_json, record.skerry_version)
-    parameters = sum(leaf.size for leaf in record.leaves)
-    different = loading.differences(_recorded(given, parameters), config)
-    if different and given != RunConfig():
-        log.warning("config_from_ledger", ignored=list(different))
-    return config
-
-
-def _checked(record: RunRecord, work: Work) -> Work:
-    if work.plan.digest == record.plan_digest:
-        return work
-    msg = (
-        f"Run {record.run!r} was created by skerry {record.skerry_version} with another model or"
-        " fragment plan than this learner has: use the same release and the same model code."
-    )
-    raise RunMismatch(msg)
 
 
 async def take_place(
@@ -234,14 +209,7 @@ async def settle(bus: Bus, member: MemberRecord, restored: RestoredState) -> Non
     Raises Superseded when a newer incarnation has joined meanwhile.
     """
     settled = replace(member, inner=restored.inner, inner_age_steps=restored.age_steps)
-    while True:
-        try:
-            await place.settle_in(bus, settled)
-        except (BrokerUnavailable, StorageFull) as error:
-            log.warning("member_record_unsent", error=str(error))
-            await asyncio.sleep(RETRY_S)
-            continue
-        break
+    await outlast(partial(place.settle_in, bus, settled), event="member_record_unsent")
     log.info(
         "settled",
         inner=restored.inner,
@@ -256,8 +224,3 @@ def origin_of(record: RunRecord, name: str) -> Origin:
     """Return whose inner state this learner may go on with."""
     config = xxhash.xxh3_64_intdigest(record.config_json.encode())
     return Origin(record.run, record.created_ns, record.plan_digest, config, name)
-
-
-def is_over(record: RunRecord) -> bool:
-    """Return True once the run is finished."""
-    return record.state is RunState.FINISHED

@@ -30,7 +30,7 @@ class Prefetch:
     Every batch is a new array, because ``device_put`` may alias it.
     """
 
-    def __init__(self, stream: Stream, *, cursor: int, batch: int, vocab: int | None) -> None:
+    def __init__(self, stream: Stream, cursor: int, *, batch: int, vocab: int | None) -> None:
         self._stream = stream
         self._cursor = cursor
         self._batch = batch

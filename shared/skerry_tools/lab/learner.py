@@ -6,8 +6,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,12 +20,10 @@ from skerry.data.stream import Stream
 from skerry.log.base import Bus
 from skerry.protocol.messages import LearnerPhase, RunRecord
 from skerry.tasks import TaskGroup
-from skerry_learner.inner import restore
-from skerry_learner.inner.restore import RestoredState
+from skerry_learner.inner.saver import RestoredState, fresh
 from skerry_learner.joining import LearnerPlace, Work, settle, take_place
-from skerry_learner.sync.meter import Meter
-from skerry_learner.sync.network import Network, open_sync
-from skerry_learner.sync.session import Session
+from skerry_learner.meter import Meter
+from skerry_learner.sync.network import open_sync
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import Pause, TrainingLoop
 from skerry_tools.lab import scenario
@@ -103,29 +102,21 @@ async def drive(
         life.close()
 
 
-class Feed:
-    """Batches read when they are asked for: what a prefetching thread would have given."""
+@contextmanager
+def feed(
+    stream: Stream, batch: int, vocab: int | None, cursor: int
+) -> Generator[Iterator[Prefetched]]:
+    """Read batches when they are asked for: what a prefetching thread would have given."""
 
-    def __init__(self, stream: Stream, *, cursor: int, batch: int, vocab: int | None) -> None:
-        self._stream = stream
-        self._cursor = cursor
-        self._batch = batch
-        self._vocab = vocab
-
-    def __enter__(self) -> Iterator[Prefetched]:
-        return self._all()
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def _all(self) -> Iterator[Prefetched]:
-        cursor, batch = self._cursor, self._batch
+    def batches(at: int) -> Iterator[Prefetched]:
         while True:
-            rows = self._stream.read(cursor, AHEAD * batch)
-            check_tokens(rows, self._vocab)
+            rows = stream.read(at, AHEAD * batch)
+            check_tokens(rows, vocab)
             for tokens in jax.device_put(np.split(rows, AHEAD)):
-                cursor += batch
-                yield Prefetched(tokens, cursor)
+                at += batch
+                yield Prefetched(tokens, at)
+
+    yield batches(cursor)
 
 
 @dataclass(slots=True)
@@ -158,8 +149,24 @@ class LabLearner:
             clock=ground.clock,
         )
         restored = self._restored(place)
-        training = self._training(place, trainer, session, network, restored)
-        training.pulse()
+        known = Future[RestoredState]()
+        known.set_result(restored)
+        training = TrainingLoop(
+            place,
+            work.config,
+            trainer,
+            session,
+            Meter(ground.clock(), ground.clock),
+            partial(
+                feed,
+                Stream(work.corpus, place.member.shard),
+                work.config.data.batch,
+                getattr(work.model, "vocab", None),
+            ),
+            restored=known,
+            saver=self.shelf,
+        )
+        training.report()
         await settle(bus, place.member, restored)
         async with TaskGroup() as group:
             transfer = group.create_task(network.run())
@@ -168,48 +175,18 @@ class LabLearner:
             network.link.mailbox.stop()
             await trained
             transfer.cancel()
-        training.phase = LearnerPhase.FINISHED
-        training.pulse()
+        training.enter(LearnerPhase.FINISHED)
         await network.pulse()
 
     def _restored(self, place: LearnerPlace) -> RestoredState:
         if self.shelf is None:
-            return restore.fresh(place.learner.incarnation, place.start.step, "nothing is kept")
+            return fresh(place.learner.incarnation, place.start.step, "nothing is kept")
         aged = self.ground.work.config.train.inner_max_age_steps
         return self.shelf.restore(place.learner.incarnation, place.start.step, aged)
 
-    def _training(
-        self,
-        place: LearnerPlace,
-        trainer: Trainer,
-        session: Session,
-        network: Network,
-        restored: RestoredState,
-    ) -> TrainingLoop:
-        ground, work = self.ground, self.ground.work
-        known = Future[RestoredState]()
-        known.set_result(restored)
-        return TrainingLoop(
-            learner=place.learner,
-            config=work.config,
-            trainer=trainer,
-            session=session,
-            mailbox=network.link.mailbox,
-            traffic=network.link.traffic,
-            meter=Meter(ground.clock(), ground.clock),
-            stream=Stream(work.corpus, place.member.shard),
-            vocab=getattr(work.model, "vocab", None),
-            missing=place.missing,
-            now=place.start,
-            wall_ns=ground.wall_ns,
-            restored=known,
-            saver=self.shelf,
-            feed=Feed,
-        )
-
     async def _train(self, training: TrainingLoop, signal: Signal) -> None:
         """Run the trainer's life, each step as long as this island's hardware takes."""
-        key = f"{self.ground.seed}/{self.hardware.name}/{training.learner.incarnation}"
+        key = f"{self.ground.seed}/{self.hardware.name}/{training.place.learner.incarnation}"
         draw = random.Random(key).gauss  # noqa: S311 - a schedule, no secret
         mean_s, jitter = self.hardware.step_s, self.hardware.jitter
 

@@ -11,9 +11,7 @@ import numpy as np
 
 from skerry.models.base import path_name
 from skerry.protocol.learner import TrainingProgress
-from skerry.protocol.messages import InnerState
-from skerry_learner.inner import restore
-from skerry_learner.inner.restore import RestoredState
+from skerry_learner.inner.saver import RestoredState, aged, fresh
 
 
 class SavedOptimizer:
@@ -37,11 +35,8 @@ class SavedOptimizer:
     def restore(self, incarnation: int, step: int, max_age_steps: int) -> RestoredState:
         """Return how the next incarnation begins, at ``step`` of the global clock."""
         if self._saved is None:
-            return restore.fresh(incarnation, step, "nothing is saved")
+            return fresh(incarnation, step, "nothing is saved")
         moments, saved = self._saved
-        age = max(0, step - saved)
-        if age > max_age_steps:
-            return restore.fresh(incarnation, step, "it is too old")
         named = jax.tree_util.tree_flatten_with_path(moments)[0]
         tensors = {path_name(path): np.asarray(leaf) for path, leaf in named}
-        return RestoredState(InnerState.WARM, "saved", age, tensors)
+        return aged(saved, tensors, incarnation=incarnation, step=step, most_steps=max_age_steps)

@@ -20,7 +20,7 @@ from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.algorithm.outer import Outer, make_outer
 from skerry.errors import ConfigError
 from skerry.settings.models import TrainConfig
-from skerry_learner.trainer.schedule import learning_rate as rate_there
+from skerry_learner.trainer.step import learning_rate as rate_there
 from skerry_learner.trainer.step import make_optimizer
 
 F32s = NDArray[np.float32]

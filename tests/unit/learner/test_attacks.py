@@ -46,7 +46,7 @@ class Attacked:
     @property
     def phase(self) -> LearnerPhase:
         assert self.learner.training is not None
-        return self.learner.training.phase
+        return self.learner.training.meter.phase
 
     def round(self, version: int, fragment: int = 0, **changes: Any) -> Round:
         changes = {"due_step": 1, "plan_digest": self.scripted.plan.digest, **changes}

@@ -27,7 +27,7 @@ def outgoing(gradient: jax.Array, scheme: str) -> OutgoingContribution:
 def test_device_and_host_give_the_same_planes_and_norms(scheme: str) -> None:
     item = outgoing(jnp.asarray(walk(FRAGMENT, "x")), scheme)
     device_planes, device_norms, _ = encode._on_device(item, FRAGMENT)
-    host_planes, host_norms, _ = encode._on_cpu(item, FRAGMENT)
+    host_planes, host_norms, _ = encode._on_host(item, FRAGMENT, None, feedback=False)
     np.testing.assert_array_equal(device_planes.codes, host_planes.codes)
     np.testing.assert_array_equal(device_planes.scales, host_planes.scales)
     assert device_norms == pytest.approx(host_norms, rel=1e-5)

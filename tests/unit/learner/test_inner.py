@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from skerry.errors import CheckpointCorrupt
 from skerry.protocol.learner import TrainingProgress
 from skerry.settings.models import LearnerSettings
-from skerry_learner.inner import file, restore
+from skerry_learner.inner import file
 from skerry_learner.inner.file import Origin, Saved
 from skerry_learner.inner.saver import InnerStateSaver, shapes_of
 from tests.support.builders import wait_until
@@ -122,34 +122,6 @@ def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["inner"]
 
 
-@pytest.mark.parametrize(
-    ("saved", "step", "incarnation", "expected"),
-    [
-        (SAVED, 750, 4, ("warm", 50)),
-        (SAVED, 800, 4, ("warm", 100)),
-        (SAVED, 801, 4, ("cold", 0)),
-        (SAVED, 690, 4, ("warm", 0)),
-        (replace(SAVED, origin=replace(ORIGIN, created_ns=9)), 700, 4, ("cold", 0)),
-        (replace(SAVED, origin=replace(ORIGIN, learner="b")), 700, 4, ("cold", 0)),
-        (replace(SAVED, origin=replace(ORIGIN, config_digest=9)), 0, 1, ("new", 0)),
-        (replace(SAVED, origin=replace(ORIGIN, config_digest=9)), 0, 4, ("cold", 0)),
-        (replace(SAVED, origin=replace(ORIGIN, config_digest=9)), 700, 1, ("cold", 0)),
-    ],
-)
-def test_saved_state_is_used_if_it_is_the_learners_own_and_young_enough(
-    saved: Saved, step: int, incarnation: int, expected: tuple[str, int]
-) -> None:
-    got = restore.decide(
-        saved, {}, origin=ORIGIN, incarnation=incarnation, step=step, max_age_steps=100
-    )
-    assert (got.inner, got.age_steps) == expected
-
-
-def test_rate_rises_to_its_full_height_over_the_steps_asked_for() -> None:
-    assert [restore.rewarm_share(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert restore.rewarm_share(0, 0) == 1.0
-
-
 @dataclass(slots=True)
 class Clock:
     now_s: float = 0.0
@@ -204,13 +176,38 @@ def test_kept_state_is_what_the_next_start_begins_with(desk: Desk) -> None:
     again.end(second)
 
 
-@pytest.mark.parametrize(("step", "inner"), [(0, "new"), (700, "cold")])
+@pytest.mark.parametrize(
+    ("incarnation", "step", "inner"), [(1, 0, "new"), (1, 700, "cold"), (4, 0, "cold")]
+)
 def test_first_start_of_a_learner_is_new_where_the_run_is(
-    desk: Desk, step: int, inner: str
+    desk: Desk, incarnation: int, step: int, inner: str
 ) -> None:
-    desk.incarnation = 1
+    desk.incarnation = incarnation
     saver = desk.saver(step)
     assert saver.restored.result(30).inner == inner
+    desk.end(saver)
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "expected"),
+    [
+        ({}, 750, ("warm", 50)),
+        ({}, 800, ("warm", 100)),
+        ({}, 801, ("cold", 0)),
+        ({}, 690, ("warm", 0)),
+        ({"created_ns": 9}, 700, ("cold", 0)),
+        ({"learner": "b"}, 700, ("cold", 0)),
+        ({"config_digest": 9}, 0, ("cold", 0)),
+    ],
+)
+def test_saved_state_is_used_if_it_is_the_learners_own_and_young_enough(
+    desk: Desk, changes: dict[str, Any], step: int, expected: tuple[str, int]
+) -> None:
+    path = desk.folder / "run" / "a" / "inner.safetensors"
+    write(path, replace(SAVED, origin=replace(ORIGIN, **changes)))
+    saver = desk.saver(step)
+    got = saver.restored.result(30)
+    assert (got.inner, got.age_steps) == expected
     desk.end(saver)
 
 

@@ -13,8 +13,7 @@ import pytest
 from skerry.code import CodeRefused
 from skerry.errors import ConfigError
 from skerry.settings.models import TrainConfig
-from skerry_learner.trainer.schedule import learning_rate
-from skerry_learner.trainer.step import TrainState, make_optimizer, make_step
+from skerry_learner.trainer.step import TrainState, learning_rate, make_optimizer, make_step
 
 TARGET = jnp.array([3.0, -4.0])
 

@@ -24,10 +24,11 @@ from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import InnerState
+from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
 from skerry.settings.models import DataConfig, LogConfig, RunConfig, TrainConfig
 from skerry_learner import joining
-from skerry_learner.inner.restore import RestoredState
+from skerry_learner.inner.saver import RestoredState
 from skerry_learner.joining import (
     check_payload,
     check_window,
@@ -115,7 +116,7 @@ async def test_settling_in_waits_for_a_broker_that_is_away(
         await settle_in(*args)
 
     monkeypatch.setattr(places, "settle_in", flaky)
-    monkeypatch.setattr(joining, "RETRY_S", 0.0)
+    monkeypatch.setattr(shell, "RETRY_S", 0.0)
     await joining.settle(bus, place.member, RestoredState(InnerState.WARM, "saved", 12))
     member = (await ledger.members(bus, "run"))["a"]
     assert (member.inner, member.inner_age_steps) == (InnerState.WARM, 12)

@@ -26,10 +26,10 @@ class Counting(threading.Condition):
 
 def test_what_came_between_a_look_and_the_wait_ends_the_wait() -> None:
     box = mailbox()
-    assert box.rounds() == ()
+    assert box.rounds == ()
     box.post_rounds((round_(2),))
     box.wait(NEVER_S)
-    assert [r.version for r in box.rounds()] == [2]
+    assert [r.version for r in box.rounds] == [2]
 
 
 def test_a_wait_that_was_ended_does_not_end_the_next() -> None:
@@ -48,7 +48,7 @@ def test_a_post_wakes_whoever_waits() -> None:
     poster.start()
     box.wait(NEVER_S)
     poster.join()
-    assert len(box.rounds()) == 1
+    assert len(box.rounds) == 1
 
 
 def test_nobody_waits_who_has_been_asked_to_end() -> None:
@@ -56,4 +56,4 @@ def test_nobody_waits_who_has_been_asked_to_end() -> None:
     box.stop()
     box.wait(NEVER_S)
     box.wait(NEVER_S)
-    assert box.stopping()
+    assert box.stopping

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -11,8 +10,8 @@ from skerry.algorithm.goodput import Cause, split
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, Pulse
 from skerry.status.view import spent_in
-from skerry_learner.sync.identity import LearnerIdentity, Traffic
-from skerry_learner.sync.meter import Meter
+from skerry_learner.meter import Meter
+from skerry_learner.sync.telemetry import LearnerIdentity
 
 
 @dataclass
@@ -23,33 +22,20 @@ class Clock:
         return self.now_s
 
 
-@dataclass
-class Nowhere:
-    """What of a session a pulse says."""
-
-    versions: tuple[int, ...] = ()
-    syncs_skipped: int = 0
-
-    def staleness(self) -> int:
-        return 0
-
-
-def pulse(meter: Meter, phase: LearnerPhase, traffic: Traffic | None = None) -> Pulse:
-    session: Any = Nowhere()
-    now = TrainingProgress(0, 0, 0, 0)
-    return meter.pulse(LearnerIdentity("r", "a", 1), phase, now, session, traffic or Traffic(), 0)
+def pulse(meter: Meter) -> Pulse:
+    return meter.pulse(LearnerIdentity("r", "a", 1), TrainingProgress(0, 0, 0, 0))
 
 
 def test_starting_and_catching_up_are_told_while_they_last_and_after() -> None:
     clock = Clock()
     meter = Meter(clock(), clock)
     clock.now_s += 7
-    assert pulse(meter, LearnerPhase.STARTING).compile_s == 7
+    assert pulse(meter).compile_s == 7
     meter.enter(LearnerPhase.CATCHING_UP)
     clock.now_s += 2
     meter.enter(LearnerPhase.TRAINING)
     clock.now_s += 50
-    told = pulse(meter, LearnerPhase.TRAINING)
+    told = pulse(meter)
     assert (told.compile_s, told.recover_s, told.alive_s) == (7, 2, 59)
 
 
@@ -59,7 +45,7 @@ def test_steps_on_data_that_was_seen_before_are_no_useful_training() -> None:
     for replayed in (True, False):
         meter.trained(0.3, replayed=replayed)
         meter.stepped(0.5)
-    told = pulse(meter, LearnerPhase.TRAINING)
+    told = pulse(meter)
     assert (told.busy_s, told.replay_s) == (0.3, 0.3)
     assert meter.step_time_s == 0.5
 
@@ -69,13 +55,7 @@ def test_waiting_for_others_is_told_apart_from_idling() -> None:
     meter = Meter(clock(), clock)
     meter.enter(LearnerPhase.TRAINING)
     clock.now_s += 10
-    meter.waited(4)
+    meter.wait_s += 4
     meter.trained(5)
-    told = split(spent_in(pulse(meter, LearnerPhase.TRAINING)), 10)
+    told = split(spent_in(pulse(meter)), 10)
     assert (told[Cause.WAIT], told[Cause.IDLE], told[Cause.DOWN]) == (4, pytest.approx(1), 0)
-
-
-def test_a_pulse_says_what_its_payload_would_be_in_float32() -> None:
-    traffic = Traffic(bytes_up=10, bytes_down=20, f32_bytes_up=100, f32_bytes_down=90)
-    told = pulse(Meter(0.0), LearnerPhase.TRAINING, traffic)
-    assert (told.f32_bytes_up, told.f32_bytes_down) == (100, 90)

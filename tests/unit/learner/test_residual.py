@@ -16,9 +16,8 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.errors import Diverged
-from skerry_learner.sync.encode import Encoded, encode
+from skerry_learner.sync.encode import Encoded, Residuals, encode
 from skerry_learner.sync.mailbox import OutgoingContribution
-from skerry_learner.sync.residual import Residuals
 from tests.support.builders import header
 
 F32 = NDArray[np.float32]

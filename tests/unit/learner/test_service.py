@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ import pytest
 from skerry.errors import StateLost, first_cause
 from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.protocol.learner import TrainingProgress
-from skerry.protocol.messages import InnerState, LearnerPhase, Pulse, RunState
+from skerry.protocol.messages import LearnerPhase, Pulse, RunState
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.inner import file as inner_file
-from skerry_learner.inner.restore import RestoredState
 from skerry_learner.inner.saver import shapes_of
 from skerry_learner.joining import (
     find_or_create,
@@ -31,10 +28,8 @@ from skerry_learner.joining import (
     take_place,
 )
 from skerry_learner.service import NICENESS, learner, step_back
-from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.sending import ContributionSender
 from skerry_learner.trainer.trainer import Trainer
-from skerry_learner.training import TrainingLoop
 from skerry_syncer.service import stand_by
 from tests.support.builders import pulse
 
@@ -210,7 +205,7 @@ async def _live(
     broker: MemoryBroker,
     config: RunConfig,
     kept: LearnerSettings | None = None,
-    settled: Callable[[], None] | None = None,
+    settled: Callable[[], None] = lambda: None,
 ) -> None:
     bus, now_s = broker.connect(), time.monotonic()
     await learner(
@@ -227,34 +222,3 @@ def test_only_who_trains_on_a_cpu_steps_back(
     monkeypatch.setattr("skerry_learner.service.yield_to_others", seen.append)
     step_back()
     assert seen == asked
-
-
-@pytest.mark.parametrize(
-    ("inner", "shares"), [(InnerState.COLD, [0.5, 1.0, 1.0]), (InnerState.NEW, [1.0, 1.0, 1.0])]
-)
-def test_cold_start_raises_the_rate_again_and_no_other_does(
-    inner: InnerState, shares: list[float]
-) -> None:
-    restored = Future[RestoredState]()
-    restored.set_result(RestoredState(inner, ""))
-    nothing: Any = None
-    loop = TrainingLoop(
-        learner=nothing,
-        config=RunConfig(train=TrainConfig(rewarm_steps=2)),
-        trainer=nothing,
-        session=nothing,
-        mailbox=Mailbox(2, lambda: None),
-        traffic=nothing,
-        meter=nothing,
-        stream=nothing,
-        vocab=None,
-        missing=(),
-        now=TrainingProgress(500, 0, 0, 0),
-        restored=restored,
-    )
-    assert list(loop._restore()) == [], "what was saved has been read already"
-    got: list[float] = []
-    for steps in range(3):
-        loop.now = TrainingProgress(500 + steps, steps, 0, 0)
-        got.append(loop._share())
-    assert got == shares

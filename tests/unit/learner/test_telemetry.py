@@ -14,8 +14,13 @@ from skerry.protocol.messages import (
 )
 from skerry.telemetry import ids, metrics, tracing
 from skerry.telemetry.spans import MESSAGING_MESSAGE_ID, Interval
-from skerry_learner.sync.identity import LearnerIdentity
-from skerry_learner.sync.telemetry import MOST_FAILURES, LearnerTelemetry, Stopwatch, observe
+from skerry_learner.sync.encode import Stopwatch
+from skerry_learner.sync.telemetry import (
+    MOST_FAILURES,
+    LearnerIdentity,
+    LearnerTelemetry,
+    observe,
+)
 from tests.support.builders import commit, header, pulse
 from tests.support.telemetry import Collected
 

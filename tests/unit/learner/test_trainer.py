@@ -16,7 +16,7 @@ from skerry.models.base import specs_of
 from skerry.models.factory import build_model
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.inner.saver import shapes_of
-from skerry_learner.trainer.schedule import learning_rate, progress
+from skerry_learner.trainer.step import learning_rate
 from skerry_learner.trainer.trainer import Trainer
 
 MODEL = ModelConfig(layers=1, d_model=32, heads=2, kv_heads=1, d_ff=40, vocab=256)
@@ -228,11 +228,3 @@ def test_the_rate_warms_up_then_falls_to_its_last_share() -> None:
     config = TrainConfig(lr=1.0, warmup=0.1, lr_final=0.2)
     rates = [float(learning_rate(config, jnp.float32(at))) for at in (0, 0.05, 0.1, 0.55, 1)]
     assert rates == pytest.approx([0.01, 0.5, 1.0, 0.6, 0.2], abs=1e-5)
-
-
-def test_progress_is_by_steps_or_by_time_whichever_is_further() -> None:
-    config = TrainConfig(steps=100, duration_s=50.0)
-    assert progress(config, 10, 20.0) == 0.4
-    assert progress(config, 90, 20.0) == 0.9
-    assert progress(config, 200, 1e9) == 1.0
-    assert progress(config, 0, -5.0) == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,22 +19,21 @@ from structlog.testing import capture_logs
 
 from skerry.algorithm import fragments, weighting
 from skerry.data.prefetch import Prefetched
-from skerry.data.stream import Stream
 from skerry.models.base import specs_of
 from skerry.protocol.learner import TrainingProgress
-from skerry.protocol.messages import Pulse
+from skerry.protocol.messages import InnerState, Pulse
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.telemetry import metrics
-from skerry_learner.sync.identity import LearnerIdentity, Traffic
-from skerry_learner.sync.mailbox import Fresh, Mailbox, OutgoingContribution
-from skerry_learner.sync.meter import Meter
-from skerry_learner.sync.session import Session
-from skerry_learner.sync.telemetry import LearnerTelemetry
+from skerry_learner.inner.saver import RestoredState
+from skerry_learner.joining import LearnerPlace
+from skerry_learner.meter import Meter
+from skerry_learner.sync.mailbox import OutgoingContribution
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
-from skerry_learner.training import DIVERGED_IN_A_ROW, TrainingLoop
-from tests.support.builders import manifest, round_
+from skerry_learner.training import DIVERGED_IN_A_ROW, TrainingLoop, progress
+from tests.support.builders import member
 from tests.support.telemetry import Collected
+from tests.unit.learner.played import ME, PlayedLog
 
 BATCH, SEQ = 2, 8
 STEP_TOKENS = BATCH * SEQ
@@ -43,7 +43,6 @@ CONFIG = RunConfig(
     train=TrainConfig(steps=1000, lr=1e-2, warmup=0.0),
     sync=SyncConfig(fragments=1, h_steps=24, overlap_steps=2),
 )
-NOTHING: Any = None
 H = 24
 
 
@@ -74,66 +73,34 @@ class Scene:
         model = Bowl()
         self.plan = fragments.plan(specs_of(model), 1)
         self.trainer = Trainer(model, CONFIG, self.plan)
-        self.mailbox = Mailbox(2, lambda: None)
-        clock, start, me = (
-            itertools.count(),
-            TrainingProgress(0, 0, 0, 0),
-            LearnerIdentity("run", "a", 1),
-        )
-        self.session = Session(
-            LearnerTelemetry(me),
-            self.plan,
-            CONFIG.sync,
-            self.trainer,
-            self.mailbox,
-            start=start,
-            wall_ns=lambda: 1,
-        )
-        self.loop = TrainingLoop(
-            learner=me,
-            config=CONFIG,
-            trainer=self.trainer,
-            session=self.session,
-            mailbox=self.mailbox,
-            traffic=Traffic(),
-            meter=Meter(0.0, lambda: float(next(clock))),  # a pulse at every boundary
-            stream=NOTHING,
-            vocab=None,
-            missing=(),
-            now=start,
-            wall_ns=lambda: 1,
-            feed=self.feed,
-        )
+        start, clock = TrainingProgress(0, 0, 0, 0), itertools.count()
+        self.log = PlayedLog(self.plan, CONFIG.sync, self.trainer, start)
+        meter = Meter(0.0, lambda: float(next(clock)))  # a pulse at every boundary
+        place = LearnerPlace(ME, member(), start, ())
+        self.loop = TrainingLoop(place, CONFIG, self.trainer, self.log.session, meter, self.feed)
         self.adopt(1)
 
     def adopt(self, version: int) -> None:
         """Have the log announce a global state, and take it in."""
-        held = manifest(version, plan_digest=self.plan.digest, step=0)
         vector = np.zeros(self.plan.fragments[0].padded_size, np.float32)
-        self.mailbox.post_fresh(Fresh(held, vector))
-        self.session.boundary(self.loop.now, math.nan, idle=True)
-        assert self.session.versions == (version,)
+        self.log.publish(0, version, vector, step=0)
+        self.log.session.boundary(self.loop.now, math.nan, idle=True)
+        assert self.log.session.versions == (version,)
 
     def open(self, version: int) -> None:
-        self.mailbox.post_rounds((round_(version, plan_digest=self.plan.digest, due_step=0),))
+        self.log.open(0, version, due_step=0)
 
     @contextmanager
-    def feed(
-        self, stream: Stream, *, cursor: int, batch: int, vocab: int | None
-    ) -> Generator[Iterator[Prefetched]]:
-        del stream, vocab
-
+    def feed(self, cursor: int) -> Generator[Iterator[Prefetched]]:
         def batches() -> Iterator[Prefetched]:
             for step in range(1, self.steps + 1):
-                if (pulse := self.mailbox.take_pulse()) is not None and step > 1:
-                    self.pulses.append(pulse)
+                self.pulses += [pulse for pulse in self.log.pulses()[-1:] if step > 1]
                 self.before(step)
                 if step == self.steps:
-                    self.mailbox.stop()
+                    self.log.mailbox.stop()
                 first = POISON if step in self.poisoned else 1
-                yield Prefetched(
-                    jnp.full((batch, SEQ + 1), first, jnp.int32), cursor + step * batch
-                )
+                tokens = jnp.full((BATCH, SEQ + 1), first, jnp.int32)
+                yield Prefetched(tokens, cursor + step * BATCH)
 
         yield batches()
 
@@ -152,18 +119,12 @@ class Scene:
         leaves = [np.array(leaf) for leaf in jax.tree.leaves(self.trainer.state.params)]
         return fragments.gather(self.plan.fragments[0], leaves)
 
-    def sent(self) -> OutgoingContribution:
-        outgoing = self.mailbox.next_outgoing()
-        assert outgoing is not None
-        self.mailbox.sent(outgoing)
-        return outgoing
-
 
 def test_a_contribution_claims_the_steps_that_were_taken_and_all_of_its_data() -> None:
     scene = Scene([3, 4, 11, 20], H)
     scene.before = lambda step: scene.open(2) if step == H else None
     scene.train()
-    told = scene.sent().header
+    told = scene.log.answer().header
     assert (told.steps, told.tokens) == (20, 20 * STEP_TOKENS)
     assert (told.cursor_from, told.cursor_to) == (0, H * BATCH), "no data is used twice"
     assert math.isfinite(told.loss)
@@ -178,13 +139,13 @@ def test_a_step_that_is_found_out_after_its_capture_is_taken_off_the_next_claim(
         if step in {6, 12}:
             scene.open(2 if step == 6 else 3)
         if step == 9:
-            claims.append(scene.sent())
+            claims.append(scene.log.answer())
             scene.adopt(2)
 
     scene.before = before
     claims: list[OutgoingContribution] = []
     scene.train()
-    claims.append(scene.sent())
+    claims.append(scene.log.answer())
     assert [told.header.steps for told in claims] == [6, 5]
     assert [told.header.cursor_to for told in claims] == [6 * BATCH, 12 * BATCH]
 
@@ -207,12 +168,12 @@ def test_a_learner_that_is_never_finite_weighs_nothing_and_is_told_of() -> None:
         if step % H == 0:
             scene.open(1 + step // H)
         if step > H and step % H == 1:
-            claims.append(scene.sent())
+            claims.append(scene.log.answer())
             scene.adopt(1 + step // H)
 
     scene.before = before
     scene.train()
-    claims.append(scene.sent())
+    claims.append(scene.log.answer())
     assert [(c.header.steps, c.header.tokens) for c in claims] == [(0, 0)] * 3
     assert not any(np.any(np.array(claim.gradient)) for claim in claims)
     assert not any(map(math.isfinite, scene.losses))
@@ -238,7 +199,7 @@ def test_parameters_that_went_wrong_are_given_up_for_the_global_state() -> None:
     assert skipped == list(range(1, 1 + DIVERGED_IN_A_ROW))
     (readopted,) = [line for line in lines if line["event"] == "global_state_readopted"]
     assert readopted["step"] == healthy + DIVERGED_IN_A_ROW
-    told = scene.sent()
+    told = scene.log.answer()
     left = 12 - healthy - DIVERGED_IN_A_ROW
     assert (told.header.steps, told.header.tokens) == (left, left * STEP_TOKENS)
     assert told.header.cursor_from == (healthy + DIVERGED_IN_A_ROW) * BATCH
@@ -288,14 +249,40 @@ def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(
     assert seen == ["step", *["step", "read"] * 3, "read"]
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_how_far_the_run_is_does_not_change_with_the_wall_clock(hours: int) -> None:
+def test_how_far_the_run_is_depends_on_steps_and_on_the_monotonic_clock() -> None:
     scene, now_s = Scene([], 1), [50.0]
     scene.loop.config = CONFIG.model_copy(update={"train": TrainConfig(duration_s=60.0)})
     scene.loop.meter.clock = lambda: now_s[0]
-    scene.mailbox.post_genesis(20.0)
-    scene.loop.wall_ns = lambda: int(50e9 + hours * 3600e9)
+    scene.log.mailbox.post_genesis(20.0)
     assert scene.loop._progress() == 0.5
     assert not scene.loop._done()
     now_s[0] = 80.0
     assert scene.loop._done()
+
+
+@pytest.mark.parametrize(
+    ("step", "elapsed_s", "done"), [(10, 20.0, 0.4), (90, 20.0, 0.9), (200, 1e9, 1.0), (0, -5.0, 0)]
+)
+def test_progress_is_by_steps_or_by_time_whichever_is_further(
+    step: int, elapsed_s: float, done: float
+) -> None:
+    assert progress(TrainConfig(steps=100, duration_s=50.0), step, elapsed_s) == done
+
+
+@pytest.mark.parametrize(
+    ("inner", "shares"), [(InnerState.COLD, [0.5, 1.0, 1.0]), (InnerState.NEW, [1.0, 1.0, 1.0])]
+)
+def test_cold_start_raises_the_rate_again_and_no_other_does(
+    inner: InnerState, shares: list[float]
+) -> None:
+    scene, restored, got = Scene([], 1), Future[RestoredState](), list[float]()
+    restored.set_result(RestoredState(inner, ""))
+    scene.loop.config = RunConfig(train=TrainConfig(rewarm_steps=2))
+    scene.loop.restored = restored
+    scene.log.mailbox.post_genesis(0.0)
+    for _ in scene.loop._prepare():
+        pass
+    for steps in range(3):
+        scene.loop.now = TrainingProgress(500 + steps, steps, 0, 0)
+        got.append(scene.loop._rate_share())
+    assert got == shares

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -39,6 +39,8 @@ CODES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+ORIGIN_NUMBERS = ("created_ns", "plan_digest", "config_digest")
+SAVED_NUMBERS = ("incarnation", "step", "steps")
 LARGEST_METADATA = 65_536
 PIECE = 4 * 1024**2
 
@@ -78,10 +80,18 @@ def write(
     OSError, and leaves what was there before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.parent / draft
+    beside, header = path.parent / draft, _header(saved, shapes)
+    hasher = xxhash.xxh3_64(header)
     try:
         with beside.open("wb") as handle:
-            _write(handle, _header(saved, shapes), tensors)
+            handle.write(header)
+            for tensor in tensors:
+                data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+                for at in range(0, len(data), PIECE):  # hashing and writing share the cache
+                    hasher.update(data[at : at + PIECE])
+                    handle.write(data[at : at + PIECE])
+            handle.seek(LENGTH.size + len(OPENING))
+            handle.write(hasher.hexdigest().encode())
             handle.flush()
             os.fsync(handle.fileno())
         beside.replace(path)
@@ -90,18 +100,6 @@ def write(
             beside.unlink()
         raise
     fsync_folder(path.parent)
-
-
-def _write(handle: BinaryIO, header: bytes, tensors: Iterable[NDArray[Any]]) -> None:
-    hasher = xxhash.xxh3_64(header)
-    handle.write(header)
-    for tensor in tensors:
-        data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
-        for at in range(0, len(data), PIECE):  # in pieces: hashing and writing share the cache
-            hasher.update(data[at : at + PIECE])
-            handle.write(data[at : at + PIECE])
-    handle.seek(LENGTH.size + len(OPENING))
-    handle.write(hasher.hexdigest().encode())
 
 
 def read(path: Path, shapes: Shapes) -> tuple[Saved, dict[str, NDArray[Any]]]:
@@ -125,38 +123,22 @@ def read(path: Path, shapes: Shapes) -> tuple[Saved, dict[str, NDArray[Any]]]:
     hasher.update(data)
     if header[start:end] != hasher.hexdigest().encode():
         raise _damaged(path, "its checksum does not match")
-    return _parsed(path, header, shapes), _tensors(data, shapes)
-
-
-def _parsed(path: Path, header: bytes, shapes: Shapes) -> Saved:
-    """Return the metadata of a header that is as it was written; another one is refused."""
     try:
         entries: dict[str, Any] = json.loads(header)
         meta: dict[str, str] = entries.pop("__metadata__")
-        origin = Origin(
-            run=meta["run"],
-            created_ns=int(meta["created_ns"]),
-            plan_digest=int(meta["plan_digest"]),
-            config_digest=int(meta["config_digest"]),
-            learner=meta["learner"],
-        )
-        saved = Saved(origin, int(meta["incarnation"]), int(meta["step"]), int(meta["steps"]))
+        numbers = {name: int(meta[name]) for name in (*ORIGIN_NUMBERS, *SAVED_NUMBERS)}
+        run, learner = meta["run"], meta["learner"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, "its header makes no sense") from error
     if entries != _entries(shapes):
         raise _damaged(path, "its tensors are not those of this model")
-    return saved
-
-
-def _tensors(data: bytearray, shapes: Shapes) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {}
-    offset = 0
+    origin = Origin(run, learner=learner, **{name: numbers[name] for name in ORIGIN_NUMBERS})
+    tensors: dict[str, NDArray[Any]] = {}
     for name, (shape, dtype) in shapes.items():
-        kind = np.dtype(dtype).newbyteorder("<")
+        kind, offset = np.dtype(dtype).newbyteorder("<"), entries[name]["data_offsets"][0]
         flat = np.frombuffer(data, kind, prod(shape), offset)
-        found[name] = flat.astype(dtype, copy=False).reshape(shape)
-        offset += flat.nbytes
-    return found
+        tensors[name] = flat.astype(dtype, copy=False).reshape(shape)
+    return Saved(origin, **{name: numbers[name] for name in SAVED_NUMBERS}), tensors
 
 
 def _entries(shapes: Shapes) -> dict[str, object]:
@@ -174,9 +156,8 @@ def _header(saved: Saved | None, shapes: Shapes) -> bytes:
     """Return what comes before the tensors, with a checksum of zeros."""
     meta = {"checksum": ZEROS}
     if saved is not None:
-        numbers = {"incarnation": saved.incarnation, "step": saved.step, "steps": saved.steps}
-        said: dict[str, object] = {**asdict(saved.origin), **numbers}
-        meta |= {name: str(value) for name, value in said.items()}
+        numbers = {name: getattr(saved, name) for name in SAVED_NUMBERS}
+        meta |= {name: str(value) for name, value in (asdict(saved.origin) | numbers).items()}
     text = json.dumps({"__metadata__": meta} | _entries(shapes), separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH.size)
     return LENGTH.pack(len(text)) + text

@@ -1,4 +1,4 @@
-"""The thread that reads the inner optimizer's state once and saves it from time to time.
+"""How the inner optimizer begins, and the thread that saves its state from time to time.
 
 The trainer copies the state on its device at a step boundary and goes on; fetching, hashing and
 writing happen here. The copy costs the state's own size (8 bytes a parameter for AdamW) until it
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from skerry.errors import SkerryError
 from skerry.models.base import path_name
 from skerry.protocol.learner import TrainingProgress
+from skerry.protocol.messages import InnerState
 from skerry.settings.models import LearnerSettings
-from skerry_learner.inner import file, restore
+from skerry_learner.inner import file
 from skerry_learner.inner.file import Origin, Saved, Shapes
-from skerry_learner.inner.restore import RestoredState
 
 log = structlog.get_logger()
 
@@ -37,14 +37,46 @@ FILE = "inner.safetensors"
 DRAFT = "inner-*.draft"
 
 
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """How the inner optimizer begins, and why; ``tensors`` by name if it begins warm.
+
+    NEW: the learner's own warm-up is all it needs. WARM: as it was ``age_steps`` ago. COLD: its
+    moments are gone, or begin in mid-schedule, as in a learner that joins later or in a restored
+    run; so the learning rate rises again.
+    """
+
+    inner: InnerState
+    reason: str
+    age_steps: int = 0
+    tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+
+
+def fresh(incarnation: int, step: int, reason: str) -> RestoredState:
+    """Return how a learner without a saved state starts at ``step`` of the global clock."""
+    first = incarnation <= 1 and not step
+    return RestoredState(InnerState.NEW if first else InnerState.COLD, reason)
+
+
+def aged(
+    saved_step: int,
+    tensors: Mapping[str, NDArray[Any]],
+    *,
+    incarnation: int,
+    step: int,
+    most_steps: int,
+) -> RestoredState:
+    """Return how a learner with a state that was saved at ``saved_step`` starts at ``step``."""
+    age = max(0, step - saved_step)  # a learner may have been ahead of the newest commit
+    if age > most_steps:
+        return fresh(incarnation, step, f"it is {age} steps old, of {most_steps} allowed")
+    return RestoredState(InnerState.WARM, "saved", age, tensors)
+
+
 def shapes_of(moments: Any) -> Shapes:
     """Name every tensor of an optimizer's state (arrays or their shapes), in flattening order."""
     found = jax.tree_util.tree_flatten_with_path(moments)[0]
     return {path_name(path): (tuple(leaf.shape), str(leaf.dtype)) for path, leaf in found}
-
-
-def _copied(moments: Any) -> Any:
-    return jax.tree.map(jnp.copy, moments)
 
 
 @dataclass(slots=True)
@@ -85,14 +117,8 @@ class InnerStateSaver:
         """Begin to read what was saved, for a learner at ``step`` of the global clock."""
         self.restored.set_running_or_notify_cancel()  # no waiter can cancel it
         self._due_s = self.clock() + self.local.save_every_s
-
-        def live() -> None:
-            try:
-                self._live(step, max_age_steps)
-            finally:
-                ended()
-
-        threading.Thread(target=copy_context().run, args=(live,), name="inner", daemon=True).start()
+        run, arguments = copy_context().run, (self._live, step, max_age_steps, ended)
+        threading.Thread(target=run, args=arguments, name="inner", daemon=True).start()
 
     # the trainer's side
 
@@ -123,12 +149,18 @@ class InnerStateSaver:
 
     # the thread
 
-    def _live(self, step: int, max_age_steps: int) -> None:
-        self.restored.set_result(self._restore(step, max_age_steps))
-        self._sweep()
-        self._copy = jax.jit(_copied).lower(self.template).compile()
-        while (job := self._next()) is not None:
-            self._save(job)
+    def _live(self, step: int, max_age_steps: int, ended: Callable[[], None]) -> None:
+        try:
+            self.restored.set_result(self._restore(step, max_age_steps))
+            with suppress(OSError):  # what earlier incarnations were killed over
+                for draft in self.path.parent.glob(DRAFT):
+                    draft.unlink()
+            copy = jax.jit(lambda moments: jax.tree.map(jnp.copy, moments))
+            self._copy = copy.lower(self.template).compile()
+            while (job := self._next()) is not None:
+                self._save(job)
+        finally:
+            ended()
 
     def _next(self) -> _Job | None:
         """Return the next state to save, waiting for it; None at the end."""
@@ -140,56 +172,45 @@ class InnerStateSaver:
             return job
 
     def _restore(self, step: int, max_age_steps: int) -> RestoredState:
+        start = self.incarnation, step
         try:
             saved, tensors = file.read(self.path, shapes_of(self.template))
         except FileNotFoundError:
-            return restore.fresh(self.incarnation, step, "nothing is saved on this machine")
+            return fresh(*start, "nothing is saved on this machine")
         except (OSError, SkerryError) as error:
             log.warning("inner_state_unreadable", error=str(error))
-            return restore.fresh(self.incarnation, step, "what is saved cannot be read")
-        return restore.decide(
-            saved,
+            return fresh(*start, "what is saved cannot be read")
+        if saved.origin != self.origin:
+            return fresh(*start, "it belongs to another run or learner")
+        return aged(
+            saved.step,
             tensors,
-            origin=self.origin,
             incarnation=self.incarnation,
             step=step,
-            max_age_steps=max_age_steps,
+            most_steps=max_age_steps,
         )
-
-    def _sweep(self) -> None:
-        """Remove what an earlier incarnation was killed over."""
-        with suppress(OSError):
-            for draft in self.path.parent.glob(DRAFT):
-                draft.unlink()
 
     def _save(self, job: _Job) -> None:
-        began = self.clock()
+        """Write a state; log once why it cannot be written, until it can."""
+        began_s, shapes = self.clock(), shapes_of(self.template)
+        draft = DRAFT.replace("*", str(self.incarnation))
+
+        def fetched() -> Iterator[NDArray[Any]]:
+            for number, leaf in enumerate(job.leaves):
+                job.leaves[number] = None  # each is given up on the device after it
+                yield np.asarray(leaf)
+
         try:
-            shapes = shapes_of(self.template)
-            draft = DRAFT.replace("*", str(self.incarnation))
-            file.write(self.path, job.saved, shapes, _fetched(job), draft)
+            file.write(self.path, job.saved, shapes, fetched(), draft)
         except (OSError, RuntimeError) as error:
-            self._complain(error)
+            if str(error) != self._complained:
+                self._complained = str(error)
+                log.warning(
+                    "inner_state_unsaved",
+                    error=f"{error}: training goes on; make room below learner.path or make it"
+                    " writable, or the next start of this learner begins cold.",
+                )
             return
         self._complained = ""
-        took = round(self.clock() - began, 3)
-        log.debug(
-            "inner_state_saved", step=job.saved.step, bytes=file.size_of(shapes), seconds=took
-        )
-
-    def _complain(self, error: Exception) -> None:
-        """Log once why the state cannot be saved."""
-        if str(error) != self._complained:
-            self._complained = str(error)
-            log.warning(
-                "inner_state_unsaved",
-                error=f"{error}: training goes on; make room below learner.path or make it"
-                " writable, or the next start of this learner begins cold.",
-            )
-
-
-def _fetched(job: _Job) -> Iterator[NDArray[Any]]:
-    """Yield a state's tensors on the host one by one, giving each up on the device after it."""
-    for number, leaf in enumerate(job.leaves):
-        job.leaves[number] = None
-        yield np.asarray(leaf)
+        took, size = round(self.clock() - began_s, 3), file.size_of(shapes)
+        log.debug("inner_state_saved", step=job.saved.step, bytes=size, seconds=took)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,10 +12,9 @@ from skerry.algorithm.fragments import Plan
 from skerry.log.base import Bus
 from skerry.protocol.learner import DoorReason, LearnerDoor
 from skerry.settings.models import RunConfig
-from skerry_learner.sync.identity import LearnerIdentity, Traffic
+from skerry_learner.sync.encode import Residuals
 from skerry_learner.sync.mailbox import Mailbox
-from skerry_learner.sync.residual import Residuals
-from skerry_learner.sync.telemetry import LearnerTelemetry
+from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 
 log = structlog.get_logger()
 
@@ -27,19 +25,30 @@ FLOAT32_BYTES = 4
 
 
 @dataclass(slots=True)
-class LearnerConnection:
-    """One learner's log and mailbox.
+class Traffic:
+    """What this incarnation has moved, named as in its pulses.
 
-    ``wake`` is what the mailbox sets (through ``notify``) when the trainer has posted; ``clock`` is
-    the one that the trainer counts by.
+    ``f32_bytes_up`` and ``f32_bytes_down``: the same vectors without quantisation or compression.
     """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    f32_bytes_up: int = 0
+    f32_bytes_down: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    contributions: int = 0
+
+
+@dataclass(slots=True)
+class LearnerConnection:
+    """One learner's log and mailbox; ``clock`` is the one that the trainer counts by."""
 
     bus: Bus
     identity: LearnerIdentity
     plan: Plan
     config: RunConfig
     mailbox: Mailbox
-    wake: asyncio.Event
     telemetry: LearnerTelemetry
     wall_ns: Callable[[], int] = time.time_ns
     clock: Callable[[], float] = time.monotonic

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,10 @@ from skerry.algorithm.schemes import scheme_of
 from skerry.errors import Diverged
 from skerry.protocol.codec import Chunk, pack
 from skerry.protocol.messages import ContributionHeader
-from skerry_learner.sync.mailbox import Gradient, OutgoingContribution
+from skerry_learner.sync.mailbox import OutgoingContribution
+
+Vector = NDArray[np.float32]
+T = TypeVar("T")
 
 
 def load_kernels() -> None:
@@ -34,7 +38,7 @@ class Quantised(NamedTuple):
 
     planes: Planes
     norms: tuple[float, ...]
-    residual: NDArray[np.float32] | None = None
+    residual: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +48,29 @@ class Encoded:
     header: ContributionHeader
     scheme: str
     planes: Planes
-    residual: NDArray[np.float32] | None
+    residual: Vector | None
 
     def chunks(self, chunk_bytes: int) -> Iterator[Chunk]:
         """Make the chunks, each when it is asked for; as often as one likes."""
         return pack(self.scheme, self.planes, chunk_bytes)
 
 
-def encode(
-    outgoing: OutgoingContribution, plan: Plan, owed: NDArray[np.float32] | None = None
-) -> Encoded:
+class Stopwatch(Iterator[T]):
+    """Passes an iterator's items on and counts the seconds that making them took."""
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+        self.spent_s = 0.0
+
+    def __next__(self) -> T:
+        began_s = time.perf_counter()
+        try:
+            return next(self._items)
+        finally:
+            self.spent_s += time.perf_counter() - began_s
+
+
+def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = None) -> Encoded:
     """Quantise a contribution; ``owed`` f32 [padded_size] is what earlier ones did not hold.
 
     The norms are those of the decoded value. Quantised where the gradient lies: an accelerator
@@ -61,39 +78,31 @@ def encode(
     error feedback always on the host, where there is room for residuals. Raises Diverged if
     anything is not finite.
     """
-    fragment = plan.fragments[outgoing.header.fragment]
-    if scheme_of(outgoing.scheme).feedback:
-        made = _with_feedback(outgoing, fragment, owed)
+    fragment, gradient = plan.fragments[outgoing.header.fragment], outgoing.gradient
+    on_host = isinstance(gradient, np.ndarray) or all(
+        device.platform == "cpu" for device in gradient.devices()
+    )
+    feedback = scheme_of(outgoing.scheme).feedback
+    if on_host or feedback:
+        made = _on_host(outgoing, fragment, owed, feedback=feedback)
     else:
-        made = (_on_cpu if _is_on_cpu(outgoing.gradient) else _on_device)(outgoing, fragment)
+        made = _on_device(outgoing, fragment)
     header = replace(outgoing.header, norms=made.norms)
     return Encoded(header, outgoing.scheme, made.planes, made.residual)
 
 
-def _is_on_cpu(gradient: Gradient) -> bool:
-    if isinstance(gradient, np.ndarray):
-        return True
-    return all(device.platform == "cpu" for device in gradient.devices())
-
-
-def _on_cpu(outgoing: OutgoingContribution, fragment: Fragment) -> Quantised:
-    gradient = np.array(outgoing.gradient)  # a copy: the kernels want memory that is ours
-    planes = cpu().quantise(outgoing.scheme, gradient)
-    decoded = cpu().dequantise(outgoing.scheme, planes, gradient)
-    return Quantised(planes, slice_norms(fragment, decoded))
-
-
-def _with_feedback(
-    outgoing: OutgoingContribution, fragment: Fragment, owed: NDArray[np.float32] | None
+def _on_host(
+    outgoing: OutgoingContribution, fragment: Fragment, owed: Vector | None, *, feedback: bool
 ) -> Quantised:
-    meant = np.array(outgoing.gradient)
+    meant = np.array(outgoing.gradient)  # a copy: the kernels want memory that is ours
     if owed is not None:
         with np.errstate(over="ignore", invalid="ignore"):  # the quantiser refuses what comes of it
             meant += owed
     planes = cpu().quantise(outgoing.scheme, meant)
-    decoded = cpu().dequantise(outgoing.scheme, planes)
+    decoded = cpu().dequantise(outgoing.scheme, planes, None if feedback else meant)
     norms = slice_norms(fragment, decoded)
-    return Quantised(planes, norms, np.subtract(meant, decoded, out=meant))
+    residual = np.subtract(meant, decoded, out=meant) if feedback else None
+    return Quantised(planes, norms, residual)
 
 
 def _on_device(outgoing: OutgoingContribution, fragment: Fragment) -> Quantised:
@@ -110,3 +119,50 @@ def _on_device(outgoing: OutgoingContribution, fragment: Fragment) -> Quantised:
         msg = f"The outer gradient of fragment {fragment.index} is not finite: it is not sent."
         raise Diverged(msg)
     return Quantised(Planes(codes, scales), tuple(float(norm) for norm in norms))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Residuals f32 [padded_size] around the newest contribution; None is zero."""
+
+    identity: int
+    before: Vector | None
+    after: Vector | None
+
+
+@dataclass(slots=True)
+class Residuals:
+    """What quantised contributions did not hold, by fragment: up to 8 bytes a parameter.
+
+    A scheme with ``feedback`` sends ``Q(g + e)`` instead of ``Q(g)`` and keeps ``g + e - Q(g + e)``
+    as the next ``e`` of the same fragment, so that the sum of what has been decoded stays within
+    one residual of the sum of what was meant (Karimireddy et al., arXiv 1901.09847, algorithm 2).
+
+    A contribution that no commit merges leaves ``e`` as it was before it: one that left the log is
+    in the next outer gradient as a whole, unless its progress is given up for good; what one that a
+    commit refuses failed to hold is in the next one anyway, or not wanted. Of one that the window
+    drops unheard of, what it failed to hold is still sent, once. A learner that starts again has no
+    ``e``, nor has genesis, which is f32. Used by one thread; arrays are never written to.
+    """
+
+    _kept: dict[int, _Kept] = field(default_factory=dict[int, _Kept])
+
+    def owed(self, fragment: int, identity: int) -> Vector | None:
+        """Return what is to be added to a contribution: the same whenever it is encoded again."""
+        kept = self._kept.get(fragment)
+        if kept is None:
+            return None
+        return kept.before if kept.identity == identity else kept.after
+
+    def keep(self, fragment: int, identity: int, residual: Vector) -> None:
+        """Keep what an encoded contribution did not hold."""
+        self._kept[fragment] = _Kept(identity, self.owed(fragment, identity), residual)
+
+    def unmerged(self, fragment: int, identity: int) -> None:
+        """Forget what a contribution did not hold, for it will never be merged.
+
+        Nothing happens once a newer one has been made of it.
+        """
+        kept = self._kept.get(fragment)
+        if kept is not None and kept.identity == identity:
+            self._kept[fragment] = _Kept(identity, kept.before, kept.before)

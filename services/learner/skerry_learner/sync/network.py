@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import structlog
 
@@ -20,27 +20,41 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.sync.connection import LearnerConnection
-from skerry_learner.sync.identity import LearnerIdentity
 from skerry_learner.sync.mailbox import Changed, Mailbox
 from skerry_learner.sync.receiving import FragmentReceiver
 from skerry_learner.sync.sending import ContributionSender
 from skerry_learner.sync.session import Fragments, Session
-from skerry_learner.sync.telemetry import LearnerTelemetry
+from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 
 log = structlog.get_logger()
 
 NANOSECONDS = 1e9
+PREPARING = {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
 
 
 class Network:
-    """One learner's loops; ``run`` them until ``finished`` returns."""
+    """One learner's loops; ``run`` them until ``finished`` returns.
+
+    ``last_pulse`` is the one that was sent last; None before the first.
+    """
 
     def __init__(self, link: LearnerConnection) -> None:
         self.link = link
         self.receiver = FragmentReceiver(link)
         self.sender = ContributionSender(link)
-        self._last_pulse: Pulse | None = None
-        self._pulse_posted = asyncio.Event()
+        self.last_pulse: Pulse | None = None
+        self._pulse: Pulse | None = None
+        self._pulse_ordered = asyncio.Event()
+
+    def take_orders(self) -> None:
+        """Hand on what the trainer has asked for; of pulses only the newest is sent."""
+        for order in self.link.mailbox.take_orders():
+            if isinstance(order, Pulse):
+                self._pulse = order
+                self._pulse_ordered.set()
+            else:
+                self.sender.take(order)
+        self.receiver.changed.set()
 
     async def run(self) -> None:
         """Keep log and mailbox in step for ever; raises what ends the learner."""
@@ -48,7 +62,8 @@ class Network:
             self.receiver.rounds,
             self.receiver.manifests,
             self.receiver.prove,
-            self.transfer,
+            self.receiver.fragments,
+            self.sender.run,
             self.pulses,
             self.genesis,
             self.watch_name,
@@ -60,18 +75,16 @@ class Network:
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None
 
-    async def transfer(self) -> None:
-        """Send, read and look for whatever is to be, whenever anything has changed."""
-        try:
-            async with TaskGroup() as group:
-                while True:
-                    self.link.wake.clear()
-                    self.sender.start(group)
-                    self.receiver.start(group)
-                    self._pulse_posted.set()
-                    await self.link.wake.wait()
-        except BaseExceptionGroup as errors:
-            raise first_cause(errors) from None
+    async def finished(self) -> None:
+        """Return once the run is finished; StateLost once another run has its place in the log."""
+        identity = self.link.identity
+        await ledger.wait_finished(self.link.bus, identity.run, created_ns=identity.created_ns)
+        log.info("run_finished")
+
+    async def flush(self) -> None:
+        """Send what is left; for the end, after ``run`` and the trainer have stopped."""
+        self.take_orders()
+        await self.sender.flush()
 
     async def genesis(self) -> None:
         """Post when the run's first commit was made, on the trainer's clock.
@@ -104,24 +117,17 @@ class Network:
         """
         repeat = False
         while True:
-            self._pulse_posted.clear()
+            self._pulse_ordered.clear()
             await self.pulse(repeat=repeat)
-            repeat = False
+            last = self.last_pulse
+            steps = last is not None and last.phase not in PREPARING
+            pulse_s = None if steps else self.link.config.liveness.pulse_s
             try:
-                async with asyncio.timeout(self._repeat_s):
-                    await self._pulse_posted.wait()
+                async with asyncio.timeout(pulse_s):
+                    await self._pulse_ordered.wait()
+                repeat = False
             except TimeoutError:
                 repeat = True
-
-    @property
-    def _repeat_s(self) -> float | None:
-        last = self._last_pulse
-        preparing = {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
-        return None if last and last.phase not in preparing else self.link.config.liveness.pulse_s
-
-    def newest_pulse(self) -> Pulse | None:
-        """Return the pulse that was sent last; None before the first."""
-        return self._last_pulse
 
     async def pulse(self, *, repeat: bool = False) -> bool:
         """Publish the pulse that waits, if one does; return True once the log has it.
@@ -129,12 +135,12 @@ class Network:
         ``repeat``: where none waits, say the last one once more.
         """
         link = self.link
-        pulse = link.mailbox.take_pulse()
-        if pulse is None and repeat and self._last_pulse is not None:
-            pulse = replace(self._last_pulse, sent_ns=link.wall_ns())
+        self.take_orders()
+        pulse, self._pulse = self._pulse or (self.last_pulse if repeat else None), None
         if pulse is None:
             return False
-        self._last_pulse = pulse
+        pulse = replace(pulse, sent_ns=link.wall_ns(), **asdict(link.traffic))
+        self.last_pulse = pulse
         if pulse.phase is LearnerPhase.FINISHED:
             link.door.end()
             link.mailbox.post_rounds(link.door.rounds)
@@ -147,29 +153,20 @@ class Network:
 
     async def watch_name(self) -> None:
         """Raise Superseded once a newer incarnation of this learner has joined."""
-        identity = self.link.identity
+        name, incarnation = self.link.identity.start
         members = run_records.follow(self.link.bus, self.link.run, MemberRecord)
         async with aclosing(members):
             async for member in members:
-                if member.learner == identity.name and member.incarnation > identity.incarnation:
-                    self._replaced_by(member)
-
-    def _replaced_by(self, member: MemberRecord) -> None:
-        identity = self.link.identity
-        if not supersedes(member.incarnation, identity.incarnation):
-            self.link.refuse(DoorReason.TOO_MANY_STARTS)
-            return
-        msg = (
-            f"Learner {identity.name!r} was started again on {member.host}:"
-            " this one stops. Give each learner a name of its own."
-        )
-        raise Superseded(msg)
-
-    async def finished(self) -> None:
-        """Return once the run is finished; StateLost once another run has its place in the log."""
-        identity = self.link.identity
-        await ledger.wait_finished(self.link.bus, identity.run, created_ns=identity.created_ns)
-        log.info("run_finished")
+                if member.learner != name or member.incarnation <= incarnation:
+                    continue
+                if not supersedes(member.incarnation, incarnation):
+                    self.link.refuse(DoorReason.TOO_MANY_STARTS)
+                    continue
+                msg = (
+                    f"Learner {name!r} was started again on {member.host}:"
+                    " this one stops. Give each learner a name of its own."
+                )
+                raise Superseded(msg)
 
 
 def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are put together
@@ -180,7 +177,7 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     fragments: Fragments,
     start: TrainingProgress,
     *,
-    notify: Callable[[asyncio.Event], None] = asyncio.Event.set,
+    call: Callable[[Callable[[], None]], None] = lambda function: function(),
     changed: Changed | None = None,
     wall_ns: Callable[[], int] = time.time_ns,
     clock: Callable[[], float] = time.monotonic,
@@ -194,17 +191,19 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
         config: The run's settings.
         fragments: What holds the parameters.
         start: Where the learner goes on.
-        notify: Sets the network's event for the trainer, from whichever thread that runs in.
+        call: Calls a function in the network's thread, from the trainer's.
         changed: What the trainer waits for where it has no thread.
         wall_ns: The wall clock.
         clock: The monotonic clock that the trainer counts by.
     """
-    wake, telemetry = asyncio.Event(), LearnerTelemetry(identity)
-    mailbox = Mailbox(LearnerPolicy.of(config.sync).room, lambda: notify(wake), changed)
+    room, telemetry = LearnerPolicy.of(config.sync).room, LearnerTelemetry(identity)
+    mailbox = Mailbox(room, lambda: call(network.take_orders), changed)
+    network = Network(
+        LearnerConnection(
+            bus, identity, plan, config, mailbox, telemetry, wall_ns=wall_ns, clock=clock
+        )
+    )
     session = Session(
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns
     )
-    link = LearnerConnection(
-        bus, identity, plan, config, mailbox, wake, telemetry, wall_ns=wall_ns, clock=clock
-    )
-    return session, Network(link)
+    return session, network

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 
 import structlog
 
@@ -32,7 +31,7 @@ class FragmentReceiver:
 
     ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions by
     the manifests, ``recorded`` by the ledger when it was last looked at; ``leaps`` wait to be borne
-    out by it.
+    out by it. ``changed`` is to be set when there may be room for another fragment.
     """
 
     link: LearnerConnection
@@ -41,6 +40,7 @@ class FragmentReceiver:
     announced: dict[int, int] = field(default_factory=dict[int, int])
     recorded: dict[int, int] = field(default_factory=dict[int, int])
     leaps: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     _leaped: asyncio.Event = field(default_factory=asyncio.Event)
     _reported_lost: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -64,20 +64,19 @@ class FragmentReceiver:
         manifests = run_records.follow(link.bus, link.run, Manifest, link.plan.digest)
         async with aclosing(manifests):
             async for manifest in manifests:
-                await self._take(manifest)
-
-    async def _take(self, manifest: Manifest) -> None:
-        link, commit = self.link, manifest.commit
-        known = self.announced.get(commit.fragment, 0)
-        if not 0 <= commit.fragment < len(link.plan.fragments):
-            link.refuse(DoorReason.NO_SUCH_FRAGMENT)
-        elif commit.version < known:
-            await recovery.not_gone_back(link.bus, link.run, link.plan, commit.fragment, known)
-        elif commit.version > known + 1 and not self._is_recorded(commit):
-            self.leaps[commit.fragment] = manifest
-            self._leaped.set()
-        else:
-            self._want(manifest)
+                commit = manifest.commit
+                known = self.announced.get(commit.fragment, 0)
+                if not 0 <= commit.fragment < len(link.plan.fragments):
+                    link.refuse(DoorReason.NO_SUCH_FRAGMENT)
+                elif commit.version < known:
+                    await recovery.not_gone_back(
+                        link.bus, link.run, link.plan, commit.fragment, known
+                    )
+                elif commit.version > known + 1 and not self._is_recorded(commit):
+                    self.leaps[commit.fragment] = manifest
+                    self._leaped.set()
+                else:
+                    self._want(manifest)
 
     def _is_recorded(self, commit: Commit) -> bool:
         """Return True if the ledger is known to bear out a manifest.
@@ -87,13 +86,16 @@ class FragmentReceiver:
         return self.recorded.get(commit.fragment, 0) >= commit.version - 1
 
     def _want(self, manifest: Manifest) -> None:
+        """Have a version read; nothing of ours that it refuses comes back with the next one."""
         link, commit = self.link, manifest.commit
         link.door.take_manifest(commit)
         self.announced[commit.fragment] = commit.version
         self.wanted[commit.fragment] = manifest
-        self._note_refused(commit)
+        for refused in commit.refused:
+            if (refused.learner, refused.incarnation) == link.identity.start:
+                link.residuals.unmerged(commit.fragment, refused.identity)
         link.mailbox.post_rounds(link.door.rounds)
-        link.wake.set()
+        self.changed.set()
 
     async def prove(self) -> None:
         """Have the ledger bear out every manifest that is not the next one of its fragment."""
@@ -125,40 +127,42 @@ class FragmentReceiver:
                 self.recorded = {commit.fragment: commit.version for commit in commits}
                 return
 
-    def start(self, group: TaskGroup) -> None:
-        """Begin to read what is wanted, as many fragments at once as the mailbox has room for.
+    async def fragments(self) -> None:
+        """Read what is wanted, as many fragments at once as the mailbox has room for.
 
         One does not wait for those before it: commits may follow each other faster than a distant
         broker answers.
         """
-        for fragment in [f for f in self.wanted if f not in self.reading]:
-            if self.link.mailbox.takes_fresh(fragment, len(self.reading)):
-                self.reading.add(fragment)
-                task = group.create_task(self.fetch(self.wanted.pop(fragment)))
-                task.add_done_callback(partial(self._read_ended, fragment))
-
-    def _read_ended(self, fragment: int, _: object) -> None:
-        """Have what is wanted by now looked at again."""
-        self.reading.discard(fragment)
-        self.link.wake.set()
+        async with TaskGroup() as group:
+            while True:
+                self.changed.clear()
+                for fragment in [f for f in self.wanted if f not in self.reading]:
+                    if self.link.mailbox.has_room(fragment, len(self.reading)):
+                        self.reading.add(fragment)
+                        group.create_task(self.fetch(self.wanted.pop(fragment)))
+                await self.changed.wait()
 
     async def fetch(self, manifest: Manifest) -> None:
         """Read a global fragment and post it; what cannot be read is wanted again."""
         commit = manifest.commit
         try:
-            fresh = await self._read(manifest)
+            self.link.mailbox.post_fresh(await self._read(manifest))
         except Overtaken:
-            return  # the newer manifest is announced, or about to be
-        except StateLost as error:
-            # Training goes on; the next commit makes it whole, or somebody who restores the store.
-            self._report_lost(commit, error)
-        except (BrokerUnavailable, WireError) as error:
-            log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
-        else:
-            self.link.mailbox.post_fresh(fresh)
-            return
-        self.wanted.setdefault(commit.fragment, manifest)
-        await asyncio.sleep(connection.RETRY_S)
+            pass  # the newer manifest is announced, or about to be
+        except (BrokerUnavailable, WireError, StateLost) as error:
+            # Training goes on. What is lost the next commit makes whole, or somebody who restores
+            # the store: it is reported once per version.
+            if not isinstance(error, StateLost):
+                log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
+            elif self._reported_lost.get(commit.fragment) != commit.version:
+                self._reported_lost[commit.fragment] = commit.version
+                about = {"fragment": commit.fragment, "version": commit.version}
+                log.error("fragment_lost", **about, error=str(error))  # noqa: TRY400 - a sentence
+            self.wanted.setdefault(commit.fragment, manifest)
+            await asyncio.sleep(connection.RETRY_S)
+        finally:
+            self.reading.discard(commit.fragment)
+            self.changed.set()
 
     async def _read(self, manifest: Manifest) -> Fresh:
         link, commit, began_ns = self.link, manifest.commit, self.link.wall_ns()
@@ -183,21 +187,3 @@ class FragmentReceiver:
         traffic.f32_bytes_down += link.f32_bytes(commit.fragment)
         link.telemetry.received(commit, sum(sizes), Interval(began_ns, link.wall_ns()))
         return Fresh(manifest, vector)
-
-    def _report_lost(self, commit: Commit, error: StateLost) -> None:
-        """Report once per version what the log has lost."""
-        if self._reported_lost.get(commit.fragment) != commit.version:
-            self._reported_lost[commit.fragment] = commit.version
-            log.error(
-                "fragment_lost",
-                fragment=commit.fragment,
-                version=commit.version,
-                error=str(error),
-            )
-
-    def _note_refused(self, commit: Commit) -> None:
-        """Have nothing of a contribution that a commit refuses come back with the next one."""
-        ours = self.link.identity.name, self.link.identity.incarnation
-        for refused in commit.refused:
-            if (refused.learner, refused.incarnation) == ours:
-                self.link.residuals.unmerged(commit.fragment, refused.identity)

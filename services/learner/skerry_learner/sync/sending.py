@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from functools import partial
 
 import structlog
 
@@ -24,9 +23,8 @@ from skerry.telemetry import instruments, metrics, tracing
 from skerry.telemetry.spans import Interval
 from skerry_learner.sync import connection
 from skerry_learner.sync.connection import LearnerConnection
-from skerry_learner.sync.encode import Encoded, encode
-from skerry_learner.sync.mailbox import OutgoingContribution
-from skerry_learner.sync.telemetry import Stopwatch
+from skerry_learner.sync.encode import Stopwatch, encode
+from skerry_learner.sync.mailbox import Gone, OutgoingContribution
 
 log = structlog.get_logger()
 
@@ -36,30 +34,44 @@ STALLED_S = 2.0
 
 
 class ContributionSender:
-    """Sends what the trainer posts, and looks for what a round asks for again."""
+    """Sends what the trainer offers, and looks for what a round asks for again.
+
+    ``unsent`` are the contributions that the log does not have yet, by fragment.
+    """
 
     def __init__(self, link: LearnerConnection) -> None:
+        self.unsent: dict[int, OutgoingContribution] = {}
         self._link = link
         self._sender = contributions.Sender(link.bus, link.run, link.plan)
         self._encoding = asyncio.Lock()
-        self._sending: dict[int, asyncio.Task[None]] = {}
+        self._orders: asyncio.Queue[OutgoingContribution | MissingCheck] = asyncio.Queue()
+        self._sending: set[asyncio.Task[None]] = set()
 
-    def start(self, group: TaskGroup) -> None:
-        """Begin to send what waits, in the order it was made, and to look for what is missing.
+    def take(self, order: OutgoingContribution | MissingCheck) -> None:
+        """Have something sent, or looked for."""
+        if isinstance(order, OutgoingContribution):
+            self.unsent[order.header.fragment] = order
+        self._orders.put_nowait(order)
+
+    async def run(self) -> None:
+        """Do what was taken, for ever; what is sent begins in the order it was made.
 
         One does not wait until the log has those before it: rounds may begin more often than a
         distant broker answers.
         """
-        while (outgoing := self._link.mailbox.next_outgoing(self._sending)) is not None:
-            fragment = outgoing.header.fragment
-            task = self._sending[fragment] = group.create_task(self.send(outgoing))
-            task.add_done_callback(partial(self._send_ended, fragment))
-        for check in self._link.mailbox.take_checks():
-            group.create_task(self.look_for(check))
+        async with TaskGroup() as group:
+            while True:
+                order = await self._orders.get()
+                if isinstance(order, MissingCheck):
+                    group.create_task(self.look_for(order))
+                    continue
+                task = group.create_task(self.send(order))
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
 
     async def flush(self) -> None:
-        """Send what is left; for the end, after the trainer has stopped."""
-        while (outgoing := self._link.mailbox.next_outgoing()) is not None:
+        """Send what is left; for the end, after ``run`` and the trainer have stopped."""
+        for outgoing in list(self.unsent.values()):
             await self.send(outgoing)
 
     async def answered(self, within_s: float = ANSWERED_S) -> None:
@@ -69,7 +81,7 @@ class ContributionSender:
         would count as never sent, and be missing from its round's trace.
         """
         if self._sending:
-            await asyncio.wait(self._sending.values(), timeout=within_s)
+            await asyncio.wait(self._sending, timeout=within_s)
 
     async def look_for(self, check: MissingCheck) -> None:
         """Tell the trainer if a contribution has left the log unmerged."""
@@ -82,68 +94,56 @@ class ContributionSender:
             return
         if lost:
             link.residuals.unmerged(check.fragment, check.identity)
-            link.mailbox.post_lost(check)
-
-    def _send_ended(self, fragment: int, _: object) -> None:
-        """Have what could not be sent looked at again."""
-        self._sending.pop(fragment, None)
-        self._link.wake.set()
+            link.mailbox.post(check)
 
     async def send(self, outgoing: OutgoingContribution) -> None:
-        """Send one contribution; what the broker does not take stays in the mailbox."""
-        header = outgoing.header
-        with tracing.within(
-            self._link.identity.publishing(header.fragment, header.round_version, header.identity)
-        ):
-            try:
-                encoded, quantised = await self._encode(outgoing)
-            except Diverged as error:
-                self._drop(outgoing, error)
-                return
-            await self._publish(outgoing, encoded, quantised)
+        """Send one contribution, again and again until the log has it.
 
-    async def _encode(self, outgoing: OutgoingContribution) -> tuple[Encoded, Interval]:
-        """Quantise, one contribution at a time: the rest of the machine trains."""
-        async with self._encoding:
-            link, header, began_ns = self._link, outgoing.header, self._link.wall_ns()
-            owed = link.residuals.owed(header.fragment, header.identity)
+        One that is not finite is dropped; ModelError if it is of the initial parameters.
+        """
+        header, link, sent = outgoing.header, self._link, False
+        place = link.identity.publishing(header.fragment, header.round_version, header.identity)
+        with tracing.within(place):
+            while not sent:
+                try:
+                    await self._encode_and_send(outgoing)
+                    sent = True
+                except (BrokerUnavailable, StorageFull) as error:
+                    log.warning("contribution_unsent", fragment=header.fragment, error=str(error))
+                    link.telemetry.failed(header.fragment, str(error), link.wall_ns())
+                    await asyncio.sleep(connection.RETRY_S)
+                except Diverged as error:
+                    if header.kind is ContributionKind.GENESIS:
+                        msg = f"The initial parameters are not finite ({error}): correct the model."
+                        raise ModelError(msg, path="model") from error
+                    log.warning("contribution_diverged", fragment=header.fragment, error=str(error))
+                    link.telemetry.dropped(header.fragment)
+                    break
+        del self.unsent[header.fragment]
+        link.mailbox.post(Gone(header, sent=sent))
+
+    async def _encode_and_send(self, outgoing: OutgoingContribution) -> None:
+        """Encode and send once; raises what keeps it from that."""
+        link, fragment = self._link, outgoing.header.fragment
+        async with self._encoding:  # one at a time: the rest of the machine trains
+            began_ns = link.wall_ns()
+            owed = link.residuals.owed(fragment, outgoing.header.identity)
             encoded = await in_thread(encode, outgoing, link.plan, owed)
-            return encoded, Interval(began_ns, link.wall_ns())
-
-    def _drop(self, outgoing: OutgoingContribution, error: Diverged) -> None:
-        fragment = outgoing.header.fragment
-        if outgoing.header.kind is ContributionKind.GENESIS:
-            msg = f"The initial parameters are not finite ({error}): correct the model's init."
-            raise ModelError(msg, path="model") from error
-        log.warning("contribution_diverged", fragment=fragment, error=str(error))
-        self._link.telemetry.dropped(fragment)
-        self._link.mailbox.diverged(outgoing)
-
-    async def _publish(
-        self, outgoing: OutgoingContribution, encoded: Encoded, quantised: Interval
-    ) -> None:
-        link, fragment, header = self._link, outgoing.header.fragment, encoded.header
+            quantised = Interval(began_ns, link.wall_ns())
+        header = encoded.header
         if encoded.residual is not None:
             link.residuals.keep(fragment, header.identity, encoded.residual)
         chunks = Stopwatch(encoded.chunks(link.config.sync.chunk_bytes))
-        try:
-            sent = await self._sender.send(
-                header, chunks, lambda: link.telemetry.begins(fragment, link.wall_ns())
-            )
-        except (BrokerUnavailable, StorageFull) as error:
-            log.warning("contribution_unsent", fragment=fragment, error=str(error))
-            link.telemetry.failed(fragment, str(error), link.wall_ns())
-            await asyncio.sleep(connection.RETRY_S)
-            return
+        size = await self._sender.send(
+            header, chunks, lambda: link.telemetry.begins(fragment, link.wall_ns())
+        )
         spent_s = quantised.seconds + chunks.spent_s
-        traffic = link.traffic
-        traffic.bytes_up += sent
-        traffic.f32_bytes_up += link.f32_bytes(fragment)
-        traffic.contributions += 1
-        traffic.encode_s += spent_s
+        link.traffic.bytes_up += size
+        link.traffic.f32_bytes_up += link.f32_bytes(fragment)
+        link.traffic.contributions += 1
+        link.traffic.encode_s += spent_s
         link.telemetry.quantised(header, encoded.scheme, quantised)
-        link.telemetry.published(header, sent, link.wall_ns())
-        link.mailbox.sent(outgoing)
+        link.telemetry.published(header, size, link.wall_ns())
         about = {metrics.RUN: link.run, metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, spent_s, about)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from skerry.protocol.learner import (
     TrainingProgress,
     claimed,
 )
-from skerry.protocol.messages import ContributionHeader, ContributionKind, Round
+from skerry.protocol.messages import ContributionHeader, ContributionKind, Pulse, Round
 from skerry.settings.models import SyncConfig
 from skerry.telemetry import tracing
 from skerry.telemetry.spans import Interval
@@ -29,6 +29,8 @@ from skerry_learner.sync.mailbox import Fresh, Gradient, Mailbox, OutgoingContri
 from skerry_learner.sync.telemetry import LearnerTelemetry
 
 log = structlog.get_logger()
+
+MOST_UNSENT_GENESIS = 2
 
 
 class Fragments(Protocol):
@@ -55,14 +57,15 @@ class Session:
         start: TrainingProgress,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        self.mailbox = mailbox
         self._telemetry = telemetry
         self._sync = sync
         self._fragments = fragments
-        self._mailbox = mailbox
         self._wall_ns = wall_ns
         self._policy = LearnerPolicy.of(sync)
         self._states = {f.index: LearnerFragment(f.index, start) for f in plan.fragments}
-        self.syncs_skipped = 0
+        self._unsent: set[int] = set()
+        self._skipped = 0
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -73,53 +76,59 @@ class Session:
     def caught_up(self) -> bool:
         return all(self.versions)
 
-    def staleness(self) -> int:
-        """Return how many versions the oldest fragment is behind what the log has announced."""
-        newest = dict(enumerate(self.versions))
-        for opened in self._mailbox.rounds():
-            newest[opened.fragment] = max(newest[opened.fragment], opened.version - 1)
-        for fresh in self._mailbox.fresh():
-            commit = fresh.manifest.commit
-            newest[commit.fragment] = max(newest[commit.fragment], commit.version)
-        return max(newest[fragment] - held for fragment, held in enumerate(self.versions))
-
     def clock(self) -> int:
         """Return the newest step of the global clock that a commit bears out.
 
         What a round says does not count: it is only a question.
         """
-        fresh = [fresh.manifest.commit.step for fresh in self._mailbox.fresh()]
+        fresh = [fresh.manifest.commit.step for fresh in self.mailbox.fresh()]
         return max([*fresh, *(state.commit_step for state in self._states.values())])
 
     def ended(self) -> bool:
         """Return True once the syncer collects last contributions: training is over."""
-        rounds = self._mailbox.rounds()
+        rounds = self.mailbox.rounds
         return any(r.final and r.version > self._states[r.fragment].version for r in rounds)
 
     def must_wait(self, now: TrainingProgress) -> bool:
         """Return True if a blocking mode holds this learner at this boundary."""
         return any(state.must_wait(now, self._policy) for state in self._states.values())
 
+    def report(self, pulse: Pulse) -> None:
+        """Publish how far training is, with the versions that it is based on.
+
+        Its staleness is by how many versions the oldest fragment is behind what was announced.
+        """
+        newest = dict(enumerate(self.versions))
+        for opened in self.mailbox.rounds:
+            newest[opened.fragment] = max(newest[opened.fragment], opened.version - 1)
+        for fresh in self.mailbox.fresh():
+            commit = fresh.manifest.commit
+            newest[commit.fragment] = max(newest[commit.fragment], commit.version)
+        behind = max(newest[fragment] - held for fragment, held in enumerate(self.versions))
+        pulse = replace(pulse, versions=self.versions, max_staleness=behind)
+        self.mailbox.order(replace(pulse, syncs_skipped=self._skipped))
+
     def boundary(self, now: TrainingProgress, loss: float, *, idle: bool = False) -> None:
         """Adopt and answer; ``idle`` says that no step will follow for the time being."""
-        if lost := self._mailbox.take_diverged():
-            self._give_up(lost, now)
-        for check in self._mailbox.take_lost():
-            self._take_back(check)
-        for fresh in self._mailbox.fresh():
+        self._take_events(now)
+        for fresh in self.mailbox.fresh():
             self._adopt(fresh, now, idle=idle)
         if self.caught_up:
-            for opened in self._mailbox.rounds():
+            for opened in self.mailbox.rounds:
                 self._answer(opened, now, loss, idle=idle)
 
-    def offer_genesis(self, fragment: int, now: TrainingProgress) -> None:
-        """Offer the initial parameters of a fragment that the log has no version of."""
+    def offer_genesis(self, fragment: int, now: TrainingProgress) -> bool:
+        """Offer the initial parameters of a fragment that the log has no version of.
+
+        Return False where that must wait: there is room for a few at a time.
+        """
+        self._take_events(now)
+        if len(self._unsent) >= MOST_UNSENT_GENESIS:
+            return False
         state = self._states[fragment].after_capture(1, now)
         self._states[fragment] = replace(state, captured=None)
-        header = self._header(state, ContributionKind.GENESIS, now, loss=0.0)
-        self._mailbox.post_outgoing(
-            OutgoingContribution(header, self._fragments.genesis(fragment), "f32")
-        )
+        self._send(state, ContributionKind.GENESIS, self._fragments.genesis(fragment), now, 0.0)
+        return True
 
     def reset(self, now: TrainingProgress) -> None:
         """Fall back to the global state; what was learnt since is gone and not contributed."""
@@ -127,24 +136,29 @@ class Session:
         for index, state in self._states.items():
             self._states[index] = state.after_reset(now)
 
-    def _give_up(self, lost: Mapping[int, int], now: TrainingProgress) -> None:
-        """Start from the global state again, free to answer the rounds that got nothing."""
-        log.warning("global_state_readopted", step=now.step, fragments=sorted(lost))
-        for fragment, identity in lost.items():
-            self._states[fragment] = self._states[fragment].after_never_sent(identity)
-        self.reset(now)
+    def _take_events(self, now: TrainingProgress) -> None:
+        """Take note of what has become of contributions.
 
-    def _take_back(self, check: MissingCheck) -> None:
-        """Have what left the log unmerged go into the next contribution, unless it is too late.
-
-        Once a newer version is adopted the anchor has moved, and that progress is gone.
+        One that was not finite never left: start from the global state again, free to answer the
+        round that got nothing. What left the log unmerged goes into the next contribution, unless
+        it is too late: once a newer version is adopted the anchor has moved, and it is gone.
         """
-        state = self._states[check.fragment]
-        if state.captured is None or state.identity != check.identity:
-            return
-        log.warning("contribution_taken_back", fragment=check.fragment, identity=check.identity)
-        self._fragments.release(check.fragment)
-        self._states[check.fragment] = state.after_giving_up()
+        for event in self.mailbox.take_events():
+            if isinstance(event, MissingCheck):
+                state = self._states[event.fragment]
+                if state.captured is not None and state.identity == event.identity:
+                    about = {"fragment": event.fragment, "identity": event.identity}
+                    log.warning("contribution_taken_back", **about)
+                    self._fragments.release(event.fragment)
+                    self._states[event.fragment] = state.after_giving_up()
+                continue
+            fragment = event.header.fragment
+            self._unsent.discard(fragment)
+            if not event.sent:
+                log.warning("global_state_readopted", step=now.step, fragments=[fragment])
+                state = self._states[fragment].after_never_sent(event.header.identity)
+                self._states[fragment] = state
+                self.reset(now)
 
     def _adopt(self, fresh: Fresh, now: TrainingProgress, *, idle: bool) -> None:
         commit = fresh.manifest.commit
@@ -152,69 +166,59 @@ class Session:
         due, reason = state.may_adopt(commit.version, now, idle=idle, policy=self._policy)
         if reason is AdoptReason.OVERLAP:
             return
-        self._mailbox.take_fresh(fresh)
+        self.mailbox.take_fresh(fresh)
         if not due:
             return
         began_ns = self._wall_ns()
         self._fragments.adopt(commit.fragment, fresh.vector)
         took = Interval(began_ns, self._wall_ns())
-        self.syncs_skipped += state.has_lapsed(commit.version)
+        self._skipped += state.has_lapsed(commit.version)
         after = state.after_adoption(commit.version, commit.step, now, self._policy)
         self._states[commit.fragment] = after
         adoption = self._sync.adoption if state.version else "overwrite"
         self._telemetry.adopted(commit, state.version, adoption, took)
 
     def _answer(self, opened: Round, now: TrainingProgress, loss: float, *, idle: bool) -> None:
-        state = self._states[opened.fragment]
+        fragment, state = opened.fragment, self._states[opened.fragment]
         if state.has_answered(opened):
             return
-        sending = self._mailbox.sending(opened.fragment)
-        if state.may_be_missing(opened) and not sending:
-            state = self._look_for(state, opened)
-        flying = {s.fragment for s in self._states.values() if s.captured} | self._mailbox.busy()
-        in_flight = len(flying - {opened.fragment})
+        unsent = fragment in self._unsent
+        if state.may_be_missing(opened) and not unsent:
+            state = self._states[fragment] = replace(state, attempt=opened.attempt)
+            learner = self._telemetry.identity
+            self.mailbox.order(
+                MissingCheck(
+                    learner.name, learner.incarnation, fragment, state.identity, opened.version
+                )
+            )
+        flying = {s.fragment for s in self._states.values() if s.captured} | self._unsent
+        flying |= {fresh.fragment for fresh in self.mailbox.fresh()}
+        in_flight = len(flying - {fragment})
         answers, reason = state.may_answer(
             opened, now, in_flight=in_flight, idle=idle, policy=self._policy
         )
-        unsent = answers and sending
-        if unsent or reason is AnswerReason.NO_ROOM:
-            self._states[opened.fragment] = replace(state, short=opened.version)
+        if reason is AnswerReason.NO_ROOM or (answers and unsent):
+            self._states[fragment] = replace(state, short=opened.version)
         elif answers:
-            self._capture(
-                state.after_capture(opened.version, now, attempt=opened.attempt), now, loss
-            )
+            state = state.after_capture(opened.version, now, attempt=opened.attempt)
+            self._states[fragment] = state
+            began_ns = self._wall_ns()
+            gradient = self._fragments.capture(fragment)
+            header = self._send(state, ContributionKind.OUTER_GRADIENT, gradient, now, loss)
+            self._telemetry.captured(header, Interval(began_ns, header.captured_ns))
 
-    def _look_for(self, state: LearnerFragment, opened: Round) -> LearnerFragment:
-        """Ask whether the answer to a round that is opened again is still in the log."""
-        learner = self._telemetry.identity
-        state = self._states[opened.fragment] = replace(state, attempt=opened.attempt)
-        check = MissingCheck(
-            learner=learner.name,
-            incarnation=learner.incarnation,
-            fragment=opened.fragment,
-            identity=state.identity,
-            round_version=opened.version,
-        )
-        self._mailbox.post_check(check)
-        return state
-
-    def _capture(self, state: LearnerFragment, now: TrainingProgress, loss: float) -> None:
-        self._states[state.fragment] = state
-        began_ns = self._wall_ns()
-        gradient = self._fragments.capture(state.fragment)
-        header = self._header(state, ContributionKind.OUTER_GRADIENT, now, loss=loss)
-        self._telemetry.captured(header, Interval(began_ns, header.captured_ns))
-        self._mailbox.post_outgoing(
-            OutgoingContribution(header, gradient, self._sync.contribution_scheme)
-        )
-
-    def _header(
-        self, state: LearnerFragment, kind: ContributionKind, now: TrainingProgress, *, loss: float
+    def _send(
+        self,
+        state: LearnerFragment,
+        kind: ContributionKind,
+        gradient: Gradient,
+        now: TrainingProgress,
+        loss: float,
     ) -> ContributionHeader:
         learner = self._telemetry.identity
         place = learner.publishing(state.fragment, state.answered, state.identity)
         steps, tokens = claimed(state.origin, now)
-        return ContributionHeader(
+        header = ContributionHeader(
             kind=kind,
             learner=learner.name,
             incarnation=learner.incarnation,
@@ -231,3 +235,8 @@ class Session:
             captured_ns=self._wall_ns(),
             trace_parent=tracing.trace_parent(place),
         )
+        genesis = kind is ContributionKind.GENESIS
+        scheme = "f32" if genesis else self._sync.contribution_scheme
+        self._unsent.add(state.fragment)
+        self.mailbox.order(OutgoingContribution(header, gradient, scheme))
+        return header

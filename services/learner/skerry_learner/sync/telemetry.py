@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import structlog
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -17,32 +15,39 @@ from skerry.algorithm.goodput import Cause, split
 from skerry.protocol.messages import Commit, ContributionHeader, Pulse
 from skerry.protocol.subjects import Subjects
 from skerry.status.view import spent_in
-from skerry.telemetry import instruments, metrics, spans, tracing
+from skerry.telemetry import ids, instruments, metrics, spans, tracing
 from skerry.telemetry.instruments import Observer
 from skerry.telemetry.metrics import Metric
 from skerry.telemetry.spans import Attributes, FinishedSpan, Interval, Messages, SpanEvent, Value
-from skerry_learner.sync.identity import LearnerIdentity
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 MOST_FAILURES = 16
 """Failures to send that a span reports."""
 
 
-class Stopwatch(Iterator[T]):
-    """Passes an iterator's items on and counts the seconds that making them took."""
+@dataclass(frozen=True, slots=True)
+class LearnerIdentity:
+    """One incarnation in one run; ``created_ns`` tells the run from others of its id."""
 
-    def __init__(self, items: Iterator[T]) -> None:
-        self._items = items
-        self.spent_s = 0.0
+    run: str
+    name: str
+    incarnation: int
+    created_ns: int = 0
 
-    def __next__(self) -> T:
-        began_s = time.perf_counter()
-        try:
-            return next(self._items)
-        finally:
-            self.spent_s += time.perf_counter() - began_s
+    @property
+    def start(self) -> tuple[str, int]:
+        """What tells this start of a learner from all others in its run."""
+        return self.name, self.incarnation
+
+    def trace(self, fragment: int, version: int) -> str:
+        """Return the id of the trace of the round that makes this version."""
+        return ids.trace_id(self.run, fragment, version, self.created_ns)
+
+    def publishing(self, fragment: int, version: int, identity: int) -> SpanContext:
+        """Return the span that sends a contribution: the same one at each attempt."""
+        trace = self.trace(fragment, version)
+        return tracing.context(trace, spans.PUBLISH, *self.start, identity)
 
 
 @dataclass(slots=True)
@@ -55,13 +60,6 @@ class Sending:
     began_ns: int | None = None
     failures: int = 0
     events: list[SpanEvent] = field(default_factory=list[SpanEvent])
-
-    def failed(self, event: SpanEvent) -> None:
-        """Note one more failure."""
-        self.failures += 1
-        if len(self.events) == MOST_FAILURES:
-            self.events.pop()
-        self.events.append(event)
 
 
 @dataclass(slots=True)
@@ -80,20 +78,15 @@ class LearnerTelemetry:
 
     def captured(self, header: ContributionHeader, took: Interval) -> None:
         """Report that an outer gradient was taken; the device may still be computing it."""
-        self._note(
-            header.fragment,
-            header.round_version,
-            answered=header.round_version,
-            steps=header.steps,
-            tokens=header.tokens,
-            capture_ms=_ms(took),
-        )
-        _emit_own(spans.CAPTURE, self.identity, header, took, {spans.STEPS: header.steps})
+        version, steps, tokens = header.round_version, header.steps, header.tokens
+        facts = {"answered": version, "steps": steps, "tokens": tokens, "capture_ms": _ms(took)}
+        self._note(header.fragment, version, facts)
+        self._emit_own(spans.CAPTURE, header, took, {spans.STEPS: steps})
 
     def quantised(self, header: ContributionHeader, scheme: str, took: Interval) -> None:
         """Report that it was read off the device and quantised."""
-        self._note(header.fragment, header.round_version, quantise_ms=_ms(took))
-        _emit_own(spans.QUANTISE, self.identity, header, took, {spans.SCHEME: scheme})
+        self._note(header.fragment, header.round_version, {"quantise_ms": _ms(took)})
+        self._emit_own(spans.QUANTISE, header, took, {spans.SCHEME: scheme})
 
     def begins(self, fragment: int, now_ns: int) -> None:
         """Note that a contribution is on its way, unless it has been already."""
@@ -102,8 +95,10 @@ class LearnerTelemetry:
 
     def failed(self, fragment: int, error: str, now_ns: int) -> None:
         """Note that it could not be sent yet."""
-        event = SpanEvent("not_sent", now_ns, {"exception.message": error})
-        self.sending.setdefault(fragment, Sending()).failed(event)
+        sending = self.sending.setdefault(fragment, Sending())
+        sending.failures += 1
+        del sending.events[MOST_FAILURES - 1 :]
+        sending.events.append(SpanEvent("not_sent", now_ns, {"exception.message": error}))
 
     def dropped(self, fragment: int) -> None:
         """Note that it never will be sent."""
@@ -114,74 +109,101 @@ class LearnerTelemetry:
         learner, fragment = self.identity, header.fragment
         sending = self.sending.pop(fragment, Sending())
         took = Interval(now_ns if sending.began_ns is None else sending.began_ns, now_ns)
-        self._note(
-            fragment,
-            header.round_version,
-            publish_ms=_ms(took),
-            sent_bytes=size_bytes,
-            attempts=1 + sending.failures,
-        )
+        attempts = 1 + sending.failures
+        facts = {"publish_ms": _ms(took), "sent_bytes": size_bytes, "attempts": attempts}
+        self._note(fragment, header.round_version, facts)
         subject = Subjects(learner.run).contribution(fragment, learner.name)
         message = f"{learner.name}/{learner.incarnation}/{fragment}/{header.identity}"
-        size = {spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes}
         messages = Messages(spans.CONTRIBUTION, subject, message)
-        events = tuple(sending.events)
-        _emit_own(spans.PUBLISH, self.identity, header, took, size, messages, events)
+        size = {spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes}
+        self._emit_own(spans.PUBLISH, header, took, size, messages, tuple(sending.events))
 
     def received(self, commit: Commit, size_bytes: int, took: Interval) -> None:
         """Report that a global fragment was read and decoded."""
-        self._note(commit.fragment, commit.version, receive_ms=_ms(took), received_bytes=size_bytes)
+        facts = {"receive_ms": _ms(took), "received_bytes": size_bytes}
+        self._note(commit.fragment, commit.version, facts)
         size = {spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes}
-        _emit_global(spans.RECEIVE, self.identity, commit, took, size)
+        self._emit_global(spans.RECEIVE, commit, took, size)
 
     def adopted(self, commit: Commit, before: int, adoption: str, took: Interval) -> None:
-        """Report that the parameters have taken it in: the round is over for this learner."""
-        trace = self.identity.trace(commit.fragment, commit.version)
-        place = _place(spans.ADOPT, self.identity, trace)
-        with tracing.within(place):
-            log.info(
-                "round_adopted",
-                fragment=commit.fragment,
-                version=commit.version,
-                before=before,
-                adoption=adoption,
-                **self._known(commit.fragment, commit.version),
-                adopt_ms=_ms(took),
-            )
-        about: Attributes = {spans.ADOPTION: adoption, spans.BASE_VERSION: before}
-        _emit_global(spans.ADOPT, self.identity, commit, took, about)
+        """Report that the parameters have taken it in: the round is over for this learner.
 
-    def _note(self, fragment: int, version: int, **facts: object) -> None:
-        with self.lock:
-            self.facts.setdefault((fragment, version), {}).update(facts)
-
-    def _known(self, fragment: int, version: int) -> dict[str, object]:
-        """Take what is known of a round and of the fragment's earlier ones, which are over too."""
+        Its line says what is known of it and of the fragment's earlier rounds, which are over too.
+        """
+        fragment, version = commit.fragment, commit.version
         known: dict[str, object] = {}
         with self.lock:
             for key in sorted(k for k in self.facts if k[0] == fragment and k[1] <= version):
                 known |= self.facts.pop(key)
-        return known
+        trace = self.identity.trace(fragment, version)
+        with tracing.within(tracing.context(trace, spans.ADOPT, *self.identity.start)):
+            log.info(
+                "round_adopted",
+                fragment=fragment,
+                version=version,
+                before=before,
+                adoption=adoption,
+                **known,
+                adopt_ms=_ms(took),
+            )
+        about: Attributes = {spans.ADOPTION: adoption, spans.BASE_VERSION: before}
+        self._emit_global(spans.ADOPT, commit, took, about)
+
+    def _note(self, fragment: int, version: int, facts: Mapping[str, object]) -> None:
+        with self.lock:
+            self.facts.setdefault((fragment, version), {}).update(facts)
+
+    def _emit_own(
+        self,
+        operation: str,
+        header: ContributionHeader,
+        took: Interval,
+        more: Attributes,
+        messages: Messages | None = None,
+        events: tuple[SpanEvent, ...] = (),
+    ) -> None:
+        """Emit a span about something that this learner does for a contribution."""
+        trace = self.identity.trace(header.fragment, header.round_version)
+        if tracing.kept(trace):
+            place = tracing.context(trace, operation, *self.identity.start, header.identity)
+            about = {**self._about(header.fragment, header.round_version), **more}
+            root = tracing.context(trace)
+            tracing.emit(FinishedSpan(operation, place, root, took, about, messages, events=events))
+
+    def _emit_global(
+        self, operation: str, commit: Commit, took: Interval, more: Attributes
+    ) -> None:
+        """Emit a span about something that is done with a global fragment: linked to its commit."""
+        trace = self.identity.trace(commit.fragment, commit.version)
+        if tracing.kept(trace):
+            place = tracing.context(trace, operation, *self.identity.start)
+            subject = Subjects(self.identity.run).manifest(commit.fragment)
+            message = f"{commit.fragment}/{commit.version}"
+            messages = Messages(spans.GLOBAL_FRAGMENT, subject, message)
+            about = {**self._about(commit.fragment, commit.version), **more}
+            links = (Link(tracing.context(trace, spans.COMMIT), {spans.SYNCER: commit.syncer}),)
+            root = tracing.context(trace)
+            tracing.emit(FinishedSpan(operation, place, root, took, about, messages, links))
+
+    def _about(self, fragment: int, version: int) -> dict[str, Value]:
+        learner = self.identity.name
+        return {spans.FRAGMENT: fragment, spans.VERSION: version, spans.LEARNER: learner}
 
 
 def observe(learner: LearnerIdentity, newest: Callable[[], Pulse | None]) -> None:
     """Read a learner's metrics from its newest pulse at each collection."""
     of = {metrics.RUN: learner.run, metrics.LEARNER_NAME: learner.name}
+
+    def observer(key: str, read: ReadPulse) -> Observer:
+        def values(_options: CallbackOptions) -> list[Observation]:
+            pulse = newest()
+            found = read(pulse).items() if pulse is not None else ()
+            return [Observation(value, {**of, key: label} if key else of) for label, value in found]
+
+        return values
+
     for metric, (key, read) in PULSE_METRICS.items():
-        instruments.observe(metric, _observer(newest, of, key, read))
-
-
-def _observer(
-    newest: Callable[[], Pulse | None], of: Mapping[str, str], key: str, read: ReadPulse
-) -> Observer:
-    def values(_options: CallbackOptions) -> list[Observation]:
-        pulse = newest()
-        found = read(pulse) if pulse is not None else {}
-        return [
-            Observation(value, {**of, key: label} if key else of) for label, value in found.items()
-        ]
-
-    return values
+        instruments.observe(metric, observer(key, read))
 
 
 def _uses(pulse: Pulse) -> dict[str, float]:
@@ -207,47 +229,6 @@ PULSE_METRICS: Mapping[Metric, tuple[str, ReadPulse]] = {
     ),
 }
 """Metrics that a pulse holds: the attribute that tells its values apart, if any, and the values."""
-
-
-def _place(operation: str, learner: LearnerIdentity, trace: str, *what: int) -> SpanContext:
-    return tracing.context(trace, operation, learner.name, learner.incarnation, *what)
-
-
-def _emit_own(
-    operation: str,
-    learner: LearnerIdentity,
-    header: ContributionHeader,
-    took: Interval,
-    more: Attributes,
-    messages: Messages | None = None,
-    events: tuple[SpanEvent, ...] = (),
-) -> None:
-    """Emit a span about something that this learner does for a contribution."""
-    trace = learner.trace(header.fragment, header.round_version)
-    if tracing.kept(trace):
-        place = _place(operation, learner, trace, header.identity)
-        about = {**_about(learner, header.fragment, header.round_version), **more}
-        root = tracing.context(trace)
-        tracing.emit(FinishedSpan(operation, place, root, took, about, messages, events=events))
-
-
-def _emit_global(
-    operation: str, learner: LearnerIdentity, commit: Commit, took: Interval, more: Attributes
-) -> None:
-    """Emit a span about something that is done with a global fragment: linked to its commit."""
-    trace = learner.trace(commit.fragment, commit.version)
-    if tracing.kept(trace):
-        place, root = _place(operation, learner, trace), tracing.context(trace)
-        subject = Subjects(learner.run).manifest(commit.fragment)
-        message = f"{commit.fragment}/{commit.version}"
-        messages = Messages(spans.GLOBAL_FRAGMENT, subject, message)
-        about = {**_about(learner, commit.fragment, commit.version), **more}
-        links = (Link(tracing.context(trace, spans.COMMIT), {spans.SYNCER: commit.syncer}),)
-        tracing.emit(FinishedSpan(operation, place, root, took, about, messages, links))
-
-
-def _about(learner: LearnerIdentity, fragment: int, version: int) -> dict[str, Value]:
-    return {spans.FRAGMENT: fragment, spans.VERSION: version, spans.LEARNER: learner.name}
 
 
 def _ms(took: Interval) -> float:

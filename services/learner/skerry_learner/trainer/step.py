@@ -14,7 +14,6 @@ from skerry.algorithm.outer import optax_named
 from skerry.algorithm.presets import INNERS
 from skerry.models.base import Model, Params
 from skerry.settings.models import TrainConfig
-from skerry_learner.trainer.schedule import learning_rate
 
 
 class TrainState(NamedTuple):
@@ -59,9 +58,16 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
     )
 
 
-def global_norm(tree: Params) -> jax.Array:
-    """Return the L2 norm over all leaves, an f32 scalar."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+def learning_rate(config: TrainConfig, done: jax.Array) -> jax.Array:
+    """Return the rate at ``done`` in [0, 1] (traced f32 scalar): linear warm-up, then a cosine.
+
+    The rate is never zero at the first step: warm-up starts at one hundredth of the peak.
+    """
+    rising = jnp.maximum(done / config.warmup, 0.01) if config.warmup else jnp.ones_like(done)
+    falling = (done - config.warmup) / (1.0 - config.warmup)
+    cosine = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.clip(falling, 0.0, 1.0)))
+    share = config.lr_final + (1.0 - config.lr_final) * cosine
+    return config.lr * jnp.where(done < config.warmup, rising, share)
 
 
 def make_step(model: Model, config: TrainConfig) -> StepFunction:
@@ -79,7 +85,7 @@ def make_step(model: Model, config: TrainConfig) -> StepFunction:
         state: TrainState, tokens: jax.Array, done: jax.Array, share: jax.Array
     ) -> tuple[TrainState, StepResult]:
         loss, gradients = jax.value_and_grad(model.loss)(state.params, tokens)
-        norm = global_norm(gradients)
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)))
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes in its int32 step count
             updates, moments = optimizer.update(gradients, state.optimizer, state.params)

@@ -1,6 +1,8 @@
 """The learner's training state: parameters, moments, and an anchor per fragment.
 
 Used by one thread. Every call only dispatches; nothing here waits for the device except ``warm``.
+A fragment is cut out of the parameters and put into them by two jitted functions, with the plan's
+slices baked in. Donated leaves are written in place, so a fragment in flight costs its own size.
 """
 
 from __future__ import annotations
@@ -8,25 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import Plan
+from skerry.algorithm import adoption
+from skerry.algorithm.fragments import Fragment, Plan, padded
 from skerry.models.base import Model, Params, path_name
 from skerry.settings.models import RunConfig
-from skerry_learner.trainer.fragments import (
-    Adopt,
-    Capture,
-    Leaves,
-    check_plan,
-    leaves_of,
-    make_adopt,
-    make_capture,
-)
 from skerry_learner.trainer.step import (
     StepFunction,
     StepResult,
@@ -34,6 +28,66 @@ from skerry_learner.trainer.step import (
     make_optimizer,
     make_step,
 )
+
+Leaves: TypeAlias = tuple[jax.Array, ...]
+"""The leaves that a fragment touches, in the order of ``leaves_of``."""
+
+Capture: TypeAlias = Callable[[Leaves, jax.Array], tuple[jax.Array, jax.Array]]
+Adopt: TypeAlias = Callable[[Leaves, jax.Array, jax.Array, np.float32], Leaves]
+
+
+def leaves_of(fragment: Fragment) -> tuple[int, ...]:
+    """Return the numbers of the leaves a fragment has a slice of, ascending."""
+    return tuple(sorted({part.leaf for part in fragment.slices}))
+
+
+def gather(fragment: Fragment, leaves: Leaves) -> jax.Array:
+    """Copy a fragment out of its leaves as its padded vector, f32 [padded_size]."""
+    place = {leaf: i for i, leaf in enumerate(leaves_of(fragment))}
+    parts: list[jax.Array] = []
+    for part in fragment.slices:
+        flat = leaves[place[part.leaf]].reshape(-1)[part.start : part.stop]
+        parts.append(jnp.pad(flat, (0, padded(part.size) - part.size)))
+    return jnp.concatenate(parts)
+
+
+def scatter(fragment: Fragment, vector: jax.Array, leaves: Leaves) -> Leaves:
+    """Return the leaves with a padded vector written into the fragment's slices."""
+    place = {leaf: i for i, leaf in enumerate(leaves_of(fragment))}
+    out = list(leaves)
+    for part, offset in zip(fragment.slices, fragment.offsets, strict=False):
+        leaf = out[place[part.leaf]]
+        values = vector[offset : offset + part.size]
+        flat = leaf.reshape(-1).at[part.start : part.stop].set(values)
+        out[place[part.leaf]] = flat.reshape(leaf.shape)
+    return tuple(out)
+
+
+def make_capture(fragment: Fragment) -> Capture:
+    """Return the jitted ``(leaves, anchor) -> (local, outer gradient)``, all f32 [padded_size].
+
+    The outer gradient is ``anchor - local`` (DiLoCo, arXiv 2311.08105, and its heirs).
+    """
+
+    def capture(leaves: Leaves, anchor: jax.Array) -> tuple[jax.Array, jax.Array]:
+        local = gather(fragment, leaves)
+        return local, anchor - local
+
+    return jax.jit(capture)
+
+
+def make_adopt(fragment: Fragment, method: adoption.Method) -> Adopt:
+    """Return the jitted ``(leaves, base, new, keep) -> leaves``; the leaves passed in are given up.
+
+    ``base`` is the local value that ``new`` already accounts for: what was captured for the
+    contribution, or the anchor when none was. The formulas are ``skerry.algorithm.adoption``'s.
+    """
+
+    def adopt(leaves: Leaves, base: jax.Array, new: jax.Array, keep: jax.Array) -> Leaves:
+        local = gather(fragment, leaves)
+        return scatter(fragment, adoption.adopt(method, local, base, new, keep), leaves)
+
+    return jax.jit(adopt, donate_argnums=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +134,7 @@ class Trainer:
         self._config = config
         self._plan = plan
         programs = programs or Programs.of(model, config, plan)
-        self._init = partial(_zeros_like, model.init) if blank else programs.init
+        self._init = partial(_blank, model.init) if blank else programs.init
         self._init_moments = programs.init_moments
         self._step = programs.step
         self._capture = programs.capture
@@ -89,7 +143,11 @@ class Trainer:
         self._anchors: dict[int, jax.Array] = {}
         self._captured: dict[int, jax.Array] = {}
         self.state = self._fresh()
-        check_plan(jax.tree.leaves(self.state.params), plan.leaves)
+        if [leaf.shape for leaf in jax.tree.leaves(self.state.params)] != [
+            spec.shape for spec in plan.leaves
+        ]:
+            msg = "the parameters do not have the shapes of the plan"
+            raise ValueError(msg)
 
     def warm(self, tick: Callable[[], None]) -> None:
         """Compile everything, calling ``tick`` in between, and leave the state as it began."""
@@ -163,7 +221,9 @@ class Trainer:
         What is in flight stays in flight: its progress comes back with the global state. Parameters
         that are not finite are put out first, since no difference to them is a number.
         """
-        finite: Any = jax.tree.map(_finite, self.state.params)
+        finite: Any = jax.tree.map(
+            lambda leaf: jnp.nan_to_num(leaf, nan=0.0, posinf=0.0, neginf=0.0), self.state.params
+        )
         self.state = TrainState(finite, self.state.optimizer)
         for fragment, anchor in self._anchors.items():
             self._overwrite(fragment, anchor)
@@ -199,11 +259,7 @@ class Trainer:
         self.state = TrainState(params, self.state.optimizer)
 
 
-def _finite(leaf: jax.Array) -> jax.Array:
-    return jnp.nan_to_num(leaf, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _zeros_like(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
+def _blank(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
     """Return zeros in the place of what ``init`` would make, without compiling or running it."""
     shapes = jax.eval_shape(init, key)
     blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, Pulse
-from skerry_learner.sync.identity import LearnerIdentity, Traffic
-from skerry_learner.sync.session import Session
+from skerry_learner.sync.telemetry import LearnerIdentity
 
 STEP_TIME_SHARE = 0.1
 
@@ -20,38 +19,35 @@ class Meter:
     """Measures one incarnation; ``started_s`` is when its process began, by ``clock``.
 
     ``step_time_s`` is an exponential moving average over whole steps, boundary included; busy time
-    leaves boundaries, compilation and steps that only replay out.
+    leaves boundaries, compilation and steps that only replay out. ``wait_s`` is time in which a
+    blocking mode held this learner up.
     """
 
     started_s: float
     clock: Callable[[], float] = time.monotonic
+    phase: LearnerPhase = LearnerPhase.STARTING
+    steps: int = 0
     busy_s: float = 0.0
     replay_s: float = 0.0
     wait_s: float = 0.0
-    prepared_s: dict[LearnerPhase, float] = field(default_factory=dict[LearnerPhase, float])
-    phase: LearnerPhase = LearnerPhase.STARTING
-    entered_s: float = field(init=False)
-    steps: int = 0
     step_time_s: float = 0.0
     loss: float = math.nan
-    pulsed_s: float = field(default=-math.inf)
+    _pulsed_s: float = -math.inf
+    _spent_s: dict[LearnerPhase, float] = field(default_factory=dict[LearnerPhase, float])
+    _entered_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.entered_s = self.started_s
+        self._entered_s = self.started_s
 
     def enter(self, phase: LearnerPhase) -> None:
         """Note that the learner does something else from now on."""
-        self.prepared_s[self.phase] = self.spent_s(self.phase)
-        self.phase, self.entered_s = phase, self.clock()
+        self._spent_s[self.phase] = self.spent_s(self.phase)
+        self.phase, self._entered_s = phase, self.clock()
 
     def spent_s(self, phase: LearnerPhase) -> float:
         """Return the seconds that this incarnation has been in a phase so far."""
-        now_s = self.clock() - self.entered_s if phase is self.phase else 0.0
-        return self.prepared_s.get(phase, 0.0) + now_s
-
-    def waited(self, seconds: float) -> None:
-        """Count time in which a blocking mode held this learner up."""
-        self.wait_s += seconds
+        now_s = self.clock() - self._entered_s if phase is self.phase else 0.0
+        return self._spent_s.get(phase, 0.0) + now_s
 
     def trained(self, busy_s: float, *, replayed: bool = False) -> None:
         """Count the training of one step, before any pulse can be sent after it.
@@ -70,35 +66,25 @@ class Meter:
         The outcome of a step is read during the next one, so the first only says how long it takes
         to hand work to the device: it tells nothing of the step time.
         """
-        if self.steps == 1:
-            return
-        share = STEP_TIME_SHARE if self.step_time_s else 1.0
-        self.step_time_s += share * (whole_s - self.step_time_s)
+        if self.steps > 1:
+            share = STEP_TIME_SHARE if self.step_time_s else 1.0
+            self.step_time_s += share * (whole_s - self.step_time_s)
 
     def due(self, every_s: float) -> bool:
         """Return True if a pulse is due, and count it as sent then."""
-        now = self.clock()
-        if now - self.pulsed_s < every_s:
-            return False
-        self.pulsed_s = now
-        return True
+        now_s = self.clock()
+        due = now_s - self._pulsed_s >= every_s
+        self._pulsed_s = now_s if due else self._pulsed_s
+        return due
 
-    def pulse(
-        self,
-        learner: LearnerIdentity,
-        phase: LearnerPhase,
-        now: TrainingProgress,
-        session: Session,
-        traffic: Traffic,
-        sent_ns: int,
-    ) -> Pulse:
-        """Return the pulse of this instant."""
+    def pulse(self, learner: LearnerIdentity, now: TrainingProgress) -> Pulse:
+        """Return what training has to say at this instant; the sync session adds the rest."""
         return Pulse(
             run=learner.run,
             learner=learner.name,
             incarnation=learner.incarnation,
-            phase=phase,
-            sent_ns=sent_ns,
+            phase=self.phase,
+            sent_ns=0,
             step=now.step,
             steps=now.steps,
             tokens=now.tokens,
@@ -107,18 +93,12 @@ class Meter:
             step_time_s=self.step_time_s,
             busy_s=self.busy_s,
             alive_s=self.clock() - self.started_s,
-            bytes_up=traffic.bytes_up,
-            bytes_down=traffic.bytes_down,
-            contributions=traffic.contributions,
-            versions=session.versions,
-            max_staleness=session.staleness(),
-            syncs_skipped=session.syncs_skipped,
+            bytes_up=0,
+            bytes_down=0,
+            contributions=0,
+            versions=(),
             compile_s=self.spent_s(LearnerPhase.STARTING),
             recover_s=self.spent_s(LearnerPhase.CATCHING_UP),
             wait_s=self.wait_s,
             replay_s=self.replay_s,
-            f32_bytes_up=traffic.f32_bytes_up,
-            f32_bytes_down=traffic.f32_bytes_down,
-            encode_s=traffic.encode_s,
-            decode_s=traffic.decode_s,
         )
