@@ -38,7 +38,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import HealthSettings, RunConfig
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import FaultTarget
-from skerry_health_monitor.web.server import Connections, application, listen, serve_http
+from skerry_health_monitor.web.server import Connections, listen, serve_http
 from tests.support.builders import run_record
 
 CLOSED = (CloseReason.GRACE_OVER, CloseReason.ALL_ARRIVED)
@@ -349,8 +349,7 @@ async def served(
     """Yield the address of a monitor's page over a stage, and the monitor."""
     monitor = Monitor(stage.broker.connect(), RUN, until_finished=False, clock_s=clock_s)
     connections = Connections()
-    hub, routes = page_of(monitor, connections, health or HealthSettings(), target)
-    app = application(lambda: monitor.feed.view, RUN, routes)
+    hub, app = page_of(monitor, connections, health or HealthSettings(), target)
     listening = listen("127.0.0.1", port)
     tasks = [
         asyncio.create_task(monitor.follow()),

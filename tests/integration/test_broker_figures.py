@@ -13,8 +13,8 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
+from skerry.telemetry import metrics
 from skerry_health_monitor.metrics.broker import LIES, Brokers, lost
-from skerry_health_monitor.metrics.telling import Telling
 from tests.support.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -50,12 +50,14 @@ async def test_a_broker_reports_its_clients_its_store_and_its_slowest_reader(
         await reading.aclose()
     assert server.up
     assert server.name == local.monitor_url.removeprefix("http://")
-    assert server.connections >= 1
-    assert server.in_messages >= 1000
-    assert server.in_bytes >= 1000 * 100
-    assert server.memory_bytes > 2**20
-    assert server.held_memory_bytes > 1000 * 100
-    assert server.most_file_bytes > 2**20
+    found = {(p.metric, *p.labels[1:]): p.value for p in server.figures}
+    rooms = {room.storage: room for room in server.rooms}
+    assert found[metrics.BROKER_CONNECTIONS,] >= 1
+    assert found[metrics.BROKER_MESSAGES, "in"] >= 1000
+    assert found[metrics.BROKER_IO, "in"] >= 1000 * 100
+    assert found[metrics.BROKER_MEMORY,] > 2**20
+    assert rooms[Storage.MEMORY].used_bytes > 1000 * 100
+    assert rooms[Storage.FILE].limit_bytes > 2**20
     assert 0 < server.lags[names.stream("PULSE")] < 1000
     assert server.lags[names.stream("LEDGER")] == 0
 
@@ -71,21 +73,16 @@ async def test_a_broker_and_an_account_report_how_full_they_are_and_their_limits
 ) -> None:
     small = NatsServer(tmp_path / "broker", settings=SMALL, monitored=True)
     small.start()
-    telling = Telling(lambda: None, [small.monitor_url])
-    assert telling.stores() == []
-    polling = asyncio.create_task(telling.poll())
+    brokers = Brokers([small.monitor_url])
     try:
         async with NatsBus(small.url, options=NatsOptions(user="a", password="p")) as bus:  # noqa: S106
             await bus.declare(specs("r", window_bytes=2**16))
             await bus.publish(Subjects("r").ledger("run"), b"x" * 860_000)
             own = {room.storage: room for room in await bus.rooms()}
-        async with asyncio.timeout(DEADLINE_S):
-            while not telling.stores():  # noqa: ASYNC110 - nobody says when it has asked
-                await asyncio.sleep(0.05)
+        await brokers.poll()
     finally:
-        polling.cancel()
         small.stop()
-    theirs = {store.room.storage: store.room for store in telling.stores()}
+    theirs = {room.storage: room for room in brokers.servers()[0].rooms}
     assert own[Storage.FILE].limit_bytes == 900 * 1024
     assert theirs[Storage.FILE].limit_bytes == own[Storage.MEMORY].limit_bytes == 2**20
     assert own[Storage.FILE].used_bytes > 860_000

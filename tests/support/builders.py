@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import (
     CheckpointRecord,
     ChunkRef,
@@ -33,6 +34,7 @@ from skerry.protocol.messages import (
     RunState,
     SyncerPulse,
 )
+from skerry.status.report import LearnerRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,6 +247,34 @@ async def until(holds: Callable[[], T], within_s: float = 60.0) -> T:
         while not (found := holds()):  # noqa: ASYNC110 - threads and processes send us no event
             await asyncio.sleep(0.005)
     return found
+
+
+def learner_row(name: str = "a", **changes: Any) -> LearnerRow:
+    """Return the row of a learner that trains well."""
+    row = LearnerRow(
+        name=name,
+        incarnation=1,
+        liveness=Liveness.ALIVE,
+        reason=LivenessReason.PULSING,
+        phase=LearnerPhase.TRAINING,
+        step=5,
+        tokens=100,
+        loss=2.0,
+        step_time_s=0.1,
+        tokens_per_s=50.0,
+        goodput=0.9,
+        bytes_up=1,
+        bytes_down=1,
+        f32_bytes_up=1,
+        f32_bytes_down=1,
+        time={"train": 0.9},
+        contributions=3,
+        staleness=0,
+        syncs_skipped=0,
+        seen_s_ago=0.2,
+        heard=True,
+    )
+    return replace(row, **changes)
 
 
 def wait_until(holds: Callable[[], T], what: str = "it", within_s: float = 60.0) -> T:

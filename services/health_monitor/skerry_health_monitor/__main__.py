@@ -31,7 +31,7 @@ def run(
     from skerry.protocol.subjects import checked_token
     from skerry.service.entry import bus_from, exit_on_error, run_service
     from skerry.service.reporting import BrokerWatch, telemetry
-    from skerry_health_monitor.metrics.sinks import outlets
+    from skerry_health_monitor.metrics.outlets import outlets
     from skerry_health_monitor.service import health_monitor
     from skerry_health_monitor.web.server import listen
 

@@ -1,4 +1,4 @@
-"""The health monitor: follows a run's log, tells who falls silent, and answers over HTTP.
+"""The health monitor: follows a run's log, reports who falls silent, and answers over HTTP.
 
 It keeps nothing: started again, it reads what is newest of each kind and answers at once; then it
 reads the ledger from its beginning, and knows the same as before.
@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
+from starlette.routing import Route
 
 from skerry.errors import BrokerUnavailable, first_cause
 from skerry.protocol.subjects import STREAM_KINDS, Subjects
@@ -19,30 +20,30 @@ from skerry.service.reporting import BrokerWatch
 from skerry.service.shell import outlast, serve
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed
-from skerry.status.recent import RECENT_S
-from skerry.status.report import report
 from skerry.tasks import TaskGroup
+from skerry.telemetry.points import flat
 from skerry_health_monitor.alert_log import AlertLog
-from skerry_health_monitor.metrics.exporting import Exporting
-from skerry_health_monitor.metrics.figures import Known
-from skerry_health_monitor.metrics.prometheus import metrics_route
-from skerry_health_monitor.metrics.telling import Telling
+from skerry_health_monitor.metrics.broker import Brokers
+from skerry_health_monitor.metrics.exporting import export, metrics_route
+from skerry_health_monitor.metrics.figures import Observed, figures
+from skerry_health_monitor.metrics.outlets import Row, write_rows
 from skerry_health_monitor.web.faults import ClusterFaults, fault_route, read_token
-from skerry_health_monitor.web.page import routes
-from skerry_health_monitor.web.picture import Drawn, Page, marks, sections
+from skerry_health_monitor.web.sections import marks, sections
 from skerry_health_monitor.web.server import Connections, application, serve_http
-from skerry_health_monitor.web.stream import Hub, PageFrame
+from skerry_health_monitor.web.stream import EventStream, Hub, PageFrame
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from starlette.applications import Starlette
     from starlette.routing import BaseRoute
 
     from skerry.log.base import Bus, Room, StreamInfo
     from skerry.settings.models import HealthSettings, LocalSettings
-    from skerry.status.model import RunModel
-    from skerry_health_monitor.metrics.sinks import Outlet
+    from skerry.status.model import RunModel, RunSnapshot
+    from skerry.telemetry.points import Figure
+    from skerry_health_monitor.metrics.outlets import Outlet
     from skerry_health_monitor.web.faults import FaultTarget
 
 log = structlog.get_logger()
@@ -53,7 +54,7 @@ MEASURE_S = 15.0
 class Monitor:
     """Follows one run across broker restarts, judges its learners, and keeps its alerts.
 
-    ``lost`` asks the broker which learners have lost their connection, and how many seconds ago.
+    ``brokers`` are asked which learners have lost their connection, and how full their stores are.
     """
 
     def __init__(
@@ -63,20 +64,19 @@ class Monitor:
         *,
         until_finished: bool,
         link: BrokerWatch | None = None,
+        brokers: Brokers | None = None,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
         self.feed = RunFeed(bus, run, clock_s=clock_s)
         self.until_finished = until_finished
         self.link = link or BrokerWatch()
+        self.brokers = brokers or Brokers()
         self.alert_log = AlertLog()
         self.streams: list[StreamInfo] = []
         self.rooms: tuple[Room, ...] = ()
-        self.brokers_stores: Callable[[], Sequence[StreamStore]] = tuple
-        self.lost: Callable[[Collection[str]], Awaitable[Mapping[str, float]]] = no_connections
         self.facts: dict[str, object] = {}
         self.may_inject = False
         self._created_ns = 0
-        self._drawn: Drawn = {}
 
     @property
     def allows_chaos(self) -> bool:
@@ -104,7 +104,7 @@ class Monitor:
     async def _feed(self) -> None:
         while True:
             await outlast(self.feed.session, (BrokerUnavailable,))
-            log.warning("run_begins_anew", run=self.feed.name)
+            log.warning("run_begins_again", run=self.feed.name)
 
     async def _model(self) -> RunModel:
         """Return the newest model, once there is one."""
@@ -123,7 +123,7 @@ class Monitor:
             model = await self._model()
             pulse_s = model.config.liveness.pulse_s
             if not held_up:
-                self.look(model)
+                self.look()
             due_s = clock_s() + pulse_s
             await asyncio.sleep(pulse_s)
             held_up = not held_up and clock_s() - due_s > pulse_s / 2
@@ -134,22 +134,28 @@ class Monitor:
             model = await self._model()
             await asyncio.sleep(model.config.liveness.pulse_s / 2)
             names = model.unconfirmed()
-            if names and (found := await self.lost(names)):
+            if names and (found := await self.brokers.lost(names)):
                 model.closed(found)
-                self.look(model)
+                self.look()
 
-    def look(self, model: RunModel) -> None:
+    def look(self) -> None:
         """Judge every learner, and see what is wrong now."""
-        now_s = self.feed.clock_s()
+        model, now = self.feed.model, self.snapshot()
+        if model is None or now is None:
+            return
         if self._created_ns not in {0, model.record.created_ns}:
-            self.alert_log.update([], now_s)  # what held was said of another log
+            self.alert_log.update([], now.now_s)  # what held was said of another log
         self._created_ns = model.record.created_ns
-        changed = model.judge()
-        stores = [*map(StreamStore, self.rooms), *self.brokers_stores()]
-        malformed = self.feed.counts.since(now_s - RECENT_S)
-        wrong = model.alerts(model.judged, stores, self.link.away_s(now_s), malformed)
-        if self.alert_log.update(wrong, now_s) or changed:
+        changed = model.judge(now.report)
+        if self.alert_log.update(now.alerts, now.now_s) or changed:
             self.feed.changed.set()
+
+    def snapshot(self) -> RunSnapshot | None:
+        """Return the run as of now, None before it is in the log."""
+        servers = self.brokers.servers()
+        stores = [StreamStore(room, server.name) for server in servers for room in server.rooms]
+        away_s = self.link.away_s(self.feed.clock_s())
+        return self.feed.snapshot([*map(StreamStore, self.rooms), *stores], away_s)
 
     async def _measure(self) -> None:
         """Look now and then at how much the run's streams hold, and the account altogether."""
@@ -163,32 +169,27 @@ class Monitor:
                 self.rooms = await bus.rooms()
             await asyncio.sleep(MEASURE_S)
 
-    def known(self) -> Known | None:
-        """Return what metrics are made from, None before the run is in the log."""
-        model, counts = self.feed.model, self.feed.counts
-        return None if model is None else Known(model, counts, self.streams, self.rooms)
+    def figures(self) -> list[Figure]:
+        """Return every metric as of now."""
+        known = self.streams, self.rooms, self.brokers.servers()
+        return figures(Observed(self.snapshot(), self.feed.counts, *known))
+
+    def row(self) -> Row | None:
+        """Return what outlets are given now, None before the run is in the log."""
+        if self.feed.view is None:
+            return None
+        view = self.feed.view
+        return Row(self.feed.clock_s(), view.step, flat(self.figures()), last=view.finished)
 
     def frame(self) -> PageFrame:
         """Return what the page shows now."""
-        now_s, model = self.feed.clock_s(), self.feed.model
-        head = {"now_s": round(now_s, 3), "run": self.feed.name}
-        if model is None:
+        head = {"now_s": round(self.feed.clock_s(), 3), "run": self.feed.name}
+        now = self.snapshot()
+        if now is None:
             return PageFrame(None, None, lambda _: [], head)
-        page = Page(
-            model,
-            report(model.view, now_s),
-            self.alert_log,
-            self.streams,
-            self.link.away_since_s,
-            {**self.facts, "actions": self.may_inject and self.allows_chaos},
-            now_s,
-        )
-        return PageFrame(model, sections(page, self._drawn), lambda after: marks(page, after), head)
-
-
-async def no_connections(names: Collection[str]) -> Mapping[str, float]:  # noqa: ARG001 - asked for all
-    """Return what a broker without a monitoring port knows of lost connections: nothing."""
-    return {}
+        more = {**self.facts, "actions": self.may_inject and self.allows_chaos}
+        shown = sections(now, self.alert_log, self.streams, self.link.away_since_s, more)
+        return PageFrame(now.model, shown, lambda after: marks(now.model, after), head)
 
 
 def page_of(
@@ -196,17 +197,20 @@ def page_of(
     connections: Connections,
     health: HealthSettings,
     target: FaultTarget | None = None,
-) -> tuple[Hub, list[BaseRoute]]:
-    """Return what feeds the monitor's page, and its routes; ConfigError for an unfit token file."""
+) -> tuple[Hub, Starlette]:
+    """Return what feeds the monitor's page, and the application; ConfigError for a token file."""
     feed = monitor.feed
     hub = Hub(monitor.frame, feed.changed)
-    made = routes(hub, lambda: feed.model, feed.bus, connections.cut)
     monitor.facts["trace_url"] = health.trace_url
+    more: list[BaseRoute] = [
+        Route("/api/stream", EventStream(hub, connections.cut)),
+        metrics_route(monitor.figures),
+    ]
     if target is not None and health.token_file is not None:
         token = read_token(health.token_file)
-        made.append(fault_route(target, token, lambda: monitor.allows_chaos))
+        more.append(fault_route(target, token, lambda: monitor.allows_chaos))
         monitor.may_inject = True
-    return hub, made
+    return hub, application(feed, more)
 
 
 async def health_monitor(
@@ -224,22 +228,19 @@ async def health_monitor(
     ``outlets`` are given its metrics besides those who ask for them. Raises ConfigError for a
     token file that cannot be used.
     """
-    monitor = Monitor(bus, run, until_finished=until_finished, link=link)
+    brokers = Brokers(local.metrics.broker_urls)
+    monitor = Monitor(bus, run, until_finished=until_finished, link=link, brokers=brokers)
     connections = Connections()
     cluster = local.health.cluster
     target = None if cluster is None else ClusterFaults(cluster)
-    hub, page = page_of(monitor, connections, local.health, target)
-    telling = Telling(monitor.known, local.metrics.broker_urls)
-    monitor.brokers_stores = telling.stores
-    monitor.lost = telling.lost
-    app = application(lambda: monitor.feed.view, run, [*page, metrics_route(telling.figures)])
+    hub, app = page_of(monitor, connections, local.health, target)
     loops = {
         "follow": monitor.follow,
         "page": hub.run,
         "http": lambda: serve_http(app, listening, connections, hub.close),
-        "broker": telling.poll,
-        "metrics": lambda: telling.write(outlets, local.metrics.every_s),
-        "otlp": Exporting(telling.figures).run,
+        "broker": brokers.run,
+        "metrics": lambda: write_rows(outlets, monitor.row, local.metrics.every_s),
+        "otlp": lambda: export(monitor.figures),
     }
     async with bus:
         await serve(loops, shutdown_s=local.shutdown_s)

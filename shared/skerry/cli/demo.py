@@ -248,7 +248,7 @@ async def _results(cluster: Cluster, recorder: Recorder, now: RunSnapshot) -> di
         "bytes_state": recorder.downlink.state_bytes,
         "bytes_data_parallel_bf16": parallel // 2,
         "parameters": now.model.parameters,
-        "steps": now.model.history.steps_by_learner(),
+        "steps": now.model.view.steps_by_learner(),
         "first_step_s": recorder.first_step_s,
         "recovery_with_compile_s": None if outage is None else outage.wall_s,
         "steps_during_outage": None if outage is None else outage.steps_of_others,

@@ -24,7 +24,6 @@ from skerry.settings import loading
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.format import printable
-from skerry.status.report import to_json
 from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def snapshot_json(now: RunSnapshot) -> dict[str, object]:
         for f in range(now.model.record.fragments)
     ]
     more = {"rounds": rounds, "fragment_age_s": ages, "alerts": [asdict(a) for a in now.alerts]}
-    return {"time_s": now.now_s, **to_json(now.model.view, now.now_s), **more}
+    return {"time_s": now.now_s, **asdict(now.report), **more}
 
 
 @dataclass(slots=True)

@@ -1,30 +1,16 @@
 """What may be wrong with a run: one table for the page, for ``skerry top`` and for Prometheus.
 
-The file of Prometheus rules is generated from it by ``skerry.status.rules``.
+``skerry.status.alerts`` decides what holds. The health monitor exports that as ``skerry.alert``,
+from which Prometheus' rules are made: ``python -m skerry.status.alert_table``.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 
-from skerry.status.recent import (
-    FIRST_S,
-    LATE_ROUNDS,
-    LATE_S,
-    LEAST_GOODPUT,
-    RECENT_S,
-    WAITED_S,
-    WINDOW_S,
-    WORSE,
-)
-
-FLAPS = 3
-LATE_CHECKPOINTS = 5.0
-"""A checkpoint that lacks commits is too old after so many times the time in which one is due,"""
-CHECKPOINT_S = 120.0
-"""and never before this time."""
-NEARLY_FULL = 0.9
+FULL = "remove the streams of runs that are over: a full store takes no more commits."
 
 
 class Severity(StrEnum):
@@ -51,28 +37,20 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A Prometheus rule: see ``skerry.status.rules``. One without a ``summary`` records a series.
-
-    ``for_`` is for how long it must hold. ``severity`` and ``fix`` are its alert's unless given.
-    """
-
-    name: str
-    expr: str
-    summary: str = ""
-    for_: str = ""
-    severity: Severity | None = None
-    fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class AlertKind:
-    """What may be wrong with a run: on the page and in ``skerry top``, and for Prometheus."""
+    """What may be wrong with a run, and the rule by which Prometheus reports it.
+
+    ``rule`` names that rule, which says ``summary`` once it has held ``for_`` so long; without a
+    name there is none. Only Prometheus has those with an expression (``expr``) of their own.
+    """
 
     key: str
     severity: Severity
     fix: str
-    rules: tuple[Rule, ...] = ()
+    rule: str = ""
+    summary: str = ""
+    for_: str = "30s"
+    expr: str = ""
 
     def alert(
         self, text: str, *, of: str = "", severity: Severity | None = None, fix: str = ""
@@ -81,315 +59,179 @@ class AlertKind:
         return Alert(f"{self.key}{of}", severity or self.severity, text, fix or self.fix)
 
 
-GOING = "and on (RUN) skerry_run_finished == 0"
-MINUTES = f"{RECENT_S / 60:.0f}m"
-WINDOW = f"{WINDOW_S / 60:.0f}m"
-WORKED = "run:skerry_learner_worked:seconds"
-MISSED = "run:skerry_round_missed:seconds"
-OF_RUN = "Run {{ $labels.run }}"
-VALUE, SPAN, SHARE = (
-    "{{ $value }}",
-    "{{ $value | humanizeDuration }}",
-    "{{ $value | humanizePercentage }}",
-)
-FULL = "remove the streams of runs that are over: a full store takes no more commits."
-
-RECORDS = (
-    # Time of processes that live: of learners that are down other alerts tell.
-    Rule(
-        "run:skerry_goodput:ratio_rate15m",
-        f"""
-sum by (RUN) (rate(skerry_learner_time_seconds_total{{use="train"}}[{WINDOW}]))
-/ (sum by (RUN) (rate(skerry_learner_time_seconds_total[{WINDOW}])) > 0)""",
-    ),
-    # For how long a learner that is there has been ready, starting and catching up aside: while a
-    # run rests nothing is due, and the first to come back must not look hours late.
-    Rule(
-        WORKED,
-        """
-max by (RUN) (
-  sum by (RUN, learner) (skerry_learner_time_seconds_total{use!~"compile|recover"})
-  and on (RUN, learner) skerry_learner_silence_seconds < 120
-)""",
-    ),
-    Rule(
-        MISSED,
-        f"""
-max by (RUN) (skerry_round_commit_age_seconds) <= {WORKED}
-or {WORKED} < max by (RUN) (skerry_round_commit_age_seconds)""",
-    ),
-)
-
-MONITOR = AlertKind(
-    "monitor",
-    Severity.CRITICAL,
-    "Start it again with the same command: it rebuilds what it knows from the log.",
-    (
-        Rule(
-            "SkerryMonitorDown",
-            'up{job="skerry"} == 0',
-            "The health monitor at {{ $labels.instance }} does not answer: its run is not watched.",
-            "1m",
-        ),
-    ),
-)
 BROKER = AlertKind(
-    "broker",
-    Severity.CRITICAL,
-    "Start it again; everybody catches up by themselves.",
-    (
-        Rule(
-            "SkerryBrokerDown",
-            "skerry_broker_up == 0",
-            "Broker {{ $labels.server }} does not answer on its monitoring port.",
-            "30s",
-            fix="Start it again: learners go on training meanwhile, and everybody catches up.",
-        ),
-    ),
+    "broker", Severity.CRITICAL, "Start it again; everybody catches up by themselves."
 )
 NO_COMMIT = AlertKind(
     "no-commit",
     Severity.CRITICAL,
     "Start a syncer if none runs, or look at its log; learners keep their progress meanwhile.",
-    (
-        # Before the first rounds everybody compiles: then it takes longer to be an alert.
-        Rule(
-            "SkerryNoCommit",
-            f"""
-{MISSED}
-  > {LATE_ROUNDS:g} * max by (RUN) (skerry_round_interval_seconds)
-and (
-  {MISSED} > {FIRST_S:g}
-  or {MISSED} > {LATE_S:g}
-    and on (RUN) sum by (RUN) (skerry_round_duration_seconds_count) > 2
-)
-{GOING}""",
-            f"{OF_RUN}: no commit for {SPAN}, which is more than ten rounds.",
-            "30s",
-            fix="Look at the syncer's log,"
-            " and whether as many learners as the quorum asks for are alive.",
-        ),
-        # Without parameters no learner trains, so that no round is expected: no syncer was started.
-        Rule(
-            "SkerryLearnersWait",
-            f"""
-skerry_round_commit_age_seconds > {WAITED_S:g}
-and on (RUN)
-  max by (RUN) (rate(skerry_learner_time_seconds_total{{use="recover"}}[5m])) > 0.9
-unless on (RUN) skerry_round_interval_seconds
-unless on (RUN) skerry_run_finished == 1""",
-            f"{OF_RUN}: learners wait for parameters, and nothing was committed for {SPAN}.",
-            "30s",
-            fix="Start a syncer if none runs, or look at its log.",
-        ),
-    ),
+    "SkerryNoCommit",
+    "no round has been committed for too long.",
 )
 GONE = AlertKind(
     "gone",
     Severity.WARNING,
     "They come back by themselves if their processes still run. If not, start them again under"
     " the same names: they go on from the log.",
-    (
-        Rule(
-            "SkerryNobodyTrains",
-            f"""
-sum by (RUN) (skerry_learners{{state="alive"}}) == 0
-{GOING}""",
-            f"{OF_RUN}: no learner is alive.",
-            "2m",
-            Severity.CRITICAL,
-            "Start learners; under the same names they go on from the log.",
-        ),
-        # A name is never forgotten: one whose place a newer name has taken is not missed.
-        Rule(
-            "SkerryLearnerGone",
-            f"""
-skerry_learners_missed > 0
-{GOING}""",
-            f"{OF_RUN}: {VALUE} of its learners gone.",
-            "1m",
-            fix="Start them again under the same names: each goes on from the log.",
-        ),
-    ),
+    "SkerryLearnerGone",
+    "learners are gone.",
+    "1m",
 )
 SUSPECT = AlertKind("suspect", Severity.INFO, "Nothing yet: rounds do not wait for them.")
 FLAPPING = AlertKind(
     "flapping-",
     Severity.WARNING,
     "Read the end of its log: it dies of the same thing each time.",
-    (
-        # Changes and not their sum: the members of a run restored under its id begin from 1.
-        Rule(
-            "SkerryLearnerFlapping",
-            f"changes(skerry_learner_incarnation[{MINUTES}]) >= {FLAPS}",
-            f"{OF_RUN}: {{{{ $labels.learner }}}} was started {VALUE} times within ten minutes.",
-        ),
-    ),
+    "SkerryLearnerFlapping",
+    "a learner is started again and again ({{ $labels.alert }}).",
+    "",
 )
 LOSS = AlertKind(
     "loss",
     Severity.CRITICAL,
     "Such steps are skipped and weigh nothing. If it is alone, look at its data and its hardware;"
     " lower train.lr if all diverge.",
-    (
-        Rule(
-            "SkerryLossNotFinite",
-            f"""
-skerry_learner_diverged == 1
-{GOING}""",
-            f"{OF_RUN}: the loss of {{{{ $labels.learner }}}} is not finite.",
-            "30s",
-        ),
-    ),
+    "SkerryLossNotFinite",
+    "the loss of a learner is not finite.",
 )
 HELD_OUT = AlertKind(
     "held-out",
     Severity.WARNING,
     "Go back to a checkpoint from before: skerry up --from.",
-    (
-        # Three evaluations in a row, however long ago: the monitor knows which they are, and the
-        # best of this run on the same text. A range of time knows neither.
-        Rule(
-            "SkerryHeldOutLossWorse",
-            f"""
-skerry_held_out_recent > {1 + WORSE:g} * skerry_held_out_best
-{GOING}""",
-            f'{OF_RUN}: held-out loss {{{{ printf "%.3f" $value }}}} ({{{{ $labels.evaluator }}}})'
-            " is well above its best.",
-            "1m",
-        ),
-    ),
+    "SkerryHeldOutLossWorse",
+    "held-out loss is well above its best.",
+    "1m",
 )
 TEXTS = AlertKind(
     "texts",
     Severity.WARNING,
     "Give all of them the same text.",
-    (
-        Rule(
-            "SkerryEvaluatorsDisagree",
-            f"""
-skerry_held_out_texts > 1
-{GOING}""",
-            f"{OF_RUN}: evaluators read {VALUE} different texts, whose losses cannot be compared.",
-            "1m",
-        ),
-    ),
+    "SkerryEvaluatorsDisagree",
+    "evaluators read different texts, whose losses cannot be compared.",
+    "1m",
 )
 GOODPUT = AlertKind(
     "goodput",
     Severity.WARNING,
     "The split of the learners' time says where the rest went.",
-    (
-        Rule(
-            "SkerryGoodputLow",
-            f"""
-run:skerry_goodput:ratio_rate15m < {LEAST_GOODPUT:g}
-{GOING}""",
-            f"{OF_RUN}: goodput of the last 15 minutes is {SHARE}.",
-            "10m",
-            fix="The split of the learners' time (skerry_learner_time_seconds_total by use) says"
-            " where the rest went.",
-        ),
-    ),
+    "SkerryGoodputLow",
+    "goodput of the last 15 minutes is low.",
+    "10m",
 )
 REFUSED = AlertKind(
     "refused",
     Severity.WARNING,
     "too_stale: the learner is slower than sync.max_staleness allows; others: see the syncer's"
     " log.",
-    (
-        Rule(
-            "SkerryContributionsRefused",
-            f"""
-sum by (RUN, cause) (
-  increase(skerry_contributions_total{{outcome="refused"}}[{MINUTES}])
-) > 0""",
-            f"{OF_RUN}: contributions were refused as {{{{ $labels.cause }}}} within ten minutes.",
-            fix="too_stale: a learner is slower than sync.max_staleness allows; for others see the"
-            " syncer's log.",
-        ),
-    ),
+    "SkerryContributionsRefused",
+    "contributions were refused within ten minutes.",
+    "",
 )
 CHECKPOINT = AlertKind(
     "checkpoint",
     Severity.WARNING,
     "Look at the checkpointer's log and at the room where it writes.",
-    (
-        # One that holds every commit is as new as it can be, however long ago it was written, and
-        # of one that lacks some it counts since when: after an outage the first commit is new.
-        Rule(
-            "SkerryCheckpointTooOld",
-            f"""
-skerry_checkpoint_age_seconds
-and skerry_checkpoint_behind_time_seconds > {CHECKPOINT_S:g}
-and skerry_checkpoint_behind_time_seconds
-  > {LATE_CHECKPOINTS:g} * skerry_checkpoint_interval_seconds
-and on (RUN) {WORKED} > {CHECKPOINT_S:g}
-and on (RUN) {WORKED} > {LATE_CHECKPOINTS:g} * skerry_checkpoint_interval_seconds
-and skerry_run_finished == 0""",
-            f"{OF_RUN}: the newest checkpoint is {SPAN} old.",
-            "1m",
-            fix="Look at the checkpointer's log, and at the room where it writes.",
-        ),
-    ),
+    "SkerryCheckpointTooOld",
+    "the newest checkpoint is too old.",
+    "1m",
 )
 STORE = AlertKind(
     "store-",
     Severity.CRITICAL,
     f"Raise the account's limit, or {FULL}",
-    (
-        # The only stream with a limit of its own, the window of contributions, drops its oldest by
-        # design: what fills up is the store that all of them share, or an account's share of it.
-        Rule(
-            "SkerryBrokerStoreNearLimit",
-            f"""
-skerry_broker_storage_bytes
-/ (skerry_broker_storage_limit_bytes > 0) > {NEARLY_FULL:g}""",
-            f"Broker {{{{ $labels.server }}}}: its {{{{ $labels.storage }}}} store is {SHARE}"
-            " full.",
-            "1m",
-            fix=f"Raise max_{{{{ $labels.storage }}}}_store, or {FULL}",
-        ),
-        Rule(
-            "SkerryAccountNearLimit",
-            f"""
-skerry_account_storage_bytes
-/ (skerry_account_storage_limit_bytes > 0) > {NEARLY_FULL:g}""",
-            f"{OF_RUN}: the {{{{ $labels.storage }}}} store of its NATS account is {SHARE} full.",
-            "1m",
-        ),
-    ),
-)
-READER = AlertKind(
-    "reader",
-    Severity.WARNING,
-    "Find the slow one: `nats consumer report` on that stream.",
-    (
-        Rule(
-            "SkerryReaderBehind",
-            "skerry_stream_lag > 10000",
-            f"{OF_RUN}: a reader of stream {{{{ $labels.stream }}}} is {VALUE} messages behind.",
-            "10m",
-        ),
-    ),
+    "SkerryStoreNearLimit",
+    "a store of the broker or of its account is nearly full ({{ $labels.alert }}).",
+    "1m",
 )
 MALFORMED = AlertKind(
     "malformed",
     Severity.WARNING,
-    "Run `skerry ledger verify`; somebody may run another version of Skerry.",
-    (
-        Rule(
-            "SkerryMalformed",
-            f"""
-sum by (RUN, message) (increase(skerry_monitor_malformed_total[{MINUTES}])) > 0""",
-            f"{OF_RUN}: records of kind {{{{ $labels.message }}}} could not be read.",
-            fix="Run `skerry ledger verify`; somebody may run another version of Skerry, or write"
-            " who should not.",
-        ),
+    "Run `skerry ledger verify`; somebody may run another version of Skerry, or write who should"
+    " not.",
+    "SkerryMalformed",
+    "records could not be read.",
+    "",
+)
+OF_PROMETHEUS = (
+    AlertKind(
+        "monitor",
+        Severity.CRITICAL,
+        "Start it again with the same command: it rebuilds what it knows from the log.",
+        "SkerryMonitorDown",
+        "The health monitor at {{ $labels.instance }} does not answer: its run is not watched.",
+        "1m",
+        'up{job="skerry"} == 0',
+    ),
+    AlertKind(
+        "server",
+        Severity.CRITICAL,
+        "Start it again: learners go on training meanwhile, and everybody catches up.",
+        "SkerryBrokerDown",
+        "Broker {{ $labels.server }} does not answer on its monitoring port.",
+        expr='skerry_broker_up{job="skerry"} == 0',
+    ),
+    AlertKind(
+        "nobody",
+        Severity.CRITICAL,
+        "Start learners; under the same names they go on from the log.",
+        "SkerryNobodyTrains",
+        "Run {{ $labels.run }}: no learner is alive.",
+        "2m",
+        'skerry_learners{job="skerry", state="alive"} == 0'
+        ' and on (job, instance, run) skerry_run_finished{job="skerry"} == 0',
+    ),
+    AlertKind(
+        "reader",
+        Severity.WARNING,
+        "Find the slow one: `nats consumer report` on that stream.",
+        "SkerryReaderBehind",
+        "Run {{ $labels.run }}: a reader of stream {{ $labels.stream }} is {{ $value }} messages"
+        " behind.",
+        "10m",
+        'skerry_stream_lag{job="skerry"} > 10000',
     ),
 )
+"""What only Prometheus reports, from a scrape or from its absence."""
 ALERTS = (
-    *(MONITOR, BROKER, NO_COMMIT, GONE, SUSPECT, FLAPPING, LOSS, HELD_OUT, TEXTS, GOODPUT),
-    *(REFUSED, CHECKPOINT, STORE, READER, MALFORMED),
+    *(BROKER, NO_COMMIT, GONE, SUSPECT, FLAPPING, LOSS, HELD_OUT, TEXTS, GOODPUT, REFUSED),
+    *(CHECKPOINT, STORE, MALFORMED),
 )
-"""What the page and ``skerry top`` say, and what Prometheus can tell from a scrape alone."""
+"""What the page and ``skerry top`` say, and the monitor exports."""
+
+HEAD = """\
+# What an operator wants to be woken for, or to find in the morning: what the health monitor's page
+# says, and what only Prometheus sees. Generated from the table in skerry/status/alert_table.py:
+# python -m skerry.status.alert_table > infra/prometheus/rules.yml
+# Check and test: promtool test rules infra/prometheus/rules_test.yml
+#
+# severity: critical stops training or loses work, warning costs goodput.
+groups:
+  - name: skerry
+    rules:
+"""
+
+
+def rules() -> str:
+    """Return the file of Prometheus' rules."""
+    return HEAD + "\n".join(_rule(kind) for kind in (*OF_PROMETHEUS, *ALERTS) if kind.rule)
+
+
+def _rule(kind: AlertKind) -> str:
+    """Return a rule; one that is made from ``skerry_alert`` has its severity from there."""
+    key = f'=~"{kind.key}.*"' if kind.key.endswith("-") else f'="{kind.key}"'
+    expr = kind.expr or f'skerry_alert{{job="skerry", alert{key}}} == 1'
+    summary = kind.summary if kind.expr else f"Run {{{{ $labels.run }}}}: {kind.summary}"
+    lines = [f"- alert: {kind.rule}", f"  expr: {expr}"]
+    lines += [f"  for: {kind.for_}"] if kind.for_ else []
+    lines += [f"  labels: {{severity: {kind.severity}}}"] if kind.expr else []
+    lines += [
+        "  annotations:",
+        f"    summary: {json.dumps(summary)}",
+        f"    fix: {json.dumps(kind.fix)}",
+    ]
+    return "".join(f"      {line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    print(rules(), end="")

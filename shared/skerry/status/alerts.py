@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.algorithm.liveness import Liveness
+from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import LearnerPhase
 from skerry.status import alert_table as table
-from skerry.status.alert_table import (
-    CHECKPOINT_S,
-    FLAPS,
-    LATE_CHECKPOINTS,
-    NEARLY_FULL,
-    Alert,
-    Severity,
-)
+from skerry.status.alert_table import Alert, Severity
 from skerry.status.format import clip, duration
-from skerry.status.recent import (
-    FIRST_S,
-    LEAST_GOODPUT,
-    RECENT_S,
-    STARTING_S,
-    WAITED_S,
-    WINDOW_S,
-    awaited,
-    diverged,
-    ending,
-    held_out,
-    late_after_s,
-    missed,
-    round_s,
-)
+from skerry.status.recent import RECENT_S, WINDOW_S
+from skerry.status.report import recent_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from skerry.log.base import Room
+    from skerry.settings.models import RunConfig
     from skerry.status.recent import Recent
-    from skerry.status.report import LearnerRow, RunReport
+    from skerry.status.report import EvaluationRow, LearnerRow, RunReport
 
-ANSWERING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
-"""What learners do that answer rounds."""
+LEAST_GOODPUT = 0.5
+"""Below this it is low."""
+LATE_ROUNDS = 10.0
+"""No commit for this many expected rounds,"""
+LATE_S = 20.0
+"""and for this long, is too long."""
+FIRST_S = 120.0
+"""While the first rounds are still to come, everybody compiles: it takes this long to be so."""
+WAITED_S = 300.0
+"""A learner that catches up for so long waits for parameters that no syncer commits."""
+STARTING_S = 1800.0
+"""A learner that starts when all others have finished may take this long: none compiles longer."""
 ENDING = 2.0
 """Once all have finished, so many timeouts of a round pass before something is wrong: one in which
 the syncer waits for learners that fell silent at work, and one for the last round."""
+LATE_CHECKPOINTS, CHECKPOINT_S = 5.0, 120.0
+"""A checkpoint that lacks commits is too old after so many times the time in which one is due, and
+never before this time."""
+FLAPS = 3
+NEARLY_FULL = 0.9
+WORSE, JUDGED = 0.1, 3
+"""Held-out loss this share above its best goes the wrong way, if it does so many times in a row."""
 MOST_NAMES = 4
 
 
@@ -69,10 +67,7 @@ class Situation:
     now: RunReport
     lately: Recent
     gap_s: float | None
-    checkpoint_every_s: float
-    quorum: int
-    h_steps: int
-    round_timeout_s: float
+    config: RunConfig
     stores: Sequence[StreamStore] = ()
     broker_away_s: float | None = None
     malformed: int = 0
@@ -81,28 +76,44 @@ class Situation:
 
 def alerts(seen: Situation) -> list[Alert]:
     """Return what holds now, the worst first."""
-    found = [*_broker(seen)]
-    if not seen.now.run.finished:
-        found += [*_rounds(seen), *_learners(seen), *_quality(seen), *_checkpoints(seen)]
-    found += [*_log(seen)]
-    return sorted(found, key=lambda alert: alert.severity.rank, reverse=True)
-
-
-def _broker(seen: Situation) -> Iterator[Alert]:
+    found: list[Alert] = []
     if seen.broker_away_s is not None:
-        yield table.BROKER.alert(
+        text = (
             f"The broker has not answered for {duration(seen.broker_away_s)}: what is shown "
             "here stands still, learners go on training."
         )
+        found.append(table.BROKER.alert(text))
+    if not seen.now.run.finished:
+        found += [*_rounds(seen), *_learners(seen), *_quality(seen), *_checkpoints(seen)]
+    found += _log(seen)
+    return sorted(found, key=lambda alert: alert.severity.rank, reverse=True)
+
+
+def round_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:
+    """Return the seconds between two commits that are expected.
+
+    By the interval of recent commits, ``gap_s``; before there is one, by the longest steps.
+    """
+    if gap_s is not None:
+        return gap_s
+    return h_steps * max((row.step_time_s for row in rows), default=0.0)
+
+
+def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:
+    """Return after how long without a commit something is wrong; see ``round_s``."""
+    least_s = FIRST_S if gap_s is None else LATE_S
+    return max(least_s, LATE_ROUNDS * round_s(gap_s, h_steps, rows))
 
 
 def _rounds(seen: Situation) -> Iterator[Alert]:
     run, gap_s, rows = seen.now.run, seen.gap_s, seen.now.learners
+    timeout_s = seen.config.sync.round_timeout_s
     ago_s = run.wall_s if run.last_round_s_ago is None else run.last_round_s_ago
     missed_s = min(ago_s, _there_s(rows))
-    limit_s = late_after_s(gap_s, seen.h_steps, rows)
-    if ending(rows):
-        limit_s = max(limit_s, FIRST_S, ENDING * seen.round_timeout_s)
+    limit_s = late_after_s(gap_s, seen.config.sync.h_steps, rows)
+    there = [row for row in rows if row.liveness is not Liveness.GONE]
+    if all(row.phase is LearnerPhase.FINISHED for row in there):  # they wait for the run's end
+        limit_s = max(limit_s, FIRST_S, ENDING * timeout_s)
     if missed_s > limit_s:
         usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"
         yield table.NO_COMMIT.alert(
@@ -110,10 +121,9 @@ def _rounds(seen: Situation) -> Iterator[Alert]:
             if run.last_round_s_ago is None
             else f"No round has been committed for {duration(missed_s)}{usual}."
         )
-    elif coming := awaited(rows):
-        there = [row for row in rows if row.liveness is not Liveness.GONE]
+    elif coming := _awaited(there):
         missed_s = min(ago_s, max(row.worked_s for row in there))
-        if missed_s > max(STARTING_S, ENDING * seen.round_timeout_s):
+        if missed_s > max(STARTING_S, ENDING * timeout_s):
             yield table.NO_COMMIT.alert(
                 f"No round has been committed for {duration(missed_s)}: all others have finished,"
                 f" and the run waits for {_names(coming)} to start.",
@@ -128,33 +138,38 @@ def _there_s(rows: Sequence[LearnerRow]) -> float:
     vain: while a run rests nothing is due, and the first to come back must not look hours late.
     Once all have finished they wait for the last rounds; before, the syncer waits with them.
     """
-    worked = (row.worked_s for row in [*(row for row in rows if row.at_work), *ending(rows)])
-    waited = (row.waited_s for row in rows if _waits(row))
+    there = [row for row in rows if row.liveness is not Liveness.GONE]
+    ending = all(row.phase is LearnerPhase.FINISHED for row in there)
+    worked = [row.worked_s for row in there if ending or row.at_work]
+    waited = [row.waited_s for row in there if row.waited_s > WAITED_S]
     return max([*worked, *waited], default=0.0)
 
 
-def _waits(row: LearnerRow) -> bool:
-    """Return True if a learner is there, and has caught up for longer than that ever takes."""
-    return row.liveness is not Liveness.GONE and row.waited_s > WAITED_S
+def _awaited(there: Sequence[LearnerRow]) -> list[LearnerRow]:
+    """Return who is starting while all others have finished, and the end of the run waits for it.
+
+    A learner that catches up is reported by how long it has waited.
+    """
+    coming = [row for row in there if row.phase is not LearnerPhase.FINISHED]
+    starting = all(row.phase is LearnerPhase.STARTING for row in coming)
+    return coming if starting and len(coming) < len(there) else []
 
 
 def _learners(seen: Situation) -> Iterator[Alert]:
-    rows = seen.now.learners
-    gone = missed(rows)
-    suspect = [r for r in rows if r.liveness is Liveness.SUSPECT]
-    working = sum(r.liveness is Liveness.ALIVE and r.phase in ANSWERING for r in rows)
-    if gone:
-        short = working < seen.quorum
+    rows, quorum = seen.now.learners, seen.config.sync.quorum
+    if gone := missed(rows):
+        answering = {LearnerPhase.TRAINING, LearnerPhase.FINISHED}
+        working = sum(r.liveness is Liveness.ALIVE and r.phase in answering for r in rows)
+        short = f": {working} of the {quorum} that a round needs are left" * (working < quorum)
         yield table.GONE.alert(
-            f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone"
-            + (f": {working} of the {seen.quorum} that a round needs are left." if short else "."),
-            severity=Severity.CRITICAL if short else Severity.WARNING,
+            f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone{short}.",
+            severity=Severity.CRITICAL if short else None,
             fix=""
             if len(gone) > 1
             else "It comes back by itself if its process still runs. If not, start it again under"
             " the same name: it goes on from the log.",
         )
-    if suspect:
+    if suspect := [r for r in rows if r.liveness is Liveness.SUSPECT]:
         yield table.SUSPECT.alert(
             f"{_names(suspect)} {'has' if len(suspect) == 1 else 'have'} been silent or stood "
             "still for longer than usual."
@@ -164,12 +179,36 @@ def _learners(seen: Situation) -> Iterator[Alert]:
             text = f"{clip(name)} was started {count} times within {duration(RECENT_S)}."
             yield table.FLAPPING.alert(text, of=name)
     if refused := seen.lately.refused(seen.now_s):
-        causes = ", ".join(
-            f"{n} {clip(cause)}" for cause, n in sorted(refused.most_common(MOST_NAMES))
-        )
+        common = sorted(refused.most_common(MOST_NAMES))
+        causes = ", ".join(f"{n} {clip(cause)}" for cause, n in common)
         yield table.REFUSED.alert(
             f"Contributions were refused within {duration(RECENT_S)}: {causes}."
         )
+
+
+def missed(rows: Sequence[LearnerRow]) -> list[LearnerRow]:
+    """Return who is gone without a goodbye, and whose place no other has taken since.
+
+    A view keeps every name: one that was replaced under another would be missed for ever. So each
+    name that first joined after another fell silent stands in for one, whatever became of it; one
+    that joined before is no stand-in, however many are left.
+    """
+
+    def silent_s(row: LearnerRow) -> float:  # never before it came, whatever its own clock says
+        return min(row.seen_s_ago, row.seen_s_ago if row.joined_s_ago is None else row.joined_s_ago)
+
+    gone = [
+        row
+        for row in rows
+        if row.liveness is Liveness.GONE and row.reason is not LivenessReason.STOPPED
+    ]
+    gone.sort(key=silent_s, reverse=True)
+    came = [row.joined_s_ago for row in rows if row.joined_s_ago is not None]
+    for joined_s_ago in sorted(came, reverse=True):
+        replaced = next((row for row in gone if silent_s(row) > joined_s_ago), None)
+        if replaced is not None:
+            gone.remove(replaced)
+    return [row for row in rows if row in gone]
 
 
 def _quality(seen: Situation) -> Iterator[Alert]:
@@ -184,21 +223,50 @@ def _quality(seen: Situation) -> Iterator[Alert]:
     if nan := diverged(seen.now.learners):
         yield table.LOSS.alert(f"The loss of {_names(nan)} is not finite.")
     judged = {} if seen.evaluating else held_out(seen.now.evaluations)
-    if worse := [found for found in judged.values() if found.worse]:
+    if worse := [found for found in judged.values() if found.recent > found.best * (1 + WORSE)]:
         yield table.HELD_OUT.alert(
             f"Held-out loss {worse[0].newest:.3f} is well above its best, {worse[0].best:.3f}."
         )
 
 
+class HeldOut(NamedTuple):
+    """Losses on one text so far: the newest, the least of all, and the least of the newest three.
+
+    In nats per token. One evaluation alone proves nothing.
+    """
+
+    newest: float
+    best: float
+    recent: float
+
+
+def held_out(evaluations: Sequence[EvaluationRow]) -> dict[str, HeldOut]:
+    """Return what recent evaluators found on the text that each read last, by their names.
+
+    Losses on one text are those of one model: an evaluator that took another's
+    place goes on from its best, one that was given another text starts again.
+    """
+    found: dict[str, HeldOut] = {}
+    for evaluator, text in recent_texts(evaluations).items():
+        losses = [e.loss for e in evaluations if e.text == text and e.loss is not None]
+        if losses:
+            found[evaluator] = HeldOut(losses[-1], min(losses), min(losses[-JUDGED:]))
+    return found
+
+
+def diverged(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
+    """Return who trains with a loss that is no finite number."""
+    return [row for row in rows if row.heard and row.loss is None and row.takes_steps]
+
+
 def _checkpoints(seen: Situation) -> Iterator[Alert]:
-    run = seen.now.run
+    run, config, rows = seen.now.run, seen.config, seen.now.learners
     ago_s = run.wall_s if run.checkpoint_s_ago is None else run.checkpoint_s_ago
     # Between two rounds there is nothing new to write, however often one may be written.
-    due_s = max(seen.checkpoint_every_s, round_s(seen.gap_s, seen.h_steps, seen.now.learners))
-    limit_s = max(CHECKPOINT_S, LATE_CHECKPOINTS * due_s)
+    due_s = max(config.checkpoint.every_s, round_s(seen.gap_s, config.sync.h_steps, rows))
     # Not by its age alone: after an outage the first commit is one that a checkpoint just lacks.
-    late_s = min(ago_s, run.checkpoint_lacks_s, _there_s(seen.now.learners))
-    if run.checkpoint_lacks and late_s > limit_s:
+    late_s = min(ago_s, run.checkpoint_lacks_s, _there_s(rows))
+    if run.checkpoint_lacks and late_s > max(CHECKPOINT_S, LATE_CHECKPOINTS * due_s):
         yield table.CHECKPOINT.alert(
             f"There is no checkpoint after {duration(ago_s)}."
             if run.checkpoint is None

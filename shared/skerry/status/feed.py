@@ -40,14 +40,7 @@ if TYPE_CHECKING:
 AHEAD_S = 60.0
 RETRY_S = 1.0
 AHEAD: tuple[type[RunMessage], ...] = (MemberRecord, Pulse, Commit, CheckpointRecord, Evaluation)
-FOLLOWED: tuple[type[RunMessage], ...] = (
-    MemberRecord,
-    Commit,
-    CheckpointRecord,
-    Evaluation,
-    Pulse,
-    Round,
-)
+FOLLOWED: tuple[type[RunMessage], ...] = (*AHEAD, Round)
 STORED: tuple[type[RunMessage], ...] = (MemberRecord, Evaluation, Commit)
 NEWEST: tuple[type[RunMessage], ...] = (Pulse, CheckpointRecord)
 """What a single look reads from its beginning, and of what it reads the newest alone."""

@@ -17,18 +17,19 @@ from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
     Evaluation,
-    LearnerPhase,
+    MemberRecord,
     Pulse,
     begins_history,
-    is_round,
 )
-from skerry.status.curves import Bin, Curves
+from skerry.status.commit_totals import Bin, Curves
 from skerry.status.recent import Recent
 from skerry.status.sources import MOST_LEARNERS
-from skerry.status.timeline import CommittedRound, Timeline, committed_round
+from skerry.status.timeline import Timeline, committed_round
+from skerry.status.view import ENDED
 
 if TYPE_CHECKING:
-    from skerry.protocol.messages import MemberRecord
+    from collections.abc import Iterable
+
     from skerry.status.report import LearnerRow
     from skerry.status.view import Message
 
@@ -75,26 +76,6 @@ class Lane:
 
 
 @dataclass(slots=True)
-class StepCount:
-    """Steps taken, summed over the incarnations that pulses reported."""
-
-    earlier: int = 0
-    incarnation: int = 0
-    steps: int = 0
-
-    def pulsed(self, pulse: Pulse) -> None:
-        if pulse.incarnation > self.incarnation:
-            self.earlier += self.steps
-            self.incarnation, self.steps = pulse.incarnation, 0
-        if pulse.incarnation == self.incarnation:
-            self.steps = max(self.steps, pulse.steps)
-
-    @property
-    def total(self) -> int:
-        return self.earlier + self.steps
-
-
-@dataclass(slots=True)
 class History:
     """Everything beside the view; ``fragments`` is P."""
 
@@ -102,7 +83,6 @@ class History:
     timeline: Timeline = field(default_factory=Timeline)
     curves: Curves = field(default_factory=Curves)
     lanes: dict[str, Lane] = field(default_factory=dict[str, Lane])
-    work: dict[str, StepCount] = field(default_factory=dict[str, StepCount])
     lately: Recent = field(default_factory=Recent)
     marks: deque[MergedMark] = field(default_factory=lambda: deque[MergedMark](maxlen=MOST_MARKS))
     numbered: int = 0
@@ -113,107 +93,67 @@ class History:
         """Fold in any message that comes without its place in the ledger."""
         match message:
             case Pulse():
-                self._pulsed(message, now_s)
+                self.timeline.pulsed(message, now_s)
+                self.lately.pulsed(message, now_s)
+                self._lane(message.learner)
+            case MemberRecord():
+                self._lane(message.learner).host = message.host
+                self.lately.joined(message, now_s)
             case CheckpointRecord():
-                self._checkpoint(message)
-            case Evaluation():
-                self._evaluated(message)
+                self.checkpoints.pop(message.path, None)
+                self.checkpoints[message.path] = message
+                while len(self.checkpoints) > MOST_CHECKPOINTS:
+                    del self.checkpoints[next(iter(self.checkpoints))]
+            case Evaluation(sample=sample, evaluated_ns=at_ns):
+                if sample and all(held.evaluated_ns != at_ns for held in self.samples):
+                    if len(self.samples) >= MOST_SAMPLES:
+                        self.samples = self.samples[::2]
+                    self.samples.append(message)
             case _:
                 pass
 
-    def joined(self, member: MemberRecord, at_s: float) -> None:
-        """Fold in a learner's start that the ledger had at ``at_s``; twice changes nothing."""
-        self._lane(member.learner).host = member.host
-        self.lately.joined(member, at_s)
-
     def committed(self, commit: Commit, sequence: int, stored_s: float, at_s: float) -> None:
-        """Fold in a commit, where and when the ledger has it; twice changes nothing.
+        """Fold in the next commit of a fragment, where and when the ledger has it.
 
         ``stored_s`` is that time by the broker's clock, ``at_s`` by the watcher's clock.
         """
-        newest = self.timeline.newest.get(commit.fragment)
-        if newest is not None and commit.version <= newest.version:
-            return
         row = committed_round(commit, sequence, stored_s)
         self.timeline.committed(row)
         self.lately.committed(commit, at_s)
-        if not is_round(commit):
+        if not row.merged:
             if begins_history(commit):
-                self.curves.begin(sum(p.tokens for p in commit.progress) / self.fragments)
+                self.curves.total += sum(p.tokens for p in commit.progress) / self.fragments
             return
-        self.curves.add(row.closed_s, self._bin(row))
+        weight = row.tokens if row.loss is not None and isfinite(row.loss) else 0.0
+        self.curves.add(
+            row.closed_s,
+            Bin(
+                step=row.step,
+                tokens=row.tokens / self.fragments,
+                loss_sum=(row.loss or 0.0) * weight if weight else 0.0,
+                weight=weight,
+                rounds=1,
+            ),
+        )
         for consumed in commit.consumed:
             if consumed.learner not in self.lanes and len(self.lanes) >= MOST_LEARNERS:
                 continue  # commits name whom they like
             lane = self._lane(consumed.learner)
             lane.last = (commit.fragment, commit.version, row.closed_s)
-            self._mark(consumed.learner, lane, row.closed_s, late=consumed.staleness > 0)
+            late = consumed.staleness > 0
+            if late or row.closed_s - lane.marked_s >= MARK_EVERY_S:
+                lane.marked_s = row.closed_s
+                self.numbered += 1
+                self.marks.append(MergedMark(self.numbered, consumed.learner, row.closed_s, late))
 
-    def judged(self, rows: tuple[LearnerRow, ...], now_s: float) -> None:
-        """Note who has changed state since the last time."""
+    def judged(self, rows: Iterable[LearnerRow], now_s: float) -> None:
+        """Note who has changed state: its liveness where that is in doubt, else its phase."""
         for row in rows:
-            lane = self._lane(row.name)
-            state = state_of(row)
-            if lane.turns and lane.turns[-1].state == state:
-                continue
-            lane.turns.append(Turn(now_s, state))
-
-    def steps_by_learner(self) -> dict[str, int]:
-        """Return the steps that each learner has reported."""
-        return {name: work.total for name, work in self.work.items()}
+            sure = row.liveness is Liveness.ALIVE or row.phase in ENDED
+            state = row.phase.value if sure else row.liveness.value
+            turns = self._lane(row.name).turns
+            if not turns or turns[-1].state != state:
+                turns.append(Turn(now_s, state))
 
     def _lane(self, learner: str) -> Lane:
-        lane = self.lanes.get(learner)
-        if lane is None:
-            lane = self.lanes[learner] = Lane()
-        return lane
-
-    def _pulsed(self, pulse: Pulse, now_s: float) -> None:
-        self.timeline.pulsed(pulse, now_s)
-        self.lately.pulsed(pulse, now_s)
-        work = self.work.get(pulse.learner)
-        if work is None:
-            work = self.work[pulse.learner] = StepCount()
-        work.pulsed(pulse)
-        self._lane(pulse.learner)
-
-    def _mark(self, learner: str, lane: Lane, at_s: float, *, late: bool) -> None:
-        if at_s - lane.marked_s < MARK_EVERY_S and not late:
-            return
-        lane.marked_s = at_s
-        self.numbered += 1
-        self.marks.append(MergedMark(self.numbered, learner, at_s, late))
-
-    def _bin(self, row: CommittedRound) -> Bin:
-        share = row.tokens / self.fragments
-        has_loss = row.loss is not None and isfinite(row.loss)
-        return Bin(
-            step=row.step,
-            tokens=share,
-            loss_sum=(row.loss or 0.0) * row.tokens if has_loss else 0.0,
-            weight=row.tokens if has_loss else 0.0,
-            rounds=1,
-        )
-
-    def _checkpoint(self, record: CheckpointRecord) -> None:
-        self.checkpoints.pop(record.path, None)
-        self.checkpoints[record.path] = record
-        while len(self.checkpoints) > MOST_CHECKPOINTS:
-            del self.checkpoints[next(iter(self.checkpoints))]
-
-    def _evaluated(self, evaluation: Evaluation) -> None:
-        """Keep what the model wrote; of older ones every second where they become too many."""
-        if not evaluation.sample or any(
-            s.evaluated_ns == evaluation.evaluated_ns for s in self.samples
-        ):
-            return
-        if len(self.samples) >= MOST_SAMPLES:
-            self.samples = self.samples[::2]
-        self.samples.append(evaluation)
-
-
-def state_of(row: LearnerRow) -> str:
-    """Return what a lane says of a learner: its liveness where that is in doubt, else its phase."""
-    if row.liveness is Liveness.ALIVE or row.phase in {LearnerPhase.STOPPED, LearnerPhase.FINISHED}:
-        return row.phase.value
-    return row.liveness.value
+        return self.lanes.setdefault(learner, Lane())

@@ -11,24 +11,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.algorithm.fragments import plan
-from skerry.algorithm.liveness import Liveness, LivenessPolicy, LivenessReason
+from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Round
 from skerry.status.alerts import Situation, alerts
 from skerry.status.commit_totals import CommitTotals
 from skerry.status.history import History
 from skerry.status.report import report, unconfirmed
-from skerry.status.timeline import corrected, interval_s
-from skerry.status.view import (
-    RunShape,
-    RunView,
-    committed,
-    disconnected,
-    fold,
-    peek,
-    peek_evaluation,
-    seen_s,
-)
+from skerry.status.timeline import corrected
+from skerry.status.view import RunView, seen_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +28,7 @@ if TYPE_CHECKING:
     from skerry.settings.models import RunConfig
     from skerry.status.alert_table import Alert
     from skerry.status.alerts import StreamStore
-    from skerry.status.report import LearnerRow, RunReport
+    from skerry.status.report import RunReport
     from skerry.status.sources import RunMessage
 
 log = structlog.get_logger()
@@ -64,9 +55,9 @@ class RunSnapshot:
 class RunModel:
     """The newest view of one run, its history, and the liveness last judged of each learner.
 
-    ``clock_s`` gives seconds since the epoch; silence is judged by arrivals on it. ``judged`` is
-    the report that ``judge`` judged by, ``sizes`` are the parameters of each fragment. Records up
-    to the ledger sequence ``known_to`` were there before we began.
+    ``clock_s`` gives seconds since the epoch; silence is judged by arrivals on it. ``sizes`` are
+    the parameters of each fragment. Records up to the ledger sequence ``known_to`` were there
+    before we began.
     """
 
     def __init__(
@@ -85,8 +76,8 @@ class RunModel:
         self.totals = CommitTotals(record.run)
         self.sizes = [f.size for f in plan(record.leaves, record.fragments).fragments]
         self.parameters = sum(prod(leaf.shape) for leaf in record.leaves)
-        self.view = fold(RunView(_shape(record, config)), record, clock_s())
-        self.judged = report(self.view, clock_s())
+        self.view = RunView(record.run, record.fragments, config)
+        self.view.take(record, clock_s())
 
     def take(self, message: RunMessage, sequence: int = 0, stored_ns: int = 0) -> float:
         """Fold in one message of the log and return when it was there; twice changes nothing.
@@ -95,49 +86,46 @@ class RunModel:
         is as old as the broker says, what comes later as its arrival.
         """
         now_s = self._clock_s()
+        if isinstance(message, MemberRecord | Commit):
+            now_s = seen_s(now_s, stored_ns, sequence, self._known_to)
         match message:
             case Round():
                 self.history.timeline.opened(message)
-            case MemberRecord():
-                now_s = seen_s(now_s, stored_ns, sequence, self._known_to)
-                if message.incarnation:  # 0: a name that a restored run keeps a data shard for
-                    self.view = fold(self.view, message, now_s)
-                    self.history.joined(message, now_s)
+            case MemberRecord(incarnation=0):
+                pass  # a name that a restored run keeps a data shard for
             case Commit():
-                now_s = seen_s(now_s, stored_ns, sequence, self._known_to)
-                commit = corrected(message, stored_ns, self.record.created_ns)
-                self.view = committed(self.view, commit, now_s)
-                self.history.committed(commit, sequence, stored_ns / 1e9, now_s)
-                self.totals.take(commit)
+                if message.version > self.view.counted.get(message.fragment, 0):
+                    commit = corrected(message, stored_ns, self.record.created_ns)
+                    self.view.take(commit, now_s)
+                    self.history.committed(commit, sequence, stored_ns / 1e9, now_s)
+                    self.totals.take(commit)
             case _:
-                self.view = fold(self.view, message, now_s)
+                self.view.take(message, now_s)
                 self.history.take(message, now_s)
         return now_s
 
     def peek(self, message: RunMessage, sequence: int = 0, stored_ns: int = 0) -> None:
         """Take note of a newest message ahead of the history that leads to it."""
+        if isinstance(message, MemberRecord | Commit):
+            self._known_to = max(self._known_to, sequence)
         match message:
             case Commit():
-                self._known_to = max(self._known_to, sequence)
                 commit = corrected(message, stored_ns, self.record.created_ns)
-                self.view = peek(self.view, commit, min(self._clock_s(), stored_ns / 1e9))
+                self.view.peek(commit, min(self._clock_s(), stored_ns / 1e9))
             case Evaluation():
-                self.view = peek_evaluation(self.view, message)
-            case MemberRecord():
-                self._known_to = max(self._known_to, sequence)
-                self.take(message, sequence, stored_ns)
+                self.view.peek(message, self._clock_s())
             case _:
                 self.take(message, sequence, stored_ns)
 
     def bytes_data_parallel(self) -> int:
         """Return what all-reducing the steps taken would have sent, in f32."""
-        steps, learners = self.history.steps_by_learner(), self.config.sync.learners
+        steps, learners = self.view.steps_by_learner(), self.config.sync.learners
         return data_parallel_bytes(self.parameters, steps, learners)
 
     def closed(self, ago_s: Mapping[str, float]) -> None:
         """Take note of whose connection was closed how long ago."""
         now_s = self._clock_s()
-        self.view = disconnected(self.view, {name: now_s - s for name, s in ago_s.items()})
+        self.view.disconnected({name: now_s - s for name, s in ago_s.items()})
 
     def unconfirmed(self) -> list[str]:
         """Return the learners whose silence the broker may be able to explain."""
@@ -154,93 +142,55 @@ class RunModel:
         """Return the run as of now; nothing is wrong with one ``at_rest``, where no service runs.
 
         ``stores`` are how full the broker's stores are, ``away_s`` for how long it has not
-        answered, ``malformed`` counts the messages of the last RECENT_S that were left out.
+        answered, ``malformed`` counts the messages of the last RECENT_S that were left out. While
+        a long ledger is being read, its rounds say nothing of how often they come.
         """
-        now_s = self._clock_s()
-        now = report(self.view, now_s)
-        if at_rest:
-            return RunSnapshot(self, now_s, resting(now))
-        return RunSnapshot(self, now_s, now, self.alerts(now, stores, away_s, malformed))
-
-    def alerts(
-        self,
-        now: RunReport,
-        stores: Sequence[StreamStore] = (),
-        away_s: float | None = None,
-        malformed: int = 0,
-    ) -> list[Alert]:
-        """Return what is wrong, the worst first; see ``snapshot``.
-
-        While a long ledger is being read, its rounds say nothing of how often they come.
-        """
-        config = self.config
-        gap_s = None if self.view.counting else interval_s(self.history.timeline.rounds)
-        return alerts(
+        now_s, view = self._clock_s(), self.view
+        now = report(view, now_s)
+        if at_rest:  # pulses end with their broker, and none is at work
+            phase = LearnerPhase.FINISHED if now.run.finished else LearnerPhase.STOPPED
+            resting = tuple(replace(row, phase=phase) for row in now.learners)
+            return RunSnapshot(self, now_s, replace(now, learners=resting))
+        wrong = alerts(
             Situation(
-                now_s=self._clock_s(),
+                now_s=now_s,
                 now=now,
                 lately=self.history.lately,
-                gap_s=gap_s,
-                checkpoint_every_s=config.checkpoint.every_s,
-                quorum=config.sync.quorum,
-                h_steps=config.sync.h_steps,
-                round_timeout_s=config.sync.round_timeout_s,
+                gap_s=None if view.counting else self.history.timeline.interval_s(),
+                config=self.config,
                 stores=stores,
                 broker_away_s=away_s,
                 malformed=malformed,
-                evaluating=self.view.evaluating,
+                evaluating=view.evaluating,
             )
         )
+        return RunSnapshot(self, now_s, now, wrong)
 
-    def judge(self) -> list[tuple[str, str]]:
+    def judge(self, now: RunReport) -> list[tuple[str, str]]:
         """Log each learner that has become suspect, gone or alive again; return event and name.
 
         A run that is finished falls silent by itself, which is no trouble.
         """
-        now_s = self._clock_s()
-        self.judged = report(self.view, now_s)
         if self.view.finished:
             return []
-        self.history.judged(self.judged.learners, now_s)
+        self.history.judged(now.learners, self._clock_s())
         changed = [
             row
-            for row in self.judged.learners
+            for row in now.learners
             if row.liveness is not self._liveness.get(row.name, Liveness.ALIVE)
         ]
         self._liveness |= {row.name: row.liveness for row in changed}
         for row in changed[:MOST_LINES]:
-            self._log(row)
+            expected = row.liveness is Liveness.ALIVE or row.reason is LivenessReason.STOPPED
+            (log.info if expected else log.warning)(
+                EVENTS[row.liveness],
+                run=self.record.run,
+                learner=row.name,
+                incarnation=row.incarnation,
+                reason=row.reason,
+                step=row.step,
+                seen_s_ago=round(row.seen_s_ago, 3),
+            )
         if more := Counter(EVENTS[row.liveness] for row in changed[MOST_LINES:]):
             log.warning("more_learners_changed", run=self.record.run, **more)
         return [(EVENTS[row.liveness], row.name) for row in changed]
-
-    def _log(self, row: LearnerRow) -> None:
-        expected = row.liveness is Liveness.ALIVE or row.reason is LivenessReason.STOPPED
-        (log.info if expected else log.warning)(
-            EVENTS[row.liveness],
-            run=self.record.run,
-            learner=row.name,
-            incarnation=row.incarnation,
-            reason=row.reason,
-            step=row.step,
-            seen_s_ago=round(row.seen_s_ago, 3),
-        )
-
-
-def resting(now: RunReport) -> RunReport:
-    """Return the report of a log at rest: pulses end with their broker, and none is at work."""
-    phase = LearnerPhase.FINISHED if now.run.finished else LearnerPhase.STOPPED
-    return replace(now, learners=tuple(replace(row, phase=phase) for row in now.learners))
-
-
-def _shape(record: RunRecord, config: RunConfig) -> RunShape:
-    return RunShape(
-        run=record.run,
-        fragments=record.fragments,
-        quorum=config.sync.quorum,
-        steps=config.train.steps,
-        duration_s=config.train.duration_s,
-        liveness=LivenessPolicy(
-            **config.liveness.model_dump(), blocking=not config.sync.overlap_steps
-        ),
-    )

@@ -1,23 +1,23 @@
-"""A view as rows for people and JSON for programs: who is alive, how far, how fast, how well."""
+"""A view as rows that viewers show, or print as JSON: who is alive, how far, how fast, how well."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import liveness, schedule
-from skerry.algorithm.goodput import TRAIN, Spent, allocated_s, ratios, split
+from skerry.algorithm.goodput import TRAIN, allocated_s, ratios, split
 from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import LearnerPhase, RefusalCause, activity, why
 from skerry.status.format import finite
-from skerry.status.view import ENDED, TEXTS_OF_LATE, held_in, spent_in
+from skerry.status.view import ENDED, RECENT_EVALUATIONS, held_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.protocol.messages import Evaluation, Pulse
+    from skerry.protocol.messages import Evaluation
     from skerry.status.view import LearnerView, RunView
 
 STILL = 5.0
@@ -149,23 +149,12 @@ class RunReport:
 
 
 def report(view: RunView, now_s: float) -> RunReport:
-    """Return the rows of a view at ``now_s``, by the clock that gave ``fold`` its arrival times."""
+    """Return the rows of a view at ``now_s``, by the clock that gave ``take`` its arrival times."""
     held = [view.learners[name] for name in sorted(view.learners)]
     reported = [_learner_row(view, learner, now_s) for learner in held]
     rows, time = tuple(row for row, _ in reported), ratios(split for _, split in reported)
     evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations)
-    return RunReport(_run_row(view, rows, time, now_s), rows, evaluations)
-
-
-def to_json(view: RunView, now_s: float) -> dict[str, object]:
-    """Return the report as plain types: no infinities, no NaN, enums as strings."""
-    now = report(view, now_s)
-    learners = [
-        {**asdict(row), "liveness": row.liveness.value, "phase": row.phase.value}
-        for row in now.learners
-    ]
-    run = {**asdict(now.run), "versions": list(now.run.versions)}
-    return {"run": run, "learners": learners, "evaluations": [asdict(e) for e in now.evaluations]}
+    return RunReport(_run_row(view, rows, evaluations, time, now_s), rows, evaluations)
 
 
 def unconfirmed(view: RunView, now_s: float) -> list[str]:
@@ -173,37 +162,45 @@ def unconfirmed(view: RunView, now_s: float) -> list[str]:
     return [
         held.name
         for held in view.learners.values()
-        if now_s - held.heartbeat.last_s > view.frame.liveness.pulse_s  # spares the rest, mostly
+        if now_s - held.heartbeat.last_s > view.liveness.pulse_s  # spares the rest, mostly
         and held.pulse is not None
         and held.ended_s is None
-        and _judged(held, view, now_s)[0] is not Liveness.GONE
-        and _judged(replace(held, closed_s=now_s), view, now_s)[0] is Liveness.GONE
+        and _judged(view, held, now_s)[0] is not Liveness.GONE
+        and _judged(view, held, now_s, closed=True)[0] is Liveness.GONE
     ]
 
 
-def _judged(learner: LearnerView, view: RunView, now_s: float) -> tuple[Liveness, LivenessReason]:
+def _judged(
+    view: RunView, learner: LearnerView, now_s: float, *, closed: bool = False
+) -> tuple[Liveness, LivenessReason]:
     phase = LearnerPhase.STARTING if learner.pulse is None else learner.pulse.phase
     return liveness.judge(
         learner.heartbeat,
         now_s,
-        view.frame.liveness,
+        view.liveness,
         activity=activity(phase),
         progress=learner.progress,
-        closed=learner.closed_s is not None,
+        closed=closed or learner.closed_s is not None,
     )
 
 
 def _learner_row(
     view: RunView, learner: LearnerView, now_s: float
 ) -> tuple[LearnerRow, dict[str, float]]:
-    """Return a learner's row, and its time in seconds by use."""
-    pulse, earlier = learner.pulse, learner.earlier
+    """Return a learner's row, and its time in seconds by use.
+
+    While a learner is alive its time is as of its last pulse, so that the time since does not look
+    idle; once it is not, the time since counts as lost, until the run is finished.
+    """
+    pulse, sums = learner.pulse, learner.counts
     phase = LearnerPhase.STARTING if pulse is None else pulse.phase
-    accepted = view.accepted.get(learner.name, 0)
-    sums = earlier if pulse is None else earlier.and_then(pulse)
-    state, reason = _judged(learner, view, now_s)
-    seconds = _split(view, learner, state, now_s)
+    state, reason = _judged(view, learner, now_s)
+    until_s = learner.heartbeat.last_s if state is Liveness.ALIVE else now_s
+    if view.finished and view.last_commit_s is not None:
+        until_s = min(until_s, view.last_commit_s)
+    seconds = split(learner.spent, allocated_s(learner.joined_s, until_s, learner.ended_s))
     time = ratios([seconds])
+    ready_s = 0.0 if pulse is None else pulse.alive_s - pulse.compile_s - pulse.recover_s
     row = LearnerRow(
         name=learner.name,
         incarnation=learner.incarnation,
@@ -211,31 +208,26 @@ def _learner_row(
         reason=reason,
         phase=phase,
         step=0 if pulse is None else pulse.step,
-        tokens=max(sums.tokens, accepted),
+        tokens=max(sums["tokens"], view.accepted.get(learner.name, 0)),
         loss=None if pulse is None or not pulse.steps else finite(pulse.loss),
         step_time_s=0.0 if pulse is None else pulse.step_time_s,
-        tokens_per_s=_speed(learner, now_s) if state is not Liveness.GONE else 0.0,
+        tokens_per_s=0.0 if state is Liveness.GONE else _speed(learner, now_s),
         goodput=time[TRAIN],
-        bytes_up=sums.bytes_up,
-        bytes_down=sums.bytes_down,
-        f32_bytes_up=sums.f32_bytes_up,
-        f32_bytes_down=sums.f32_bytes_down,
+        bytes_up=sums["bytes_up"],
+        bytes_down=sums["bytes_down"],
+        f32_bytes_up=sums["f32_bytes_up"],
+        f32_bytes_down=sums["f32_bytes_down"],
         time=time,
-        contributions=sums.contributions,
+        contributions=sums["contributions"],
         staleness=view.staleness.get(learner.name, 0),
         syncs_skipped=0 if pulse is None else pulse.syncs_skipped,
         seen_s_ago=max(0.0, now_s - learner.heartbeat.last_s),
         heard=pulse is not None,
         waited_s=pulse.recover_s if pulse and phase is LearnerPhase.CATCHING_UP else 0.0,
-        worked_s=0.0 if pulse is None else _worked_s(pulse),
+        worked_s=max(0.0, finite(ready_s) or 0.0),
         joined_s_ago=None if learner.first_s is None else max(0.0, now_s - learner.first_s),
     )
     return row, seconds
-
-
-def _worked_s(pulse: Pulse) -> float:
-    """Return how long a process has been ready: steps and waits, those of now included."""
-    return max(0.0, finite(pulse.alive_s - pulse.compile_s - pulse.recover_s) or 0.0)
 
 
 def _speed(learner: LearnerView, now_s: float) -> float:
@@ -254,20 +246,6 @@ def _speed(learner: LearnerView, now_s: float) -> float:
     return finite(pulse.tokens / pulse.steps / pulse.step_time_s) or 0.0
 
 
-def _split(view: RunView, learner: LearnerView, state: Liveness, now_s: float) -> dict[str, float]:
-    """Return what became of the time given to a learner, in seconds by use.
-
-    While a learner is alive both are as of its last pulse, so that the time since does not look
-    idle; once it is not, the time since counts as lost, until the run is finished.
-    """
-    pulse = learner.pulse
-    spent = learner.earlier.spent + (Spent() if pulse is None else spent_in(pulse))
-    until_s = learner.heartbeat.last_s if state is Liveness.ALIVE else now_s
-    if view.finished and view.last_commit_s is not None:
-        until_s = min(until_s, view.last_commit_s)
-    return split(spent, allocated_s(learner.joined_s, until_s, learner.ended_s))
-
-
 def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
     return EvaluationRow(
         step=evaluation.step,
@@ -282,29 +260,34 @@ def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
     )
 
 
-def _texts(view: RunView) -> int:
-    """Return how many texts evaluators read now: by the newest evaluation of each recent one.
+def recent_texts(evaluations: Sequence[EvaluationRow]) -> dict[str, str]:
+    """Return which text each recent evaluator reads now, by its name.
 
     One that was given the right text, or was replaced, is no trouble any more.
     """
-    since = view.judgements - TEXTS_OF_LATE
-    return len({text.digest for text in view.texts.values() if text.before >= since})
+    return {e.evaluator: e.text for e in evaluations[-RECENT_EVALUATIONS:]}
 
 
 def _run_row(
-    view: RunView, rows: Sequence[LearnerRow], time: dict[str, float], now_s: float
+    view: RunView,
+    rows: Sequence[LearnerRow],
+    evaluations: Sequence[EvaluationRow],
+    time: dict[str, float],
+    now_s: float,
 ) -> RunRow:
-    checkpoint = view.checkpoint
+    checkpoint, last_s = view.checkpoint, view.last_commit_s
     began_s = view.created_s if view.created_s is not None else view.started_s
-    until_s = view.last_commit_s if view.finished and view.last_commit_s is not None else now_s
-    step = _clock(view, rows)
-    steps_s, time_s = _left_s(view, rows, step, now_s)
-    judged = view.judged
+    until_s = last_s if view.finished and last_s is not None else now_s
+    at_work = {LearnerPhase.TRAINING, LearnerPhase.FINISHED}
+    steps = [r.step for r in rows if r.phase in at_work and r.liveness is not Liveness.GONE]
+    step = max(view.step, schedule.global_clock(steps, view.config.sync.quorum))
+    eta_s, timed = _eta(view, rows, step, now_s)
+    lacks = (max(0, v - held_in(checkpoint, f)) for f, v in view.versions.items())
     return RunRow(
-        run=view.frame.run,
+        run=view.run,
         finished=view.finished,
         step=step,
-        steps=view.frame.steps,
+        steps=view.config.train.steps,
         tokens=sum(row.tokens for row in rows),
         loss=_loss(rows),
         tokens_per_s=finite(sum(row.tokens_per_s for row in rows)) or 0.0,
@@ -312,7 +295,7 @@ def _run_row(
         alive=sum(row.liveness is Liveness.ALIVE for row in rows),
         rounds=view.rounds,
         contributions=view.merged,
-        versions=tuple(view.versions.get(f, 0) for f in range(view.frame.fragments)),
+        versions=tuple(view.versions.get(f, 0) for f in range(view.fragments)),
         goodput=time[TRAIN],
         staleness_mean=view.staleness_sum / view.merged if view.merged else 0.0,
         staleness_max=view.staleness_max,
@@ -320,41 +303,24 @@ def _run_row(
         bytes_up=sum(row.bytes_up for row in rows),
         bytes_down=sum(row.bytes_down for row in rows),
         last_round="" if view.last_commit is None else why(view.last_commit),
-        last_round_s_ago=None
-        if view.last_commit_s is None
-        else max(0.0, now_s - view.last_commit_s),
+        last_round_s_ago=None if last_s is None else max(0.0, now_s - last_s),
         checkpoint=None if checkpoint is None else checkpoint.path,
         checkpoint_step=None if checkpoint is None else checkpoint.step,
         checkpoint_s_ago=(
             None if checkpoint is None else max(0.0, now_s - checkpoint.written_ns / 1e9)
         ),
-        checkpoint_lacks=_lacks(view),
+        checkpoint_lacks=sum(lacks),
         checkpoint_lacks_s=max([0.0, *(now_s - since_s for since_s in view.lacking.values())]),
-        held_out=None if judged is None else _evaluation_row(judged, now_s),
-        held_out_texts=_texts(view),
+        held_out=None if view.judged is None else _evaluation_row(view.judged, now_s),
+        held_out_texts=len(set(recent_texts(evaluations).values())),
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
-        eta_s=_eta_s(view, rows, steps_s, time_s),
-        timed=time_s is not None and (steps_s is None or time_s < steps_s),
+        eta_s=eta_s,
+        timed=timed,
         counting=view.counting,
         f32_bytes_up=sum(row.f32_bytes_up for row in rows),
         f32_bytes_down=sum(row.f32_bytes_down for row in rows),
         time=time,
     )
-
-
-def _lacks(view: RunView) -> int:
-    """Return how many commits the newest checkpoint does not hold: all of them without one."""
-    return sum(
-        max(0, version - held_in(view.checkpoint, fragment))
-        for fragment, version in view.versions.items()
-    )
-
-
-def _clock(view: RunView, rows: Sequence[LearnerRow]) -> int:
-    """Return the global clock: that of the learners at work, never behind the newest commit."""
-    at_work = {LearnerPhase.TRAINING, LearnerPhase.FINISHED}
-    steps = [r.step for r in rows if r.phase in at_work and r.liveness is not Liveness.GONE]
-    return max(view.step, schedule.global_clock(steps, view.frame.quorum))
 
 
 def _loss(rows: Sequence[LearnerRow]) -> float | None:
@@ -366,24 +332,20 @@ def _loss(rows: Sequence[LearnerRow]) -> float | None:
     return finite(sum(loss for loss, _ in reported) / len(reported)) if reported else None
 
 
-def _left_s(
+def _eta(
     view: RunView, rows: Sequence[LearnerRow], step: int, now_s: float
-) -> tuple[float | None, float | None]:
-    """Return seconds until the run's steps are done, and until its time is up; None: unknown."""
-    times = [row.step_time_s for row in rows if row.takes_steps]
-    steps_s = (view.frame.steps - step) * median(times) if times else None
-    if view.frame.duration_s is None:
-        return steps_s, None
+) -> tuple[float | None, bool]:
+    """Return seconds until the run ends by steps or by time, and True if its time is up first."""
+    times, duration_s = (
+        [row.step_time_s for row in rows if row.takes_steps],
+        view.config.train.duration_s,
+    )
+    steps_s = (view.config.train.steps - step) * median(times) if times else None
     elapsed_s = 0.0 if view.started_s is None else now_s - view.started_s
-    return steps_s, view.frame.duration_s - elapsed_s
-
-
-def _eta_s(
-    view: RunView, rows: Sequence[LearnerRow], steps_s: float | None, time_s: float | None
-) -> float | None:
-    """Return seconds until the run ends by steps or by time, whichever comes first."""
+    time_s = None if duration_s is None else duration_s - elapsed_s
+    timed = time_s is not None and (steps_s is None or time_s < steps_s)
     if view.finished or (rows and all(row.phase in ENDED for row in rows)):
-        return 0.0
+        return 0.0, timed
     ends = [steps_s, time_s if view.started_s is not None else None]
     known = [left for left in ends if left is not None and math.isfinite(left)]
-    return max(0.0, min(known)) if known else None
+    return (max(0.0, min(known)) if known else None), timed

@@ -5,25 +5,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from skerry.protocol.messages import RefusalCause, is_round, why
 from skerry.status import recent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from skerry.protocol.messages import CloseReason, Commit, Pulse, Round
 
 MOST_ROUNDS = 160
-SPARSE = 64
-"""Of each fragment, the place in the ledger of the first of so many versions is remembered,"""
-MOST_PLACES = 1024
-"""at most so many of them: beyond, of twice as many versions."""
-AHEAD_S = 1.0
-"""A syncer's clock may be so far ahead of the broker's,"""
-WRITTEN_S = 60.0
-"""and a round may have closed so long, and its merge, before the broker has its record."""
+SPARSE, MOST_PLACES = 64, 1024
+"""Of each fragment, the place in the ledger of one in so many versions is remembered, at most so
+many of them: beyond, of one in twice as many versions."""
+AHEAD_S, WRITTEN_S = 1.0, 60.0
+"""A syncer's clock may be so far ahead of the broker's, and a round may have closed so long, and
+its merge, before the broker has its record."""
 
 Key = tuple[int, int]
 """Fragment and version."""
@@ -47,7 +44,6 @@ class CommittedRound:
     step: int
     reason: str
     closed_by: CloseReason | None
-    syncer: str
     final: bool
     opened_s: float
     quorum_s: float
@@ -107,7 +103,6 @@ def committed_round(commit: Commit, sequence: int, stored_s: float) -> Committed
         step=commit.step,
         reason=why(commit),
         closed_by=commit.reason,
-        syncer=commit.syncer,
         final=commit.final,
         opened_s=commit.opened_ns / 1e9,
         quorum_s=commit.quorum_s,
@@ -136,43 +131,34 @@ def arrivals(commit: Commit) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class Places:
-    """Where one fragment's versions lie in the ledger: the first of each ``span`` of them."""
+    """Where one fragment's versions lie in the ledger: of one each ``span`` versions."""
 
     most: int = MOST_PLACES
     span: int = SPARSE
-    firsts: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    known: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Version and sequence."""
 
     def add(self, version: int, sequence: int) -> None:
-        """Note where the next version lies; one in the span of the last one is near enough."""
-        if self.firsts and version // self.span <= self.firsts[-1][0] // self.span:
-            return
-        self.firsts.append((version, sequence))
-        while len(self.firsts) > self.most:
-            self._thin_out()
+        """Note where the next version lies; one near the last one is near enough."""
+        if not self.known or version >= self.known[-1][0] + self.span:
+            self.known.append((version, sequence))
+        if len(self.known) > self.most:
+            del self.known[1::2]
+            self.span *= 2
 
-    def at_or_before(self, version: int) -> int | None:
-        """Return a sequence at or before a version's; None where nothing is known."""
-        if not self.firsts:
-            return None
-        behind = bisect_right(self.firsts, version // self.span, key=self._number)
-        return self.firsts[max(0, behind - 1)][1]  # a restored run's ledger begins anywhere
-
-    def _number(self, first: tuple[int, int]) -> int:
-        return first[0] // self.span
-
-    def _thin_out(self) -> None:
-        self.span *= 2
-        numbered = {self._number(first): first for first in reversed(self.firsts)}
-        self.firsts = list(numbered.values())[::-1]
+    def at_or_before(self, version: int) -> int:
+        """Return a sequence at or before a version's; a restored run's ledger begins anywhere."""
+        behind = bisect_right(self.known, version, key=itemgetter(0))
+        return self.known[max(0, behind - 1)][1]
 
 
 @dataclass(slots=True)
 class Timeline:
     """The newest rounds by fragment and version, those in the air, and where older ones lie.
 
-    ``said`` are the versions that each learner's last pulse named, ``held`` the highest that any of
-    its pulses did: one that starts again names 0 first. ``ahead`` is the highest of everybody's.
+    ``reported`` are the versions that each learner's last pulse named, ``held`` the highest that
+    any of its pulses did: one that starts again names 0 first. ``ahead`` is the highest of
+    everybody's.
     """
 
     most: int = MOST_ROUNDS
@@ -180,40 +166,35 @@ class Timeline:
     open: dict[int, Round] = field(default_factory=dict[int, "Round"])
     newest: dict[int, CommittedRound] = field(default_factory=dict[int, CommittedRound])
     places: dict[int, Places] = field(default_factory=dict[int, Places])
-    said: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    reported: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     held: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     ahead: dict[int, int] = field(default_factory=dict[int, int])
 
     def committed(self, row: CommittedRound) -> None:
-        """Take in the next commit of a fragment; one that was seen before changes nothing."""
-        before = self.newest.get(row.fragment)
-        if before is not None and row.version <= before.version:
-            return
-        places = self.places.get(row.fragment)
-        if places is None:
-            places = self.places[row.fragment] = Places()
-        places.add(row.version, row.sequence)
-        if self.ahead.get(row.fragment, 0) >= row.version:  # pulses came before the ledger
-            row.adopted = sum(_at(held, row.fragment) >= row.version for held in self.held.values())
-        self.newest[row.fragment] = row
-        opened = self.open.get(row.fragment)
-        if opened is not None and opened.version <= row.version:
-            del self.open[row.fragment]
-        self.rounds[row.fragment, row.version] = row
+        """Take in the next commit of a fragment."""
+        fragment, version = row.fragment, row.version
+        self.places.setdefault(fragment, Places()).add(version, row.sequence)
+        if self.ahead.get(fragment, 0) >= version:  # pulses came before the ledger
+            row.adopted = sum(
+                fragment < len(held) and held[fragment] >= version for held in self.held.values()
+            )
+        self.newest[fragment] = self.rounds[fragment, version] = row
+        if fragment in self.open and self.open[fragment].version <= version:
+            del self.open[fragment]
         while len(self.rounds) > self.most:
             del self.rounds[next(iter(self.rounds))]
 
     def opened(self, record: Round) -> None:
-        """Take in a round that was opened, opened again, or said again."""
+        """Take in a round that was opened, opened again, or reported again."""
         newest = self.newest.get(record.fragment)
         if newest is None or record.version > newest.version:
             self.open[record.fragment] = record
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
         """Note which versions a learner says it has adopted that it had never held before."""
-        if pulse.versions == self.said.get(pulse.learner):
+        if pulse.versions == self.reported.get(pulse.learner):
             return
-        self.said[pulse.learner] = pulse.versions
+        self.reported[pulse.learner] = pulse.versions
         highest = self.held.setdefault(pulse.learner, [])
         highest.extend([0] * (len(pulse.versions) - len(highest)))
         began_s = now_s - pulse.alive_s
@@ -222,8 +203,7 @@ class Timeline:
             if version <= held:
                 continue
             highest[fragment] = version
-            if version > self.ahead.get(fragment, 0):
-                self.ahead[fragment] = version
+            self.ahead[fragment] = max(version, self.ahead.get(fragment, 0))
             # Ten thousand of these a second, of 200 learners and 50 rounds a second: in place.
             for seen in range(max(held, version - self.most) + 1, version + 1):
                 row = self.rounds.get((fragment, seen))
@@ -234,19 +214,14 @@ class Timeline:
 
     def place(self, fragment: int, version: int) -> int | None:
         """Return a ledger sequence at or before a commit's, None for a commit that was not seen."""
-        newest, places = self.newest.get(fragment), self.places.get(fragment)
-        if newest is None or places is None or not 0 < version <= newest.version:
+        newest = self.newest.get(fragment)
+        if newest is None or not 0 < version <= newest.version:
             return None
-        return places.at_or_before(version)
+        return self.places[fragment].at_or_before(version)
 
+    def interval_s(self) -> float | None:
+        """Return the mean seconds between recent commits, None for fewer than three of them.
 
-def _at(versions: Sequence[int], fragment: int) -> int:
-    return versions[fragment] if fragment < len(versions) else 0
-
-
-def interval_s(rounds: Mapping[Key, CommittedRound]) -> float | None:
-    """Return the mean seconds between recent commits, None for fewer than three of them.
-
-    By the broker's clock, which is one: those of syncers may differ, or be set meanwhile.
-    """
-    return recent.interval_s(row.stored_s for row in rounds.values() if row.merged)
+        By the broker's clock, which is one: those of syncers may differ, or be set meanwhile.
+        """
+        return recent.interval_s(row.stored_s for row in self.rounds.values() if row.merged)

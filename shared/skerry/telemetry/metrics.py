@@ -93,6 +93,9 @@ MESSAGE = "message"
 """Kind of a record in the log: ``pulse``, ``commit``, ..."""
 STREAM = "stream"
 SERVER = "server"
+SEVERITY = "severity"
+ALERT_KEY = "alert"
+"""Which alert of the page: ``no-commit``, ``gone``, ..."""
 MODE = "mode"
 VERSION = "version"
 STORAGE = "storage"
@@ -147,6 +150,8 @@ HELD_OUT_TEXTS = _run("skerry.held_out.texts", GAUGE, "{text}",
     "Different texts that evaluators have read lately: losses on them cannot be compared.")
 EVALUATION_DURATION = _metric("skerry.evaluation.duration", HISTOGRAM, "s",
     "Time to read the global state and evaluate it.", buckets=LONG_S, by=(EVALUATOR,))
+ALERT = _run("skerry.alert", GAUGE, "{alert}",
+    "1 while an alert of the page holds: Prometheus' rules are made from it.", ALERT_KEY, SEVERITY)
 GOODPUT = _run("skerry.goodput.ratio", GAUGE, "1",
     "Training time over the time given to the run, all learners.")
 BADPUT = _run("skerry.badput.ratio", GAUGE, "1",

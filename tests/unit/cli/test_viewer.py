@@ -168,7 +168,7 @@ def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of() -> No
 def test_data_parallel_is_that_of_as_many_as_the_run_is_laid_out_for() -> None:
     """Names that replaced others were never in one ring; the page counts the same."""
     seen = scene([*LIVE, beat("replaces-a"), beat("replaces-b")])
-    steps = seen.model.history.steps_by_learner()
+    steps = seen.model.view.steps_by_learner()
     parallel = data_parallel_bytes(1_000_000, steps, CONFIG.sync.learners)
     moved = seen.report.run.bytes_up + seen.report.run.bytes_down
     assert f"1/{parallel / moved:.0f} of data-parallel" in "\n".join(drawn(seen))

@@ -6,7 +6,7 @@ import asyncio
 
 from skerry.telemetry import metrics
 from skerry.telemetry.points import Figure, Point
-from skerry_health_monitor.metrics.exporting import Exporting
+from skerry_health_monitor.metrics.exporting import export
 from tests.support.telemetry import Collected
 
 FIGURES: list[Figure] = [
@@ -20,8 +20,7 @@ FIGURES: list[Figure] = [
 async def test_figures_are_read_as_they_were_when_the_monitor_last_looked(
     collected: Collected,
 ) -> None:
-    exporting = Exporting(lambda: FIGURES)
-    running = asyncio.ensure_future(exporting.run())
+    running = asyncio.ensure_future(export(lambda: FIGURES))
     await asyncio.sleep(0)
     found = collected.metrics()
     of = {"run": "run"}
@@ -38,7 +37,7 @@ async def test_without_an_exporter_nothing_is_looked_at() -> None:
     def figures() -> list[Figure]:
         raise AssertionError
 
-    exporting = asyncio.ensure_future(Exporting(figures).run())
+    exporting = asyncio.ensure_future(export(figures))
     await asyncio.sleep(0)
     assert not exporting.done()
     exporting.cancel()

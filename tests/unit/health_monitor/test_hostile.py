@@ -24,10 +24,10 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.status.model import RunModel, RunSnapshot
 from skerry_health_monitor.alert_log import AlertLog
-from skerry_health_monitor.metrics.figures import Known, figures
-from skerry_health_monitor.metrics.prometheus import exposition
+from skerry_health_monitor.metrics.exporting import exposition
+from skerry_health_monitor.metrics.figures import Observed, figures
 from skerry_health_monitor.service import Monitor
-from skerry_health_monitor.web.picture import Page, marks, sections
+from skerry_health_monitor.web.sections import marks, sections
 from skerry_health_monitor.web.stream import event
 from tests.support.builders import (
     checkpoint_record,
@@ -97,7 +97,7 @@ def seen(messages: list[RunMessage]) -> RunModel:
         with suppress(Implausible):  # what the door refuses does not get here
             again = decode(type(message), encode(message), run="run")
             model.take(again, number, ns(NOW_S))
-    model.judge()
+    model.judge(model.snapshot().report)
     return model
 
 
@@ -122,10 +122,10 @@ def test_a_terminal_shows_it_as_what_it_is(kind: str) -> None:
 @pytest.mark.parametrize("kind", ODD)
 def test_the_page_and_the_metrics_take_it(kind: str) -> None:
     model = seen(ODD[kind])
-    page = Page(model, model.judged, AlertLog(), (), None, {}, NOW_S)
-    text = event("whole", {"sections": sections(page, {}), "marks": marks(page)})
+    now = model.snapshot()
+    text = event("whole", {"sections": sections(now, AlertLog()), "marks": marks(model)})
     assert len(text) < 200_000
-    scrape, _ = exposition(figures(Known(model), [], NOW_S))
+    scrape, _ = exposition(figures(Observed(now)))
     assert b"skerry_run_step" in scrape
 
 
@@ -150,8 +150,7 @@ async def test_a_flood_of_junk_is_counted_and_one_alert() -> None:
                 await scripted.bus.publish(names.pulse(f"l{number}"), b"junk")
                 await scripted.bus.publish(names.commit(number), b"junk")
             await until(lambda: counts.malformed.total() == 4000)
-            assert monitor.feed.model is not None
-            monitor.look(monitor.feed.model)
+            monitor.look()
         lines: list[Any] = [entry for entry in logs if entry.get("key") == "malformed"]
         assert len(lines) == 1
         assert len(logs) <= 4

@@ -17,8 +17,7 @@ from skerry.protocol.messages import Commit
 from skerry.settings.models import HealthSettings, RunConfig
 from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.service import Monitor, page_of
-from skerry_health_monitor.web.page import FILES
-from skerry_health_monitor.web.server import Connections, application
+from skerry_health_monitor.web.server import FILES, Connections, listen, serve_http
 from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 20.0
@@ -42,18 +41,23 @@ async def served(
     scripted: ScriptedRun, health: HealthSettings | None = None, target: Noted | None = None
 ) -> AsyncGenerator[httpx.AsyncClient]:
     monitor = Monitor(scripted.bus, "run", until_finished=False)
-    _, routes = page_of(monitor, Connections(), health or HealthSettings(), target)
-    following = asyncio.create_task(monitor.follow())
-    transport = httpx.ASGITransport(application(lambda: monitor.feed.view, "run", routes))
+    connections, listening = Connections(), listen("127.0.0.1", 0)
+    hub, app = page_of(monitor, connections, health or HealthSettings(), target)
+    tasks = [
+        asyncio.create_task(monitor.follow()),
+        asyncio.create_task(serve_http(app, listening, connections, hub.close)),
+    ]
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://monitor") as client:
+        async with httpx.AsyncClient(base_url=url) as client:
             async with asyncio.timeout(DEADLINE_S):
                 while monitor.feed.model is None or not monitor.feed.model.history.timeline.rounds:  # noqa: ASYNC110 - it reads the log
                     await asyncio.sleep(0)
             yield client
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def begun(*, chaos: bool = False) -> ScriptedRun:

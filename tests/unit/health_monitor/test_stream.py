@@ -13,12 +13,12 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from skerry_health_monitor.web import stream
-from skerry_health_monitor.web.page import EventStream
 from skerry_health_monitor.web.server import Connections, listen, serve_http
 from skerry_health_monitor.web.stream import (
     MOST_CLIENTS,
     MOST_WAITING,
     Client,
+    EventStream,
     Hub,
     PageFrame,
     difference,

@@ -9,47 +9,31 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.log.base import Room, Storage
 from skerry.protocol.messages import (
-    CloseReason,
     Commit,
     LearnerPhase,
     RefusalCause,
 )
 from skerry.settings.models import RunConfig
 from skerry.status.alert_table import Alert, Severity
-from skerry.status.alerts import Situation, StreamStore, alerts
+from skerry.status.alerts import WAITED_S, Situation, StreamStore, alerts
 from skerry.status.model import RunModel
-from skerry.status.recent import WAITED_S
 from skerry.status.report import EvaluationRow, LearnerRow, RunReport
-from skerry.status.timeline import CommittedRound, interval_s
-from tests.support.builders import commit, member, ns, pulse, refused, run_record
+from tests.support.builders import (
+    commit,
+    learner_row,
+    member,
+    ns,
+    pulse,
+    refused,
+    run_record,
+)
 
 NOW_S = 1_000_000.0
 DAYS_S = 864_000.0
 
 
 def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> LearnerRow:
-    row = LearnerRow(
-        *(
-            name,
-            1,
-            state,
-            LivenessReason.PULSING,
-            LearnerPhase.TRAINING,
-            5,
-            100,
-            2.0,
-            0.1,
-            50.0,
-            0.9,
-            1,
-            1,
-            1,
-        ),
-        *(1, {"train": 0.9}, 3, 0, 0, 0.2),
-        heard=True,
-        worked_s=DAYS_S,
-    )
-    return replace(row, **changes)
+    return learner_row(name, liveness=state, **{"worked_s": DAYS_S, **changes})
 
 
 def read(*losses: float | None, by: str = "e", text: str = "t") -> tuple[EvaluationRow, ...]:
@@ -60,13 +44,6 @@ def refusing(causes: tuple[RefusalCause, ...]) -> Commit:
     return commit(refused=tuple(refused(cause) for cause in causes))
 
 
-def round_at(closed_s: float) -> CommittedRound:
-    return CommittedRound(
-        *(0, 1, 1, 1, "grace_over", CloseReason.GRACE_OVER, "syncer", False),
-        *(closed_s, 0.0, 0.0, closed_s, closed_s, (), (), (), 0, 0, None, ""),
-    )
-
-
 @dataclass
 class Scene:
     """A quiet run, changed by a test."""
@@ -74,6 +51,7 @@ class Scene:
     learners: tuple[LearnerRow, ...] = (learner("a"), learner("b"))
     run: dict[str, Any] = field(default_factory=dict[str, Any])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
+    round_timeout_s: float = 60.0
     started_s: tuple[float, ...] = ()
     refused: tuple[RefusalCause, ...] = ()
     rounds_every_s: float | None = None
@@ -91,9 +69,6 @@ class Scene:
         for number, at_s in enumerate(self.started_s):
             lately.joined(member("a", number + 2, joined_ns=ns(at_s)), at_s)
         lately.committed(refusing(self.refused), NOW_S - 5)
-        for version in range(4) if self.rounds_every_s else ():
-            closed_s = version * (self.rounds_every_s or 0.0)
-            model.history.timeline.rounds[0, version] = round_at(closed_s)
         for ago_s in range(int(self.watched_s), -1, -5):
             alive_s = DAYS_S - ago_s
             lately.pulsed(pulse(busy_s=self.trained * alive_s, alive_s=alive_s), NOW_S - ago_s)
@@ -108,11 +83,11 @@ class Scene:
             "checkpoint_lacks": 1,
             "checkpoint_lacks_s": DAYS_S,
         }
-        run = replace(model.judged.run, **{**quiet, **self.run})
+        run = replace(model.snapshot().report.run, **{**quiet, **self.run})
         now = RunReport(run, self.learners, self.evaluations)
-        seen = Situation(
-            NOW_S, now, lately, interval_s(model.history.timeline.rounds), 30.0, 1, 24, 60.0
-        )
+        sync = {"quorum": 1, "h_steps": 24, "round_timeout_s": self.round_timeout_s}
+        config = RunConfig.model_validate({"sync": sync, "checkpoint": {"every_s": 30.0}})
+        seen = Situation(NOW_S, now, lately, self.rounds_every_s, config)
         return alerts(replace(seen, **self.more))
 
 
@@ -135,15 +110,16 @@ def test_the_end_of_a_run_waits_for_whoever_is_not_done() -> None:
     """So does its syncer, and for as long as a round may take where one fell silent at work."""
     done = learner("a", phase=LearnerPhase.FINISHED)
     silent = learner("b", Liveness.GONE, reason=LivenessReason.SILENT)
-    for ago_s, more, told in (
-        (30.0, {}, False),
-        (119.0, {}, False),
-        (121.0, {}, True),
-        (590.0, {"round_timeout_s": 300.0}, False),
-        (610.0, {"round_timeout_s": 300.0}, True),
+    for ago_s, timeout_s, found in (
+        (30.0, 60.0, False),
+        (119.0, 60.0, False),
+        (121.0, 60.0, True),
+        (590.0, 300.0, False),
+        (610.0, 300.0, True),
     ):
-        keys = Scene((done, silent), {"last_round_s_ago": ago_s}, more, rounds_every_s=1.0).keys()
-        assert ("no-commit" in keys) is told, ago_s
+        late = {"last_round_s_ago": ago_s}
+        scene = Scene((done, silent), late, rounds_every_s=1.0, round_timeout_s=timeout_s)
+        assert bool(scene.keys() & {"no-commit"}) is found, ago_s
     for phase in (LearnerPhase.STARTING, LearnerPhase.CATCHING_UP):
         coming = learner("b", phase=phase, worked_s=0.0)
         late = {"last_round_s_ago": 1700.0}
@@ -154,9 +130,9 @@ def test_one_that_hangs_while_it_starts_does_not_keep_a_run_from_its_end_unseen(
     done, coming = learner("a", phase=LearnerPhase.FINISHED), LearnerPhase.STARTING
     hung = learner("b", phase=coming, worked_s=0.0)
     for ago_s, timeout_s, told in ((1790, 60, False), (1810, 60, True), (1810, 1000.0, False)):
-        late, more = {"last_round_s_ago": ago_s}, {"round_timeout_s": timeout_s}
-        keys = Scene((done, hung), late, more, rounds_every_s=1.0).keys()
-        assert ("no-commit" in keys) is told
+        late = {"last_round_s_ago": ago_s}
+        scene = Scene((done, hung), late, rounds_every_s=1.0, round_timeout_s=timeout_s)
+        assert bool(scene.keys() & {"no-commit"}) is told
     (found,) = Scene((done, hung), {"last_round_s_ago": 3600.0}).alerts()
     assert (found.key, found.severity) == ("no-commit", Severity.CRITICAL)
     assert found.text.endswith("and the run waits for b to start.")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.status.curves import Bin, BinnedCurve, Curves
+from skerry.status.commit_totals import Bin, BinnedCurve, Curves
 
 
 def one(tokens: float, loss: float = 2.0, step: int = 1) -> Bin:

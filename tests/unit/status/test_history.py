@@ -1,4 +1,4 @@
-"""What the page remembers of learners, rounds and texts: bounded, and nothing twice."""
+"""What the page remembers of learners, rounds and texts, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.liveness import Liveness, LivenessReason
-from skerry.protocol.messages import (
-    Commit,
-    CommitOrigin,
-    LearnerPhase,
-    Pulse,
-    RefusalCause,
-)
+from skerry.protocol.messages import Commit, CommitOrigin, LearnerPhase, RefusalCause
 from skerry.status import history as status_history
 from skerry.status.history import (
     MOST_CHECKPOINTS,
@@ -29,10 +23,10 @@ from tests.support.builders import (
     commit,
     consumed,
     evaluation,
+    learner_row,
     member,
     ns,
     progress,
-    pulse,
     refused,
 )
 
@@ -42,10 +36,6 @@ def closed(version: int, closed_s: float = 100.0, **changes: Any) -> Commit:
     times = {"opened_ns": ns(closed_s - 0.5), "closed_ns": ns(closed_s)}
     base: dict[str, Any] = {"origin": CommitOrigin.ROUND, "consumed": (merged,), **times}
     return commit(version, **(base | changes))
-
-
-def beat(incarnation: int, steps: int) -> Pulse:
-    return pulse(step=steps, incarnation=incarnation)
 
 
 def test_names_that_only_commits_know_do_not_fill_the_lanes(
@@ -60,41 +50,7 @@ def test_names_that_only_commits_know_do_not_fill_the_lanes(
 
 
 def row(state: Liveness, phase: LearnerPhase = LearnerPhase.TRAINING) -> LearnerRow:
-    return LearnerRow(
-        *(
-            "a",
-            1,
-            state,
-            LivenessReason.SILENT,
-            phase,
-            5,
-            100,
-            2.0,
-            0.1,
-            50.0,
-            0.9,
-            1,
-            1,
-            1,
-            1,
-            {},
-            3,
-            0,
-            0,
-        ),
-        0.2,
-        heard=True,
-    )
-
-
-def test_a_commit_is_counted_once_whatever_is_read_again() -> None:
-    history = History(fragments=4)
-    for _ in range(2):
-        history.committed(closed(2), 7, 100.1, 100.1)
-    (held,) = history.curves.run.bins.values()
-    assert (held.tokens, held.loss, held.rounds) == (250.0, 2.0, 1)
-    assert [mark.learner for mark in history.marks] == ["a"]
-    assert history.lanes["a"].last == (0, 2, 100.0)
+    return learner_row("a", liveness=state, reason=LivenessReason.SILENT, phase=phase)
 
 
 def test_genesis_is_no_training() -> None:
@@ -117,34 +73,18 @@ def test_a_restored_run_goes_on_with_the_tokens_that_it_comes_with() -> None:
     assert (held.total, held.tokens) == (8500.0, 500.0)
 
 
-def test_refusals_are_troubles_for_a_while_and_counted_once() -> None:
+def test_refusals_are_troubles_for_a_while_from_their_arrival_on() -> None:
     history = History(fragments=1)
     refusals = (refused(learner="b"), refused(RefusalCause.GENESIS, "c"))
-    history.committed(closed(2, refused=refusals), 1, 100.0, 100.0)
-    history.committed(closed(2, refused=refusals), 1, 100.0, 100.0)
-    assert history.lately.refused(101.0) == {"too_stale": 1}
-    assert history.lately.refused(100.0 + 2 * RECENT_S) == {}
-
-
-def test_refusals_are_as_old_as_their_arrival_whatever_other_clocks_say() -> None:
-    history = History(fragments=1)
-    refusals = (refused(learner="b"),)
     history.committed(closed(2, refused=refusals), 1, 100.0, 9000.0)
     assert history.lately.refused(9000.0 + RECENT_S - 1) == {"too_stale": 1}
     assert history.lately.refused(9000.0 + RECENT_S + 1) == {}
 
 
-def test_steps_of_earlier_incarnations_count() -> None:
-    history = History(fragments=1)
-    for told in (beat(1, 10), beat(1, 25), beat(2, 3), beat(1, 26)):
-        history.take(told, 1.0)
-    assert history.steps_by_learner() == {"a": 28}
-
-
 def test_a_first_start_is_no_trouble_and_a_second_one_is() -> None:
     history = History(fragments=1)
     for incarnation in (1, 1, 2):
-        history.joined(member(incarnation=incarnation, joined_ns=ns(5)), 5.0)
+        history.take(member(incarnation=incarnation, joined_ns=ns(5)), 5.0)
     assert history.lately.starts(6.0) == {"a": 1}
     assert history.lately.starts(6.0 + RECENT_S) == {}
     assert history.lanes["a"].host == "host"
@@ -152,9 +92,8 @@ def test_a_first_start_is_no_trouble_and_a_second_one_is() -> None:
 
 def test_a_lane_holds_changes_of_state_and_no_more_than_some() -> None:
     history = History(fragments=1)
-    history.judged((row(Liveness.ALIVE),), 1.0)
-    history.judged((row(Liveness.ALIVE),), 2.0)
-    history.judged((row(Liveness.GONE),), 3.0)
+    for at_s, state in ((1.0, Liveness.ALIVE), (2.0, Liveness.ALIVE), (3.0, Liveness.GONE)):
+        history.judged((row(state),), at_s)
     assert [(t.at_s, t.state) for t in history.lanes["a"].turns] == [
         (1.0, "training"),
         (3.0, "gone"),

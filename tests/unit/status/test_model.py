@@ -1,4 +1,4 @@
-"""Who is told to be suspect, gone or back, and when."""
+"""Learners are reported as suspect, gone or back, and records are as old as a clock can tell."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from skerry.protocol.messages import (
     Commit,
     LearnerPhase,
     Pulse,
-    RefusalCause,
-    Refused,
     RunRecord,
     RunState,
 )
 from skerry.settings.models import RunConfig
 from skerry.status.model import MOST_LINES, RunModel
-from skerry.status.report import report
-from skerry.status.timeline import AHEAD_S, interval_s
-from tests.support.builders import commit, member, ns, pulse, run_record
+from skerry.status.timeline import AHEAD_S
+from skerry.telemetry.points import flat
+from tests.support.builders import commit, consumed, member, ns, pulse, refused, run_record
 
 PULSE_S = 0.5
 STARTED_S = 1_000_000.0
@@ -58,8 +56,12 @@ def model(clock: Clock) -> RunModel:
     for step in range(20):
         clock.now_s += PULSE_S
         model.take(beat(clock, step))
-        assert model.judge() == []
+        assert judge(model) == []
     return model
+
+
+def judge(model: RunModel) -> list[tuple[str, str]]:
+    return model.judge(model.snapshot().report)
 
 
 def until_gone(model: RunModel, clock: Clock, limit_s: float = 60.0) -> list[str]:
@@ -68,7 +70,7 @@ def until_gone(model: RunModel, clock: Clock, limit_s: float = 60.0) -> list[str
     end_s = clock.now_s + limit_s
     while clock.now_s < end_s and "learner_gone" not in events:
         clock.now_s += PULSE_S / 2
-        events += [event for event, _ in model.judge()]
+        events += [event for event, _ in judge(model)]
     return events
 
 
@@ -81,13 +83,13 @@ def test_a_learner_that_falls_silent_is_suspect_first_then_gone(
 def test_a_pulse_brings_a_suspect_learner_back(model: RunModel, clock: Clock) -> None:
     until_gone(model, clock)
     model.take(beat(clock, 30))
-    assert model.judge() == [("learner_back", "a")]
+    assert judge(model) == [("learner_back", "a")]
 
 
 def test_each_change_is_logged_once_with_what_is_known(model: RunModel, clock: Clock) -> None:
     with capture_logs() as logs:
         until_gone(model, clock)
-        model.judge()
+        judge(model)
     assert [line["event"] for line in logs] == ["learner_suspect", "learner_gone"]
     assert {line["learner"] for line in logs} == {"a"}
     assert logs[-1]["reason"] in {"silent", "stalled"}
@@ -99,7 +101,7 @@ def test_a_learner_that_says_goodbye_is_no_warning(model: RunModel, clock: Clock
     clock.now_s += 0.001
     model.take(beat(clock, 21, LearnerPhase.STOPPED))
     with capture_logs() as logs:
-        model.judge()
+        judge(model)
     assert [(line["log_level"], line["reason"]) for line in logs] == [("info", "stopped")]
 
 
@@ -119,12 +121,10 @@ def test_a_start_that_comes_while_it_is_watched_is_new_though_the_brokers_clock_
     assert model.history.lately.starts(clock.now_s) == {"a": 1}
 
 
-def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(
-    model: RunModel, clock: Clock
-) -> None:
+def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(model: RunModel) -> None:
     model.take(member("restored", 0, shard=3), 0, 1)
-    assert model.judge() == []
-    assert [row.name for row in report(model.view, clock.now_s).learners] == ["a"]
+    assert judge(model) == []
+    assert [row.name for row in model.snapshot().report.learners] == ["a"]
 
 
 def closed(version: int, closed_s: float, **changes: Any) -> Commit:
@@ -140,8 +140,7 @@ def test_a_commit_of_the_far_future_is_not_the_newest_for_ever(
     model.peek(odd, 1, stored_ns)
     model.take(odd, 1, stored_ns)
     clock.now_s += 120.0
-    model.judge()
-    assert model.judged.run.last_round_s_ago == pytest.approx(120.0)
+    assert model.snapshot().report.run.last_round_s_ago == pytest.approx(120.0)
     (row,) = model.history.timeline.rounds.values()
     assert row.closed_s == pytest.approx(stored_ns / 1e9 + AHEAD_S)
 
@@ -154,24 +153,20 @@ def test_a_round_is_as_old_as_its_arrival_whatever_its_syncers_clock_says(
         clock.now_s += 2.0
         off = off_s if version > 10 else 0.0
         model.take(closed(version, clock.now_s + off), version, int(clock.now_s * 1e9))
-        model.judge()
-        assert model.judged.run.last_round_s_ago == pytest.approx(0.0)
+        assert model.snapshot().report.run.last_round_s_ago == pytest.approx(0.0)
     assert model.view.last_commit is not None
     assert model.view.last_commit.version == 19
     clock.now_s += 5.0
-    model.judge()
-    assert model.judged.run.last_round_s_ago == pytest.approx(5.0)
-    assert interval_s(model.history.timeline.rounds) == pytest.approx(2.0)
+    assert model.snapshot().report.run.last_round_s_ago == pytest.approx(5.0)
+    assert model.history.timeline.interval_s() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
 def test_a_refusal_is_as_old_as_its_arrival_whatever_the_brokers_clock_says(
     model: RunModel, clock: Clock, off_s: float
 ) -> None:
-    refused = replace(
-        closed(2, clock.now_s + off_s), refused=(Refused(RefusalCause.TOO_STALE, "a"),)
-    )
-    model.take(refused, 2, int((clock.now_s + off_s) * 1e9))
+    late = closed(2, clock.now_s + off_s, refused=(refused(learner="a"),))
+    model.take(late, 2, int((clock.now_s + off_s) * 1e9))
     assert model.history.lately.refused(clock.now_s + 590) == {"too_stale": 1}
     assert model.history.lately.refused(clock.now_s + 610) == {}
 
@@ -184,8 +179,19 @@ def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(
     for version in range(1, 8):
         at_s = stored_s - 7 + version
         model.take(closed(version, at_s), 2 + version, int(at_s * 1e9))
-    model.judge()
-    assert model.judged.run.last_round_s_ago == pytest.approx(100.0)
+    assert model.snapshot().report.run.last_round_s_ago == pytest.approx(100.0)
+
+
+def test_a_commit_is_counted_once_whatever_is_read_again(model: RunModel, clock: Clock) -> None:
+    seen = closed(2, clock.now_s, consumed=(consumed(tokens=500),), refused=(refused(learner="b"),))
+    for _ in range(2):
+        model.take(seen, 7, ns(clock.now_s))
+    assert (model.view.rounds, model.view.refused) == (1, {"too_stale": 1})
+    (held,) = model.history.curves.run.bins.values()
+    assert (held.tokens, held.loss, held.rounds) == (500.0, 2.0, 1)
+    assert [mark.learner for mark in model.history.marks] == ["a"]
+    assert model.history.lately.refused(clock.now_s) == {"too_stale": 1}
+    assert flat(model.totals.figures())["skerry.contribution.staleness.count"] == 1
 
 
 def test_parameters_are_counted_without_padding() -> None:
@@ -199,6 +205,6 @@ def test_a_crowd_that_changes_at_once_is_one_line_beyond_the_first_few(clock: Cl
         model.take(replace(beat(clock, 1), learner=f"l{number}"))
     clock.now_s += 3600.0
     with capture_logs() as logs:
-        assert len(model.judge()) == 500
+        assert len(judge(model)) == 500
     assert len(logs) == MOST_LINES + 1
     assert logs[-1]["learner_gone"] == 500 - MOST_LINES

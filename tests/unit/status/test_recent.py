@@ -6,8 +6,9 @@ from math import inf, nan
 
 import pytest
 
-from skerry.protocol.messages import MemberRecord, Pulse
-from skerry.status.recent import MARK_S, WATCHED_S, WINDOW_S, Recent, interval_s, late_after_s
+from skerry.protocol.messages import Pulse
+from skerry.status.alerts import late_after_s
+from skerry.status.recent import MARK_S, RECENT_S, WATCHED_S, WINDOW_S, Recent, interval_s
 from tests.support.builders import member, ns, pulse
 
 DAY_S = 86_400.0
@@ -38,17 +39,13 @@ class Fleet:
         return self.recent.goodput(self.now_s)
 
 
-def test_starts_of_before_somebody_watched_count_whatever_is_read_first() -> None:
-    starts = [joined("a", n, NOW_S - 60 + 10 * n) for n in (1, 2, 3, 4)]
+def test_starts_are_counted_once_whatever_is_read_first_and_a_first_start_is_none() -> None:
+    starts = [member("a", n, joined_ns=ns(NOW_S - 60 + 10 * n)) for n in (1, 2, 3, 4)]
     recent = Recent()
-    recent.joined(starts[-1], starts[-1].joined_ns / 1e9)
-    recent.pulsed(beat(1.0, 2.0, incarnation=4), NOW_S)
-    for again in (*starts, *starts):
+    for again in (starts[-1], *starts, *starts, member("b", 0), member("b", 1)):
         recent.joined(again, again.joined_ns / 1e9)
     assert recent.starts(NOW_S) == {"a": 3}
-    recent.pulsed(beat(0.0, 0.1, incarnation=5), NOW_S + 1)
-    recent.joined(joined("a", 5, NOW_S + 0.5), NOW_S + 0.5)
-    assert recent.starts(NOW_S + 2) == {"a": 4}
+    assert recent.starts(NOW_S + RECENT_S) == {}
 
 
 def test_a_collapse_after_ten_good_days_shows_within_the_window() -> None:
@@ -143,31 +140,3 @@ def test_a_pause_between_two_bursts_of_commits_belongs_to_the_rhythm() -> None:
     bursts = [NOW_S + 30 * burst + 0.01 * n for burst in range(8) for n in range(4)]
     assert interval_s(bursts) == pytest.approx(7 * 30 / 31, abs=0.1)
     assert interval_s([NOW_S, NOW_S, NOW_S]) == 0.0
-
-
-def joined(learner: str, incarnation: int, joined_s: float) -> MemberRecord:
-    return member(learner, incarnation, joined_ns=ns(joined_s))
-
-
-def test_the_first_start_is_none_and_a_name_kept_for_later_has_not_begun() -> None:
-    recent = Recent()
-    for told in (joined("a", 1, NOW_S), joined("b", 0, NOW_S), joined("b", 1, NOW_S)):
-        recent.joined(told, NOW_S)
-    assert recent.starts(NOW_S) == {}
-    recent.joined(joined("c", 0, NOW_S), NOW_S)
-    recent.pulsed(beat(1, 1, learner="c"), NOW_S)  # before its record
-    assert recent.starts(NOW_S) == {}
-    recent.pulsed(beat(1, 1, incarnation=2, learner="c"), NOW_S)
-    assert recent.starts(NOW_S) == {"c": 1}
-    recent.joined(joined("a", 2, NOW_S), NOW_S)
-    recent.joined(joined("a", 2, NOW_S), NOW_S)
-    assert recent.starts(NOW_S) == {"a": 1, "c": 1}
-
-
-def test_a_pulse_tells_of_a_start_only_where_the_one_before_is_known() -> None:
-    recent = Recent()
-    recent.pulsed(beat(1.0, 1.0, 5), NOW_S)
-    assert recent.starts(NOW_S) == {}, "whoever begins to watch has seen nothing start"
-    recent.pulsed(beat(1.0, 1.0, 6), NOW_S)
-    recent.joined(joined("a", 6, NOW_S), NOW_S)
-    assert recent.starts(NOW_S) == {"a": 1}

@@ -16,7 +16,6 @@ from skerry.status.timeline import (
     arrivals,
     committed_round,
     corrected,
-    interval_s,
 )
 from tests.support.builders import commit, consumed, ns, pulse, round_
 
@@ -70,19 +69,17 @@ def test_a_version_that_jumps_takes_no_more_room_than_another() -> None:
     timeline.committed(committed_round(closed(2**62), 106, 1.0))
     assert timeline.place(0, 2**62) == 106
     assert timeline.place(0, 5) == 101
-    assert len(timeline.places[0].firsts) == 2
+    assert len(timeline.places[0].known) == 2
 
 
 def test_places_are_bounded_and_lead_to_every_version_all_the_same() -> None:
     places, first, last = Places(most=8), 1000, 9000
     for version in range(first, last + 1):
         places.add(version, 10 * version)
-        assert len(places.firsts) <= 8
-    assert places.firsts[0] == (first, 10 * first)
+        assert len(places.known) <= 8
+    assert places.known[0] == (first, 10 * first)
     for version in (first, first + 1, 4095, 4096, 5000, last):
-        at = places.at_or_before(version)
-        assert at is not None
-        assert 10 * (version - places.span) < at <= 10 * version
+        assert 10 * (version - places.span) < places.at_or_before(version) <= 10 * version
 
 
 @pytest.mark.parametrize("jump", [1, 2**40])
@@ -90,7 +87,7 @@ def test_places_of_versions_that_jump_are_bounded_too(jump: int) -> None:
     places = Places(most=4)
     for version in range(1, 100):
         places.add(SPARSE * version * jump, version)
-    assert len(places.firsts) <= 4
+    assert len(places.known) <= 4
     assert places.at_or_before(SPARSE * jump) == 1
 
 
@@ -185,9 +182,9 @@ def test_restored_fragments_say_nothing_of_how_often_rounds_come() -> None:
     for fragment in range(8):
         written = closed(40, fragment, origin=CommitOrigin.RESTORED)
         timeline.committed(committed_round(written, fragment, 1.0))
-    assert interval_s(timeline.rounds) is None
+    assert timeline.interval_s() is None
 
 
 def test_the_expected_round_is_a_mean_over_those_of_late() -> None:
-    assert interval_s(filled(10, 5).rounds) == 1.0
-    assert interval_s(filled(10, 2).rounds) is None
+    assert filled(10, 5).interval_s() == 1.0
+    assert filled(10, 2).interval_s() is None

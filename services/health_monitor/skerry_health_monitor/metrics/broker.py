@@ -13,12 +13,18 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import structlog
 
+from skerry.log.base import Room, Storage
+from skerry.telemetry import metrics
+from skerry.telemetry.points import Point
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 log = structlog.get_logger()
 
+POLL_S = 5.0
 DEADLINE_S = 2.0
+MOST_NAME = 128
 MOST_BYTES = 16 * 1024**2
 JETSTREAM = "jsz?streams=true&consumers=true"
 OPEN = "connz?state=open&limit=10000"
@@ -30,23 +36,15 @@ LIES = (*(OSError, HTTPException, ValueError, KeyError, TypeError, AttributeErro
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One broker; counters since it was started. ``lags`` are by stream, of its slowest reader."""
+    """One broker: its figures, how full its stores are, and how far behind its readers are.
+
+    ``lags`` are by stream, of its slowest reader.
+    """
 
     name: str
     up: bool = False
-    connections: int = 0
-    slow_consumers: int = 0
-    memory_bytes: int = 0
-    cores: float = 0.0
-    in_messages: int = 0
-    out_messages: int = 0
-    in_bytes: int = 0
-    out_bytes: int = 0
-    api_errors: int = 0
-    held_memory_bytes: int = 0
-    held_file_bytes: int = 0
-    most_memory_bytes: int = 0
-    most_file_bytes: int = 0
+    figures: tuple[Point, ...] = ()
+    rooms: tuple[Room, ...] = ()
     lags: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -55,35 +53,30 @@ def parsed(varz: Mapping[str, Any], jsz: Mapping[str, Any], name: str) -> Server
     config = cast("Mapping[str, Any]", jsz.get("config") or {})
     api = cast("Mapping[str, Any]", jsz.get("api") or {})
     given = str(varz.get("server_name", ""))
-    return Server(
-        # One without a name says its id, and has another one each time it is started.
-        name=given if given not in {"", varz.get("server_id")} else name,
-        up=True,
-        connections=int(varz["connections"]),
-        slow_consumers=int(varz["slow_consumers"]),
-        memory_bytes=int(varz["mem"]),
-        cores=float(varz["cpu"]) / 100.0,
-        in_messages=int(varz["in_msgs"]),
-        out_messages=int(varz["out_msgs"]),
-        in_bytes=int(varz["in_bytes"]),
-        out_bytes=int(varz["out_bytes"]),
-        api_errors=int(api.get("errors", 0)),
-        held_memory_bytes=int(jsz.get("memory", 0)),
-        held_file_bytes=int(jsz.get("storage", 0)),
-        most_memory_bytes=int(config.get("max_memory", 0)),
-        most_file_bytes=int(config.get("max_storage", 0)),
-        lags=_lags(jsz),
+    if given not in {"", varz.get("server_id")}:  # else it is another one after each start
+        name = given
+    label = (name[:MOST_NAME],)
+    figures = (
+        Point(metrics.BROKER_CONNECTIONS, int(varz["connections"]), label),
+        Point(metrics.BROKER_SLOW_CONSUMERS, int(varz["slow_consumers"]), label),
+        Point(metrics.BROKER_MEMORY, int(varz["mem"]), label),
+        Point(metrics.BROKER_CPU, float(varz["cpu"]) / 100.0, label),
+        Point(metrics.BROKER_API_ERRORS, int(api.get("errors", 0)), label),
+        Point(metrics.BROKER_MESSAGES, int(varz["in_msgs"]), (*label, "in")),
+        Point(metrics.BROKER_MESSAGES, int(varz["out_msgs"]), (*label, "out")),
+        Point(metrics.BROKER_IO, int(varz["in_bytes"]), (*label, "in")),
+        Point(metrics.BROKER_IO, int(varz["out_bytes"]), (*label, "out")),
     )
-
-
-def _lags(jsz: Mapping[str, Any]) -> dict[str, int]:
-    """Return by stream what its slowest reader has not been given yet."""
-    found: dict[str, int] = {}
+    rooms = (
+        Room(Storage.FILE, int(jsz.get("storage", 0)), int(config.get("max_storage", 0))),
+        Room(Storage.MEMORY, int(jsz.get("memory", 0)), int(config.get("max_memory", 0))),
+    )
+    lags: dict[str, int] = {}
     for account in jsz.get("account_details") or ():
         for stream in account.get("stream_detail") or ():
             pending = [int(c.get("num_pending", 0)) for c in stream.get("consumer_detail") or ()]
-            found[str(stream["name"])] = max(pending, default=0)
-    return found
+            lags[str(stream["name"])] = max(pending, default=0)
+    return Server(name, up=True, figures=figures, rooms=rooms, lags=lags)
 
 
 def lost(
@@ -110,25 +103,31 @@ def lost(
 class Brokers:
     """Polls every broker; one that does not answer is down, and nothing else happens."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
+    def __init__(self, urls: Sequence[str] = ()) -> None:
         self._urls = tuple(url.rstrip("/") for url in urls)
-        self._servers = {url: Server(urlsplit(url).netloc) for url in self._urls}
+        self.known = {url: Server(urlsplit(url).netloc) for url in self._urls}
         self._said: set[str] = set()
 
     def servers(self) -> tuple[Server, ...]:
         """Return each broker as it was when last asked."""
-        return tuple(self._servers.values())
+        return tuple(self.known.values())
+
+    async def run(self) -> None:
+        """Keep what is known of the brokers new, for ever."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(POLL_S)
 
     async def poll(self) -> None:
         """Ask every broker once, all at the same time."""
-        asked = (asyncio.to_thread(_ask, url, self._servers[url].name) for url in self._urls)
+        asked = (asyncio.to_thread(_ask, url, self.known[url].name) for url in self._urls)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for url, answer in zip(self._urls, answers, strict=True):
             if isinstance(answer, Server):
-                self._servers[url] = answer
+                self.known[url] = answer
                 self._said.discard(url)
             elif isinstance(answer, LIES):
-                self._servers[url] = Server(self._servers[url].name)
+                self.known[url] = Server(self.known[url].name)
                 self._say(url, answer)
             else:
                 raise answer

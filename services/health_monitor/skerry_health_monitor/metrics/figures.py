@@ -5,146 +5,119 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from statistics import median
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.goodput import TRAIN, Cause, split
 from skerry.algorithm.liveness import Liveness
-from skerry.status.recent import (
-    LATE_ROUNDS,
-    STARTING_S,
-    awaited,
-    diverged,
-    ending,
-    held_out,
-    missed,
-)
-from skerry.status.report import report
+from skerry.status.alerts import diverged, held_out, missed, round_s
 from skerry.status.sources import MOST_LEARNERS, MessageCounts
 from skerry.status.view import ENDED, spent_in
 from skerry.telemetry import metrics
 from skerry.telemetry.points import Point
+from skerry_health_monitor.metrics.broker import MOST_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from skerry.log.base import Room, StreamInfo
-    from skerry.protocol.messages import Pulse
-    from skerry.settings.models import RunConfig
-    from skerry.status.model import RunModel
-    from skerry.status.report import LearnerRow, RunReport
+    from skerry.status.model import RunSnapshot
+    from skerry.status.report import LearnerRow
     from skerry.status.view import RunView
     from skerry.telemetry.metrics import Metric
     from skerry.telemetry.points import Figure
     from skerry_health_monitor.metrics.broker import Server
 
-MOST_NAME = 128
-
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """All that is known of a run, and of the messages and streams it is known from."""
+class Observed:
+    """What is known: of the run, if there is one, of the messages that were read, of the broker."""
 
-    model: RunModel
+    now: RunSnapshot | None = None
     counts: MessageCounts = field(default_factory=MessageCounts)
     streams: Sequence[StreamInfo] = ()
     rooms: Sequence[Room] = ()
+    servers: Sequence[Server] = ()
 
 
-def figures(known: Known | None, servers: Sequence[Server], now_s: float) -> list[Figure]:
-    """Return everything there is to tell at ``now_s``; of the broker alone before there is a run.
+def figures(seen: Observed) -> list[Figure]:
+    """Return everything there is to report.
 
     While an old ledger is still being read, what it adds up to is left out: a sum that begins
     again at 0 and jumps up would look like as much work done in no time.
     """
-    found: list[Figure] = [*_servers(servers)]
-    if known is None:
+    found: list[Figure] = []
+    for server in seen.servers:
+        label = (server.name[:MOST_NAME],)
+        found += [Point(metrics.BROKER_UP, server.up, label), *server.figures]
+        for room in server.rooms:
+            storage = (metrics.BROKER_STORAGE, metrics.BROKER_STORAGE_LIMIT)
+            found += _room(room, label, *storage)
+    if seen.now is None:
         return found
-    reported = report(known.model.view, now_s)
-    found += _run(known, reported)
-    if not reported.run.counting:
-        found += known.model.totals.figures()
-    for row in islice(reported.learners, MOST_LEARNERS):
-        found += _learner(known.model.view, row)
-    found += _log(known, servers)
+    found += [*_run(seen.now), *_held_out(seen.now), *_log(seen)]
+    if not seen.now.report.run.counting:
+        found += seen.now.model.totals.figures()
+    for row in islice(seen.now.report.learners, MOST_LEARNERS):
+        found += _learner(seen.now.model.view, row)
     return found
 
 
-def _run(known: Known, reported: RunReport) -> Iterator[Figure]:
-    row, config, run = reported.run, known.model.config, known.model.view.frame.run
-    yield Point(metrics.RUN_INFO, 1, (run, config.mode, known.model.record.skerry_version))
-    yield Point(metrics.RUN_FINISHED, row.finished, (run,))
-    yield Point(metrics.RUN_STEP, row.step, (run,))
-    yield Point(metrics.RUN_STEP_TARGET, row.steps, (run,))
+def _run(now: RunSnapshot) -> Iterator[Figure]:
+    row, rows, model = now.report.run, now.report.learners, now.model
+    config, run = model.config, model.record.run
     age_s = row.wall_s if row.checkpoint_s_ago is None else row.checkpoint_s_ago
-    yield Point(metrics.CHECKPOINT_AGE, age_s, (run,))
-    gap_s = interval_s(config, reported.learners)
-    yield Point(metrics.CHECKPOINT_INTERVAL, max(config.checkpoint.every_s, gap_s or 0.0), (run,))
-    yield Point(metrics.CHECKPOINT_BEHIND, row.checkpoint_lacks, (run,))
-    behind_s = min(age_s, row.checkpoint_lacks_s)
-    yield Point(metrics.CHECKPOINT_BEHIND_TIME, behind_s, (run,))
-    checkpoint = known.model.view.checkpoint
-    since_s = row.wall_s if row.last_round_s_ago is None else row.last_round_s_ago
-    yield Point(metrics.COMMIT_AGE, since_s, (run,))
-    told_if_known: dict[Metric, float | None] = {
+    gap_s = None if row.counting else model.history.timeline.interval_s()
+    interval_s = round_s(gap_s, config.sync.h_steps, rows)
+    checkpoint = model.view.checkpoint
+    values: dict[Metric, float | None] = {
+        metrics.RUN_FINISHED: row.finished,
+        metrics.RUN_STEP: row.step,
+        metrics.RUN_STEP_TARGET: row.steps,
         metrics.RUN_TIME_LEFT: row.eta_s,
         metrics.RUN_LOSS: row.loss,
-        metrics.ROUND_INTERVAL: gap_s,
+        metrics.CHECKPOINT_AGE: age_s,
+        metrics.CHECKPOINT_INTERVAL: max(config.checkpoint.every_s, interval_s),
+        metrics.CHECKPOINT_BEHIND: row.checkpoint_lacks,
+        metrics.CHECKPOINT_BEHIND_TIME: min(age_s, row.checkpoint_lacks_s),
         metrics.CHECKPOINT_SIZE: None if checkpoint is None else checkpoint.size_bytes,
+        metrics.COMMIT_AGE: row.wall_s if row.last_round_s_ago is None else row.last_round_s_ago,
+        metrics.ROUND_INTERVAL: interval_s or None,
+        metrics.GOODPUT: row.time[TRAIN],
+        metrics.LEARNERS_MISSED: len(missed(rows)),
+        metrics.LEARNERS_TARGET: config.sync.learners,
     }
-    for metric, value in told_if_known.items():
-        if value is not None:
-            yield Point(metric, value, (run,))
+    yield Point(metrics.RUN_INFO, 1, (run, config.mode, model.record.skerry_version))
+    yield from (Point(m, value, (run,)) for m, value in values.items() if value is not None)
     for fragment, version in enumerate(row.versions):
         yield Point(metrics.FRAGMENT_VERSION, version, (run, str(fragment)))
-    if not known.model.view.evaluating:
-        yield from _held_out(run, reported)
-    yield Point(metrics.GOODPUT, row.time[TRAIN], (run,))
     for cause in Cause:
         yield Point(metrics.BADPUT, row.time[cause], (run, cause.value))
-    rows = reported.learners
     there = (r for r in rows if r.liveness is not Liveness.GONE or r.phase not in ENDED)
     looks = Counter(r.liveness for r in there)
     for state in Liveness:
         yield Point(metrics.LEARNERS, looks[state], (run, state.value))
-    yield Point(metrics.LEARNERS_MISSED, len(missed(reported.learners)), (run,))
-    yield Point(metrics.LEARNERS_TARGET, config.sync.learners, (run,))
+    for alert in now.alerts:
+        labels = (run, alert.key[:MOST_NAME], alert.severity.value)
+        yield Point(metrics.ALERT, 1, labels)
 
 
-def _held_out(run: str, reported: RunReport) -> Iterator[Figure]:
-    newest = {e.evaluator: e.loss for e in reported.evaluations}
-    for evaluator, loss in newest.items():
+def _held_out(now: RunSnapshot) -> Iterator[Figure]:
+    if now.model.view.evaluating:
+        return
+    run, evaluations = now.report.run.run, now.report.evaluations
+    for evaluator, loss in {e.evaluator: e.loss for e in evaluations}.items():
         if loss is not None:
             yield Point(metrics.HELD_OUT_LOSS, loss, (run, evaluator[:MOST_NAME]))
-    for evaluator, found in held_out(reported.evaluations).items():
+    for evaluator, found in held_out(evaluations).items():
         labels = (run, evaluator[:MOST_NAME])
         yield Point(metrics.HELD_OUT_BEST, found.best, labels)
         yield Point(metrics.HELD_OUT_RECENT, found.recent, labels)
-    yield Point(metrics.HELD_OUT_TEXTS, reported.run.held_out_texts, (run,))
-
-
-def interval_s(config: RunConfig, rows: Sequence[LearnerRow]) -> float | None:
-    """Return the expected time between two commits: H steps over P; None while none trains.
-
-    Once all have finished it is the timeout of a round, where that is longer: so long does the
-    syncer wait for a learner that fell silent at work. While the end waits for one that starts, it
-    is such that ten of them are longer than that ever takes.
-    """
-    done, coming = ending(rows), awaited(rows)
-    there = [row for row in rows if row.liveness is not Liveness.GONE]
-    timed = there if done or coming else [row for row in rows if row.takes_steps]
-    if not timed:
-        return None
-    step_s = median(row.step_time_s for row in timed)
-    gap_s = config.sync.h_steps * step_s / config.sync.fragments
-    if coming:
-        gap_s = max(gap_s, STARTING_S / LATE_ROUNDS)
-    return max(gap_s, config.sync.round_timeout_s) if done or coming else gap_s
+    yield Point(metrics.HELD_OUT_TEXTS, now.report.run.held_out_texts, (run,))
 
 
 def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
     """Yield a learner's metrics; its counters are those of its newest incarnation."""
-    labels = (view.frame.run, row.name[:MOST_NAME])
+    labels = (view.run, row.name[:MOST_NAME])
     yield Point(metrics.LEARNER_ALIVE, row.liveness is Liveness.ALIVE, labels)
     yield Point(metrics.LEARNER_DIVERGED, bool(diverged([row])), labels)
     yield Point(metrics.LEARNER_INCARNATION, row.incarnation, labels)
@@ -161,69 +134,38 @@ def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
         yield Point(metrics.STEP_TIME, pulse.step_time_s, labels)
     if row.loss is not None:
         yield Point(metrics.LOSS, row.loss, labels)
-    yield from _traffic(pulse, labels)
-    for operation, seconds in (("encode", pulse.encode_s), ("decode", pulse.decode_s)):
-        yield Point(metrics.CODEC_TIME, seconds, (*labels, operation))
+    yield Point(metrics.WIRE_IO, pulse.bytes_up, (*labels, "up"))
+    yield Point(metrics.WIRE_IO, pulse.bytes_down, (*labels, "down"))
+    yield Point(metrics.WIRE_UNCOMPRESSED, pulse.f32_bytes_up, (*labels, "up"))
+    yield Point(metrics.WIRE_UNCOMPRESSED, pulse.f32_bytes_down, (*labels, "down"))
+    yield Point(metrics.CODEC_TIME, pulse.encode_s, (*labels, "encode"))
+    yield Point(metrics.CODEC_TIME, pulse.decode_s, (*labels, "decode"))
     for use, seconds in split(spent_in(pulse), pulse.alive_s).items():
         if use != Cause.DOWN:
             yield Point(metrics.LEARNER_TIME, seconds, (*labels, use))
 
 
-def _traffic(pulse: Pulse, labels: tuple[str, ...]) -> Iterator[Figure]:
-    for direction, packed, f32 in (
-        ("up", pulse.bytes_up, pulse.f32_bytes_up),
-        ("down", pulse.bytes_down, pulse.f32_bytes_down),
-    ):
-        yield Point(metrics.WIRE_IO, packed, (*labels, direction))
-        yield Point(metrics.WIRE_UNCOMPRESSED, f32, (*labels, direction))
-
-
-def _log(known: Known, servers: Iterable[Server]) -> Iterator[Figure]:
-    run = known.model.view.frame.run
-    for kind, count in known.counts.read.items():
+def _log(seen: Observed) -> Iterator[Figure]:
+    assert seen.now is not None
+    run, counts = seen.now.report.run.run, seen.counts
+    for kind, count in counts.read.items():
         yield Point(metrics.MONITOR_MESSAGES, count, (run, kind))
-    for kind in known.counts.read.keys() | known.counts.malformed.keys():
-        yield Point(metrics.MONITOR_MALFORMED, known.counts.malformed.get(kind, 0), (run, kind))
-    lags: dict[str, int] = {}
-    for server in servers:
-        for name, lag in server.lags.items():
-            lags[name] = max(lag, lags.get(name, 0))
-    for stream in known.streams:
+    for kind in counts.read.keys() | counts.malformed.keys():
+        yield Point(metrics.MONITOR_MALFORMED, counts.malformed[kind], (run, kind))
+    for stream in seen.streams:
         labels = (run, stream.name.rpartition("_")[2])
         yield Point(metrics.STREAM_MESSAGES, stream.messages, labels)
         yield Point(metrics.STREAM_SIZE, stream.bytes, labels)
         if stream.spec.max_bytes > 0:
             yield Point(metrics.STREAM_LIMIT, stream.spec.max_bytes, labels)
-        if stream.name in lags:
-            yield Point(metrics.STREAM_LAG, lags[stream.name], labels)
-    for room in known.rooms:
-        labels = (run, room.storage.value)
-        yield Point(metrics.ACCOUNT_STORAGE, room.used_bytes, labels)
-        if room.limit_bytes > 0:
-            yield Point(metrics.ACCOUNT_STORAGE_LIMIT, room.limit_bytes, labels)
+        lags = [s.lags[stream.name] for s in seen.servers if stream.name in s.lags]
+        if lags:
+            yield Point(metrics.STREAM_LAG, max(lags), labels)
+    for room in seen.rooms:
+        yield from _room(room, (run,), metrics.ACCOUNT_STORAGE, metrics.ACCOUNT_STORAGE_LIMIT)
 
 
-def _servers(servers: Iterable[Server]) -> Iterator[Figure]:
-    for server in servers:
-        name = (server.name[:MOST_NAME],)
-        yield Point(metrics.BROKER_UP, server.up, name)
-        if not server.up:
-            continue
-        yield Point(metrics.BROKER_CONNECTIONS, server.connections, name)
-        yield Point(metrics.BROKER_SLOW_CONSUMERS, server.slow_consumers, name)
-        yield Point(metrics.BROKER_MEMORY, server.memory_bytes, name)
-        yield Point(metrics.BROKER_CPU, server.cores, name)
-        yield Point(metrics.BROKER_API_ERRORS, server.api_errors, name)
-        for direction, messages, size in (
-            ("in", server.in_messages, server.in_bytes),
-            ("out", server.out_messages, server.out_bytes),
-        ):
-            yield Point(metrics.BROKER_MESSAGES, messages, (*name, direction))
-            yield Point(metrics.BROKER_IO, size, (*name, direction))
-        for storage, held, limit in (
-            ("memory", server.held_memory_bytes, server.most_memory_bytes),
-            ("file", server.held_file_bytes, server.most_file_bytes),
-        ):
-            yield Point(metrics.BROKER_STORAGE, held, (*name, storage))
-            if limit > 0:
-                yield Point(metrics.BROKER_STORAGE_LIMIT, limit, (*name, storage))
+def _room(room: Room, labels: tuple[str, ...], used: Metric, limit: Metric) -> Iterator[Figure]:
+    yield Point(used, room.used_bytes, (*labels, room.storage.value))
+    if room.limit_bytes > 0:
+        yield Point(limit, room.limit_bytes, (*labels, room.storage.value))

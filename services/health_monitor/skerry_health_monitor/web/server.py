@@ -1,75 +1,144 @@
-"""The monitor's HTTP side: JSON over the newest view, on the loopback unless set otherwise."""
+"""The monitor's HTTP side: the page's files and JSON, on the loopback unless set otherwise.
+
+Nothing on the page comes from another host, and a browser that obeys ``POLICY`` would refuse it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import re
 import socket
-import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import aclosing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from skerry.errors import ConfigError
-from skerry.status.report import to_json
-from skerry_health_monitor.web.page import Headed
+from skerry.errors import BrokerUnavailable, ConfigError
+from skerry.log import ledger
+from skerry.protocol.messages import why
+from skerry.status.format import clip
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from skerry.status.view import RunView
+    from skerry.protocol.messages import Commit
+    from skerry.status.feed import RunFeed
 
 log = structlog.get_logger()
 
+FILES = Path(__file__).parent / "static"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = [
+    ("content-security-policy", POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cache-control", "no-cache"),
+]
+LOOK_UP_S = 10.0
+NUMBER = re.compile(r"[0-9]{1,20}")
+"""A fragment or version in an address: Python refuses to read thousands of digits."""
 
-def application(
-    current: Callable[[], RunView | None], run: str, more: Sequence[BaseRoute] = ()
-) -> Starlette:
-    """Return the ASGI application over whatever view ``current`` returns at each request.
 
-    ``/healthz`` says that the monitor works; ``/api/run``, ``/api/learners`` and
-    ``/api/evaluations`` answer 503 until the run is in the log. ``more`` are other routes.
+def application(feed: RunFeed, more: Sequence[BaseRoute] = ()) -> Starlette:
+    """Return the ASGI application over a feed's run; ``more`` are other routes.
+
+    ``/healthz`` says that the monitor works; ``/api/run`` answers 503 until the run is in the log,
+    ``/api/rounds`` until its ledger is read that far.
     """
 
     async def healthz(_: Request) -> JSONResponse:
-        status = "waiting" if current() is None else "following"
-        return JSONResponse({"ok": True, "run": run, "status": status})
+        status = "waiting" if feed.model is None else "following"
+        return JSONResponse({"ok": True, "run": feed.name, "status": status})
 
     async def whole(_: Request) -> JSONResponse:
-        view = current()
-        return _not_yet(run) if view is None else JSONResponse(to_json(view, time.time()))
+        now = feed.report()
+        if now is None:
+            what = f"There is no run {feed.name!r} in this log yet"
+            return _error(503, f"{what}: it appears with its first learner.")
+        return JSONResponse(asdict(now))
 
-    def part(name: str) -> Callable[[Request], Awaitable[JSONResponse]]:
-        async def answer(_: Request) -> JSONResponse:
-            view = current()
-            return _not_yet(run) if view is None else JSONResponse(to_json(view, time.time())[name])
+    async def index(_: Request) -> Response:
+        return FileResponse(FILES / "index.html", media_type="text/html")
 
-        return answer
+    async def one_round(request: Request) -> Response:
+        return await _round(feed, *(request.path_params[name] for name in ("fragment", "version")))
 
     return Starlette(
         routes=[
+            Route("/", index),
+            Mount("/static", StaticFiles(directory=FILES)),
             Route("/healthz", healthz),
             Route("/api/run", whole),
-            Route("/api/learners", part("learners")),
-            Route("/api/evaluations", part("evaluations")),
+            Route("/api/rounds/{fragment}/{version}", one_round),
             *more,
         ],
-        middleware=[Middleware(Headed)],
     )
 
 
-def _not_yet(run: str) -> JSONResponse:
-    error = f"There is no run {run!r} in this log yet: it appears with its first learner."
-    return JSONResponse({"error": error}, status_code=503)
+def _error(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"error": text}, status)
+
+
+async def _round(feed: RunFeed, *texts: str) -> Response:
+    """Return the ledger record behind a round, by the fragment and version in an address."""
+    missing = "The ledger has no version {1} of fragment {0}.".format(*map(clip, texts))
+    if not all(NUMBER.fullmatch(text) for text in texts):
+        return _error(404, missing)
+    fragment, version = map(int, texts)
+    if (model := feed.model) is None:
+        return _error(503, "The log is not read yet: try again.")
+    place = model.history.timeline.place(fragment, version)
+    if place is None:
+        view = model.view
+        unread = view.counting and 0 < version <= view.versions.get(fragment, 0)
+        still = "Still reading the history, which has not come to this round: try again."
+        return _error(503, still) if unread else _error(404, missing)
+    try:
+        async with asyncio.timeout(LOOK_UP_S):
+            found = await _look_up(feed, fragment, version, place - 1)
+    except (BrokerUnavailable, TimeoutError):
+        return _error(503, "The broker does not answer: try again.")
+    if found is None:
+        return _error(404, missing)
+    shown = {**as_json(found[1]), "ledger_sequence": found[0]}
+    text = json.dumps(shown, indent=1, ensure_ascii=False)
+    return Response(text, media_type="application/json")
+
+
+async def _look_up(
+    feed: RunFeed, fragment: int, version: int, after: int
+) -> tuple[int, Commit] | None:
+    """Read on behind a place in the ledger up to this version; None if it was left out."""
+    commits = ledger.follow_commits(feed.bus, feed.name, after, fragment=fragment)
+    async with aclosing(commits):
+        async for sequence, commit in commits:
+            if commit.version >= version:
+                return (sequence, commit) if commit.version == version else None
+    return None
+
+
+def as_json(commit: Commit) -> dict[str, Any]:
+    """Return a commit for JSON: digests as hexadecimal, which JSON's numbers cannot hold."""
+    shown = asdict(commit) | {"reason": why(commit)}
+    for name in ("plan_digest", "params_digest", "master_digest", "previous"):
+        shown[name] = f"{shown[name]:016x}"
+    shown = json.loads(json.dumps(shown), parse_constant=lambda _: None)  # NaN is no JSON
+    return dict(shown)
 
 
 class _Server(uvicorn.Server):
@@ -129,7 +198,12 @@ async def serve_http(
     """
     host, port = listening.getsockname()[:2]
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        headers=HEADERS,
     )
     connections.server = server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))

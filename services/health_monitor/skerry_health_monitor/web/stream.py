@@ -1,4 +1,4 @@
-"""Server-sent events: the whole picture to who comes, then what changes, to everybody at once.
+"""Server-sent events: the whole page to a client that connects, then what changes, to all at once.
 
 A client that does not read is cut off: its queue holds ``MOST_WAITING`` messages and no more, and
 its connection is ended, so that nothing waits in memory for it.
@@ -10,33 +10,39 @@ import asyncio
 import json
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from starlette.responses import PlainTextResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from starlette.types import Receive, Scope, Send
 
-    from skerry_health_monitor.web.picture import Sections
+    from skerry_health_monitor.web.sections import Sections
 
 log = structlog.get_logger()
 
 MOST_CLIENTS = 64
 MOST_WAITING = 16
 PUSH_S, SHARE, LATE_S = 0.3, 0.05, 0.8
-"""Messages come no faster than the first of these. Pictures that take long come later, so that they
+"""Messages come no faster than the first of these. Frames that take long come later, so that they
 use no more than this share of a core, but no later than the last of these: a change is shown within
-a second where a picture takes less than a fifth of one."""
+a second where a frame takes less than a fifth of one."""
 LOOK_S = 0.5
 """How often to look where no message says that something has changed, such as silence."""
 BEAT_S = 2.0
 """Where nothing has changed for this long, that is said: silence tells a page that we are away."""
 
+Cut = Callable[[tuple[str, int]], None]
+"""Ends the connection of a client, by its address, whatever still waits to be sent on it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PageFrame:
-    """One picture: ``epoch`` changes where differences to the last one would make no sense.
+    """What a page shows at a moment; to one of another ``epoch`` differences make no sense.
 
     ``marks`` returns the marks behind a number; None for ``sections``: there is no run yet.
     """
@@ -51,27 +57,22 @@ class PageFrame:
 class Client:
     """One page that listens; ``next`` returns None at the end."""
 
-    most: int = MOST_WAITING
     waiting: deque[bytes] = field(default_factory=deque[bytes])
     ended: bool = False
     dropped: asyncio.Event = field(default_factory=asyncio.Event)
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def offer(self, message: bytes) -> bool:
+    def offer(self, message: bytes, *, last: bool = False) -> bool:
         """Queue a message; False, and the end of it, for one that has not read the last ones."""
-        if len(self.waiting) >= self.most:
+        fits = len(self.waiting) < MOST_WAITING
+        if fits:
+            self.waiting.append(message)
+        else:
             self.dropped.set()
             self.waiting.clear()
-            self.end()
-            return False
-        self.waiting.append(message)
+        self.ended |= last or not fits
         self._ready.set()
-        return True
-
-    def end(self) -> None:
-        """Send nothing more after what is queued."""
-        self.ended = True
-        self._ready.set()
+        return fits
 
     async def next(self) -> bytes | None:
         while not self.waiting:
@@ -83,7 +84,7 @@ class Client:
 
 
 class Hub:
-    """Sends pictures to all clients; works only while there are any."""
+    """Sends frames to all clients; works only while there are any."""
 
     def __init__(self, frame: Callable[[], PageFrame], changed: asyncio.Event) -> None:
         self._frame = frame
@@ -96,7 +97,7 @@ class Hub:
         self.dropped = 0
 
     def join(self) -> Client | None:
-        """Return a new client with the whole picture before it; None where there are too many."""
+        """Return a new client with the whole frame before it; None where there are too many."""
         if len(self.clients) >= MOST_CLIENTS:
             return None
         self._push()
@@ -107,20 +108,15 @@ class Hub:
         self._came.set()
         return client
 
-    def leave(self, client: Client) -> None:
-        self.clients.discard(client)
-
     async def run(self) -> None:
         """Push what changes, for ever."""
         while True:
             if not self.clients:
                 self._came.clear()
                 await self._came.wait()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
             self._changed.clear()
             began_s = time.thread_time()
             self._push()
@@ -132,17 +128,16 @@ class Hub:
         """Say the last word to everybody."""
         self._push()
         for client in self.clients:
-            client.offer(event("end", {}))
-            client.end()
+            client.offer(event("end", {}), last=True)
 
     def _push(self) -> None:
         before, now = self._sent, self._frame()
         self._sent = now
         if before is None:
             return
+        if before.epoch is not now.epoch:
+            self._send(self._whole(now))
         if before.epoch is not now.epoch or before.sections is None or now.sections is None:
-            if before.epoch is not now.epoch or (before.sections is None) != (now.sections is None):
-                self._send(self._whole(now))
             return
         changes = difference(before.sections, now.sections)
         marks = now.marks(self._marked)
@@ -168,7 +163,7 @@ class Hub:
 
 
 def pause_s(took_s: float) -> float:
-    """Return how long to wait after a picture that took so much CPU time."""
+    """Return how long to wait after a frame that took so much CPU time."""
     return min(max(PUSH_S, took_s / SHARE), LATE_S)
 
 
@@ -188,3 +183,46 @@ def event(name: str, data: object) -> bytes:
     """Return one server-sent event; JSON has no line breaks, so it is one line of data."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return f"event: {name}\ndata: {text}\n\n".encode()
+
+
+class EventStream:
+    """An ASGI application: one client of the hub for as long as the request lasts."""
+
+    def __init__(self, hub: Hub, cut: Cut) -> None:
+        self._hub = hub
+        self._cut = cut
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = self._hub.join()
+        if client is None:
+            refusal = PlainTextResponse("Too many pages are open: close some.", 503)
+            await refusal(scope, receive, send)
+            return
+        writing = asyncio.ensure_future(_write(client, send))
+        leaving = asyncio.ensure_future(_left(receive))
+        stuck = asyncio.ensure_future(client.dropped.wait())
+        try:
+            await asyncio.wait({writing, leaving, stuck}, return_when=asyncio.FIRST_COMPLETED)
+            if stuck.done() and not leaving.done():
+                self._cut(scope["client"])
+                await leaving
+        finally:
+            self._hub.clients.discard(client)
+            for task in (writing, leaving, stuck):
+                task.cancel()
+            await asyncio.gather(writing, leaving, stuck, return_exceptions=True)
+
+
+async def _write(client: Client, send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
+    with suppress(OSError):
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while (message := await client.next()) is not None:
+            await send({"type": "http.response.body", "body": message, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    """Return once the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

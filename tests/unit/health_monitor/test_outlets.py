@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 
 from skerry.errors import ConfigError
 from skerry.settings.models import MetricsSettings
-from skerry_health_monitor.metrics.sinks import MOST_WAITING, Journal, Outlet, Row, outlets, tag
+from skerry_health_monitor.metrics.outlets import MOST_WAITING, Journal, Outlet, Row, outlets, tag
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry_health_monitor.metrics.sinks import Sink
+    from skerry_health_monitor.metrics.outlets import Sink
 
 DEADLINE_S = 20.0
 ROW = Row(12.5, 7, {"skerry.run.loss": 2.5, "skerry.loss{learner=a}": 2.75})

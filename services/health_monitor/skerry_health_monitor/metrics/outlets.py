@@ -6,6 +6,7 @@ disk or a tracker that is away.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import math
@@ -21,7 +22,7 @@ import structlog
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from skerry.settings.models import MetricsSettings
@@ -29,15 +30,21 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MOST_WAITING = 16
+CLOSE_S = 2.0
+"""A sink that hangs delays the monitor's end by this much at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Numbers by name at one moment: seconds since the epoch, and the global clock's step."""
+    """Numbers by name at one moment: seconds since the epoch, and the global clock's step.
+
+    Nothing follows the ``last`` one, that of a run which is finished.
+    """
 
     at_s: float
     step: int
     values: Mapping[str, float]
+    last: bool = False
 
 
 class Sink(Protocol):
@@ -69,7 +76,7 @@ class Journal:
         line = {"time_s": round(row.at_s, 3), "run": self._run, "step": row.step, **finite}
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        held = self._size()
+        held = self.path.stat().st_size if self.path.exists() else 0
         if held and held + len(data) > self._most_bytes:
             self._rotate()
         with self.path.open("ab") as file:
@@ -77,12 +84,6 @@ class Journal:
 
     def close(self) -> None:
         """Nothing is held open: a file that is moved away is replaced by a new one."""
-
-    def _size(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
 
     def _rotate(self) -> None:
         """Set the file aside, packed, and those before it one number on; the last is replaced."""
@@ -105,14 +106,12 @@ class TensorBoard:
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
+        self.close = writer.close
 
     def write(self, row: Row) -> None:
         for name, value in row.values.items():
             self._writer.add_scalar(tag(name), value, row.step, walltime=row.at_s)
         self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class WeightsAndBiases:
@@ -120,12 +119,10 @@ class WeightsAndBiases:
 
     def __init__(self, begun: Any) -> None:
         self._begun = begun
+        self.close = begun.finish
 
     def write(self, row: Row) -> None:
         self._begun.log({tag(name): value for name, value in row.values.items()}, step=row.step)
-
-    def close(self) -> None:
-        self._begun.finish()
 
 
 class Outlet:
@@ -187,6 +184,30 @@ def tag(name: str) -> str:
     labels, _, part = rest.rpartition("}")
     values = [pair.partition("=")[2] for pair in labels.split(",") if pair]
     return "/".join([base + part, *values])
+
+
+async def write_rows(
+    to: Sequence[Outlet], current: Callable[[], Row | None], every_s: float
+) -> None:
+    """Give every outlet a row now and then, for ever; one more at the end, then close them.
+
+    ``current`` returns None as long as there is nothing to write.
+    """
+    row: Row | None = None
+
+    def offer() -> None:
+        nonlocal row
+        if (row is None or not row.last) and (row := current()) is not None:
+            for outlet in to:
+                outlet.offer(row)
+
+    try:
+        while True:
+            await asyncio.sleep(every_s)
+            offer()
+    finally:
+        offer()
+        await asyncio.gather(*(asyncio.to_thread(outlet.close, CLOSE_S) for outlet in to))
 
 
 def outlets(settings: MetricsSettings, path: Path, run: str) -> list[Outlet]:

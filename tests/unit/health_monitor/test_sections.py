@@ -1,4 +1,4 @@
-"""What the page is sent: plain, bounded, and new where something has changed."""
+"""What the page is sent is plain and bounded."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.protocol.messages import (
-    Commit,
-    Pulse,
-)
+from skerry.protocol.messages import Commit, Pulse
 from skerry.settings.models import RunConfig
 from skerry.status.model import RunModel
 from skerry_health_monitor.alert_log import AlertLog
-from skerry_health_monitor.web.picture import (
+from skerry_health_monitor.web.sections import (
     COLUMNS,
     MOST_ARRIVALS,
-    Drawn,
-    Page,
     Sections,
     marks,
     sections,
@@ -63,16 +58,11 @@ def model() -> RunModel:
     model.take(beat())
     model.take(checkpoint_record("/there", versions=(1,), step=4))
     model.take(evaluation(5, bits_per_byte=float("nan"), sample="text"))
-    model.judge()
     return model
 
 
-def page(model: RunModel) -> Page:
-    return Page(model, model.judged, AlertLog(), (), None, {}, NOW_S)
-
-
-def drawn_of(model: RunModel, drawn: Drawn | None = None) -> Sections:
-    return sections(page(model), {} if drawn is None else drawn)
+def drawn_of(model: RunModel) -> Sections:
+    return sections(model.snapshot(), AlertLog())
 
 
 @pytest.mark.parametrize("section", ROWS)
@@ -84,17 +74,8 @@ def test_every_row_has_a_value_for_every_column(model: RunModel, section: str) -
 
 def test_it_is_json_without_infinities(model: RunModel) -> None:
     model.take(beat(loss=float("inf"), alive_s=3.0, sent_ns=int(NOW_S * 1e9) + 1))
-    model.judge()
     text = json.dumps(drawn_of(model), allow_nan=False)
     assert json.loads(text)["learners"]["a"][COLUMNS["learners"].index("loss")] is None
-
-
-def test_a_round_that_is_adopted_later_is_drawn_anew(model: RunModel) -> None:
-    drawn: Drawn = {}
-    at = COLUMNS["rounds"].index("adopted")
-    assert drawn_of(model, drawn)["rounds"]["0.2"][at] == 0
-    model.take(beat(versions=(2,), alive_s=3.0))
-    assert drawn_of(model, drawn)["rounds"]["0.2"][at] == 1
 
 
 def test_a_round_of_very_many_shows_some_of_their_answers(model: RunModel) -> None:
@@ -110,25 +91,23 @@ def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of(model: 
     def row() -> dict[str, Any]:
         return dict(zip(COLUMNS["fragments"], drawn_of(model)["fragments"]["0"], strict=True))
 
-    assert (row()["version"], row()["closed_s"], row()["step"]) == (2, NOW_S, 8)
+    assert (row()["version"], row()["closed_s"]) == (2, NOW_S)
     model.peek(closed(9), 9, int(NOW_S * 1e9))
-    assert (row()["version"], row()["closed_s"], row()["reason"]) == (9, None, "")
+    assert (row()["version"], row()["closed_s"]) == (9, None)
     model.take(closed(9), 9, int(NOW_S * 1e9))
-    assert (row()["version"], row()["closed_s"], row()["reason"]) == (9, NOW_S, "all_arrived")
+    assert (row()["version"], row()["closed_s"]) == (9, NOW_S)
 
 
-def test_marks_name_learners_that_the_picture_numbers(model: RunModel) -> None:
+def test_marks_name_learners_that_the_page_numbers(model: RunModel) -> None:
     model.take(beat("l0"))
-    model.judge()
     number = drawn_of(model)["learners"]["l0"][0]
-    assert [mark[1] for mark in marks(page(model))] == [number]
-    assert marks(page(model), after=1) == []
+    assert [mark[1] for mark in marks(model)] == [number]
+    assert marks(model, after=1) == []
 
 
 def test_long_text_of_others_is_cut(model: RunModel) -> None:
     model.take(member(incarnation=2, host="h" * 500), 0, 2)
     model.take(checkpoint_record("/" + "p" * 5000, step=4, written_ns=8))
-    model.judge()
     assert max(len(text) for text in strings(drawn_of(model))) <= 601
 
 
