@@ -172,7 +172,7 @@ OF_PROMETHEUS = (
         expr='skerry_broker_up{job="skerry"} == 0',
     ),
     AlertKind(
-        "nobody",
+        "no-learners",
         Severity.CRITICAL,
         "Start learners; under the same names they go on from the log.",
         "SkerryNobodyTrains",
