@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from skerry.cli.programs import COMMANDS, PROGRAMS
 from skerry.settings.loading import load
 from skerry.settings.models import LocalSettings, RunConfig
-from skerry.settings.tree import annotations_of, find, leaves
+from skerry.settings.tree import find, leaves
 from skerry_tools.chaos import plan as plans
 from skerry_tools.lab.loading import load as load_scenario
 
@@ -33,8 +33,8 @@ OLD = re.compile(r"\bskerry[./](?:core|wire|bus|runtime|testing|planning|chaos|a
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-SETTINGS = leaves({**annotations_of(RunConfig), **annotations_of(LocalSettings)})
-TABLES = {leaf.keys[0] for leaf in SETTINGS if len(leaf.keys) > 1}
+SETTINGS = leaves(RunConfig, LocalSettings)
+TABLES = {keys[0] for keys in SETTINGS if len(keys) > 1}
 
 pages = pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 

@@ -17,7 +17,6 @@ OUTERS = ("auto", "nesterov", "direct", "adamw")
 MOMENTUM_FROM_H = 64
 """From this many inner steps per round on a short momentum was better than none in each pair of
 runs (experiment ``outer`` of docs/quality.md, which ends at 256)."""
-FORMERLY_DIRECT_H = 256
 
 
 class Sgd(NamedTuple):
@@ -42,8 +41,3 @@ def state_vectors(preset: str, h_steps: int, momentum: float | None) -> int:
         return 2
     default = resolved(preset, h_steps)[1].momentum
     return int((default if momentum is None else momentum) > 0)
-
-
-def formerly(h_steps: int) -> Sgd:
-    """Return what ``auto`` means in a run record that still holds the word."""
-    return Sgd(1.0, 0.0) if h_steps <= FORMERLY_DIRECT_H else Sgd(0.7, 0.9)

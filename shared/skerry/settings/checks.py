@@ -6,6 +6,7 @@ Every sentence begins with the dotted path of its setting.
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -18,17 +19,9 @@ from skerry.settings.modes import clauses
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from skerry.settings.models import (
-        DataConfig,
-        LocalSettings,
-        MetricsSettings,
-        ModelConfig,
-        RunConfig,
-        StoreSettings,
-        TelemetrySettings,
-    )
+    from skerry.settings.models import LocalSettings, NatsSettings, RunConfig
 
-
+BROKERS = ("nats", "tls", "ws", "wss")
 CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "model.factory": ("",),
     "train.inner": INNERS,
@@ -40,12 +33,14 @@ CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
 
 def check_run(run: RunConfig) -> None:
     """Raise ConfigError if two settings of a run contradict each other."""
-    _refuse(_of_code(run))
-    _refuse(_of_mode(run))
-    _refuse(_of_sync(run))
-    _refuse(_of_model(run.model))
-    _refuse(_of_data(run.data))
-    _refuse(_of_outer(run))
+    for sentence in chain(_of_code(run), _of_mode(run), _of_sync(run), _of_tables(run)):
+        raise ConfigError(sentence, path=sentence.partition(" ")[0])
+
+
+def check_local(local: LocalSettings) -> None:
+    """Raise ConfigError if a machine's settings contradict each other."""
+    for sentence in chain(_of_addresses(local), _of_nats(local.nats)):
+        raise ConfigError(sentence, path=sentence.partition(" ")[0])
 
 
 def refuse_code(run: RunConfig) -> None:
@@ -61,14 +56,6 @@ def named_code(run: RunConfig) -> Iterator[tuple[str, str]]:
         yield path, getattr(getattr(run, table), name)
 
 
-def check_local(local: LocalSettings) -> None:
-    """Raise ConfigError if a machine's settings contradict each other."""
-    _refuse(_of_nats(local))
-    _refuse(_of_store(local.store))
-    _refuse(_of_telemetry(local.telemetry))
-    _refuse(_of_metrics(local.metrics))
-
-
 def masked_url(url: str) -> str:
     """Return an address without its password or token."""
     credentials, at, rest = url.rpartition("@")
@@ -77,11 +64,6 @@ def masked_url(url: str) -> str:
     scheme, mark, user = credentials.rpartition("://")
     name, colon, _ = user.partition(":")
     return f"{scheme}{mark}{f'{name}:***' if colon else '***'}@{rest}"
-
-
-def _refuse(sentences: Iterator[str]) -> None:
-    for sentence in sentences:
-        raise ConfigError(sentence, path=sentence.partition(" ")[0])
 
 
 def _of_code(run: RunConfig) -> Iterator[str]:
@@ -155,7 +137,8 @@ def _of_sync(run: RunConfig) -> Iterator[str]:
         )
 
 
-def _of_model(model: ModelConfig) -> Iterator[str]:
+def _of_tables(run: RunConfig) -> Iterator[str]:
+    model, data, outer = run.model, run.data, run.outer
     heads, width, kv_heads = model.heads, model.d_model, model.kv_heads
     if heads is not None and width is not None and width % heads:
         yield f"model.heads is {heads} but model.d_model is {width}: heads must divide d_model."
@@ -163,9 +146,6 @@ def _of_model(model: ModelConfig) -> Iterator[str]:
         yield f"model.kv_heads is {kv_heads} but model.heads is {heads}: it must divide heads."
     if model.options and not model.factory:
         yield "model.options is set but model.factory is empty: it is for a model of your own."
-
-
-def _of_data(data: DataConfig) -> Iterator[str]:
     if data.source != "stdlib" and not data.paths:
         yield (
             f'data.paths is empty but data.source is "{data.source}": name the files or folders '
@@ -176,10 +156,6 @@ def _of_data(data: DataConfig) -> Iterator[str]:
             'data.paths is set but data.source is "stdlib", which reads no paths: set data.source '
             'to "text" or "tokens".'
         )
-
-
-def _of_outer(run: RunConfig) -> Iterator[str]:
-    outer = run.outer
     if outer.preset == "direct" and outer.momentum:
         yield (
             f'outer.momentum is {outer.momentum} but outer.preset is "direct", which has none: '
@@ -192,47 +168,32 @@ def _of_outer(run: RunConfig) -> Iterator[str]:
         )
 
 
-def _of_nats(local: LocalSettings) -> Iterator[str]:
-    nats = local.nats
-    for url in nats.url.split(","):
-        if urlsplit(url.strip()).scheme not in {"nats", "tls", "ws", "wss"}:
-            yield f'nats.url is "{masked_url(url)}", but it must look like nats://host:4222.'
+def _of_addresses(local: LocalSettings) -> Iterator[str]:
+    telemetry, web = local.telemetry, ("http", "https")
+    otlp = "http://127.0.0.1:4318 (OTLP over http/protobuf)"
+    monitoring = "http://127.0.0.1:8222 (`http: ...` in the broker's config)"
+    buckets = f"{' or '.join(f'{kind}://bucket/prefix' for kind in store_kinds())}, without keys"
+    rules = [
+        ("nats.url", local.nats.url.split(","), BROKERS, "nats://host:4222"),
+        ("store.url", [local.store.url], store_kinds(), buckets),
+        ("store.endpoint", [local.store.endpoint], web, "https://host:443"),
+        ("telemetry.endpoint", [telemetry.endpoint], web, otlp),
+        ("telemetry.traces_endpoint", [telemetry.traces_endpoint], web, otlp),
+        ("telemetry.metrics_endpoint", [telemetry.metrics_endpoint], web, otlp),
+        ("metrics.broker", local.metrics.broker_urls, web, monitoring),
+    ]
+    for path, urls, schemes, example in rules:
+        for url in filter(None, urls):
+            parts = urlsplit(url.strip())
+            has_keys = path == "store.url" and "@" in parts.netloc
+            if parts.scheme not in schemes or not parts.netloc or has_keys:
+                yield f'{path} is "{masked_url(url)}", but it must look like {example}.'
+
+
+def _of_nats(nats: NatsSettings) -> Iterator[str]:
+    if not nats.url:
+        yield "nats.url is empty: give the address of a broker, such as nats://host:4222."
     if nats.password_file is not None and not nats.user:
         yield f"nats.user is empty but nats.password_file is {nats.password_file}: set both."
     if nats.credentials is not None and nats.user:
         yield "nats.credentials and nats.user are both set: remove one of them."
-
-
-def _of_store(store: StoreSettings) -> Iterator[str]:
-    parts, kinds = urlsplit(store.url), store_kinds()
-    if store.url and (parts.scheme not in kinds or not parts.netloc or "@" in parts.netloc):
-        ways = " or ".join(f"{scheme}://bucket/prefix" for scheme in kinds)
-        shown = masked_url(store.url)
-        yield f'store.url is "{shown}", but it must look like {ways}, without keys.'
-    if store.endpoint and urlsplit(store.endpoint).scheme not in {"http", "https"}:
-        yield f'store.endpoint is "{store.endpoint}", but it must look like https://host:443.'
-
-
-def _of_telemetry(telemetry: TelemetrySettings) -> Iterator[str]:
-    given = {
-        "endpoint": telemetry.endpoint,
-        "traces_endpoint": telemetry.traces_endpoint,
-        "metrics_endpoint": telemetry.metrics_endpoint,
-    }
-    for name, url in given.items():
-        parts = urlsplit(url)
-        if url and (parts.scheme not in {"http", "https"} or not parts.hostname):
-            yield (
-                f'telemetry.{name} is "{masked_url(url)}", but it must look like '
-                "http://127.0.0.1:4318 (OTLP over http/protobuf)."
-            )
-
-
-def _of_metrics(metrics: MetricsSettings) -> Iterator[str]:
-    for url in metrics.broker_urls:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            yield (
-                f'metrics.broker has "{masked_url(url)}", but a monitoring address looks like '
-                "http://127.0.0.1:8222 (`http: ...` in the broker's config)."
-            )

@@ -6,21 +6,12 @@ what its mode has filled in. ``LocalSettings`` belong to one machine: addresses,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from skerry.algorithm.schemes import SCHEMES
 from skerry.settings.modes import Mode, fills
@@ -34,16 +25,12 @@ class Table(BaseModel):
     )
 
 
-def _one_of(names: Sequence[str]) -> AfterValidator:
-    """Return a validator like ``Literal``, for names that a table elsewhere holds."""
-    expected = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
-
-    def check(value: str) -> str:
-        if value not in names:
-            raise PydanticCustomError("literal_error", "{expected}", {"expected": expected})  # noqa: EM101
-        return value
-
-    return AfterValidator(check)
+if TYPE_CHECKING:
+    ContributionScheme: TypeAlias = str
+    GlobalScheme: TypeAlias = str
+else:  # the table of schemes says which there are
+    ContributionScheme = Literal[tuple(SCHEMES)]
+    GlobalScheme = Literal[tuple(name for name, scheme in SCHEMES.items() if scheme.for_global)]
 
 
 class ModelConfig(Table):
@@ -172,9 +159,9 @@ class SyncConfig(Table):
     ``adoption``."""
     blend_alpha: float = Field(default=0.5, ge=0, le=1)
     """Share of the learner's own value that ``blend`` keeps."""
-    contribution_scheme: Annotated[str, _one_of(tuple(SCHEMES))] = "int4"
+    contribution_scheme: ContributionScheme = "int4"
     """Quantisation of contributions: experiment ``quantisation``."""
-    global_scheme: Annotated[str, _one_of([n for n, s in SCHEMES.items() if s.for_global])] = "bf16"
+    global_scheme: GlobalScheme = "bf16"
     """Quantisation of the global fragments that learners read: experiment ``quantisation``."""
     chunk_bytes: int = Field(default=524_288, ge=4096)
     """Largest payload of one message, in bytes, without its envelope."""
@@ -358,10 +345,6 @@ class TelemetrySettings(Table):
     """Full address for traces; empty: <endpoint>/v1/traces."""
     metrics_endpoint: str = ""
     """Full address for metrics; empty: <endpoint>/v1/metrics."""
-    traces: bool = True
-    """Sends traces."""
-    metrics: bool = True
-    """Sends metrics."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of rounds that are traced; where machines differ, traces have gaps."""
     metrics_interval_s: float = Field(default=10.0, gt=0)
@@ -373,16 +356,14 @@ class TelemetrySettings(Table):
     @property
     def traces_url(self) -> str:
         """Address for traces; empty: none."""
-        return self._url("traces", self.traces_endpoint) if self.traces else ""
+        base = self.endpoint.rstrip("/")
+        return self.traces_endpoint or (base and f"{base}/v1/traces")
 
     @property
     def metrics_url(self) -> str:
         """Address for metrics; empty: none."""
-        return self._url("metrics", self.metrics_endpoint) if self.metrics else ""
-
-    def _url(self, signal: str, given: str) -> str:
         base = self.endpoint.rstrip("/")
-        return given or (f"{base}/v1/{signal}" if base else "")
+        return self.metrics_endpoint or (base and f"{base}/v1/metrics")
 
 
 class MetricsSettings(Table):

@@ -15,7 +15,7 @@ from skerry.errors import ConfigError
 from skerry.settings import loading
 from skerry.settings.checks import check_run
 from skerry.settings.models import LocalSettings, RunConfig
-from skerry.settings.tree import Leaf, Tree, annotations_of, leaves
+from skerry.settings.tree import Tree, leaves
 from skerry_tools.lab.scenario import REFERENCE, LabScenario, check
 
 RUN = "run"
@@ -44,7 +44,8 @@ def load(
         tree.merge(_read(path), str(path))
         tree.origins.setdefault(("name",), "")
         tree.values.setdefault("name", path.stem)
-    loading.overlay(tree, _known(), sets, environ)
+    own = {keys: kind for keys, kind in leaves(LabScenario).items() if keys[0] != RUN}
+    loading.overlay(tree, own | leaves(RunConfig, LocalSettings), sets, environ)
     if seed is not None:
         tree.put(("seed",), seed, "--seed")
     _put_learners(tree, learners)
@@ -54,11 +55,6 @@ def load(
     scenario = loading.validated(LabScenario, tree).model_copy(update={RUN: run})
     check(scenario)
     return scenario
-
-
-def _known() -> list[Leaf]:
-    own = {name: kind for name, kind in annotations_of(LabScenario).items() if name != RUN}
-    return leaves({**own, **annotations_of(RunConfig), **annotations_of(LocalSettings)})
 
 
 def _put_learners(tree: Tree, learners: int | None) -> None:

@@ -18,7 +18,7 @@ from skerry.errors import ConfigError
 from skerry.settings.checks import check_run
 from skerry.settings.loading import read_toml, validated
 from skerry.settings.models import LocalSettings, RunConfig
-from skerry.settings.tree import Tree, annotations_of, leaves, refuse_unknown, split_assignment
+from skerry.settings.tree import Tree, leaves, refuse_unknown, split_assignment
 from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable
 
 OPEN = ("h_steps", "fragments", "shards")
@@ -86,10 +86,9 @@ def read(paths: Iterable[Path | None], sets: Sequence[str] = ()) -> Tree:
 
 def question(tree: Tree, name: str = "") -> Question:
     """Return what a tree of settings asks; ConfigError names the first path that is wrong."""
-    theirs = {**annotations_of(RunConfig), **annotations_of(LocalSettings)}
-    known = leaves({**theirs, **annotations_of(ScenarioTables)})
+    known = leaves(RunConfig, LocalSettings, ScenarioTables)
     for site in _table(tree, "sites"):
-        known += leaves(annotations_of(SiteTable), ("sites", site))
+        known |= leaves(SiteTable, prefix=("sites", site))
     refuse_unknown(tree, known)
     tables, asked = validated(ScenarioTables, tree), dict(_table(tree, "sync"))
     if tables.sites:
