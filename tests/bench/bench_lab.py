@@ -24,7 +24,7 @@ from skerry_learner.joining import prepare
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
 from skerry_tools.lab.lab import Lab
-from skerry_tools.lab.learner import Feed
+from skerry_tools.lab.learner import feed
 from skerry_tools.lab.scenario import REFERENCE, Judging, LabScenario
 
 GOAL = 0.7
@@ -81,8 +81,8 @@ class Alone:
         work = prepare(self.config)
         self.trainer = Trainer(work.model, self.config, work.plan)
         stream = Stream(work.corpus, 0)
-        feed = Feed(stream, cursor=0, batch=self.config.data.batch, vocab=None)
-        self.batches = feed.__enter__()
+        batch = self.config.data.batch
+        self.batches = feed(stream, batch, None, 0).__enter__()
         self.trainer.warm(lambda: None)
 
     def turn(self, seconds: float) -> Turn:

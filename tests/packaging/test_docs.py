@@ -21,7 +21,7 @@ from skerry.settings.loading import load
 from skerry.settings.models import LocalSettings, RunConfig
 from skerry.settings.tree import find, leaves
 from skerry_tools.chaos import plan as plans
-from skerry_tools.lab.loading import load as load_scenario
+from skerry_tools.lab.scenario import load as load_scenario
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -13,7 +13,7 @@ app = application()
 
 File = Annotated[
     Path | None,
-    typer.Argument(help="A run's settings, and more tables.", metavar="SCENARIO.toml|json"),
+    typer.Argument(help="A run's settings, and more tables.", metavar="SCENARIO.toml"),
 ]
 
 
@@ -41,11 +41,11 @@ def run(
     from skerry.service.reporting import configure
 
     with exit_on_error():
-        from skerry_tools.lab.loading import load
+        from skerry_tools.lab.scenario import load
 
         wanted = load(scenario, set_ or [], learners=learners, seed=seed)
         configure("error", service="lab")
-        from skerry_tools.lab.command import run_lab
+        from skerry_tools.lab.show import run_lab
 
         run_lab(wanted, as_json=json)
 

@@ -8,6 +8,7 @@ thread and in one order, so that a scenario gives the same bits each time on the
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import signal
 import threading
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import jax
+
 from skerry.algorithm.goodput import goodput
 from skerry.errors import LabError, first_cause
 from skerry.log import ledger
@@ -25,16 +28,13 @@ from skerry.log.memory import MemoryBroker
 from skerry.settings.checks import check_run
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.joining import create, prepare
+from skerry_learner.joining import Work, create, prepare
+from skerry_learner.trainer.trainer import Programs
 from skerry_syncer.service import stand_by
 from skerry_tools.audit.whatif import WhatIfPolicy
-from skerry_tools.lab.compiled import compiled
-from skerry_tools.lab.evaluation import LabEvaluation, LabEvaluator
-from skerry_tools.lab.learner import Ground
-from skerry_tools.lab.lifecycle import IslandLifecycle
+from skerry_tools.lab.learner import Ground, IslandLifecycle
 from skerry_tools.lab.link import DistantLink
-from skerry_tools.lab.progress import RunProgress
-from skerry_tools.lab.rho import Rho
+from skerry_tools.lab.progress import LabEvaluation, LabEvaluator, Loss, Rho, RunProgress
 from skerry_tools.lab.scenario import LabScenario, LinkSettings, check
 from skerry_tools.virtual import Stuck, VirtualLoop
 
@@ -43,6 +43,9 @@ EPOCH_NS = 1_700_000_000_000_000_000
 """Where the virtual wall clock begins; any moment would do."""
 PATIENCE = 100
 """A run that takes so many times as long as its slowest island would need is given up."""
+MOST_COMPILED = 8
+"""Configurations whose programs are kept for the next run of this process that needs them."""
+_compiled: dict[str, tuple[Programs, Loss]] = {}
 Report = Callable[[LabEvaluation], None]
 Watch = Callable[["Lab"], None]
 
@@ -79,10 +82,6 @@ class LabResult:
     training_text: str = ""
     held_out_text: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for JSON."""
-        return asdict(self)
-
 
 class Lab:
     """One run of one scenario; ``broker`` holds its log, also when the run is over.
@@ -109,7 +108,7 @@ class Lab:
         self.islands: list[IslandLifecycle] = []
         self._report = report
         self._watch = watch
-        self.compiled = compiled(self.work)
+        self.programs, self.loss = compiled(self.work)
 
     def wall_ns(self) -> int:
         return EPOCH_NS + round(self.loop.time() * 1e9)
@@ -161,18 +160,14 @@ class Lab:
 
     async def _main(self) -> LabResult:
         record = await create(self.connect(), RUN, self.work, self.wall_ns())
-        loss, judging = self.compiled.loss, self.scenario.judging
-        evaluator = LabEvaluator(self.connect(), RUN, self.work, loss, judging)
-        rho = Rho(
-            self.connect(),
-            RUN,
-            self.work.plan,
-            WhatIfPolicy().make_outer(self.config, self.work.plan),
-        )
+        evaluator = LabEvaluator(self.connect(), RUN, self.work, self.loss, self.scenario.judging)
+        outer = WhatIfPolicy().make_outer(self.config, self.work.plan)
+        rho = Rho(self.connect(), RUN, self.work.plan, outer)
+        syncer = stand_by(self.connect(), RUN, "syncer", wall_ns=self.wall_ns, instance="syncer/0")
         ground = Ground(
             record=record,
             work=self.work,
-            programs=self.compiled.programs,
+            programs=self.programs,
             seed=self.scenario.seed,
             connect=self._far,
             clock=self.loop.time,
@@ -185,7 +180,7 @@ class Lab:
         async with TaskGroup() as group:
             tasks = [
                 group.create_task(self.progress.follow(self._changed), name="progress"),
-                group.create_task(self._syncer(), name="syncer"),
+                group.create_task(syncer, name="syncer"),
                 group.create_task(evaluator.follow(self.progress, self.loop.time, self._report)),
                 group.create_task(self._live(), name="islands"),
             ]
@@ -202,9 +197,6 @@ class Lab:
     def _changed(self) -> None:
         if self._watch is not None:
             self._watch(self)
-
-    async def _syncer(self) -> None:
-        await stand_by(self.connect(), RUN, "syncer", wall_ns=self.wall_ns, instance="syncer/0")
 
     async def _live(self) -> None:
         """Run every island; LabError when all have left and the run goes on."""
@@ -253,6 +245,24 @@ class Lab:
             training_text=self.work.corpus.train.digest,
             held_out_text=self.work.corpus.held_out.digest,
         )
+
+
+def compiled(work: Work) -> tuple[Programs, Loss]:
+    """Return what this work needs, traced when it is first called; shapes may differ.
+
+    An experiment runs one configuration with many seeds and scenarios, and compiling takes longer
+    than some of them. Neither seed, text nor policy of the syncer enters what is compiled.
+    """
+    config = work.config
+    train = config.train.model_dump(mode="json", exclude={"seed", "steps", "duration_s"})
+    model = config.model.model_dump(mode="json")
+    key = json.dumps((model, train, config.sync.adoption, work.plan.digest), sort_keys=True)
+    if key not in _compiled:
+        if len(_compiled) == MOST_COMPILED:
+            del _compiled[next(iter(_compiled))]
+        programs = Programs.of(work.model, config, work.plan)
+        _compiled[key] = programs, jax.jit(work.model.loss)
+    return _compiled[key]
 
 
 def seeded(scenario: LabScenario) -> RunConfig:

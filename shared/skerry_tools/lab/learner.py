@@ -1,4 +1,7 @@
-"""One learner of the lab: the real session, network and trainer, without a thread."""
+"""One island of the lab: it joins, fails, comes back, and leaves.
+
+Each incarnation of its learner is the real session, network and trainer, without a thread.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,31 @@ import random
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from skerry.algorithm.goodput import Share, allocated_s
 from skerry.data.prefetch import Prefetched, check_tokens
 from skerry.data.stream import Stream
 from skerry.log.base import Bus
+from skerry.models.base import path_name
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, RunRecord
 from skerry.tasks import TaskGroup
-from skerry_learner.inner.saver import RestoredState, fresh
-from skerry_learner.joining import LearnerPlace, Work, settle, take_place
+from skerry_learner.inner.saver import RestoredState, aged, fresh
+from skerry_learner.joining import Work, settle, take_place
 from skerry_learner.meter import Meter
 from skerry_learner.sync.network import open_sync
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import Pause, TrainingLoop
-from skerry_tools.lab import scenario
-from skerry_tools.lab.saved_optimizer import SavedOptimizer
+from skerry_tools.lab.progress import RunProgress
+from skerry_tools.lab.scenario import Failures, Island
 
 AHEAD = 16
 """Batches read from the corpus in one go."""
@@ -102,6 +109,34 @@ async def drive(
         life.close()
 
 
+class SavedOptimizer:
+    """One island's inner optimizer state that outlives a kill: in memory, not on a disk."""
+
+    def __init__(self, every_s: float, clock: Callable[[], float]) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._due_s = every_s
+        self._saved: tuple[Any, int] | None = None
+
+    def due(self) -> bool:
+        """Return True if a save is due."""
+        return self._clock() >= self._due_s
+
+    def save(self, moments: Any, now: TrainingProgress) -> None:
+        """Copy the state; the next save is due in a while."""
+        self._due_s = self._clock() + self._every_s
+        self._saved = jax.tree.map(jnp.copy, moments), now.step
+
+    def restore(self, incarnation: int, step: int, max_age_steps: int) -> RestoredState:
+        """Return how the next incarnation begins, at ``step`` of the global clock."""
+        if self._saved is None:
+            return fresh(incarnation, step, "nothing is saved")
+        moments, saved = self._saved
+        named = jax.tree_util.tree_flatten_with_path(moments)[0]
+        tensors = {path_name(path): np.asarray(leaf) for path, leaf in named}
+        return aged(saved, tensors, incarnation=incarnation, step=step, most_steps=max_age_steps)
+
+
 @contextmanager
 def feed(
     stream: Stream, batch: int, vocab: int | None, cursor: int
@@ -119,81 +154,134 @@ def feed(
     yield batches(cursor)
 
 
+async def live(
+    ground: Ground, island: Island, shelf: SavedOptimizer | None, tally: TrainedTime
+) -> None:
+    """Be one incarnation on an island: join, train, and leave when the run is finished."""
+    bus, work, config = ground.connect(), ground.work, ground.work.config
+    place = await take_place(bus, ground.record, work, island.name, "lab", ground.wall_ns)
+    incarnation, now = place.learner.incarnation, place.start
+    trainer, signal = Trainer(work.model, config, work.plan, ground.programs), Signal()
+    session, network = open_sync(
+        bus,
+        place.learner,
+        work.plan,
+        config,
+        trainer,
+        now,
+        changed=signal,
+        wall_ns=ground.wall_ns,
+        clock=ground.clock,
+    )
+    if shelf is None:
+        restored = fresh(incarnation, now.step, "nothing is kept")
+    else:
+        restored = shelf.restore(incarnation, now.step, config.train.inner_max_age_steps)
+    known = Future[RestoredState]()
+    known.set_result(restored)
+    stream, vocab = Stream(work.corpus, place.member.shard), getattr(work.model, "vocab", None)
+    training = TrainingLoop(
+        place,
+        config,
+        trainer,
+        session,
+        Meter(ground.clock(), ground.clock),
+        partial(feed, stream, config.data.batch, vocab),
+        restored=known,
+        saver=shelf,
+    )
+    draw = random.Random(f"{ground.seed}/{island.name}/{incarnation}").gauss  # noqa: S311 - a schedule, no secret
+
+    async def step() -> None:
+        step_s = island.step_s * max(FASTEST, 1.0 + island.jitter * draw(0.0, 1.0))
+        await asyncio.sleep(step_s)
+        tally.steps += 1
+        tally.busy_s += step_s
+
+    training.report()
+    await settle(bus, place.member, restored)
+    async with TaskGroup() as group:
+        transfer = group.create_task(network.run())
+        trained = group.create_task(drive(training.life(), signal, step))
+        await network.finished()
+        network.link.mailbox.stop()
+        await trained
+        transfer.cancel()
+    training.enter(LearnerPhase.FINISHED)
+    await network.pulse()
+
+
 @dataclass(slots=True)
-class LabLearner:
-    """One incarnation on one island; ``live`` is its whole life."""
+class IslandLifecycle:
+    """One island over all incarnations of its learner.
+
+    When it fails depends on the seed and its name alone, so that runs which differ in anything
+    else meet the same failures.
+    """
 
     ground: Ground
-    hardware: scenario.Island
-    shelf: SavedOptimizer | None
-    tally: TrainedTime
+    island: Island
+    failures: Failures
+    progress: RunProgress
+    tally: TrainedTime = field(default_factory=TrainedTime)
+    kills: int = 0
+    joined_s: float | None = None
+    ended_s: float | None = None
+    left: bool = False
 
-    async def live(self) -> None:
-        """Join, train, and leave when the run is finished."""
-        ground, work = self.ground, self.ground.work
-        bus = ground.connect()
-        place = await take_place(
-            bus, ground.record, work, self.hardware.name, "lab", ground.wall_ns
-        )
-        trainer = Trainer(work.model, work.config, work.plan, ground.programs)
-        signal = Signal()
-        session, network = open_sync(
-            bus,
-            place.learner,
-            work.plan,
-            work.config,
-            trainer,
-            place.start,
-            changed=signal,
-            wall_ns=ground.wall_ns,
-            clock=ground.clock,
-        )
-        restored = self._restored(place)
-        known = Future[RestoredState]()
-        known.set_result(restored)
-        training = TrainingLoop(
-            place,
-            work.config,
-            trainer,
-            session,
-            Meter(ground.clock(), ground.clock),
-            partial(
-                feed,
-                Stream(work.corpus, place.member.shard),
-                work.config.data.batch,
-                getattr(work.model, "vocab", None),
-            ),
-            restored=known,
-            saver=self.shelf,
-        )
-        training.report()
-        await settle(bus, place.member, restored)
-        async with TaskGroup() as group:
-            transfer = group.create_task(network.run())
-            trained = group.create_task(self._train(training, signal))
-            await network.finished()
-            network.link.mailbox.stop()
-            await trained
-            transfer.cancel()
-        training.enter(LearnerPhase.FINISHED)
-        await network.pulse()
+    async def run(self) -> None:
+        """Live until the run is finished or the island leaves."""
+        ground, island, failures = self.ground, self.island, self.failures
+        draw = random.Random(f"{ground.seed}/failures/{island.name}")  # noqa: S311 - a schedule, no secret
+        fails = island.name in failures.islands
+        saved = SavedOptimizer(failures.save_every_s, ground.clock)
+        await self._at(island.joins)
+        self.joined_s = ground.clock()
+        leaving = asyncio.create_task(self._leaving(), name=f"{island.name} leaves")
+        try:
+            while not leaving.done():
+                left_s = draw.expovariate(1.0) * failures.every_s if fails else None
+                shelf = saved if fails and failures.warm else None
+                life = asyncio.create_task(
+                    live(ground, island, shelf, self.tally), name=island.name
+                )
+                try:
+                    await asyncio.wait(
+                        {life, leaving}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if life.done():
+                        life.result()
+                        return
+                finally:
+                    await _ended(life)
+                if not leaving.done():
+                    self.kills += 1
+                    down_s = draw.expovariate(1.0) * failures.down_s
+                    await asyncio.wait({leaving}, timeout=down_s)
+            self.left = True
+        finally:
+            self.ended_s = ground.clock()
+            await _ended(leaving)
 
-    def _restored(self, place: LearnerPlace) -> RestoredState:
-        if self.shelf is None:
-            return fresh(place.learner.incarnation, place.start.step, "nothing is kept")
-        aged = self.ground.work.config.train.inner_max_age_steps
-        return self.shelf.restore(place.learner.incarnation, place.start.step, aged)
+    def share(self, now_s: float) -> Share:
+        """Return the island's time by now: in training steps, and since it joined."""
+        joined_s = now_s if self.joined_s is None else self.joined_s
+        return Share(self.tally.busy_s, allocated_s(joined_s, now_s, self.ended_s))
 
-    async def _train(self, training: TrainingLoop, signal: Signal) -> None:
-        """Run the trainer's life, each step as long as this island's hardware takes."""
-        key = f"{self.ground.seed}/{self.hardware.name}/{training.place.learner.incarnation}"
-        draw = random.Random(key).gauss  # noqa: S311 - a schedule, no secret
-        mean_s, jitter = self.hardware.step_s, self.hardware.jitter
+    async def _leaving(self) -> None:
+        if self.island.leaves is None:
+            await asyncio.Event().wait()
+        else:
+            await self._at(self.island.leaves)
 
-        async def step() -> None:
-            step_s = mean_s * max(FASTEST, 1.0 + jitter * draw(0.0, 1.0))
-            await asyncio.sleep(step_s)
-            self.tally.steps += 1
-            self.tally.busy_s += step_s
+    async def _at(self, share: float) -> None:
+        """Wait until so much of the run is done by the global clock."""
+        await self.progress.reached(round(share * self.progress.steps))
 
-        await drive(training.life(), signal, step)
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end; an error that it ends with comes too late."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from skerry.log.base import Record
 from skerry.log.client import Message
@@ -53,7 +53,8 @@ class DistantLink:
     async def request(self, act: Callable[[], T], store: Message | None = None) -> T:
         await self._up.carry(len(store.payload) if store is not None else 0)
         answer = act()
-        await self._down.carry(_bytes_of(answer))
+        listed = cast("list[object]", answer) if isinstance(answer, list) else [answer]
+        await self._down.carry(sum(len(r.payload) for r in listed if isinstance(r, Record)))
         return answer
 
     async def deliver(self, records: Sequence[Record], since_s: float) -> AsyncGenerator[Record]:
@@ -64,12 +65,3 @@ class DistantLink:
 
     async def usable(self) -> None:
         return
-
-
-def _bytes_of(answer: object) -> int:
-    """Return how many bytes of payload an answer carries."""
-    if isinstance(answer, Record):
-        return len(answer.payload)
-    if isinstance(answer, list):
-        return sum(map(_bytes_of, answer))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] - of whatever
-    return 0

@@ -1,15 +1,35 @@
-"""How far a run has come, by its own commits."""
+"""What a run's commits say of it: how far it is, how good its model, how alike its gradients."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
-from skerry.log import ledger
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm.fragments import Plan, scatter
+from skerry.algorithm.outer import MOMENTUM, Outer
+from skerry.data.corpus import Batch
+from skerry.errors import Overtaken
+from skerry.log import ledger, run_records, state
 from skerry.log.base import Bus
-from skerry.protocol.messages import Commit, RefusalCause
+from skerry.models.base import Params
+from skerry.protocol.messages import Commit, Manifest, RefusalCause
 from skerry.protocol.subjects import Subjects
+from skerry_learner.joining import Work
+from skerry_tools.lab.scenario import Judging
+
+Loss: TypeAlias = Callable[[Params, Batch], jax.Array]
+"""The compiled mean loss of int32 [batch, seq + 1]: an f32 scalar."""
+Vector: TypeAlias = NDArray[np.float32]
+OUTER_MOMENTUM = f"outer.{MOMENTUM}"
+"""The outer optimizer's momentum in a manifest."""
 
 
 class RunProgress:
@@ -70,3 +90,136 @@ class RunProgress:
         self.params_digests[commit.fragment] = commit.params_digest
         self._tokens[commit.fragment] = sum(row.tokens for row in commit.progress)
         self.step = max(self.step, commit.step)
+
+
+@dataclass(frozen=True, slots=True)
+class LabEvaluation:
+    """One evaluation: ``step`` of the global clock, ``tokens`` merged so far, loss in nats."""
+
+    at_s: float
+    step: int
+    tokens: int
+    loss: float
+
+
+class LabEvaluator:
+    """Reads the global state from the log and evaluates it: the f32 master, as checkpoints do."""
+
+    def __init__(self, bus: Bus, run: str, work: Work, loss: Loss, judging: Judging) -> None:
+        self._bus = bus
+        self._run = run
+        self._work = work
+        self._loss = loss
+        self._judging = judging
+        self._leaves = [np.zeros(leaf.shape, np.float32) for leaf in work.plan.leaves]
+        self._tree = jax.tree.structure(jax.eval_shape(work.model.init, jax.random.key(0)))
+        self.seen: list[LabEvaluation] = []
+
+    def _rows(self, batches: int) -> Sequence[Batch]:
+        return list(self._work.corpus.held_out_batches(self._judging.batch, batches))
+
+    async def follow(
+        self,
+        progress: RunProgress,
+        clock: Callable[[], float],
+        report: Callable[[LabEvaluation], None] | None = None,
+    ) -> None:
+        """Evaluate each time the global clock has come a share of the run further."""
+        due = every = max(1, progress.steps // self._judging.points)
+        rows = self._rows(self._judging.batches)
+        while True:
+            await progress.reached(due)
+            due = (progress.step // every + 1) * every
+            self.seen.append(await self._evaluate(clock(), rows))
+            if report is not None:
+                report(self.seen[-1])
+
+    async def last(self, at_s: float) -> LabEvaluation:
+        """Evaluate the newest global state on all the text that a run's result is of."""
+        return await self._evaluate(at_s, self._rows(self._judging.final_batches))
+
+    async def _evaluate(self, at_s: float, rows: Sequence[Batch]) -> LabEvaluation:
+        step, tokens, plan = 0, 0, self._work.plan
+        for fragment in plan.fragments:
+            found = await state.read_latest(self._bus, self._run, plan, fragment, [state.MASTER])
+            if found is None:
+                return LabEvaluation(at_s, 0, 0, math.nan)
+            manifest, parts = found
+            scatter(fragment, parts[state.MASTER], self._leaves)
+            step = max(step, manifest.commit.step)
+            tokens += sum(row.tokens for row in manifest.commit.progress)
+        params = jax.tree.unflatten(self._tree, [jax.device_put(leaf) for leaf in self._leaves])
+        loss = sum(float(self._loss(params, row)) for row in rows) / len(rows)
+        return LabEvaluation(at_s, step, tokens // len(plan.fragments), loss)
+
+
+class _Version(NamedTuple):
+    """The newest version of a fragment that was read, and the gradient that led to it, if known."""
+
+    number: int
+    parts: Mapping[str, Vector]
+    gradient: Vector | None
+
+
+class Rho:
+    """How alike successive merged outer gradients are: the autocorrelation that momentum meets.
+
+    With momentum mu the steady step is ``lr (1 + mu / (1 - mu rho))`` times the gradient (a
+    geometric sum over gradients of which each has cosine rho with the one before). It follows every
+    commit and recovers the merged gradient from what that did to the state.
+    """
+
+    def __init__(self, bus: Bus, run: str, plan: Plan, outer: Outer) -> None:
+        self._bus = bus
+        self._run = run
+        self._plan = plan
+        self._sgd = outer.fused
+        self._newest: dict[int, _Version] = {}
+        self.cosines: list[float] = []
+
+    @property
+    def mean(self) -> float | None:
+        """The mean cosine of neighbours, None if there were none."""
+        return float(np.mean(self.cosines)) if self.cosines else None
+
+    async def follow(self) -> None:
+        """Look at every version of every fragment that can still be read when it is heard of."""
+        if self._sgd is None:
+            return
+        names = [state.MASTER] + ([OUTER_MOMENTUM] if self._sgd.momentum else [])
+        manifests = run_records.follow(self._bus, self._run, Manifest, self._plan.digest)
+        async with aclosing(manifests):
+            async for manifest in manifests:
+                try:
+                    where = (self._bus, self._run, self._plan, manifest)
+                    parts = {name: await state.read_part(*where, name) for name in names}
+                except Overtaken:
+                    continue
+                self._saw(manifest.commit, parts)
+
+    def _saw(self, commit: Commit, parts: Mapping[str, Vector]) -> None:
+        """Take note of a version; what it does not follow directly tells nothing about it."""
+        fragment, version = commit.fragment, commit.version
+        before = self._newest.get(fragment)
+        if before is not None and before.number != version - 1:
+            before = None
+        if before is not None and not commit.consumed:  # nothing was merged: it is the one before
+            self._newest[fragment] = before._replace(number=version)
+            return
+        gradient = None if before is None else self._between(before.parts, parts)
+        self._newest[fragment] = _Version(version, parts, gradient)
+        last = None if before is None else before.gradient
+        if gradient is not None and last is not None:
+            lengths = float(np.linalg.norm(gradient)) * float(np.linalg.norm(last))
+            if lengths > 0:
+                self.cosines.append(float(gradient @ last) / lengths)
+
+    def _between(self, before: Mapping[str, Vector], after: Mapping[str, Vector]) -> Vector:
+        """Return the merged gradient by which a version came from the one before it."""
+        assert self._sgd is not None
+        if self._sgd.momentum:
+            name = OUTER_MOMENTUM
+            gradient = after[name] - self._sgd.momentum * before[name]
+        else:
+            gradient = (before[state.MASTER] - after[state.MASTER]) / self._sgd.lr
+        return gradient.astype(np.float32, copy=False)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import time
-from types import TracebackType
-from typing import Self
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from skerry_tools.lab.evaluation import LabEvaluation
 from skerry_tools.lab.lab import Lab, LabResult
+from skerry_tools.lab.progress import LabEvaluation
+from skerry_tools.lab.scenario import LabScenario
 
 LINE_S = 5.0
+
+
+def run_lab(scenario: LabScenario, *, as_json: bool) -> None:
+    """Run a scenario, show how it goes on stderr, and print what came of it."""
+    display = Display(Console(stderr=True))
+    with display.bar:
+        result = Lab(scenario, display.report, watch=display.watch).run()
+    if as_json:
+        print(json.dumps(asdict(result)))
+    else:
+        Console().print(table(result, len(scenario.fleet)))
 
 
 class Display:
@@ -24,7 +36,7 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Progress(
+        self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TaskProgressColumn(),
@@ -34,22 +46,10 @@ class Display:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("compiling", total=None, said="")
+        self._task = self.bar.add_task("compiling", total=None, said="")
         self._began_s = time.monotonic()
         self._shown_s = float("-inf")
         self._loss = ""
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
 
     def report(self, seen: LabEvaluation) -> None:
         """Show an evaluation."""
@@ -61,7 +61,7 @@ class Display:
         rate = progress.tokens / max(1e-9, now - self._began_s)
         said = f"{self._loss}{progress.tokens:,} tokens ({rate:,.0f}/s), {lab.loop.time():.0f} s"
         if self._console.is_terminal:
-            self._bar.update(
+            self.bar.update(
                 self._task,
                 description="training",
                 total=progress.steps,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import structlog
@@ -54,7 +54,7 @@ def lab_run(scenario_json: str, folder: str, expected: str) -> float:
     if not math.isfinite(result.loss):
         msg = f"{scenario.name} ended with a loss of {result.loss}."
         raise LabError(msg)
-    kept = {**result.to_dict(), "machine": machine, "sources": expected}
+    kept = {**asdict(result), "machine": machine, "sources": expected}
     Store(Path(folder)).put(scenario, kept)
     return result.loss
 

@@ -26,7 +26,7 @@ TEXTS = ("training_text", "held_out_text")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A finished run: its scenario, and what ``skerry_tools.lab.lab.LabResult.to_dict`` said."""
+    """A finished run: its scenario, and what its ``skerry_tools.lab.lab.LabResult`` said."""
 
     scenario: LabScenario
     result: dict[str, Any]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from skerry.errors import ConfigError
-from skerry_tools.lab.loading import load
-from skerry_tools.lab.scenario import REFERENCE, LabScenario
+from skerry_tools.lab.scenario import REFERENCE, LabScenario, load
 
 FILE = """
 seed = 3
@@ -57,13 +55,6 @@ def test_a_run_is_laid_out_for_the_islands_that_are_there_from_the_start(file: P
     assert load(file, environ={}).run.sync.learners == 1
 
 
-def test_a_scenario_as_json_comes_back_as_it_was(file: Path, tmp_path: Path) -> None:
-    scenario = load(file, environ={})
-    path = tmp_path / "again.json"
-    path.write_text(json.dumps(scenario.model_dump(mode="json")))
-    assert load(path, environ={}) == scenario
-
-
 def test_a_runs_own_file_is_a_scenario(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[model]\npreset = "micro"\n[nats]\nurl = "nats://h:1"\n[data]\nbatch = 2\n')
@@ -83,12 +74,8 @@ def test_later_sources_win(file: Path) -> None:
 
 
 def test_as_many_learners_as_asked_for() -> None:
-    scenario = load(learners=5, environ={})
-    assert len(scenario.fleet) == scenario.run.sync.learners == 5
-
-
-def test_a_mode_lays_its_settings_out_for_the_learners() -> None:
-    assert load(None, ["mode=streaming"], learners=3, environ={}).run.sync.quorum == 3
+    scenario = load(None, ["mode=streaming"], learners=5, environ={})
+    assert len(scenario.fleet) == scenario.run.sync.learners == scenario.run.sync.quorum == 5
 
 
 @pytest.mark.parametrize(
@@ -110,31 +97,6 @@ def test_a_mode_lays_its_settings_out_for_the_learners() -> None:
 def test_what_is_wrong_is_named(said: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load(None, [said], environ={})
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "sentence"),
-    [
-        ("x.toml", "[link", "is not valid TOML"),
-        ("x.json", "{", "is not valid JSON"),
-        ("x.json", "[]", "is no JSON object"),
-        ("x.toml", "run = 3", "is a table of settings"),
-        ("x.toml", "[sync]\nh_steps=8\n[run.sync]\nh_steps=9", "sync .* is there twice"),
-    ],
-)
-def test_a_file_that_is_none_is_refused(
-    tmp_path: Path, name: str, text: str, sentence: str
-) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=sentence):
-        load(path, environ={})
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    for name in ("no.toml", "no.json"):
-        with pytest.raises(ConfigError, match="cannot be read: No such file"):
-            load(tmp_path / name, environ={})
 
 
 def test_learners_and_islands_exclude_each_other(file: Path) -> None:

@@ -22,9 +22,9 @@ from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import OuterConfig, RunConfig
 from skerry_tools.lab import lab as lab_module
-from skerry_tools.lab import rho as rho_module
+from skerry_tools.lab import progress as progress_module
 from skerry_tools.lab.lab import RUN, Lab
-from skerry_tools.lab.rho import Rho
+from skerry_tools.lab.progress import Rho
 from skerry_tools.lab.scenario import Judging, LabScenario
 
 Vector = NDArray[np.float32]
@@ -135,8 +135,9 @@ def test_nothing_is_told_across_versions_that_were_not_read(
             raise Overtaken(msg)
         return await state.read_part(bus, run, plan, manifest, name)
 
-    seen = SimpleNamespace(MASTER=state.MASTER, read_part=read_part)
-    monkeypatch.setattr(rho_module, "state", seen)
+    reads = {"MASTER": state.MASTER, "read_latest": state.read_latest}
+    seen = SimpleNamespace(**reads, read_part=read_part)
+    monkeypatch.setattr(progress_module, "state", seen)
     lab, _ = measured(config, judging, outer, monkeypatch)
     assert {version for _, version in Watched.last.read} >= {3, 5, 6, 7, 8}
     assert not {version for _, version in Watched.last.read} & {4, 9}
