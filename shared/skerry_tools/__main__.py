@@ -103,12 +103,6 @@ def chaos(  # noqa: PLR0913 - one option each
     kinds: Annotated[str, typer.Option(help="Only these, by comma.", metavar="K,...")] = "",
     targets: Annotated[str, typer.Option(help="Only these, by comma.", metavar="T,...")] = "",
     plan: Annotated[Path | None, typer.Option(help="A fault plan instead.", metavar="FILE")] = None,
-    save_plan: Annotated[
-        Path | None, typer.Option(help="Write the plan here.", metavar="FILE")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the result here.", metavar="FILE")
-    ] = None,
     quiet_s: Annotated[
         float, typer.Option(help="Seconds without faults, before and after.", metavar="S")
     ] = 10.0,
@@ -138,8 +132,6 @@ def chaos(  # noqa: PLR0913 - one option each
                 kinds=_words(kinds),
                 targets=_words(targets),
                 plan=plan,
-                save_plan=save_plan,
-                report=report,
                 quiet_s=quiet_s,
                 heal_s=heal_s,
                 goodput=goodput,

@@ -1,4 +1,7 @@
-"""What a drill checks of its own: commits that stay, processes that run and stay."""
+"""What a drill checks of its own: commits that stay, processes that run, services that work again.
+
+Every check is a promise about a run that has been healed; the log's own promises are the audit's.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,22 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from skerry.errors import WireError, first_cause
+from skerry.log import ledger, run_records
+from skerry.protocol.messages import CheckpointRecord, SyncerPulse, is_leaving
+from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
+from skerry_tools.chaos.drilled import beside
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from skerry.log.base import Bus
     from skerry_tools.chaos.drilled import DrilledRun
 
 LOOK_S = 0.1
+COMMITS = "a syncer that runs commits"
+CHECKPOINT = "a checkpoint verifies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ class CommitCheck:
         follower = self.bus.follow(Subjects(self.run).commit(), after=after)
         async with aclosing(follower):
             async for record in follower:
-                self.seen[record.sequence] = _digest(record.payload)
+                self.seen[record.sequence] = blake2b(record.payload).digest()
 
     async def lost(self) -> list[int]:
         """Return the ledger sequences at which what was acknowledged is gone or has changed."""
@@ -49,13 +59,9 @@ class CommitCheck:
         missing: list[int] = []
         for sequence, digest in sorted(self.seen.items()):
             record = await self.bus.get(stream, sequence)
-            if record is None or _digest(record.payload) != digest:
+            if record is None or blake2b(record.payload).digest() != digest:
                 missing.append(sequence)
         return missing
-
-
-def _digest(payload: bytes) -> bytes:
-    return blake2b(payload, digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -63,7 +69,7 @@ class LivenessCheck:
     """Checks that the processes of these names run, hear their broker, and stay.
 
     ``note`` is called once everything has been healed. What a process makes of what it hears is
-    for ``convergence``, which reads it from the log.
+    for ``Convergence``, which reads it from the log.
     """
 
     drilled: DrilledRun
@@ -109,3 +115,118 @@ class LivenessCheck:
     async def _down_bytes(self) -> dict[str, int]:
         routes = await self.drilled.routes()
         return {name: int(route["bytes_down"]) for name, route in routes.items()}
+
+
+@dataclass(slots=True)
+class Convergence:
+    """Waits for what has to happen after ``after``, a ledger sequence at which all was healed.
+
+    ``kinds`` are the processes that ought to run, by name. Every learner has to be merged and every
+    syncer to say what it holds; one syncer has to commit, and one checkpointer to write: which of
+    several does is theirs to settle, and a checkpoint does not name its writer. ``damage`` says
+    what is wrong with the checkpoint at a path, or nothing. In a run that finishes meanwhile there
+    is nothing left to do. ``missing`` says by check why it has not passed, ``passed`` how it has.
+    """
+
+    bus: Bus
+    run: str
+    kinds: Mapping[str, str]
+    damage: Callable[[str], Awaitable[str]]
+    after: int = 0
+    finished: bool = False
+    missing: dict[str, str] = field(default_factory=dict[str, str])
+    passed: dict[str, str] = field(default_factory=dict[str, str])
+    broken: list[Check] = field(default_factory=list[Check])
+
+    async def checks(self, deadline_s: float) -> list[Check]:
+        """Return checks per learner and syncer, and one each for the commits and checkpoints.
+
+        What cannot be watched becomes a failed check of its own, beside the others.
+        """
+        self._expect("learner", "{} contributes", "nothing of it was merged")
+        syncers = self._expect("syncer", "{} answers", "no new pulse of it")
+        self.missing |= {COMMITS: "none did"} if syncers else {}
+        self._expect("checkpointer", CHECKPOINT, "none was written")
+        until = asyncio.get_running_loop().time() + deadline_s
+        async with beside(
+            self._watched("commits", self._commits(syncers)),
+            self._watched("checkpoints", self._checkpoints()),
+            self._watched("the syncers' pulses", self._pulses()),
+            self._watched("the run's end", self._end()),
+        ):
+            while not self.finished and self.missing.keys() - self.passed.keys():
+                if asyncio.get_running_loop().time() > until:
+                    break
+                await asyncio.sleep(LOOK_S)
+        late = f"within {deadline_s:.0f} s of healing"
+        found = self.broken
+        for name, why in self.missing.items():
+            passed = self.passed.get(name, "the run is finished" if self.finished else "")
+            found.append(Check(name, bool(passed), passed or f"{why} {late}"))
+        return found
+
+    def _expect(self, kind: str, name: str, why: str) -> list[str]:
+        """Expect a check to pass for each process of a kind, and return their names."""
+        names = sorted(process for process, held in self.kinds.items() if held == kind)
+        self.missing |= {name.format(process): why for process in names}
+        return names
+
+    async def _watched(self, what: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - a verdict has to come of it
+            detail = str(first_cause(error)) or type(error).__name__
+            self.broken.append(Check(f"{what} can be watched", ok=False, detail=detail))
+
+    async def _commits(self, syncers: Collection[str]) -> None:
+        commits = ledger.follow_commits(self.bus, self.run, after=self.after)
+        async with aclosing(commits):
+            async for sequence, commit in commits:
+                for row in commit.consumed:
+                    name = f"{row.learner} contributes"
+                    self.passed.setdefault(name, f"merged at ledger sequence {sequence}")
+                if commit.syncer in syncers:
+                    detail = f"{commit.syncer} did at ledger sequence {sequence}"
+                    self.passed.setdefault(COMMITS, detail)
+
+    async def _checkpoints(self) -> None:
+        """Look for a checkpoint that was written after healing and can be read back whole.
+
+        Always the newest one: retention may remove an older one while it is being read.
+        """
+        if CHECKPOINT not in self.missing:
+            return
+        subject, tried = Subjects(self.run).ledger("checkpoint"), 0
+        follower = self.bus.follow(subject, after=self.after)
+        async with aclosing(follower):
+            async for record in follower:
+                newest = await self.bus.last(subject) or record
+                if newest.sequence <= tried or CHECKPOINT in self.passed:
+                    continue
+                tried = newest.sequence
+                try:
+                    path = decode(CheckpointRecord, newest.payload, run=self.run).path
+                    damage = await self.damage(path)
+                except WireError as error:
+                    path, damage = "", str(error)
+                if damage:
+                    self.missing[CHECKPOINT] = damage
+                else:
+                    self.passed[CHECKPOINT] = path
+
+    async def _pulses(self) -> None:
+        """Look for something new from each syncer: the first pulse of each may be an old one."""
+        first: dict[str, SyncerPulse] = {}
+        pulses = run_records.follow(self.bus, self.run, SyncerPulse)
+        async with aclosing(pulses):
+            async for pulse in pulses:
+                old = first.setdefault(pulse.syncer, pulse)
+                new = (old.instance, old.sent_ns) != (pulse.instance, pulse.sent_ns)
+                if new and not is_leaving(pulse):
+                    shards = ", ".join(map(str, pulse.shards))
+                    holds = f"holds shards {shards}" if shards else "stands by"
+                    self.passed.setdefault(f"{pulse.syncer} answers", holds)
+
+    async def _end(self) -> None:
+        await ledger.wait_finished(self.bus, self.run)
+        self.finished = True

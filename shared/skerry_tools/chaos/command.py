@@ -15,7 +15,7 @@ import signal
 import socket
 import stat
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,33 +25,31 @@ from rich.table import Table
 from skerry.cli.cluster.folder import RunFolder, running
 from skerry.cli.local_log import CONNECT_S, newest_run
 from skerry.cli.programs import ROOT, SERVICES
-from skerry.cli.viewer import Screen, keep_showing
-from skerry.errors import ConfigError, HistoryBroken, RunNotFound, StoreError
+from skerry.errors import ConfigError, HistoryBroken, RunNotFound, SkerryError, StoreError
 from skerry.log import ledger
 from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
-from skerry.status.feed import RunFeed
+from skerry.status.format import printable
 from skerry.store.checkpoint import verify
 from skerry.store.finding import locate
 from skerry_tools.chaos import plan as plans
-from skerry_tools.chaos.checks import Check
 from skerry_tools.chaos.drill import DrillResult, FaultDrill
-from skerry_tools.chaos.drilled import able, beside, refuse, refuse_kinds, refuse_targets
-from skerry_tools.chaos.healing import heal_first, run_heal
+from skerry_tools.chaos.drilled import able, refuse, refuse_kinds, refuse_targets
+from skerry_tools.chaos.healing import Healing, run_heal, undo_first
 from skerry_tools.chaos.lease import leased
 from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.plan import BROKER, DRAWN, FaultPlan, Kind
 from skerry_tools.chaos.remote import remote
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from skerry.cli.cluster.folder import RunningCluster
     from skerry.log.base import Bus
     from skerry.protocol.messages import RunRecord
-    from skerry.settings.models import LocalSettings, RunConfig, StoreSettings
+    from skerry.settings.models import LocalSettings, StoreSettings
     from skerry_tools.chaos.drilled import DrilledRun
     from skerry_tools.chaos.engine import Firing
 
@@ -76,8 +74,6 @@ class ChaosOptions:
     kinds: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     plan: Path | None = None
-    save_plan: Path | None = None
-    report: Path | None = None
     quiet_s: float = 10.0
     heal_s: float = 300.0
     goodput: float = 0.0
@@ -89,7 +85,7 @@ class ChaosOptions:
 def run_chaos(options: ChaosOptions) -> None:
     """Run a drill and print its verdict; HistoryBroken if a check failed.
 
-    Once faults may have begun the report is written and the verdict printed however it ended.
+    Once faults may have begun the verdict is printed however it ended.
     """
     for name, value in (("quiet_s", options.quiet_s), ("goodput", options.goodput)):
         if not 0 <= value <= plans.MOST_S:  # which is false for nan, too
@@ -113,12 +109,23 @@ def run_chaos(options: ChaosOptions) -> None:
     try:
         asyncio.run(_stoppable(options, local, cluster, results.append))
     finally:
-        reported = [_report(options, result) for result in results]
-    for result in reported:
+        for result in results:
+            _print_verdict(result, as_json=options.as_json)
+    for result in results:
         if not result.ok:
             failed = next(check for check in result.checks if not check.ok)
             msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
             raise HistoryBroken(msg)
+
+
+def _print_verdict(result: DrillResult, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for check in result.checks:
+        table.add_row("ok" if check.ok else "[red]FAILED[/]", check.name, check.detail)
+    Console(highlight=False).print(table)
 
 
 def _cluster(run: str | None) -> RunningCluster:
@@ -135,33 +142,6 @@ def _cluster(run: str | None) -> RunningCluster:
     return found[0]
 
 
-def _report(options: ChaosOptions, result: DrillResult) -> DrillResult:
-    """Write and print the result, and return it; a report that cannot be written is a failure."""
-    if options.report is not None:
-        try:
-            _write_report(options.report, result)
-        except ConfigError as error:
-            failed = Check("the report is written", ok=False, detail=str(error))
-            result = replace(result, checks=(*result.checks, failed))
-    if options.as_json:
-        print(json.dumps(result.to_json(), indent=2))
-    else:
-        Console(highlight=False).print(verdict(result))
-    return result
-
-
-def _write_report(path: Path, result: DrillResult) -> None:
-    _write(path, json.dumps(result.to_json(), indent=2) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"{path} cannot be written ({error.strerror}): name another file."
-        raise ConfigError(msg, path=str(path)) from error
-
-
 def make_plan(options: ChaosOptions, drilled: DrilledRun) -> FaultPlan:
     """Return the plan that was asked for; ConfigError for one that cannot be run here."""
     if options.plan is not None:
@@ -172,8 +152,13 @@ def make_plan(options: ChaosOptions, drilled: DrilledRun) -> FaultPlan:
     present = set(drilled.kinds().values())
     targets = options.targets or tuple(kind for kind in TARGETS if kind in present)
     refuse_targets(targets, drilled)
-    kinds = tuple(_kind(name) for name in options.kinds)
-    kinds = kinds or tuple(kind for kind in able(drilled) if kind in DRAWN)
+    if unknown := [name for name in options.kinds if name not in set(Kind)]:
+        known = ", ".join(kind for kind in Kind if kind not in plans.SIMULATED)
+        msg = f"There is no fault {unknown[0]!r}: use any of {known}."
+        raise ConfigError(msg, path="kinds")
+    kinds = tuple(map(Kind, options.kinds)) or tuple(
+        kind for kind in able(drilled) if kind in DRAWN
+    )
     refuse_kinds(kinds, drilled)
     plan = plans.random_plan(
         seed, options.every_s, options.duration_s, kinds, targets, heal_s=options.heal_s
@@ -183,23 +168,6 @@ def make_plan(options: ChaosOptions, drilled: DrilledRun) -> FaultPlan:
         raise ConfigError(msg, path="duration_s")
     refuse(plan, drilled)
     return plan
-
-
-def _kind(name: str) -> Kind:
-    try:
-        return Kind(name)
-    except ValueError as error:
-        known = ", ".join(kind for kind in Kind if kind not in plans.SIMULATED)
-        msg = f"There is no fault {name!r}: use any of {known}."
-        raise ConfigError(msg, path="kinds") from error
-
-
-def verdict(result: DrillResult) -> Table:
-    """Return the checks as a table."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for check in result.checks:
-        table.add_row("ok" if check.ok else "[red]FAILED[/]", check.name, check.detail)
-    return table
 
 
 def sentence(firing: Firing, *, over: bool) -> str:
@@ -261,63 +229,61 @@ async def _chaos(
         notes: list[str] = []
         if cluster is not None and not options.dry_run:
             stack.enter_context(RunFolder(cluster.run).drilled())
-            notes += await heal_first(cluster.run)
-        bus = await stack.enter_async_context(bus_from(_reaching(local, cluster), "chaos"))
+            healed = await undo_first(cluster.run) or Healing()
+            if healed.wrong:
+                raise SkerryError(" ".join(healed.wrong))
+            notes += [f"Left by an earlier drill: {undone}" for undone in healed.undone]
+        patience_s = min(CONNECT_S, local.nats.connect_timeout_s)
+        nats = local.nats.model_copy(update={"connect_timeout_s": patience_s})
+        if cluster is not None:
+            nats = cluster.reached_with(local.nats)
+        bus = await stack.enter_async_context(bus_from(nats, "chaos"))
         record = await _record(bus, options.run, cluster)
-        config = _allowing(record)
+        config = loading.run_config_from_json(record.config_json)
+        if not config.chaos.allow:
+            msg = (
+                f"Run {record.run!r} does not allow faults, and nothing was touched: only a run "
+                "that was created with --set chaos.allow=true does."
+            )
+            raise ConfigError(msg, path="chaos.allow")
         drilled: DrilledRun
         if cluster is None:
             drilled = far = await stack.enter_async_context(remote(bus, record.run, config))
-            notes += [_unheard(far.unheard)] if far.unheard else []
+            if far.unheard:
+                names = ", ".join(far.unheard)
+                notes.append(
+                    f"Nothing is heard of {names}: struck and judged are the others alone."
+                )
         else:
             folder = RunFolder(cluster.run)
             drilled = LocalRun(record.run, folder.path, bus, cluster.proxied)
             local = loading.load(folder.settings).local
         plan = make_plan(options, drilled)
-        if options.save_plan is not None:
-            _write(options.save_plan, plans.dumps(plan))
         if options.dry_run:
             print(plans.dumps(plan), end="")
             return
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         lease = leased(bus, record.run, holder, config.log.replicas)
         await stack.enter_async_context(lease)
-        on = await stack.enter_async_context(
-            _shown(RunFeed(bus, record.run), quiet=options.as_json)
-        )
+
+        def say(text: str) -> None:
+            print(printable(text), file=sys.stderr if options.as_json else None, flush=True)
+
         for note in notes:
-            on.say(note)
-        drill = _drill(options, drilled, plan, on, local.store)
-        if options.report is not None:
-            _write_report(options.report, drill.result())  # refused now, not after the faults
+            say(note)
+        drill = FaultDrill(
+            drilled,
+            plan,
+            quiet_s=options.quiet_s,
+            least=options.goodput,
+            damage=partial(damage, local.store),
+            say=say,
+            on_firing=lambda firing, over: say(sentence(firing, over=over)),
+        )
         try:
             await drill.run()
         finally:
             on_result(drill.result())
-
-
-def _reaching(local: LocalSettings, cluster: RunningCluster | None) -> NatsSettings:
-    """Return how to connect: as the cluster does, or without long patience elsewhere."""
-    if cluster is not None:
-        return cluster.reached_with(local.nats)
-    patience_s = min(CONNECT_S, local.nats.connect_timeout_s)
-    return local.nats.model_copy(update={"connect_timeout_s": patience_s})
-
-
-def _allowing(record: RunRecord) -> RunConfig:
-    """Return the config of a run that allows faults; ConfigError for any other."""
-    config = loading.run_config_from_json(record.config_json)
-    if not config.chaos.allow:
-        msg = (
-            f"Run {record.run!r} does not allow faults, and nothing was touched: only a run "
-            "that was created with --set chaos.allow=true does."
-        )
-        raise ConfigError(msg, path="chaos.allow")
-    return config
-
-
-def _unheard(names: list[str]) -> str:
-    return f"Nothing is heard of {', '.join(names)}: struck and judged are the others alone."
 
 
 async def _record(bus: Bus, run: str | None, cluster: RunningCluster | None) -> RunRecord:
@@ -333,24 +299,6 @@ async def _record(bus: Bus, run: str | None, cluster: RunningCluster | None) -> 
     return await ledger.read_run(bus, cluster.run)
 
 
-def _drill(
-    options: ChaosOptions,
-    drilled: DrilledRun,
-    plan: FaultPlan,
-    on: Screen,
-    access: StoreSettings,
-) -> FaultDrill:
-    return FaultDrill(
-        drilled,
-        plan,
-        quiet_s=options.quiet_s,
-        least=options.goodput,
-        damage=partial(damage, access),
-        say=on.say,
-        on_firing=lambda firing, over: on.say(sentence(firing, over=over)),
-    )
-
-
 async def damage(access: StoreSettings, path: str) -> str:
     """Return what is wrong with the checkpoint at an address, or nothing."""
     try:
@@ -358,17 +306,3 @@ async def damage(access: StoreSettings, path: str) -> str:
     except StoreError as error:
         return str(error)
     return ""
-
-
-@contextlib.asynccontextmanager
-async def _shown(feed: RunFeed, *, quiet: bool) -> AsyncGenerator[Screen]:
-    """Show the run while the context lasts; ``quiet``: only sentences, on stderr."""
-
-    async def follow() -> None:
-        with contextlib.suppress(Exception):  # a drill goes on without its picture
-            await feed.run()
-
-    stderr = Console(file=sys.stderr, force_terminal=False)
-    with Screen(stderr if quiet else None) as on:
-        async with beside(*([] if quiet else [follow(), keep_showing(feed, on)])):
-            yield on

@@ -18,8 +18,7 @@ from skerry.protocol.messages import Pulse, RunState
 from skerry.protocol.subjects import Subjects
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.verify import verify
-from skerry_tools.chaos.checks import Check, CommitCheck, LivenessCheck
-from skerry_tools.chaos.convergence import Convergence
+from skerry_tools.chaos.checks import Check, CommitCheck, Convergence, LivenessCheck
 from skerry_tools.chaos.drilled import beside
 from skerry_tools.chaos.engine import Engine, Firing
 from skerry_tools.chaos.healing import heal
@@ -106,14 +105,20 @@ class FaultDrill:
         for commit in (await ledger.last_commits(bus, run)).values():
             self.meter.merged(commit, fragments)
         after = await self._newest()
-        watching = {
-            "acknowledged commits": self.commits.watch(after),
-            "pulses": self._pulses(),
-            "merged tokens": self._commits(after, fragments),
-            "processes": self.meter.watch(self.drilled.entries),
-        }
+
+        async def pulses() -> None:
+            async for pulse in run_records.follow(bus, run, Pulse):
+                self.meter.observe(pulse)
+
+        async def tokens() -> None:
+            async for _, commit in ledger.follow_commits(bus, run, after=after):
+                self.meter.merged(commit, fragments)
+
         async with beside(
-            *(self._make(f"{what} could be watched", work) for what, work in watching.items())
+            self._make("acknowledged commits could be watched", self.commits.watch(after)),
+            self._make("pulses could be watched", pulses()),
+            self._make("merged tokens could be watched", tokens()),
+            self._make("processes could be watched", self.meter.watch(self.drilled.entries)),
         ):
             await self._suffer(names)
             self._at = "before it was judged"
@@ -123,7 +128,12 @@ class FaultDrill:
         await self._make("nothing acknowledged was lost", self._held(), VERDICT_S)
         await self._make("the ledger verifies", self._verified(), VERDICT_S)
         await self._make("the window replays", self._replayed(), VERDICT_S)
-        self.checks.append(self._goodput())
+        now = self.meter.result()
+        detail = (
+            f"{now.goodput:.2f} of the fault-free share of learner time that was up"
+            f" (merged tokens/s {now.rate_ratio:.2f}, {now.replay_s:.1f} s replayed)"
+        )
+        self.checks.append(Check("goodput", now.goodput >= self.least, detail))
         self._at = ""
         return self.result()
 
@@ -143,22 +153,23 @@ class FaultDrill:
         )
 
     async def _make(
-        self, name: str, work: Awaitable[str | None], limit_s: float | None = None
+        self, name: str, work: Awaitable[str | list[Check] | None], limit_s: float | None = None
     ) -> None:
         """Add a check: failed with the error of ``work``, or ok with the detail that it returns.
 
-        Where ``work`` returns nothing only its failure is a check.
+        Where ``work`` returns checks it is those; where it returns nothing only its failure is one.
         """
         try:
             async with asyncio.timeout(limit_s):
-                detail = await work
+                found = await work
         except Exception as error:  # noqa: BLE001 - whatever it is, a verdict has to come of it
             cause = first_cause(error)
             kind = "" if isinstance(cause, SkerryError) else type(cause).__name__
             text = ": ".join(filter(None, (kind, str(cause))))
             self.checks.append(Check(name, ok=False, detail=text))
         else:
-            self.checks += [] if detail is None else [Check(name, ok=True, detail=detail)]
+            self.checks += [Check(name, ok=True, detail=found)] if isinstance(found, str) else []
+            self.checks += found if isinstance(found, list) else []
 
     async def _suffer(self, names: dict[str, str]) -> None:
         """Measure, run the faults, and undo them whatever came."""
@@ -192,45 +203,34 @@ class FaultDrill:
     async def _converge(self, names: dict[str, str]) -> None:
         """Wait until every service works again, and look whether that lasts while it is quiet."""
         liveness = LivenessCheck(self.drilled, names)
+        found = Convergence(self.drilled.bus, self.drilled.run, names, self.damage)
+
+        async def converged() -> list[Check]:
+            found.after = await self._newest()
+            self.say(f"Waiting until every service works again, at most {self.plan.heal_s:.0f} s.")
+            return await found.checks(self.plan.heal_s)
+
+        async def stayed() -> str:
+            ended = await liveness.ended()
+            record = await ledger.read_run(self.drilled.bus, self.drilled.run)
+            if ended and record.state is not RunState.FINISHED:
+                msg = f"{', '.join(ended)} ended in the {self.quiet_s:.0f} s without faults"
+                raise SkerryError(msg)
+            return f"for {self.quiet_s:.0f} s without faults"
+
         await self._make("the routes can be read", liveness.note(), VERDICT_S)
-        found = Convergence(self.drilled.bus, self.drilled.run, 0, names, self.damage)
-        await self._make("the run works again", self._converged(found))
+        await self._make("the run works again", converged())
         if not found.finished:
-            await self._make("every process runs", self._alive(liveness), VERDICT_S)
+            await self._make("every process runs", liveness.checks(HEARD_S), VERDICT_S)
         await self._quiet(set())
         self.meter.enter(Phase.OTHER)
         if not found.finished:
-            await self._make("no process ended meanwhile", self._stayed(liveness), VERDICT_S)
-
-    async def _converged(self, found: Convergence) -> None:
-        found.after = await self._newest()
-        self.say(f"Waiting until every service works again, at most {self.plan.heal_s:.0f} s.")
-        self.checks += await found.checks(self.plan.heal_s)
-
-    async def _alive(self, liveness: LivenessCheck) -> None:
-        self.checks += await liveness.checks(HEARD_S)
-
-    async def _stayed(self, liveness: LivenessCheck) -> str:
-        ended = await liveness.ended()
-        record = await ledger.read_run(self.drilled.bus, self.drilled.run)
-        if ended and record.state is not RunState.FINISHED:
-            msg = f"{', '.join(ended)} ended in the {self.quiet_s:.0f} s without faults"
-            raise SkerryError(msg)
-        return f"for {self.quiet_s:.0f} s without faults"
+            await self._make("no process ended meanwhile", stayed(), VERDICT_S)
 
     async def _newest(self) -> int:
         """Return the ledger's newest sequence."""
         stream = Subjects(self.drilled.run).stream("LEDGER")
         return next((s.last_seq for s in await self.drilled.bus.streams() if s.name == stream), 0)
-
-    async def _pulses(self) -> None:
-        async for pulse in run_records.follow(self.drilled.bus, self.drilled.run, Pulse):
-            self.meter.observe(pulse)
-
-    async def _commits(self, after: int, fragments: int) -> None:
-        commits = ledger.follow_commits(self.drilled.bus, self.drilled.run, after=after)
-        async for _, commit in commits:
-            self.meter.merged(commit, fragments)
 
     async def _quiet(self, learners: set[str]) -> None:
         """Wait until these learners train, then measure without faults."""
@@ -274,14 +274,6 @@ class FaultDrill:
         of = sum(part.version for part in done.fragments)
         stopped = [f"; not the rest: {part.stopped}" for part in done.fragments if part.stopped]
         return f"{reached} of {of} versions, each to its digest{''.join(stopped[:1])}"
-
-    def _goodput(self) -> Check:
-        now = self.meter.result()
-        detail = (
-            f"{now.goodput:.2f} of the fault-free share of learner time that was up"
-            f" (merged tokens/s {now.rate_ratio:.2f}, {now.replay_s:.1f} s replayed)"
-        )
-        return Check("goodput", now.goodput >= self.least, detail)
 
 
 def kinds_check(plan: FaultPlan, history: Iterable[Firing]) -> Check:

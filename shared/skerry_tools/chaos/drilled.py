@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from skerry_tools.chaos.plan import Fault
 
 
+SIMULATION_ONLY = "it exists in the simulation only: leave it out"
+
+
 class NotFired(SkerryError):
     """A fault had no effect; the message says why, and it is counted so."""
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from skerry.errors import SkerryError
 from skerry.tasks import TaskGroup
 from skerry_tools.chaos.drilled import Absent, Injection
-from skerry_tools.chaos.faults import ROUTE
-from skerry_tools.chaos.plan import choose
+from skerry_tools.chaos.plan import ROUTE, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -40,33 +40,49 @@ async def leased(bus: Bus, run: str, holder: str, replicas: int = 1) -> AsyncGen
     another one took this one for dead since it had hung, or its broker had forgotten it.
     """
     await bus.declare([s for s in specs(run, replicas=replicas) if s.storage is Storage.MEMORY])
-    lease = _Lease(bus, Drill(run, holder, began_ns=time.time_ns(), sent_ns=0))
-    await lease.take()
+    lease = _Lease(bus, Drill(run, holder, began_ns=time.time_ns(), sent_ns=0), drill_of(run))
+    over = await lease.free()
+    try:
+        await lease.say(over)
+    except Conflict as error:
+        held = lease.read(await bus.last(lease.subject))
+        if held is None or not lease.is_mine(held):
+            raise lease.refusal(held) from error
     try:
         async with beside(lease.renew()):
             yield
     finally:
-        await lease.give_back()
+        with contextlib.suppress(BusError):  # the next one begins at once, if that can be said
+            newest = await bus.last(lease.subject)
+            held = lease.read(newest)
+            if newest is not None and held is not None and lease.is_mine(held):
+                lease.mine = replace(lease.mine, holder="")
+                await lease.say(newest.sequence)
 
 
 @dataclass(slots=True)
 class _Lease:
     bus: Bus
     mine: Drill
+    subject: str
 
-    @property
-    def subject(self) -> str:
-        return drill_of(self.mine.run)
+    async def free(self) -> int:
+        """Return the sequence of a lease that no drill holds, 0 for none; ConfigError if one does.
 
-    async def take(self) -> None:
-        """Take the lease; ConfigError while another drill holds it."""
-        over = await self._free()
-        try:
-            await self._say(over)
-        except Conflict as error:
-            held = self._read(await self.bus.last(self.subject))
-            if not self._is_mine(held):
-                raise self._refusal(held) from error
+        Where there is none a broker may have forgotten it: its holder has time to say it again.
+        """
+        newest = await self.bus.last(self.subject)
+        if newest is not None and not self._holder(newest):
+            return newest.sequence
+        over, silent_s = (0, 2 * RENEW_S) if newest is None else (newest.sequence, LEASE_S)
+        coming = self.bus.follow(self.subject, after=over)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(silent_s), contextlib.aclosing(coming):
+                async for record in coming:
+                    if self._holder(record):
+                        raise self.refusal(self.read(record))
+                    return record.sequence
+        return over
 
     async def renew(self) -> None:
         """Renew the lease again and again; ConfigError once it is another one's."""
@@ -76,73 +92,44 @@ class _Lease:
             pause_s = AGAIN_S
             with contextlib.suppress(BusError):
                 newest = await self.bus.last(self.subject)
-                held = self._read(newest)
-                if held is not None and not self._is_mine(held):
-                    raise self._refusal(held)  # also where that one has given it back by now
-                await self._say(newest.sequence if newest is not None else 0)
+                held = self.read(newest)
+                if held is not None and not self.is_mine(held):
+                    raise self.refusal(held)  # also where that one has given it back by now
+                await self.say(newest.sequence if newest is not None else 0)
                 pause_s = RENEW_S
 
-    async def give_back(self) -> None:
-        """Let the next one begin at once, as far as that can be said now."""
-        with contextlib.suppress(BusError):
-            newest = await self.bus.last(self.subject)
-            if newest is not None and self._is_mine(self._read(newest)):
-                self.mine = replace(self.mine, holder="")
-                await self._say(newest.sequence)
-
-    async def _free(self) -> int:
-        """Return the sequence of a lease that no drill holds, 0 for none; ConfigError if one does.
-
-        Where there is none a broker may have forgotten it: its holder has time to say it again.
-        """
-        newest = await self.bus.last(self.subject)
-        if newest is not None and self._is_free(newest):
-            return newest.sequence
-        over, silent_s = (0, 2 * RENEW_S) if newest is None else (newest.sequence, LEASE_S)
-        coming = self.bus.follow(self.subject, after=over)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(silent_s), contextlib.aclosing(coming):
-                async for record in coming:
-                    if not self._is_free(record):
-                        raise self._refusal(self._read(record))
-                    return record.sequence
-        return over
-
-    async def _say(self, over: int) -> None:
+    async def say(self, over: int) -> None:
+        """Write the lease over the record at a sequence; Conflict where that is not the newest."""
         now_ns = time.time_ns()
-        said = replace(self.mine, sent_ns=now_ns)
-        msg_id = f"drill/{said.began_ns}/{now_ns}"
-        expect = Expect(self.subject, over)
-        await self.bus.publish(self.subject, encode(said), msg_id=msg_id, expect=expect)
+        msg_id = f"drill/{self.mine.began_ns}/{now_ns}"
+        payload, expect = encode(replace(self.mine, sent_ns=now_ns)), Expect(self.subject, over)
+        await self.bus.publish(self.subject, payload, msg_id=msg_id, expect=expect)
 
-    def _read(self, record: Record | None) -> Drill | None:
+    def read(self, record: Record | None) -> Drill | None:
         """Return what a record says; None where there is none, or one that cannot be read."""
-        if record is None:
-            return None
-        try:
-            return decode(Drill, record.payload, run=self.mine.run)
-        except WireError:
-            return None
+        with contextlib.suppress(WireError):
+            return decode(Drill, record.payload, run=self.mine.run) if record is not None else None
+        return None
 
-    def _is_free(self, record: Record) -> bool:
-        held = self._read(record)
-        return held is None or not held.holder
+    def _holder(self, record: Record) -> str:
+        held = self.read(record)
+        return held.holder if held is not None else ""
 
-    def _is_mine(self, held: Drill | None) -> bool:
-        mine = (self.mine.holder, self.mine.began_ns)
-        return held is not None and (held.holder, held.began_ns) == mine
+    def is_mine(self, held: Drill) -> bool:
+        """Return True if a lease is this drill's."""
+        return (held.holder, held.began_ns) == (self.mine.holder, self.mine.began_ns)
 
-    def _refusal(self, held: Drill | None) -> ConfigError:
-        run = f"run {self.mine.run!r}"
+    def refusal(self, held: Drill | None) -> ConfigError:
+        """Return why this drill cannot be judged beside the one that holds or held the lease."""
         if held is not None and not held.holder:
             msg = (
-                f"Another drill was at work on {run} meanwhile, and neither of two can be judged:"
-                " give this command again."
+                f"Another drill was at work on run {self.mine.run!r} meanwhile, and neither of two"
+                " can be judged: give this command again."
             )
             return ConfigError(msg, path="run")
         other = "Another drill" if held is None else f"A drill of {held.holder}"
         msg = (
-            f"{other} is at work on {run}, and neither of two could be judged: wait for its"
-            " verdict, or end it."
+            f"{other} is at work on run {self.mine.run!r}, and neither of two could be judged: wait"
+            " for its verdict, or end it."
         )
         return ConfigError(msg, path="run")

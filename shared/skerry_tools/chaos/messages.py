@@ -1,18 +1,28 @@
 """Faults of messages, published by a client of its own: whatever reads the log has to take them.
 
 Contributions come again, damaged or out of order: without a message id, so that the broker's own
-memory of duplicates does not catch them. ``hostile`` adds what an attacker sends.
+memory of duplicates does not catch them. Hostile messages go to subjects that every permission
+scheme must leave a learner: pulses under the name of the fault's target, between its own;
+contributions and members under a name of the drill's own, so that the target's work keeps its
+numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.errors import BusError
+from skerry.errors import BusError, WireError
+from skerry.log import ledger, run_records
+from skerry.log.base import MSG_ID
+from skerry.protocol.chunks import seal, unseal
+from skerry.protocol.messages import Pulse
+from skerry.protocol.records import encode, plan_of
 from skerry.protocol.subjects import Subjects, contributor, stream_of
 from skerry_tools.chaos.drilled import Absent, DrilledRun, Injected, Injection, NotFired, running
 from skerry_tools.chaos.plan import LEARNER, Kind
@@ -22,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from skerry.log.base import Record
+    from skerry.protocol.messages import ContributionHeader
     from skerry_tools.chaos.drilled import Proof
 
 LOOKED_AT = 64
@@ -30,6 +41,19 @@ REPEATED = 16
 """and most of them that are published again."""
 PATIENCE_S = 20.0
 """How long a fault waits for a first contribution: a learner may have begun just now."""
+INTRUDER = "intruder"
+"""The name under which a drill contributes and joins."""
+TINY_S = 1e-320
+FAR_STEP = 10**8
+MOST_TOKENS = 2**64 - 1
+PULSES = 30
+"""Hostile pulses of one fault, over three seconds: the target's own come between them."""
+PAUSE_S = 0.1
+IDS = 64
+"""Message ids of a learner that are used up before it gets to them."""
+FLOOD = 10_000
+FLOOD_BYTES = 64 << 20
+"""A flood has at most so many contributions, and so many bytes."""
 
 
 class FaultMessage(NamedTuple):
@@ -79,11 +103,9 @@ async def repeated(drilled: DrilledRun, injection: Injection) -> AsyncIterator[F
     needed = 2 if kind is Kind.REORDER else 1  # of one alone there is no other order
     found = await newest_contributions(drilled, injection.target, needed)
     count = max(needed, round(injection.fault.amount * len(found)))
-    picked = (
-        found[::-1][:count]
-        if kind is Kind.REORDER
-        else [found[chance.randrange(len(found))] for _ in range(count)]
-    )
+    picked = found[::-1][:count]
+    if kind is not Kind.REORDER:
+        picked = [found[chance.randrange(len(found))] for _ in range(count)]
     for record in picked:
         damaged = kind is Kind.CORRUPT and bool(record.payload)
         payload = _damaged(record.payload, chance) if damaged else record.payload
@@ -96,48 +118,26 @@ async def newest_contributions(drilled: DrilledRun, target: str, needed: int = 1
     They are those of ``target`` where that is a learner, or else of any. NotFired if none come.
     """
     own = running(drilled.entries(), target).kind == LEARNER
-    learner = target if own else None
-    stream = Subjects(drilled.run).stream("CONTRIB")
-    held = next((s for s in await drilled.bus.streams() if s.name == stream), None)
-    last = held.last_seq if held else 0
-    first = max(held.first_seq, last - LOOKED_AT) if held else 1
-    found: list[Record] = []
-    for sequence in range(last, first - 1, -1):
-        record = await drilled.bus.get(stream, sequence)
-        if record is not None and len(found) < REPEATED and _is_from(record, learner):
-            found.insert(0, record)
-    if len(found) < needed:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await _wait(drilled, found, needed, learner, last)
-    if len(found) < needed:
-        if running(drilled.entries(), target).paused:
-            msg = f"{target} is paused"
-            raise Absent(msg)
-        await drilled.bus.streams()  # or the broker is away
-        whose = f"of {target} " if learner else ""
-        msg = f"the log has had {len(found) or 'no'} contribution {whose}for {PATIENCE_S:.0f} s"
-        raise NotFired(msg)
-    return found
-
-
-async def _wait(
-    drilled: DrilledRun, found: list[Record], needed: int, learner: str | None, after: int
-) -> None:
-    """Add the contributions after a sequence, until there are enough."""
-    names = Subjects(drilled.run)
-    pattern = names.contribution(learner=learner) if learner else names.contribution()
-    async with contextlib.aclosing(drilled.bus.follow(pattern, after=after)) as coming:
-        async for record in coming:
-            if _is_from(record, learner):
-                found.append(record)
-            if len(found) >= needed:
-                return
-
-
-def _is_from(record: Record, learner: str | None) -> bool:
-    fragment, sender = contributor(record.subject)
-    return fragment >= 0 and learner in {None, sender}
+    names, bus = Subjects(drilled.run), drilled.bus
+    pattern = names.contribution(learner=target) if own else names.contribution()
+    held = [r.sequence for r in await bus.last_each(pattern) if contributor(r.subject)[0] >= 0]
+    newest = max(held, default=0)
+    found: deque[Record] = deque(maxlen=REPEATED)
+    coming = bus.follow(pattern, after=max(0, newest - LOOKED_AT))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(coming):
+            async for record in coming:
+                if contributor(record.subject)[0] >= 0:
+                    found.append(record)
+                if len(found) >= needed and record.sequence >= newest:
+                    return list(found)
+    if running(drilled.entries(), target).paused:
+        msg = f"{target} is paused"
+        raise Absent(msg)
+    await bus.streams()  # or the broker is away
+    whose = f"of {target} " if own else ""
+    msg = f"the log has had {len(found) or 'no'} contribution {whose}for {PATIENCE_S:.0f} s"
+    raise NotFired(msg)
 
 
 def _damaged(payload: bytes, chance: random.Random) -> bytes:
@@ -151,3 +151,102 @@ def _damaged(payload: bytes, chance: random.Random) -> bytes:
             return payload[:at]
         case _:
             return payload + payload[at:]
+
+
+def pulses(change: Callable[[Pulse], Pulse]) -> Compose:
+    """Return the composer of changed copies of the target's newest pulse."""
+
+    async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
+        subject, pulse = Subjects(drilled.run).pulse(injection.target), None
+        for _ in range(PULSES):
+            # The newest one may be ours, which no reader believes.
+            newest = await run_records.newest(drilled.bus, drilled.run, Pulse, subject)
+            pulse = newest or pulse
+            if pulse is None:
+                msg = f"{injection.target} has sent no pulse"
+                raise Absent(msg)
+            yield FaultMessage(subject, encode(change(pulse)))
+            await asyncio.sleep(PAUSE_S)
+
+    return compose
+
+
+def contributions(
+    change: Callable[[ContributionHeader], ContributionHeader], most: int | None = None
+) -> Compose:
+    """Return the composer of contributions of one chunk, numbered in order and otherwise valid.
+
+    They are changed copies of the target's newest contribution, of an incarnation that joins.
+    """
+
+    async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
+        record = await ledger.read_run(drilled.bus, drilled.run)
+        newest = (await newest_contributions(drilled, injection.target))[-1]
+        try:
+            chunk, packed = unseal(newest.payload, run=drilled.run, plan=plan_of(record))
+        except WireError as error:
+            msg = f"the newest contribution of {injection.target} cannot be read: {error}"
+            raise NotFired(msg) from error
+        header = chunk.contribution
+        if header is None or chunk.count != 1:
+            msg = f"a contribution of {injection.target} has more chunks than one"
+            raise NotFired(msg)
+        known = (await ledger.members(drilled.bus, drilled.run)).get(INTRUDER)
+        incarnation = known.incarnation + 1 if known else 1
+        await ledger.join(drilled.bus, drilled.run, INTRUDER, "drill", incarnation)
+        subject = Subjects(drilled.run).contribution(chunk.fragment, INTRUDER)
+        sequences = header.cursor_to - header.cursor_from
+        for number in range(max(1, min(most or FLOOD, FLOOD_BYTES // len(newest.payload)))):
+            start, identity = number * sequences, number + 1
+            forged = replace(
+                header,
+                learner=INTRUDER,
+                incarnation=incarnation,
+                identity=identity,
+                cursor_from=start,
+                cursor_to=start + sequences,
+            )
+            sent = replace(chunk, sender=INTRUDER, incarnation=incarnation, identity=identity)
+            sent = replace(sent, contribution=change(forged))
+            yield FaultMessage(subject, seal(sent, bytes(packed)))
+
+    return compose
+
+
+async def status_headers(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
+    """Yield empty messages with headers that look like the broker's own statuses."""
+    names = Subjects(drilled.run)
+    for subject in (names.contribution(0, injection.target), names.pulse(injection.target)):
+        for status in ("100", "404"):
+            yield FaultMessage(subject, b"", {"Status": status})
+
+
+async def guessed_ids(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
+    """Yield empty messages that use up the message ids of the target's next contributions."""
+    learner = injection.target
+    pulses = Subjects(drilled.run).pulse(learner)
+    pulse = await run_records.newest(drilled.bus, drilled.run, Pulse, pulses)
+    incarnation, sent = (pulse.incarnation, pulse.contributions) if pulse else (1, 0)
+    subject = Subjects(drilled.run).contribution(0, learner)
+    for identity in range(sent + 1, sent + 1 + IDS):
+        yield FaultMessage(subject, b"", {MSG_ID: f"{learner}/{incarnation}/0/{identity}/0"})
+
+
+async def junk_members(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
+    """Yield bytes where a learner's record of its start would be."""
+    yield FaultMessage(Subjects(drilled.run).member(INTRUDER), injection.chance.randbytes(64))
+
+
+MESSAGES: Mapping[Kind, Inject] = {
+    Kind.CORRUPT: publishing(repeated),
+    Kind.DUPLICATE: publishing(repeated),
+    Kind.REORDER: publishing(repeated),
+    Kind.PULSE_TINY_STEP_TIME: publishing(pulses(lambda p: replace(p, step_time_s=TINY_S))),
+    Kind.PULSE_FAR_STEP: publishing(pulses(lambda p: replace(p, step=FAR_STEP))),
+    Kind.TOKENS_2_64: publishing(contributions(lambda h: replace(h, tokens=MOST_TOKENS), 2)),
+    Kind.STATUS_HEADER: publishing(status_headers),
+    Kind.DEDUP_IDS: publishing(guessed_ids),
+    Kind.CONTRIB_FLOOD: publishing(contributions(lambda h: h)),
+    Kind.JUNK_MEMBER: publishing(junk_members),
+}
+"""Every fault that needs no more than the run's log."""

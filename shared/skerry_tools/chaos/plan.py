@@ -84,6 +84,8 @@ SHARES = frozenset({
     Kind.WINDOW_DROP,
 })  # fmt: skip
 """Faults whose amount is a share of what passes."""
+ROUTE = frozenset({Kind.PARTITION, Kind.SLOW, Kind.LOST_PACKETS})
+"""A route to the broker suffers one of these at a time."""
 HOSTILE = frozenset({
     Kind.PULSE_TINY_STEP_TIME, Kind.PULSE_FAR_STEP, Kind.TOKENS_2_64, Kind.STATUS_HEADER,
     Kind.DEDUP_IDS, Kind.CONTRIB_FLOOD, Kind.JUNK_MEMBER,
@@ -182,7 +184,16 @@ def random_plan(
     whose sequence is promised, is drawn from. Kinds that no target can suffer are left out.
     ConfigError for numbers that mean nothing, or far too many faults.
     """
-    _refuse_times(rate_s, duration_s)
+    for name, value in (("rate_s", rate_s), ("duration_s", duration_s)):
+        if not 0 < value <= MOST_S:  # which is false for nan, too
+            msg = f"{name} is {value}: give seconds above 0, at most {MOST_S:.0f}."
+            raise ConfigError(msg, path=name)
+    if duration_s / rate_s > MOST_FAULTS:
+        msg = (
+            f"A fault every {rate_s:g} s for {duration_s:g} s are more than {MOST_FAULTS:,} faults:"
+            " give a shorter time, or fewer of them."
+        )
+        raise ConfigError(msg, path="duration_s")
     draw = random.Random(f"skerry/{seed}").random  # noqa: S311 - faults, no secrets
     services = [target for target in targets if target != BROKER]
     possible = [k for k in kinds if (BROKER in targets if k in BROKER_KINDS else services)]
@@ -195,30 +206,15 @@ def random_plan(
         target = BROKER if kind in BROKER_KINDS else services[int(which * len(services))]
         lasts_s = round(longest_s * draw() ** 2, 3)
         begins_s = min(round(at_s, 3), math.floor(duration_s * 1000 - 1) / 1000)
-        found.append(Fault(begins_s, kind, target, lasts_s, _amount(kind, draw())))
+        drawn, amount = draw(), 0.0
+        if kind is Kind.SLOW:
+            amount = 0.01 + drawn * 0.5
+        elif kind is Kind.CLOCK_JUMP:
+            amount = (drawn - 0.5) * 7200.0
+        elif kind in SHARES:
+            amount = 0.05 + 0.9 * drawn
+        found.append(Fault(begins_s, kind, target, lasts_s, round(amount, 3)))
     return FaultPlan(seed, tuple(found), heal_s)
-
-
-def _refuse_times(rate_s: float, duration_s: float) -> None:
-    for name, value in (("rate_s", rate_s), ("duration_s", duration_s)):
-        if not 0 < value <= MOST_S:  # which is false for nan, too
-            what = "the mean seconds between two faults" if name == "rate_s" else "seconds"
-            msg = f"{name} is {value}: give {what}, above 0 and at most {MOST_S:.0f}."
-            raise ConfigError(msg, path=name)
-    if duration_s / rate_s > MOST_FAULTS:
-        msg = (
-            f"A fault every {rate_s:g} s for {duration_s:g} s are more than {MOST_FAULTS:,} faults:"
-            " give a shorter time, or fewer of them."
-        )
-        raise ConfigError(msg, path="duration_s")
-
-
-def _amount(kind: Kind, drawn: float) -> float:
-    if kind is Kind.SLOW:
-        return round(0.01 + drawn * 0.5, 3)
-    if kind is Kind.CLOCK_JUMP:
-        return round((drawn - 0.5) * 7200.0, 3)
-    return round(0.05 + 0.9 * drawn, 3) if kind in SHARES else 0.0
 
 
 def candidates(target: str, services: Mapping[str, str]) -> tuple[str, ...]:
@@ -228,7 +224,7 @@ def candidates(target: str, services: Mapping[str, str]) -> tuple[str, ...]:
     if target == ANY:
         return tuple(sorted(name for name, kind in services.items() if kind != BROKER))
     kind, _, number = target.partition(":")
-    alike = tuple(sorted((n for n, k in services.items() if k == kind), key=_natural))
+    alike = tuple(sorted((n for n, k in services.items() if k == kind), key=lambda n: (len(n), n)))
     if not number:
         return alike
     if not number.isdecimal() or len(number) > MOST_DIGITS:
@@ -270,10 +266,6 @@ def _suffering(fault: Fault, services: Mapping[str, str]) -> tuple[str, ...]:
         f" did you mean {nearest!r}?"
     )
     raise ConfigError(msg, path="target", nearest=nearest)
-
-
-def _natural(name: str) -> tuple[int, str]:
-    return len(name), name
 
 
 def _nearest(wanted: str, known: Iterable[str]) -> str:
@@ -321,25 +313,18 @@ def _refusal(error: ErrorDetails) -> ConfigError:
     """Return pydantic's complaint about one value as a sentence with what to write instead."""
     named = [key for key in error["loc"] if isinstance(key, str)]
     path, given = named[-1] if named else "faults", error["input"]
-    if error["type"] == "value_error":
-        refused = error.get("ctx", {})["error"]
-        return refused if isinstance(refused, ConfigError) else ConfigError(str(refused), path=path)
+    refused = error.get("ctx", {}).get("error")
+    if isinstance(refused, ConfigError):
+        return refused
+    known: set[str] = set()
     if error["type"] == "unexpected_keyword_argument":
-        known = {f.name for f in fields(Fault if len(error["loc"]) > 1 else PlanFile)}
-        nearest = _nearest(path, known)
-        msg = f"There is no key {_short(path)}: did you mean {nearest!r}?"
-        return ConfigError(msg, path=path, nearest=nearest)
-    if error["type"] == "enum" and isinstance(given, str):
-        nearest = _nearest(given, set(Kind))
-        msg = f"There is no fault {_short(given)}: did you mean {nearest!r}?"
-        return ConfigError(msg, path=path, nearest=nearest)
-    if error["type"] == "json_invalid":
-        msg = f"It is not JSON ({_short(error['msg'])}): see docs/faults.md for the form."
-        return ConfigError(msg, path=path)
-    if error["type"] == "missing":
-        return ConfigError(f"There is no {path} in it: see docs/faults.md for the form.", path=path)
-    wants = error["msg"].replace("Input should", "it should")
-    return ConfigError(f"{path} is {_short(given)}, but {wants[:200]}.", path=path)
+        known, given = {f.name for f in fields(Fault if len(error["loc"]) > 1 else PlanFile)}, path
+    elif error["type"] == "enum" and isinstance(given, str):
+        known = set(Kind)
+    nearest = _nearest(str(given), known)
+    fix = f"did you mean {nearest!r}?" if nearest else "see docs/faults.md for the form."
+    wrong = f"{_short(path)} is {_short(given)} ({_short(error['msg'])})"
+    return ConfigError(f"{wrong}: {fix}", path=path, nearest=nearest)
 
 
 def _short(value: object) -> str:

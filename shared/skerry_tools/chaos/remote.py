@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from skerry.errors import ConfigError
 from skerry.log import ledger, run_records
 from skerry.protocol.messages import LearnerPhase, Pulse, SyncerPulse, is_leaving
-from skerry_tools.chaos.drilled import beside
-from skerry_tools.chaos.hostile import MESSAGES
+from skerry_tools.chaos.drilled import SIMULATION_ONLY, beside
+from skerry_tools.chaos.messages import MESSAGES
 from skerry_tools.chaos.plan import LEARNER, SIMULATED, Kind
 
 if TYPE_CHECKING:
@@ -67,13 +67,10 @@ class RemoteRun:
     run: str
     bus: Bus
     config: RunConfig
-    unheard: list[str] = field(default_factory=list[str], init=False)
-    heard: dict[str, HeardService] = field(default_factory=dict[str, HeardService], init=False)
-    present: dict[str, str] = field(default_factory=dict[str, str], init=False)
-
-    @property
-    def logs(self) -> str:
-        return "see its log where it runs"
+    logs: str = "see its log where it runs"
+    unheard: list[str] = field(default_factory=list[str])
+    heard: dict[str, HeardService] = field(default_factory=dict[str, HeardService])
+    present: dict[str, str] = field(default_factory=dict[str, str])
 
     def entries(self) -> dict[str, HeardService]:
         return self.heard
@@ -81,7 +78,8 @@ class RemoteRun:
     async def settle(self) -> None:
         """Wait until each service has said something from now on, or been silent for too long."""
         since_s = time.monotonic()
-        while self._quiet(since_s):  # noqa: ASYNC110 - silence is no event
+        present = self.present.keys()
+        while any(self.heard[n].at_s <= since_s for n in self._alive() & present):  # noqa: ASYNC110 - silence is no event
             await asyncio.sleep(LOOK_S)
 
     def kinds(self) -> dict[str, str]:
@@ -94,7 +92,7 @@ class RemoteRun:
             " folder of their `skerry up`, without --nats"
         )
         reasons = dict.fromkeys(set(Kind) - MESSAGES.keys(), why)
-        return reasons | dict.fromkeys(SIMULATED, "it exists in the simulation only: leave it out")
+        return reasons | dict.fromkeys(SIMULATED, SIMULATION_ONLY)
 
     def inject(self, injection: Injection) -> Injected:
         return MESSAGES[injection.fault.kind](self, injection)
@@ -145,20 +143,15 @@ class RemoteRun:
     async def hear_learners(self) -> None:
         """Note the learners' pulses, for ever."""
         async for pulse in run_records.follow(self.bus, self.run, Pulse):
-            which, interval_s = f"incarnation {pulse.incarnation}", self.config.liveness.pulse_s
-            interval_s = max(interval_s, pulse.step_time_s)
-            self._hear(pulse.learner, LEARNER, which, interval_s, ended=pulse.phase in ENDED)
+            interval_s = max(self.config.liveness.pulse_s, pulse.step_time_s)
+            which, ended = f"incarnation {pulse.incarnation}", pulse.phase in ENDED
+            self._hear(pulse.learner, LEARNER, which, interval_s, ended=ended)
 
     async def hear_syncers(self) -> None:
         """Note the syncers' pulses, for ever."""
         async for pulse in run_records.follow(self.bus, self.run, SyncerPulse):
-            interval_s = self.config.sync.lease_s
-            self._hear(pulse.syncer, "syncer", pulse.instance, interval_s, ended=is_leaving(pulse))
-
-    def _quiet(self, since_s: float) -> set[str]:
-        """Return the services that count as alive for a word that is no newer than this."""
-        up = self._alive() & self.present.keys()
-        return {name for name in up if self.heard[name].at_s <= since_s}
+            interval_s, ended = self.config.sync.lease_s, is_leaving(pulse)
+            self._hear(pulse.syncer, "syncer", pulse.instance, interval_s, ended=ended)
 
     def _alive(self) -> set[str]:
         return {name for name, service in self.heard.items() if service.alive}

@@ -15,8 +15,7 @@ from skerry.log import ledger, recovery, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit
-from skerry_tools.chaos.checks import Check, CommitCheck
-from skerry_tools.chaos.convergence import Convergence
+from skerry_tools.chaos.checks import Check, CommitCheck, Convergence
 from tests.support.builders import checkpoint_record, commit, consumed, run_record, syncer_pulse
 
 RUN = "r"
@@ -58,7 +57,7 @@ async def judged(
     async def damage(path: str) -> str:
         return "it is damaged" if path in damaged else ""
 
-    waiting = Convergence(bus, RUN, 1, kinds, damage)
+    waiting = Convergence(bus, RUN, kinds, damage, after=1)
     pulsing = asyncio.create_task(answering(bus, *answers))
     try:
         return {check.name: check for check in await waiting.checks(deadline_s)}

@@ -22,10 +22,10 @@ from skerry.protocol.codec import encode_vector
 from skerry.protocol.contribution import Contribution, ContributionAssembler, Refusal
 from skerry.protocol.messages import FrameKind, Pulse, RefusalCause
 from skerry.protocol.subjects import Subjects
-from skerry_tools.chaos import hostile
+from skerry_tools.chaos import messages
 from skerry_tools.chaos.drilled import Injection, NotFired
-from skerry_tools.chaos.hostile import FAR_STEP, INTRUDER, MESSAGES, TINY_S
 from skerry_tools.chaos.local import LocalRun
+from skerry_tools.chaos.messages import FAR_STEP, INTRUDER, MESSAGES, TINY_S
 from skerry_tools.chaos.plan import HOSTILE, Fault, FaultPlan, Kind, check, choose
 from tests.support.builders import header, pulse, run_record
 from tests.support.learners import walk
@@ -55,8 +55,8 @@ class _Alive(ProcessEntry):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostile, "PAUSE_S", 0.0)
-    monkeypatch.setattr(hostile, "FLOOD", 20)
+    monkeypatch.setattr(messages, "PAUSE_S", 0.0)
+    monkeypatch.setattr(messages, "FLOOD", 20)
 
 
 async def at_work(cut: Plan = SMALL) -> MemoryBus:

@@ -20,7 +20,7 @@ from skerry_tools.chaos import healing
 from skerry_tools.chaos import remote as remotes
 from skerry_tools.chaos.checks import LivenessCheck
 from skerry_tools.chaos.drilled import Absent, Injection, able, refuse, running
-from skerry_tools.chaos.hostile import MESSAGES
+from skerry_tools.chaos.messages import MESSAGES
 from skerry_tools.chaos.plan import BROKER, BROKER_KINDS, Fault, FaultPlan, Kind
 from skerry_tools.chaos.remote import RemoteRun, remote
 from tests.support.builders import pulse, syncer_pulse
