@@ -104,7 +104,7 @@ async def test_reading_many_messages_asks_for_no_others_and_leaves_no_consumer(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     wanted = await chunks(bus, names, 80)
-    stats = (await bus._connection.ready(None)).stats
+    stats = (await bus._connection.ready(None)).client.stats
     before = stats["in_bytes"]
     async with aclosing(bus.get_each(names.chunk(0, 0), wanted[:40])) as records:
         await take(records, 40)
@@ -118,7 +118,7 @@ async def test_reading_what_has_been_replaced_brings_little_of_what_replaced_it(
 ) -> None:
     wanted = await chunks(bus, names, 80)
     await chunks(bus, names, 80)
-    stats = (await bus._connection.ready(None)).stats
+    stats = (await bus._connection.ready(None)).client.stats
     before = stats["in_bytes"]
     async with aclosing(bus.get_each(names.chunk(0, 0), wanted)) as records:
         with pytest.raises(StopAsyncIteration):
@@ -277,7 +277,7 @@ async def test_a_client_that_gave_up_for_good_is_replaced(bus: NatsBus, names: S
         await bus.publish(names.commit(0), b"1")
         await take(records, 1)
         waiting = asyncio.ensure_future(take(records, 1))
-        client = await bus._connection.ready(None)
+        client = (await bus._connection.ready(None)).client
         await client.close()
         await bus.publish(names.commit(0), b"2", msg_id="0/2")
         assert [record.payload for record in await waiting] == [b"2"]

@@ -26,7 +26,7 @@ async def bus(
     monkeypatch.setattr(fast, "version", lambda _: "2.99.0")
     options = NatsOptions(request_timeout_s=1.0, patience_s=20.0)
     async with NatsBus(nats_server.url, options=options) as bus:
-        assert type(await bus._connection.ready(None)) is Client
+        assert type((await bus._connection.ready(None)).client) is Client
         await bus.declare(specs(run_id))
         yield bus
 

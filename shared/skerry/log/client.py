@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, first_cause
-from skerry.log.base import MSG_ID, Deliver, Expect, Receipt, Record, StreamSpec
+from skerry.log.base import MSG_ID, Bus, Deliver, Expect, Receipt, Record, Storage, StreamSpec
 from skerry.protocol.subjects import stream_of
 from skerry.tasks import TaskGroup
 
@@ -46,15 +47,13 @@ class NotNow(Exception):
 class Retries:
     """Growing pauses between attempts, none of them beyond a deadline on the loop's clock."""
 
-    def __init__(self, deadline: float | None) -> None:
+    def __init__(self, deadline: float = math.inf) -> None:
         self.deadline = deadline
         self._pause = FIRST_PAUSE_S
 
     async def pause(self) -> bool:
         """Wait a little; False if the deadline has passed."""
-        left = float("inf")
-        if self.deadline is not None:
-            left = self.deadline - asyncio.get_running_loop().time()
+        left = self.deadline - asyncio.get_running_loop().time()
         if left <= 0:
             return False
         await asyncio.sleep(min(self._pause, left))
@@ -73,7 +72,7 @@ class Message(NamedTuple):
 
 
 class PublishPort(Protocol):
-    """What a publisher needs of the broker. Reads wait as the port's do."""
+    """What a publisher needs of the broker, beside its reads."""
 
     async def store(self, message: Message, deadline: float) -> Receipt:
         """Store a message in one attempt.
@@ -82,28 +81,19 @@ class PublishPort(Protocol):
         """
         ...
 
-    async def last(self, subject: str) -> Record | None:
-        """Return the newest message on a subject, or None."""
-        ...
-
-    async def get(self, stream: str, sequence: int) -> Record | None:
-        """Return the message with that sequence, or None if it is gone."""
-        ...
-
     async def exists(self, stream: str, deadline: float) -> bool:
         """Return True if there is a stream of that name."""
         ...
 
-    async def create(self, spec: StreamSpec) -> object:
-        """Create a stream, or change it to what the spec says."""
+    async def create(self, spec: StreamSpec) -> tuple[str, ...]:
+        """Create a stream, or change it to what the spec says; return each difference found."""
         ...
 
-    def unavailable(self, seconds: float) -> BrokerUnavailable:
-        """Return the error for a deadline that has passed."""
-        ...
+    def failure(self, seconds: float, subject: str = "") -> BusError:
+        """Return the error for a broker that does not answer.
 
-    def not_stored(self, subject: str, seconds: float) -> BusError:
-        """Return the error for a broker that answers and yet does not store a message."""
+        With ``subject`` it answers, and yet does not store a message there.
+        """
         ...
 
 
@@ -116,10 +106,17 @@ class Publisher:
     """
 
     broker: PublishPort
+    reads: Bus
     key: bytes
     timeout_s: float
     patience_s: float
     memory_streams: dict[str, StreamSpec] = field(default_factory=dict[str, StreamSpec])
+
+    async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
+        """Create or change streams as ``Bus.declare`` says."""
+        found = [change for spec in specs for change in await self.broker.create(spec)]
+        self.memory_streams |= {s.name: s for s in specs if s.storage is Storage.MEMORY}
+        return tuple(found)
 
     async def publish(self, message: Message, deadline: float) -> Receipt:
         """Store a message by the deadline, or raise the reason why not.
@@ -136,15 +133,14 @@ class Publisher:
         try:
             return await self._store(message, self._now() + self.timeout_s, unsure=True)
         except BrokerUnavailable as e:
-            waited_s = self.patience_s + self.timeout_s
-            raise self.broker.not_stored(message.subject, waited_s) from e
+            raise self.broker.failure(self.patience_s + self.timeout_s, message.subject) from e
 
     async def _store(self, message: Message, deadline: float, *, unsure: bool) -> Receipt:
         """Send until the broker has the message; ``unsure``: it may have from an earlier attempt.
 
         An acknowledgement that calls it a duplicate is believed only if what is stored is ours.
         """
-        subject, retries, fresh = message.subject, Retries(deadline), 0
+        retries, fresh = Retries(deadline), 0
         while True:
             sent = self._with_id(message, fresh)
             try:
@@ -162,11 +158,11 @@ class Publisher:
             except NoAnswer as e:
                 unsure = unsure or e.sent
                 if e.sent and message.msg_id is None:
-                    raise self.broker.unavailable(self.patience_s) from e
+                    raise self.broker.failure(self.patience_s) from e
                 if not e.sent:
-                    await self._check_stream(subject, deadline)
+                    await self._check_stream(message.subject, deadline)
             if not await retries.pause():
-                raise self.broker.unavailable(self.patience_s)
+                raise self.broker.failure(self.patience_s)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -187,13 +183,13 @@ class Publisher:
 
         One that retention has dropped meanwhile was ours: no other process could have known its id.
         """
-        record = await self.broker.get(stream_of(message.subject), sequence)
+        record = await self.reads.get(stream_of(message.subject), sequence)
         mine = (message.subject, message.payload)
         return record is None or (record.subject, record.payload) == mine
 
     async def _own_write(self, message: Message) -> Receipt | None:
         """Return the receipt of our own write whose acknowledgement was lost, if it was that."""
-        record = await self.broker.last(message.subject)
+        record = await self.reads.last(message.subject)
         if record is None or message.msg_id is None or record.payload != message.payload:
             return None
         ours = record.headers.get(MSG_ID) == message.msg_id

@@ -180,25 +180,11 @@ class MemoryRequests:
                 return await self._link.request(act)
             except NoAnswer as e:
                 if not await retries.pause():
-                    raise self.unavailable(self.patience_s) from e
+                    raise self.failure(self.patience_s) from e
 
     async def store(self, message: Message, deadline: float) -> Receipt:
         del deadline  # an attempt takes no longer than the link waits
         return await self._link.request(lambda: self._broker.append(message), message)
-
-    async def last(self, subject: str) -> Record | None:
-        def look() -> Record | None:
-            stream = self._broker.stream(stream_of(subject))
-            return None if stream is None else stream.last(subject)
-
-        return await self.ask(look)
-
-    async def get(self, stream: str, sequence: int) -> Record | None:
-        def look() -> Record | None:
-            found = self._broker.stream(stream)
-            return None if found is None else found.records.get(sequence)
-
-        return await self.ask(look)
 
     async def exists(self, stream: str, deadline: float) -> bool:
         return await self.ask(lambda: self._broker.stream(stream) is not None, deadline)
@@ -206,10 +192,10 @@ class MemoryRequests:
     async def create(self, spec: StreamSpec) -> tuple[str, ...]:
         return await self.ask(lambda: self._broker.declare(spec))
 
-    def unavailable(self, seconds: float) -> BrokerUnavailable:
-        return BrokerUnavailable(f"The broker has not answered for {seconds:.3g} s.", url="memory")
-
-    def not_stored(self, subject: str, seconds: float) -> BusError:
+    def failure(self, seconds: float, subject: str = "") -> BusError:
+        if not subject:
+            msg = f"The broker has not answered for {seconds:.3g} s."
+            return BrokerUnavailable(msg, url="memory")
         msg = f"The broker answers, but has not stored a message on {subject} for {seconds:.3g} s."
         return StorageFull(msg)
 
@@ -223,10 +209,10 @@ class MemoryBus:
     def __init__(self, broker: MemoryBroker, link: LinkModel | None = None) -> None:
         self.broker = broker
         self.link = link or DirectLink()
-        self._requests = MemoryRequests(broker, self.link)
+        self._requests = waits = MemoryRequests(broker, self.link)
         broker.clients += 1  # its ids are the same in each run of a seed, and no other client's
-        key, waits = f"client {broker.clients}".encode(), self._requests
-        self._publisher = Publisher(waits, key, self.link.timeout_s, waits.patience_s)
+        key = f"client {broker.clients}".encode()
+        self._publisher = Publisher(waits, self, key, self.link.timeout_s, waits.patience_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -244,10 +230,7 @@ class MemoryBus:
         return self.broker.max_payload_bytes
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-        found = [change for spec in specs for change in await self._requests.create(spec)]
-        memory = {s.name: s for s in specs if s.storage is Storage.MEMORY}
-        self._publisher.memory_streams.update(memory)
-        return tuple(found)
+        return await self._publisher.declare(specs)
 
     async def streams(self) -> list[StreamInfo]:
         return await self._requests.ask(self.broker.infos)
@@ -275,7 +258,11 @@ class MemoryBus:
         return await self._publisher.publish(message, deadline)
 
     async def last(self, subject: str) -> Record | None:
-        return await self._requests.last(subject)
+        def look() -> Record | None:
+            stream = self.broker.stream(stream_of(subject))
+            return None if stream is None else stream.last(subject)
+
+        return await self._requests.ask(look)
 
     async def last_each(self, pattern: str) -> list[Record]:
         def look() -> list[Record]:
@@ -285,7 +272,11 @@ class MemoryBus:
         return await self._requests.ask(look)
 
     async def get(self, stream: str, sequence: int) -> Record | None:
-        return await self._requests.get(stream, sequence)
+        def look() -> Record | None:
+            found = self.broker.stream(stream)
+            return None if found is None else found.records.get(sequence)
+
+        return await self._requests.ask(look)
 
     def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
         return one_by_one(self.get, stream_of(pattern), sequences)

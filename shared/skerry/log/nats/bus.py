@@ -8,40 +8,31 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError
-from skerry.log.base import (
-    Deliver,
-    Expect,
-    Receipt,
-    Record,
-    Room,
-    Storage,
-    StreamInfo,
-    StreamSpec,
-)
+from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError, Conflict, StorageFull
+from skerry.log.base import Deliver, Expect, Receipt, Record, Room, StreamInfo, StreamSpec
 from skerry.log.client import Cursor, Message, NotNow, Publisher
-from skerry.log.nats import errors as nats_errors
 from skerry.log.nats.connection import Connection, NatsOptions
-from skerry.log.nats.errors import ApiError
 from skerry.log.nats.follow import follow
 from skerry.log.nats.jetstream import (
+    STREAM_NAME_IN_USE,
+    WRONG_SEQUENCE,
     config_of,
+    error_of,
     hidden_changes,
     info_of,
+    is_transient,
     rooms_of,
     sent_headers,
     spec_of,
 )
-from skerry.log.nats.read import Reads
+from skerry.log.nats.read import Leader, Reads
 from skerry.log.streams import STREAM_PREFIX, changes
 from skerry.protocol.subjects import stream_of
 
 ID_BYTES = 32
 """Room in a message for what is added to its id."""
-
-
 USUAL_PAYLOAD = 1024**2
 """NATS's own default for max_payload: it takes every message of a run with default settings."""
 
@@ -49,9 +40,9 @@ USUAL_PAYLOAD = 1024**2
 class NatsRequests:
     """One client's requests to the server, as a publisher needs them."""
 
-    def __init__(self, connection: Connection, reads: Reads) -> None:
+    def __init__(self, connection: Connection, leader: Leader) -> None:
         self._connection = connection
-        self._reads = reads
+        self._leader = leader
 
     async def store(self, message: Message, deadline: float) -> Receipt:
         subject, expect, headers = message.subject, message.expect, sent_headers(message)
@@ -59,88 +50,46 @@ class NatsRequests:
             subject, message.payload, deadline=deadline, headers=headers or None
         )
         reply = json.loads(answer.data)
-        error = reply.get("error")
-        if error is None:
+        if (error := reply.get("error")) is None:
             return Receipt(reply["seq"], bool(reply.get("duplicate", False)))
-        problem = ApiError.of(error)
-        if problem.err_code == nats_errors.WRONG_SEQUENCE and expect is not None:
-            raise nats_errors.conflict(expect.subject, expect.sequence, problem.description)
-        if problem.err_code == nats_errors.IN_PROCESS or nats_errors.transient(error):
-            raise NotNow(problem.description)
-        raise nats_errors.translate(problem, f"a message on {subject}")
-
-    async def last(self, subject: str) -> Record | None:
-        return await self._reads.last(subject)
-
-    async def get(self, stream: str, sequence: int) -> Record | None:
-        return await self._reads.get(stream, sequence)
+        if error.get("err_code") == WRONG_SEQUENCE and expect is not None:
+            msg = f"{expect.subject} is no longer at sequence {expect.sequence}."
+            raise Conflict(msg, subject=expect.subject, expected=expect.sequence)
+        if is_transient(error):
+            raise NotNow
+        raise error_of(error, f"a message on {subject}")
 
     async def exists(self, stream: str, deadline: float) -> bool:
-        return bool(await self._reads.leader.info(stream, deadline))
+        return bool(await self._leader.info(stream, deadline))
 
     async def create(self, spec: StreamSpec) -> tuple[str, ...]:
-        """Create a stream, or change it in place; returns the differences that were found."""
-        config, about, ask = config_of(spec), f"stream {spec.name}", self._connection.ask
-        while not (reply := await self._reads.leader.info(spec.name)):
-            in_use = (nats_errors.STREAM_NAME_IN_USE,)
-            if await ask(f"STREAM.CREATE.{spec.name}", config, about=about, empty_for=in_use):
+        config, about, api = config_of(spec), f"stream {spec.name}", self._connection.api
+        while not (reply := await self._leader.info(spec.name)):
+            in_use = (STREAM_NAME_IN_USE,)
+            if await api(f"STREAM.CREATE.{spec.name}", config, about=about, empty_for=in_use):
                 return ()
         found = reply["config"]
         differences = changes(spec, spec_of(found)) + hidden_changes(spec, found)
         if differences:
-            await ask(f"STREAM.UPDATE.{spec.name}", found | config, about=about)
+            await api(f"STREAM.UPDATE.{spec.name}", found | config, about=about)
         return differences
 
-    async def streams(self) -> list[StreamInfo]:
-        """Return every stream of this account, asked for page by page."""
-        found, total = list[dict[str, Any]](), 1
-        while len(found) < total:
-            body = {"offset": len(found)}
-            reply = await self._connection.ask("STREAM.LIST", body, about="the list of streams")
-            page: list[dict[str, Any]] = reply.get("streams") or []
-            total, found = reply["total"], found + page
-            if not page:
-                break
-        return [info_of(stream) for stream in found]
-
-    def unavailable(self, seconds: float) -> BrokerUnavailable:
-        return self._connection.unavailable(seconds)
-
-    def not_stored(self, subject: str, seconds: float) -> BusError:
-        if self._connection.clustered:
-            return nats_errors.not_agreed(self._connection.urls, subject, seconds)
-        return nats_errors.not_stored(subject, seconds)
-
-
-class PublishWindow:
-    """Lets a few publishes out at once, and those that expect the same subject one by one.
-
-    A replicated stream refuses a second of those while the first is under way, as if it had lost.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._window = asyncio.Semaphore(connection.options.publish_window)
-        self._turns: dict[str, asyncio.Lock] = {}
-
-    @asynccontextmanager
-    async def slot(self, message: Message, deadline: float) -> AsyncGenerator[None]:
-        """Hold a place for one publish; BrokerUnavailable when none is free by the deadline."""
-        async with AsyncExitStack() as held:
-            if message.expect is not None and self._connection.clustered:
-                turn = self._turns.setdefault(message.expect.subject, asyncio.Lock())
-                await self._enter(held, turn, deadline)
-            await self._enter(held, self._window, deadline)
-            yield
-
-    async def _enter(
-        self, held: AsyncExitStack, turn: asyncio.Semaphore | asyncio.Lock, deadline: float
-    ) -> None:
-        try:
-            async with asyncio.timeout_at(deadline if turn.locked() else None):
-                await held.enter_async_context(turn)
-        except TimeoutError as e:
-            raise self._connection.unavailable(self._connection.options.waits_s) from e
+    def failure(self, seconds: float, subject: str = "") -> BusError:
+        if not subject:
+            return self._connection.unavailable(seconds)
+        what = f"answers, but has not stored a message on {subject} for {seconds:.3g} s:"
+        if not self._connection.clustered:
+            return StorageFull(
+                f"The broker {what} its disk is probably full (its log says so). Free some and"
+                " restart the broker, which takes nothing into that stream until then. What was"
+                " acknowledged is kept."
+            )
+        return BrokerUnavailable(
+            f"The NATS cluster at {self._connection.urls} {what} bring back the nodes that are"
+            " down, it needs more than half of them; if all are up, a disk is full (their logs say"
+            " so): free some and restart that server. What was acknowledged is kept.",
+            url=self._connection.urls,
+        )
 
 
 def check_size(message: Message, limit: int) -> None:
@@ -168,11 +117,12 @@ class NatsBus:
         self._options = options = options or NatsOptions()
         self._connection = Connection(url, name, options)
         self._reads = Reads(self._connection)
-        self._requests = NatsRequests(self._connection, self._reads)
+        requests = NatsRequests(self._connection, self._reads.leader)
         key = secrets.token_bytes(ID_BYTES)
-        timeout_s, patience_s = options.request_timeout_s, options.waits_s
-        self._publisher = Publisher(self._requests, key, timeout_s, patience_s)
-        self._window = PublishWindow(self._connection)
+        timeout_s, waits_s = options.request_timeout_s, options.waits_s
+        self._publisher = Publisher(requests, self, key, timeout_s, waits_s)
+        self._window = asyncio.Semaphore(options.publish_window)
+        self._turns: dict[str, asyncio.Lock] = {}
 
     async def __aenter__(self) -> Self:
         now = asyncio.get_running_loop().time()
@@ -192,18 +142,20 @@ class NatsBus:
         return self._connection.max_payload
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-        found = [change for spec in specs for change in await self._requests.create(spec)]
-        memory = {s.name: s for s in specs if s.storage is Storage.MEMORY}
-        self._publisher.memory_streams.update(memory)
-        return tuple(found)
+        return await self._publisher.declare(specs)
 
     async def streams(self) -> list[StreamInfo]:
-        infos = await self._requests.streams()
-        ours = [info for info in infos if info.name.startswith(STREAM_PREFIX)]
-        return sorted(ours, key=lambda info: info.name)
+        found, total = list[StreamInfo](), 1
+        while len(found) < total:
+            body = {"offset": len(found)}
+            reply = await self._connection.api("STREAM.LIST", body, about="the list of streams")
+            if not (page := reply.get("streams")):
+                break
+            total, found = reply["total"], found + [info_of(stream) for stream in page]
+        return sorted((i for i in found if i.name.startswith(STREAM_PREFIX)), key=lambda i: i.name)
 
     async def rooms(self) -> tuple[Room, ...]:
-        return rooms_of(await self._connection.ask("INFO", about="how full the account is"))
+        return rooms_of(await self._connection.api("INFO", about="how full the account is"))
 
     async def publish(
         self,
@@ -217,10 +169,28 @@ class NatsBus:
         message = Message(subject, payload, msg_id, expect, dict(headers or {}))
         check_size(message, self._connection.max_payload)
         deadline = asyncio.get_running_loop().time() + self._options.waits_s
-        async with self._window.slot(message, deadline):
+        async with self._slot(message, deadline):
             receipt = await self._publisher.publish(message, deadline)
         self._reads.leader.saw(stream_of(subject), receipt.sequence)
         return receipt
+
+    @asynccontextmanager
+    async def _slot(self, message: Message, deadline: float) -> AsyncGenerator[None]:
+        """Let a few publishes out at once, and those that expect the same subject one by one.
+
+        A replicated stream refuses a second of those while the first is under way, as if it had
+        lost. Raises BrokerUnavailable when no place is free by the deadline.
+        """
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    if message.expect is not None and self._connection.clustered:
+                        turn = self._turns.setdefault(message.expect.subject, asyncio.Lock())
+                        await held.enter_async_context(turn)
+                    await held.enter_async_context(self._window)
+            except TimeoutError as e:
+                raise self._connection.unavailable(self._options.waits_s) from e
+            yield
 
     async def last(self, subject: str) -> Record | None:
         return await self._reads.last(subject)

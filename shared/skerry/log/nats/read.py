@@ -20,13 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
-from skerry.errors import BusError
+from skerry.errors import BusError, StateLost
 from skerry.log.base import Deliver
 from skerry.log.client import Cursor, NoAnswer, Retries, one_by_one
-from skerry.log.nats import errors as nats_errors
 from skerry.log.nats.connection import NatsInbox, cancellable
 from skerry.log.nats.follow import FAILURES, Puller
-from skerry.log.nats.jetstream import direct_record, leader_record, status_of
+from skerry.log.nats.jetstream import (
+    NOT_THERE,
+    STREAM_NOT_FOUND,
+    direct_record,
+    leader_record,
+    status_of,
+)
 from skerry.protocol.subjects import stream_of
 
 if TYPE_CHECKING:
@@ -59,12 +64,9 @@ class Leader:
 
     async def info(self, stream: str, deadline: float | None = None) -> dict[str, Any]:
         """Return settings and state of a stream; empty if there is no such stream."""
-        return await self._connection.ask(
-            f"STREAM.INFO.{stream}",
-            about=f"a look at stream {stream}",
-            empty_for=(nats_errors.STREAM_NOT_FOUND,),
-            deadline=deadline,
-        )
+        name, absent = f"STREAM.INFO.{stream}", (STREAM_NOT_FOUND,)
+        about = f"a look at stream {stream}"
+        return await self._connection.api(name, about=about, empty_for=absent, deadline=deadline)
 
     async def newest(self, stream: str, deadline: float) -> int | None:
         """Return the last sequence of a stream once that is all this client was acknowledged.
@@ -80,26 +82,30 @@ class Leader:
             if last >= goal or info["config"]["storage"] == "memory":
                 return last
             if not await retries.pause():
-                raise nats_errors.lost_acknowledged(stream, goal, last)
+                msg = (
+                    f"Stream {stream} ends at sequence {last}, but the broker had acknowledged"
+                    f" {goal}: it came back with an older copy. Restore the run from its newest"
+                    " checkpoint, and set `sync_interval: always` in the jetstream block of its"
+                    " config file."
+                )
+                raise StateLost(msg)
         return None
 
     async def record(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
         """Return one message, or None."""
-        reply = await self._connection.ask(
-            f"STREAM.MSG.GET.{stream}",
-            wanted,
-            about=f"a read of stream {stream}",
-            empty_for=nats_errors.NOT_THERE,
-            deadline=deadline,
+        name, about = f"STREAM.MSG.GET.{stream}", f"a read of stream {stream}"
+        reply = await self._connection.api(
+            name, wanted, about=about, empty_for=NOT_THERE, deadline=deadline
         )
         return leader_record(reply["message"]) if reply else None
 
     async def subjects(self, stream: str, pattern: str, deadline: float) -> list[str]:
         """List the subjects that match in a stream."""
-        found: set[str] = set()
+        found, name = set[str](), f"STREAM.INFO.{stream}"
         while True:
             body = {"subjects_filter": pattern, "offset": len(found)}
-            reply = await self._connection.api(f"STREAM.INFO.{stream}", body, deadline=deadline)
+            about = f"the subjects of stream {stream}"
+            reply = await self._connection.api(name, body, about=about, deadline=deadline)
             page: dict[str, int] = reply["state"].get("subjects") or {}
             before = len(found)
             found |= page.keys()
@@ -191,8 +197,7 @@ class Reads:
         if failed.sent and self._connection.clustered:
             self._avoid_replicas_until = _now() + AVOID_S
             return True
-        deadline = retries.deadline or self._deadline()
-        if not failed.sent and not await self.leader.info(stream, deadline):
+        if not failed.sent and not await self.leader.info(stream, retries.deadline):
             return True
         if not await retries.pause():
             raise self._connection.unavailable(self._connection.options.waits_s) from failed
@@ -294,7 +299,7 @@ async def _page(
 
     Raises NoAnswer when there was none in time.
     """
-    client, inbox = await connection.ready(deadline), NatsInbox(connection)
+    session, inbox = await connection.ready(deadline), NatsInbox(connection)
     body = {"multi_last": subjects, "batch": MOST_SUBJECTS, "max_bytes": PAGE_BYTES}
     if sequence:
         body["seq"] = sequence
@@ -303,7 +308,7 @@ async def _page(
         await inbox.open()
         path = f"$JS.API.DIRECT.GET.{stream}"
         with cancellable():
-            await client.publish(path, json.dumps(body).encode(), inbox.subject)
+            await session.client.publish(path, json.dumps(body).encode(), inbox.subject)
         while (msg := await inbox.next(connection.options.request_timeout_s)) is not None:
             if not (status := status_of(msg)):
                 page.append(direct_record(msg))
